@@ -26,7 +26,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell src tests docs benchmarks recipes README.md CONTRIBUTING.md
+	$(BIN)/codespell src tests docs benchmarks scripts README.md CONTRIBUTING.md
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site

@@ -60,7 +60,13 @@ def test_train_shows_trls_options_and_ours(capsys):
     assert "--audit_steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [
+        page for page in PAGES if page.name != "add-a-divergence.md"
+    ],  # its commands need its files: test_docs runs them
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_printed_commands_parse(page):
     for words in commands(page):
         command, arguments = find(words)
