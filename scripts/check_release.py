@@ -100,7 +100,9 @@ def check_install(folder: Path, wheel: Path) -> None:
         sys.exit(f"bandpo --version prints {version}, the wheel is {wheel.name}")
     run(command, "bounds", "0.08", **elsewhere)
     run(command, "recipes", folder / "recipes", **elsewhere)
-    print(f"installed: torch alone, bandpo {version}, {len(list((folder / 'recipes').rglob('*.yaml')))} recipe files")
+    print(
+        f"installed: torch alone, bandpo {version}, {len(list((folder / 'recipes').rglob('*.yaml')))} recipe files"
+    )
 
     code = "from importlib.metadata import metadata; print(*metadata('bandpo').get_all('Provides-Extra'))"
     for extra in run(python, "-c", code, **elsewhere).split():
@@ -112,7 +114,9 @@ def check_install(folder: Path, wheel: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where the files go; emptied first")
     folder = parser.parse_args().folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)

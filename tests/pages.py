@@ -42,3 +42,9 @@ def commands(page: Path) -> list[list[str]]:
         r"`bandpo ([^`]+)`", page.read_text()
     )
     return [shlex.split(command, comments=True) for command in found]
+
+
+def framework_blocks(heading: str) -> list[str]:
+    """The blocks of docs/frameworks.md under the heading of a framework."""
+    page = ROOT / "docs/frameworks.md"
+    return [block.text for block in blocks(page) if block.heading.startswith(heading)]

@@ -15,7 +15,7 @@ import pytest
 
 from pages import PAGES, ROOT, blocks
 
-# The blocks of frameworks.md need their frameworks; tests/integrations runs them. Those with a title are files.
+# Those of frameworks.md need their frameworks: tests/integrations runs each. Those with a title are files.
 PYTHON = [
     pytest.param(block.text, id=f"{block.page}-{number}")
     for page in PAGES

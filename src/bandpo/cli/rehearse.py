@@ -19,7 +19,7 @@ def rehearse(
         ),
     ],
     config_dir: Annotated[
-        Path | None, typer.Option(help="The recipe's --config-dir; the recipes that `bandpo recipes` copies if not given.")
+        Path | None, typer.Option(help="The recipe's --config-dir; bandpo's own recipes if not given.")
     ] = None,
     config_name: Annotated[str, typer.Option(help="The recipe's --config-name.")] = "ppo_trainer",
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
