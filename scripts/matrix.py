@@ -154,7 +154,8 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
     subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     suite = next(ET.parse(report).iter("testsuite")).attrib  # noqa: S314  (pytest wrote it just now)
     counts = {key: int(suite[key]) for key in ("tests", "failures", "errors", "skipped")}
-    code = "import sys, platform as p, importlib.metadata as m; print(p.python_version(), *map(m.version, sys.argv[1:]))"
+    code = "import sys, platform, importlib.metadata as metadata\n"
+    code += "print(platform.python_version(), *map(metadata.version, sys.argv[1:]))"
     about = [environment.about] if environment.about else []
     found = subprocess.run(
         [python, "-c", code, *about], capture_output=True, text=True, check=True
