@@ -18,9 +18,6 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from bandpo.integrations.trl import BandGRPOConfig
 
-EMBEDDED = "multiplication"
-"""As ``dataset_name`` or ``model_name_or_path``: the task and the base model that ship with the package."""
-
 
 @dataclass
 class RunArguments(GRPOScriptArguments):
@@ -83,7 +80,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         a.split("=")[0] in ("--config", "--dataset_name", "--model_name_or_path") for a in argv
     )
     if not names_its_own:
-        argv = ["--config", str(resources.files("bandpo.tasks") / f"{EMBEDDED}.yaml"), *argv]
+        argv = ["--config", str(resources.files("bandpo.tasks") / "multiplication.yaml"), *argv]
     if "--config" in argv:
         _check_yaml(argv[argv.index("--config") + 1 :][:1])
     known = {
@@ -99,7 +96,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     arguments = Arguments(*parser().parse_args_and_config(argv))
     if not (arguments.run.dataset_name or arguments.mixture.datasets):
         raise ValueError(
-            "no data: give --dataset_name (a hub name, or 'multiplication') or `datasets` in the YAML file"
+            "no data: give --dataset_name (a hub name, 'multiplication', or 'lock') or `datasets` in the YAML file"
         )
     if not arguments.model.model_name_or_path:
         raise ValueError("no model: give --model_name_or_path (a hub name, a folder, or 'multiplication')")

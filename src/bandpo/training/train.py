@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -16,8 +17,8 @@ from bandpo.evals.generate import sample
 from bandpo.evals.metrics import mean_at_k, pass_at_k
 from bandpo.figures import training_curves
 from bandpo.integrations.trl import BandGRPOTrainer
-from bandpo.tasks import multiplication
-from bandpo.training.arguments import EMBEDDED, Arguments, reward_functions
+from bandpo.tasks import EMBEDDED, multiplication
+from bandpo.training.arguments import Arguments, reward_functions
 from bandpo.training.callbacks import MetricsLog, ProgressBar
 from bandpo.training.run_folder import RunFolder
 
@@ -54,7 +55,7 @@ def train(arguments: Arguments) -> RunFolder:
 
     path = (
         str(multiplication.base_model_path())
-        if model.model_name_or_path == EMBEDDED
+        if model.model_name_or_path == "multiplication"
         else model.model_name_or_path
     )
     tokenizer = AutoTokenizer.from_pretrained(
@@ -104,10 +105,9 @@ def train(arguments: Arguments) -> RunFolder:
 def load_data(arguments: Arguments) -> tuple[Any, Any]:
     """The train split and, where there is one, the test split."""
     run, _, _, mixture = arguments
-    if run.dataset_name == EMBEDDED:
-        return multiplication.dataset("train", run.train_prompts), multiplication.dataset(
-            "eval", run.eval_prompts
-        )
+    if run.dataset_name in EMBEDDED:
+        task = importlib.import_module(f"bandpo.tasks.{run.dataset_name}")
+        return task.dataset("train", run.train_prompts), task.dataset("eval", run.eval_prompts)
     dataset: Any
     if mixture.datasets:
         dataset = get_dataset(mixture)
