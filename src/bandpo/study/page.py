@@ -115,6 +115,7 @@ def svg(picture: Picture) -> str:
         picture.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text: Any = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(
         r'(<svg[^>]*?) width="[^"]*" height="[^"]*"|(<svg[^>]*?) height="[^"]*" width="[^"]*"',
         r"\1\2",
