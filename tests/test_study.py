@@ -13,7 +13,7 @@ import yaml
 from scipy import stats
 
 from bandpo.study.collect import Record, batches_to_half
-from bandpo.study.execute import Execution, Job, launch, on_cores
+from bandpo.study.execute import Execution, Job, launch, on_cores, on_ray
 from bandpo.study.plan import Study, parse_study, shipped, study_text
 from bandpo.study.report import found, study_page
 from bandpo.study.statistics import Interval, choose, differences, differing
@@ -287,6 +287,28 @@ def test_a_failing_job_does_not_disturb_the_others(tmp_path):
         (2, 0),
     ]
     assert launch(jobs[1]).code == 3
+
+
+@pytest.mark.slow
+def test_jobs_on_a_ray_cluster(tmp_path, monkeypatch):
+    import sys
+
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    jobs = [
+        Job([sys.executable, "-c", f"print({k}); raise SystemExit({k})"], tmp_path / f"{k}.log")
+        for k in (0, 3)
+    ]
+    try:
+        assert sorted((place, outcome.code) for place, outcome in on_ray(jobs, cores=1)) == [(0, 0), (1, 3)]
+        assert jobs[1].log.read_text() == "3\n"
+    finally:
+        import ray
+
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @pytest.mark.slow

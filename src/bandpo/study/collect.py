@@ -96,7 +96,7 @@ def collect(folder: Path) -> dict[str, Any]:
     Args:
         folder: A run folder of `bandpo train` that logged once per batch.
     """
-    rows = read_log(folder)
+    rows = [row for row in read_log(folder) if "reward" in row]  # others hold scores taken in between
     scores = (
         json.loads((folder / "evaluation.json").read_text()) if (folder / "evaluation.json").exists() else {}
     )

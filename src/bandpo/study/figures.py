@@ -55,12 +55,15 @@ def curves(arms: Mapping[str, Sequence[Record]], places: Mapping[str, int]) -> F
             values = values[:, known]
             mean = np.nanmean(values, axis=0)
             axes.plot(batches, mean, label=arm, linewidth=1.6, **look(places[arm]))
-            if len(records) > 1:
-                error = np.nanstd(values, axis=0, ddof=1) / np.sqrt(len(records)) if len(values) > 1 else 0
+            known_of = np.isfinite(values).sum(axis=0)
+            if (known_of > 1).any():
+                spread = np.nanstd(values, axis=0) / np.sqrt(
+                    np.maximum(known_of - 1, 1)
+                )  # the standard error
                 axes.fill_between(
                     batches,
-                    mean - error,
-                    mean + error,
+                    mean - spread,
+                    mean + spread,
                     color=look(places[arm])["color"],
                     alpha=0.15,
                     linewidth=0,

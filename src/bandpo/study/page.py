@@ -33,6 +33,8 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    prose: bool = False
+    """Whether the cells hold words, which are set flush left and broken over lines, rather than numbers."""
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,12 @@ def _terms(study: Study) -> Section:
             "Intervals are Student's, 95 %, over seeds. A difference is claimed where the paired t-test, corrected "
             "after Holm for all arms of the experiment, gives p < 0.05. Where options were tuned, each arm took those "
             f"with the best mean {study.primary} on tuning seeds, and is reported on others.",
-            Table(["experiment", "seeds reported", "arms", "tuned"], rows),
-            Table(["arm", "clip rule"], [[arm, str(options["clip"])] for arm, options in study.arms.items()]),
+            Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
+            Table(
+                ["arm", "clip rule"],
+                [[arm, str(options["clip"])] for arm, options in study.arms.items()],
+                prose=True,
+            ),
         ],
     )
 

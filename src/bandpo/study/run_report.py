@@ -75,7 +75,7 @@ def run_page(paths: Sequence[Path]) -> Page:
         "What the clip did" if len(logs) > 1 else f"What the clip did to {next(iter(logs))}",
         [],
         [
-            Section("Verdict", [Table(["run", "question", "in order", "answer"], verdicts)]),
+            Section("Verdict", [Table(["run", "question", "in order", "answer"], verdicts, prose=True)]),
             Section("Curves", pictures),
             Section("Numbers", [Table(["", *logs], rows)]),
             Section("Settings", settings or ["No config.yaml lies beside these logs."]),
