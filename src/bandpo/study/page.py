@@ -90,7 +90,7 @@ class Page:
             for picture in self._pictures():
                 written.append(path.parent / f"{path.stem}-{picture.name}.png")
                 picture.figure.savefig(written[-1], dpi=110, facecolor="white")
-        environment = Environment(
+        environment = Environment(  # noqa: S701  (what is no HTML is Markdown)
             loader=PackageLoader("bandpo.study", "templates"),
             autoescape=path.suffix == ".html",
             undefined=StrictUndefined,
