@@ -90,9 +90,9 @@ class Page:
             for picture in self._pictures():
                 written.append(path.parent / f"{path.stem}-{picture.name}.png")
                 picture.figure.savefig(written[-1], dpi=110, facecolor="white")
-        environment = Environment(  # noqa: S701  (what is no HTML is Markdown)
+        environment = Environment(
             loader=PackageLoader("bandpo.study", "templates"),
-            autoescape=path.suffix == ".html",
+            autoescape=path.suffix == ".html",  # noqa: S701  (the other is Markdown)
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
