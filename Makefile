@@ -7,7 +7,7 @@ CORE_TESTS := tests/test_audit.py tests/test_bounds.py tests/test_clipping.py te
   tests/test_diagnosis.py tests/test_losses.py tests/test_notation.py tests/test_objectives.py tests/test_rivals.py \
   tests/test_watch.py
 
-.PHONY: demo test slow-test exhaustive-test test-matrix coverage lint docs release-check audit-deps clean
+.PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps clean
 
 demo: $(READY)
 	$(BIN)/bandpo train --output_dir runs/demo --resume
@@ -35,6 +35,12 @@ lint: $(READY)
 # Branch coverage of the core, which must be at least 95 %. Without xdist, whose workers trace apart.
 coverage: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(CORE_TESTS) --cov --cov-report=term
+
+# Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
+mutation: $(READY)
+	$(BIN)/python -m pip install --quiet mutmut
+	$(BIN)/mutmut run --max-children 1
+	$(BIN)/mutmut results
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site
