@@ -29,7 +29,37 @@ def study_page(results: Mapping[str, Any], command: str = "") -> Page:
     return Page(
         study.title,
         [study.question, *found(study, records)],
-        [_terms(study), *sections, _made(results, records, command)],
+        [
+            Section("At a glance", [glance_table(study, records)]),
+            _terms(study),
+            *sections,
+            _made(results, records, command),
+        ],
+    )
+
+
+def glance_table(study: Study, records: Sequence[Record]) -> Table:
+    """One row per arm, one column per experiment: the primary metric, and the difference from the baseline."""
+    compared = [e for e in study.experiments if not e.identical]
+    columns: list[list[str]] = []
+    for e in compared:
+        gaps = {
+            d.arm: d for d in differences(records, e.name, study.arms_of(e), study.baseline, study.primary)
+        }
+        column: list[str] = []
+        for arm in study.arms:
+            values = by_seed(records, e.name, arm, study.primary).values()
+            text = f"{Interval.of(list(values)).mean:.3f}" if values else "–"
+            if gap := gaps.get(arm):
+                half = (gap.interval.high - gap.interval.low) / 2
+                text += f" ({gap.interval.mean:+.2f} ± {half:.2f}{' *' if gap.claimed else ''})"
+            column.append(text)
+        columns.append(column)
+    return Table(
+        ["", *(f"{e.name}, n = {len(e.seeds)}" for e in compared)],
+        [list(row) for row in zip(study.arms, *columns, strict=True)],
+        f"{study.primary}, mean over seeds; in parentheses the difference from {study.baseline} with the half-width of its 95 % "
+        "interval; * where a difference can be claimed.",
     )
 
 
@@ -61,7 +91,7 @@ def _sentence(study: Study, e: Experiment, records: Sequence[Record]) -> str:
     text += (
         f"differing from it: {'; '.join(said)}."
         if said
-        else "no arm differs from it by more than its seeds do."
+        else "no difference from it can be claimed."
     )
     return text + (f" No difference can be claimed for {', '.join(rest)}." if said and rest else "")
 
@@ -85,7 +115,7 @@ def _terms(study: Study) -> Section:
             f"{study.stopping}.",
             "Intervals are Student's, 95 %, over seeds. A difference is claimed where the paired t-test, corrected "
             "after Holm for all arms of the experiment, gives p < 0.05. Where options were tuned, each arm took those "
-            f"with the best mean {study.primary} on tuning seeds, and is reported on others.",
+            f"with the best {study.primary} on tuning seeds, and is reported on others.",
             Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
             Table(
                 ["arm", "clip rule"],
