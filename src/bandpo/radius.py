@@ -20,8 +20,8 @@ In a loop of your own (`bandpo.integrations.trl.BandGRPOTrainer` does this for y
 ...     clip = rule.at(Moment(progress=batch / 3, held=held))
 ...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., clip=clip), over the whole batch
 ...     held = rule.updated(held, metrics)
->>> held
-{'HoldClipRate(target=0.01, start=0.05, gain=0.1, low=0.005, high=0.5)': 0.05809171213640471}
+>>> {name: round(radius, 4) for name, radius in held.items()}
+{'HoldClipRate(target=0.01, start=0.05, gain=0.1, low=0.005, high=0.5)': 0.0581}
 
 A radius of your own is a frozen dataclass that derives from `Radius`; its text form is readable once it is imported.
 """
@@ -127,8 +127,8 @@ class _Schedule(Radius):
 class Linear(_Schedule):
     """From ``start`` to ``end`` in a straight line over training. The paper's authors tried a linear decay.
 
-    >>> Band(KL(), Linear(0.05, 0.01)).at(Moment(progress=0.25)).radius
-    0.04
+    >>> Band(KL(), Linear(0.05, 0.01)).at(Moment(progress=0.5)).radius
+    0.03
     """
 
     def share(self, progress: float) -> float:
