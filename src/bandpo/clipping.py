@@ -122,7 +122,9 @@ class Band(ClipRule):
             raise TypeError(f"divergence must be a Divergence such as KL(), got {self.divergence!r}")
         if self.radius is None:
             object.__setattr__(self, "radius", self.divergence.default_radius)
-        if not isinstance(self.radius, Radius | torch.Tensor):
+        if isinstance(self.radius, torch.Tensor):
+            _checks.as_float("radius", self.radius)
+        elif not isinstance(self.radius, Radius):
             _checks.positive("radius", self.radius)
         if not self.max_ratio > 1:
             raise ValueError(f"max_ratio must be above 1 (inf for no cap), got {self.max_ratio!r}")
@@ -144,8 +146,9 @@ class Band(ClipRule):
         Raises:
             ValueError: it depends on the moment (see `at`), does not broadcast, or is not above 0 everywhere.
         """
-        radius = self.radius.of(logp_old) if isinstance(self.radius, Radius) else self.radius
-        return _checks.as_radius(radius, logp_old) if isinstance(radius, torch.Tensor) else radius
+        logp = _checks.as_float("logp_old", logp_old)
+        radius = self.radius.of(logp) if isinstance(self.radius, Radius) else self.radius
+        return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         logp = _checks.as_logp("logp_old", logp_old)

@@ -127,7 +127,7 @@ class _Schedule(Radius):
 class Linear(_Schedule):
     """From ``start`` to ``end`` in a straight line over training. The paper's authors tried a linear decay.
 
-    >>> Band(KL(), Linear(0.05, 0.01)).at(Moment(progress=0.5)).radius
+    >>> Band(KL(), Linear(0.04, 0.02)).at(Moment(progress=0.5)).radius
     0.03
     """
 
@@ -178,7 +178,7 @@ class BySurprisal(_PerToken):
     needs = None
 
     def of(self, logp_old: Tensor) -> Tensor:
-        return self._for(-_checks.as_float("logp_old", logp_old))
+        return self._for(-logp_old)
 
 
 @dataclass(frozen=True)

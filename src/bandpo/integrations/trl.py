@@ -1,4 +1,4 @@
-"""Clip rules in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding public methods and one private one.
+"""Clip rules in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding some of its methods.
 
 TRL's loss clamps the ratio with ``torch.clamp(ratio, 1 − self.epsilon_low, 1 + self.epsilon_high)``, and
 ``torch.clamp`` takes tensors: handing it the bounds of the batch turns every clipped loss type of TRL into its Band
