@@ -14,6 +14,7 @@ from bandpo.cli.data import app as data
 from bandpo.cli.doctor import doctor
 from bandpo.cli.eval import evaluate
 from bandpo.cli.plot import plot
+from bandpo.cli.recipes import recipes
 from bandpo.cli.rehearse import rehearse
 from bandpo.cli.report import report
 from bandpo.cli.study import study
@@ -55,5 +56,6 @@ app.command("eval")(evaluate)
 app.command()(compare)
 app.command()(audit)
 app.add_typer(data, name="data")
+app.command()(recipes)
 app.command()(rehearse)
 app.command()(doctor)

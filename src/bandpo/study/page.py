@@ -97,7 +97,7 @@ class Page:
                 picture.figure.savefig(written[-1], dpi=110, facecolor="white")
         environment = Environment(
             loader=PackageLoader("bandpo.study", "templates"),
-            autoescape=path.suffix == ".html",
+            autoescape=path.suffix == ".html",  # noqa: S701  (the other is Markdown)
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,

@@ -58,8 +58,8 @@ def glance_table(study: Study, records: Sequence[Record]) -> Table:
     return Table(
         ["", *(f"{e.name}, n = {len(e.seeds)}" for e in compared)],
         [list(row) for row in zip(study.arms, *columns, strict=True)],
-        f"{study.primary}, mean over seeds; in parentheses the difference from {study.baseline} with the half-width of its 95 % "
-        "interval; * where a difference can be claimed.",
+        f"{study.primary}, mean over n seeds; in parentheses the difference from {study.baseline}, paired by seed, and the "
+        "half-width of its 95 % interval; * where a difference can be claimed.",
     )
 
 
@@ -88,11 +88,7 @@ def _sentence(study: Study, e: Experiment, records: Sequence[Record]) -> str:
     ]
     rest = [d.arm for d in gaps if not d.claimed]
     text = f"{e.name}: {study.baseline} ends at {study.primary} {base.mean:.3f}; "
-    text += (
-        f"differing from it: {'; '.join(said)}."
-        if said
-        else "no difference from it can be claimed."
-    )
+    text += f"differing from it: {'; '.join(said)}." if said else "no difference from it can be claimed."
     return text + (f" No difference can be claimed for {', '.join(rest)}." if said and rest else "")
 
 

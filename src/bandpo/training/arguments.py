@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
@@ -146,8 +145,6 @@ def _reward_function(name: str) -> Callable[..., Any]:
     if hasattr(trl.rewards, name):
         return getattr(trl.rewards, name)
     module, _, function = name.rpartition(".")
-    if str(Path.cwd()) not in sys.path:  # a module beside the user's YAML file, as in TRL's script
-        sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
