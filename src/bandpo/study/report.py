@@ -58,8 +58,8 @@ def glance_table(study: Study, records: Sequence[Record]) -> Table:
     return Table(
         ["", *(f"{e.name}, n = {len(e.seeds)}" for e in compared)],
         [list(row) for row in zip(study.arms, *columns, strict=True)],
-        f"{study.primary}, mean over n seeds; in parentheses the difference from {study.baseline}, paired by seed, and the "
-        "half-width of its 95 % interval; * where a difference can be claimed.",
+        f"{study.primary}, mean over n seeds; in parentheses the difference from {study.baseline}, paired by seed, and "
+        "the half-width of its 95 % interval; * where a difference can be claimed.",
     )
 
 
