@@ -217,7 +217,7 @@ def test_what_is_claimed_and_what_is_not():
 
 @pytest.mark.parametrize("suffix", ["html", "md"])
 def test_a_report_tells_terms_numbers_failures_and_is_whole(tmp_path, suffix):
-    files = study_page(results(differ=True), "bandpo study small.yaml").save(tmp_path / f"report.{suffix}")
+    files = study_page(results(differ=True)).save(tmp_path / f"report.{suffix}")
     text = files[0].read_text()
     for wanted in (
         "does it?",

@@ -16,13 +16,8 @@ from bandpo.study.statistics import Interval, by_seed, choose, differences, diff
 SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 
 
-def study_page(results: Mapping[str, Any], command: str = "") -> Page:
-    """The whole report of a ``results.json``.
-
-    Args:
-        results: What the file holds.
-        command: How it was made, to be printed.
-    """
+def study_page(results: Mapping[str, Any]) -> Page:
+    """The whole report of a ``results.json``, from what the file holds alone."""
     study, records = parse_study(results["study"]), read_records(results)
     with mpl.rc_context(FIGURE_STYLE):
         sections = [_experiment(study, e, records, results) for e in study.experiments]
@@ -33,7 +28,7 @@ def study_page(results: Mapping[str, Any], command: str = "") -> Page:
             Section("At a glance", [glance_table(study, records)]),
             _terms(study),
             *sections,
-            _made(results, records, command),
+            _made(results, records),
         ],
     )
 
@@ -249,16 +244,17 @@ def _tuning_table(study: Study, e: Experiment, records: Sequence[Record]) -> Tab
     )
 
 
-def _made(results: Mapping[str, Any], records: Sequence[Record], command: str) -> Section:
+def _made(results: Mapping[str, Any], records: Sequence[Record]) -> Section:
     hours = sum(r.seconds for r in records) / 3600
     made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     if results.get("commit"):
         made += f"; commit {results['commit']}"
-    content: list[Any] = [f"{len(records)} runs, {hours:.1f} hours of one core each, with {made}."]
+    content: list[Any] = [
+        f"By `bandpo study` with the file below, and `bandpo report`: {len(records)} runs, {hours:.1f} hours in all, "
+        f"with {made}."
+    ]
     content.append(
         f"Failed and not counted: {'; '.join(results['failed'])}." if results["failed"] else "No run failed."
     )
-    if command:
-        content.append(f"Made by: {command}")
     content.append(Verbatim("The study file", results["study"]))
     return Section("How it was made", content)
