@@ -9,7 +9,7 @@ import bandpo
 
 SRC = Path(bandpo.__file__).parent
 ROOT = Path(__file__).parents[1]
-OUTER_FILES = {"figures.py"}
+OUTER_FILES = {"__main__.py", "figures.py"}
 CORE = sorted({*SRC.glob("*.py"), *(SRC / "divergences").glob("*.py")} - {SRC / name for name in OUTER_FILES})
 HEAVY = ["trl", "transformers", "datasets", "verl", "ray", "matplotlib", "typer", "rich"]
 

@@ -150,5 +150,7 @@ def clipped_regions(rules: Mapping[str, ClipRule]) -> Figure:
         axes.set(title=label, xlabel="old probability of the token", xscale="log", yscale="log")
         axes.set(xlim=(1e-4, 1), ylim=(low, high))
     panels[0].set_ylabel("ratio π/π_old")
-    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    handles, labels = panels[-1].get_legend_handles_labels()
+    legend: Any = figure.legend  # its options are untyped
+    legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -5,33 +5,36 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import inspect
 import math
 from typing import Any
 
 from bandpo.clipping import ClipRule
 from bandpo.divergences import Divergence
 from bandpo.objectives import Objective
+from bandpo.radius import Radius
 
-KINDS = (ClipRule, Divergence, Objective)
+KINDS = (ClipRule, Divergence, Objective, Radius)
 
 
 def _vocabulary() -> dict[str, type]:
-    """Every concrete rule, divergence and objective by its class name; a new subclass is readable once imported."""
+    """Every concrete rule, divergence, objective and radius by its name; a new subclass is readable once imported."""
     found: dict[str, type] = {}
     pending: list[type] = [*KINDS]
     while pending:
         for cls in pending.pop().__subclasses__():
             pending.append(cls)
-            found[cls.__name__] = cls
+            if not (inspect.isabstract(cls) or cls.__name__.startswith("_")):
+                found[cls.__name__] = cls
     return found
 
 
 def parse_rule(text: str) -> ClipRule:
     """The clip rule written as ``text``: what its ``repr`` prints, or shorter.
 
-    Names of rules and divergences, numbers, ``inf``, positional and keyword arguments; a name without parentheses
-    means its defaults. A class of your own is named by its import path, ``Band(my_module.MyDivergence(), 0.05)``:
-    its module is imported. Nothing else is evaluated.
+    Names of rules, divergences and radii, numbers, ``inf``, positional and keyword arguments; a name without
+    parentheses means its defaults. A class of your own is named by its import path,
+    ``Band(my_module.MyDivergence(), 0.05)``: its module is imported. Nothing else is evaluated.
 
     Raises:
         ValueError: the text names no clip rule, a module cannot be imported, or an argument is refused; the message
@@ -39,6 +42,8 @@ def parse_rule(text: str) -> ClipRule:
 
     >>> parse_rule("Band(KL, radius=0.1)")
     Band(divergence=KL(), radius=0.1, max_ratio=10.0)
+    >>> parse_rule("Band(KL(), Linear(0.05, 0.01))")
+    Band(divergence=KL(), radius=Linear(start=0.05, end=0.01), max_ratio=10.0)
     >>> parse_rule("FixedClip(0.2, 0.28)") == FixedClip(0.2, 0.28)
     True
     """

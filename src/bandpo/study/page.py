@@ -36,6 +36,11 @@ class Table:
     prose: bool = False
     """Whether the cells hold words, which are set flush left and broken over lines, rather than numbers."""
 
+    def markdown(self) -> str:
+        """As a Markdown table, without the caption."""
+        rules = ["---" if k == 0 or self.prose else "---:" for k in range(len(self.header))]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.header, rules, *self.rows))
+
 
 @dataclass(frozen=True)
 class Picture:

@@ -81,7 +81,7 @@ class Run:
         """Where it lies under the study's ``runs``."""
         tried = [f"{name}-{value}" for name, value in (self.tuning or {}).items()]
         place = [self.experiment, *(["tuning"] if tried else []), self.arm, *tried, f"seed-{self.seed}"]
-        return Path(*(re.sub(r"[^a-z0-9.+_-]+", "-", part.lower()) for part in place))
+        return Path(*(re.sub(r"[^\w.+-]+", "-", part.lower()) for part in place))
 
     def __str__(self) -> str:
         tried = "".join(f", {name} {value}" for name, value in (self.tuning or {}).items())

@@ -16,20 +16,45 @@ from bandpo.study.statistics import Interval, by_seed, choose, differences, diff
 SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 
 
-def study_page(results: Mapping[str, Any], command: str = "") -> Page:
-    """The whole report of a ``results.json``.
-
-    Args:
-        results: What the file holds.
-        command: How it was made, to be printed.
-    """
+def study_page(results: Mapping[str, Any]) -> Page:
+    """The whole report of a ``results.json``, from what the file holds alone."""
     study, records = parse_study(results["study"]), read_records(results)
     with mpl.rc_context(FIGURE_STYLE):
         sections = [_experiment(study, e, records, results) for e in study.experiments]
     return Page(
         study.title,
         [study.question, *found(study, records)],
-        [_terms(study), *sections, _made(results, records, command)],
+        [
+            Section("At a glance", [glance_table(study, records)]),
+            _terms(study),
+            *sections,
+            _made(results, records),
+        ],
+    )
+
+
+def glance_table(study: Study, records: Sequence[Record]) -> Table:
+    """One row per arm, one column per experiment: the primary metric, and the difference from the baseline."""
+    compared = [e for e in study.experiments if not e.identical]
+    columns: list[list[str]] = []
+    for e in compared:
+        gaps = {
+            d.arm: d for d in differences(records, e.name, study.arms_of(e), study.baseline, study.primary)
+        }
+        column: list[str] = []
+        for arm in study.arms:
+            values = by_seed(records, e.name, arm, study.primary).values()
+            text = f"{Interval.of(list(values)).mean:.3f}" if values else "–"
+            if gap := gaps.get(arm):
+                half = (gap.interval.high - gap.interval.low) / 2
+                text += f" ({gap.interval.mean:+.2f} ± {half:.2f}{' *' if gap.claimed else ''})"
+            column.append(text)
+        columns.append(column)
+    return Table(
+        ["", *(f"{e.name}, n = {len(e.seeds)}" for e in compared)],
+        [list(row) for row in zip(study.arms, *columns, strict=True)],
+        f"{study.primary}, mean over n seeds; in parentheses the difference from {study.baseline}, paired by seed, and "
+        "the half-width of its 95 % interval; * where a difference can be claimed.",
     )
 
 
@@ -58,11 +83,7 @@ def _sentence(study: Study, e: Experiment, records: Sequence[Record]) -> str:
     ]
     rest = [d.arm for d in gaps if not d.claimed]
     text = f"{e.name}: {study.baseline} ends at {study.primary} {base.mean:.3f}; "
-    text += (
-        f"differing from it: {'; '.join(said)}."
-        if said
-        else "no arm differs from it by more than its seeds do."
-    )
+    text += f"differing from it: {'; '.join(said)}." if said else "no difference from it can be claimed."
     return text + (f" No difference can be claimed for {', '.join(rest)}." if said and rest else "")
 
 
@@ -85,7 +106,7 @@ def _terms(study: Study) -> Section:
             f"{study.stopping}.",
             "Intervals are Student's, 95 %, over seeds. A difference is claimed where the paired t-test, corrected "
             "after Holm for all arms of the experiment, gives p < 0.05. Where options were tuned, each arm took those "
-            f"with the best mean {study.primary} on tuning seeds, and is reported on others.",
+            f"with the best {study.primary} on tuning seeds, and is reported on others.",
             Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
             Table(
                 ["arm", "clip rule"],
@@ -223,16 +244,17 @@ def _tuning_table(study: Study, e: Experiment, records: Sequence[Record]) -> Tab
     )
 
 
-def _made(results: Mapping[str, Any], records: Sequence[Record], command: str) -> Section:
+def _made(results: Mapping[str, Any], records: Sequence[Record]) -> Section:
     hours = sum(r.seconds for r in records) / 3600
     made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     if results.get("commit"):
         made += f"; commit {results['commit']}"
-    content: list[Any] = [f"{len(records)} runs, {hours:.1f} hours of one core each, with {made}."]
+    content: list[Any] = [
+        f"By `bandpo study` with the file below, and `bandpo report`: {len(records)} runs, {hours:.1f} hours in all, "
+        f"with {made}."
+    ]
     content.append(
         f"Failed and not counted: {'; '.join(results['failed'])}." if results["failed"] else "No run failed."
     )
-    if command:
-        content.append(f"Made by: {command}")
     content.append(Verbatim("The study file", results["study"]))
     return Section("How it was made", content)
