@@ -5,12 +5,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped
+from bandpo import (
+    KL,
+    AlphaDivergence,
+    Band,
+    FDivergence,
+    FixedClip,
+    JensenShannon,
+    PearsonChi2,
+    ReverseKL,
+    TotalVariation,
+    Unclipped,
+)
 
 BANDS = [Band(KL(), 0.05), Band(TotalVariation(), 0.1), Band(PearsonChi2(), 0.1, max_ratio=math.inf)]
 
+# Divergences whose constraint is evaluated from f alone.
+GENERIC = [JensenShannon(), ReverseKL(), AlphaDivergence(3.0), FDivergence(lambda u: (u - 1) ** 2 / (u + 1))]
 
-@pytest.mark.parametrize("band", BANDS, ids=repr)
+
+@pytest.mark.parametrize(
+    "band", [*BANDS, *map(Band, GENERIC)], ids=lambda band: type(band.divergence).__name__
+)
 @settings(max_examples=200, deadline=None)
 @given(logp=st.floats(-30, -1e-4), position=st.floats(-3, 3))
 def test_membership_is_the_bounds(band, logp, position):
