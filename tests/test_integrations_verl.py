@@ -161,7 +161,8 @@ def test_a_radius_that_verl_cannot_know_is_refused_and_one_by_surprisal_is_not()
             BandPolicyLossConfig(clip=f"Band(KL(), {radius})")
     tensors = batch(4)
     _, ours, _ = evaluate(
-        actor_config(BandPolicyLossConfig(clip="Band(KL(), BySurprisal(0.02, 0.1))")), tensors
+        actor_config(BandPolicyLossConfig(clip="Band(KL(), BySurprisal(0.02, 0.1))"), clip_ratio_c=math.inf),
+        tensors,
     )
     p = tensors["old_log_prob"].exp()
     tensor = bandpo.Band(bandpo.KL(), 0.02 * p + 0.1 * (1 - p))
