@@ -57,6 +57,17 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert folder.metrics.stat().st_mtime_ns == stamp
 
 
+def test_scores_in_between_are_logged_and_change_nothing(tmp_path):
+    plain, scored = train(small(tmp_path / "plain")), train(small(tmp_path / "scored", "--eval_every=4"))
+    rows = [row for row in scored.history() if "mean@4" in row]
+    assert [row["step"] for row in rows] == [4]
+    assert rows[0].keys() == {"step", "mean@4", "pass@4"}
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(weights(plain.path).values(), weights(scored.path).values(), strict=True)
+    )
+
+
 def test_other_methods_by_name(tmp_path):
     """DPPO and GSPO from the command line, and what the audit logs of them."""
     dppo = ["--clip", "Band(TotalVariation, 0.15, inf)", "--objective", "Masked(20)"]

@@ -13,7 +13,7 @@ numbers in their place, and what a controller has arrived at is plain data, kept
 | `ByEntropy` | per token, by the old policy's entropy there | ``Moment(entropy=…)`` |
 | `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``Moment(held=…)`` |
 
-In a loop of your own (`bandpo.integrations.trl.BandGRPOTrainer` does this for you):
+In a loop of your own (`BandGRPOTrainer` does this for you):
 
 >>> rule, held = Band(KL(), HoldClipRate(target=0.01, start=0.05)), {}
 >>> for batch in range(3):

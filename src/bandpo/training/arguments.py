@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
@@ -37,6 +36,12 @@ class RunArguments(GRPOScriptArguments):
     eval_samples: int = field(
         default=32, metadata={"help": "Completions per evaluated prompt: the k of mean@k."}
     )
+    eval_every: int = field(
+        default=0,
+        metadata={
+            "help": "Optimiser steps between evaluations during training, for curves of mean@k; 0 for none."
+        },
+    )
     solved_at: float = field(
         default=1.0, metadata={"help": "Total reward from which a completion counts as right."}
     )
@@ -45,7 +50,13 @@ class RunArguments(GRPOScriptArguments):
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("train_prompts", 1), ("eval_prompts", 0), ("eval_samples", 1), ("threads", 1)):
+        for name, least in (
+            ("train_prompts", 1),
+            ("eval_prompts", 0),
+            ("eval_samples", 1),
+            ("eval_every", 0),
+            ("threads", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -134,8 +145,6 @@ def _reward_function(name: str) -> Callable[..., Any]:
     if hasattr(trl.rewards, name):
         return getattr(trl.rewards, name)
     module, _, function = name.rpartition(".")
-    if str(Path.cwd()) not in sys.path:  # a module beside the user's YAML file, as in TRL's script
-        sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
