@@ -28,7 +28,7 @@ CLOSED = [KL(), TotalVariation(), PearsonChi2(), NeymanChi2(), SquaredHellinger(
 def through_generic_solver(divergence):
     """The same divergence with only its f, as a new one would be written."""
     cls = type(divergence)
-    generic = {"log_bounds": Divergence.log_bounds, "_tilt": Divergence._tilt, "spent": Divergence.spent}
+    generic = {"log_bounds": Divergence.log_bounds, "spent": Divergence.spent}
     return type("Generic" + cls.__name__, (cls,), generic)()
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
 from bandpo import (
     KL,
@@ -229,6 +230,17 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
 
 def test_every_framework_takes_surprisal():
     assert as_rule("Band(KL(), BySurprisal(0.02, 0.1))") == Band(KL(), BySurprisal(0.02, 0.1))
+
+
+@pytest.mark.parametrize("form", [float, torch.tensor], ids=["number", "tensor"])
+def test_a_radius_that_changes_does_not_recompile_for_ever(form):
+    logp, logp_old, advantages = tokens()
+    compiled = torch.compile(policy_loss, backend=(counter := CompileCounter()))
+    for k in range(12):
+        clip = Band(KL(), form(0.02 + 0.01 * k))
+        loss = compiled(logp.clone().requires_grad_(), logp_old, advantages, clip=clip).loss
+        torch.testing.assert_close(loss, policy_loss(logp, logp_old, advantages, clip=clip).loss)
+    assert counter.frame_count <= 2
 
 
 def test_equality_and_text_of_a_tensor():

@@ -17,6 +17,7 @@ from bandpo.study.execute import Execution, Job, launch, on_cores, on_ray
 from bandpo.study.plan import Study, parse_study, shipped, study_text
 from bandpo.study.report import found, study_page
 from bandpo.study.statistics import Interval, choose, differences, differing
+from pages import ROOT, blocks
 
 SMALL = """
 title: small
@@ -60,6 +61,13 @@ def test_shipped_studies_are_accepted_and_report_on_seeds_they_did_not_tune_on(n
     assert study.searches() or name == "quick"
     for e in study.experiments:
         assert not e.tune or not set(e.tune.seeds) & set(e.seeds)
+
+
+def test_the_study_of_the_documentation_is_one():
+    [block] = blocks(ROOT / "docs" / "study.md", "yaml")
+    study = parse_study(block.text)
+    assert len(study.searches()) == 2 * 2 * 2
+    assert study.experiment("long batches").tuned_in == "main"
 
 
 def test_runs_that_follow_from_a_file():

@@ -82,9 +82,16 @@ def test_other_methods_by_name(tmp_path):
 
 
 def test_resumes_to_the_same_trajectory(tmp_path):
-    """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice."""
-    whole = train(small(tmp_path / "whole"))
-    argv = [*SMALL, "--output_dir", str(tmp_path / "cut")]
+    """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice.
+
+    With a controller, whose state is in the checkpoint too.
+    """
+    steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
+    whole = train(small(tmp_path / "whole", steered))
+    radii = [row["radius"] for row in whole.history()]
+    assert len(set(radii)) == 3
+    assert radii[::2] == radii[1::2]  # one for each batch
+    argv = [*SMALL, steered, "--output_dir", str(tmp_path / "cut")]
     code = (
         "import sys; from bandpo.training import arguments, train; train.train(arguments.parse(sys.argv[1:]))"
     )

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from bandpo._exact import expm1
+
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
@@ -34,7 +36,7 @@ class Rarer(NamedTuple):
 
     def log_ratio(self, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Log-ratio of the *token* when the rarer event is tilted by ``y``, which may be ``±inf``."""
-        finite = torch.where(self.is_token, y, 0.0) - torch.log1p(self.log_m.exp() * torch.expm1(y))
+        finite = torch.where(self.is_token, y, 0.0) - torch.log1p(self.log_m.exp() * expm1(y))
         edge = torch.where(self.is_token, -self.log_m, -math.inf)
         return torch.where(y == math.inf, edge, finite)
 
@@ -64,7 +66,7 @@ def tilt_root(
     def spent(size: Tensor) -> tuple[Tensor, Tensor]:
         """The divergence at ``|y| = size``, and its derivative by ``log size`` relative to it."""
         y = sign * size
-        tilted = m * torch.expm1(y)
+        tilted = m * expm1(y)
         other = -torch.log1p(tilted)
         rare = y + other
         share = (m + tilted) / (1 + tilted)  # the rarer event's new probability
@@ -76,16 +78,17 @@ def tilt_root(
     rare_edge, other_edge = (-log_m, -edge) if sign > 0 else (-edge, -log_n)
     saturated = m * divergence.f(rare_edge) + n * divergence.f(other_edge) <= radius
 
-    # The quadratic's root, but no further than where the rarer event has about half of the mass: beyond, some
-    # divergences are flat. For the same reason one step may not shrink |y| by more than e³.
-    size = (2 * radius / (m * n * divergence.curvature)).sqrt()
+    # The quadratic's root, but no further than where the rarer event has about half of the mass, or of its own is
+    # left with m: beyond, some divergences are flat and others overflow. For the same reasons one step may not shrink
+    # |y| by more than e³, and shrinks it by that where the divergence did overflow.
+    size = torch.minimum((2 * radius / (m * n * divergence.curvature)).sqrt(), -log_m)
     largest = -log_m - math.log(torch.finfo(m.dtype).eps) if sign > 0 else edge
-    size = torch.minimum(size, -log_m) if sign > 0 else size
     low, high = torch.zeros_like(m), largest
     for _ in range(32 if m.dtype == torch.float64 else 16):
         value, slope = spent(size)
         low, high = torch.where(value <= radius, size, low), torch.where(value <= radius, high, size)
-        newton = size * torch.exp(((radius.log() - value.log()) / slope).clamp(min=-3.0))
-        usable = (newton >= low) & (newton <= high) & (slope < math.inf)  # neither overflowed nor NaN
+        step = torch.where(value < math.inf, (radius.log() - value.log()) / slope, -math.inf)
+        newton = size * torch.exp(step.clamp(min=-3.0))
+        usable = (newton >= low) & (newton <= high) & ((slope < math.inf) | (value == math.inf))
         size = torch.where(usable, newton, (low + high) / 2)
     return torch.where(saturated, sign * math.inf, sign * size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bandpo import _checks
-from bandpo.divergences import Divergence, log1mexp
+from bandpo.divergences import Divergence
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -75,7 +75,7 @@ def ratio_bounds(
     if not isinstance(divergence, Divergence):
         raise TypeError(f"divergence must be a Divergence such as KL(), got {divergence!r}")
     radius = _radius_tensor(radius, logp)
-    log_lower, log_upper = divergence.log_bounds(logp, log1mexp(logp), radius)
+    log_lower, log_upper = divergence.log_bounds(logp, radius)
     # The root itself lies inside the simplex; its last digit need not.
     return RatioBounds(log_lower.clamp(max=0.0), torch.minimum(log_upper.clamp(min=0.0), -logp))
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -63,6 +63,11 @@ def aggregate(
     >>> aggregate(values, mask, "token-mean"), aggregate(values, mask, "seq-mean-token-mean")
     (tensor(3.), tensor(3.5000))
     """
+    return _aggregate(values.masked_fill(mask == 0, 0.0), mask, aggregation, normalizer)
+
+
+def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float | None) -> Tensor:
+    """`aggregate` of values that are 0 where the mask is."""
     mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
     if mode not in get_args(Aggregation):
         known = ", ".join([*get_args(Aggregation), *TRL_LOSS_TYPES])
@@ -71,7 +76,6 @@ def aggregate(
         if mode not in ("token-mean", "seq-mean-token-sum-norm"):
             raise ValueError(f"aggregation {aggregation!r} takes no normalizer, got {normalizer!r}")
         _checks.positive("normalizer", normalizer)
-    kept = values.masked_fill(mask == 0, 0.0)
     if mode == "sum":
         return kept.sum()
     if mode == "token-mean":
@@ -84,6 +88,22 @@ def aggregate(
             raise ValueError(f"aggregation {aggregation!r} needs normalizer=<maximal completion length>")
         per_sequence = per_sequence / normalizer
     return per_sequence.mean()
+
+
+class _WithSlope(torch.autograd.Function):
+    """Values whose derivative by ``x`` is known when they are: one buffer waits for the backward pass, not the graph."""
+
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, slope: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        return grad_outputs[0] * ctx.saved_tensors[0], None, None
 
 
 class Judged(NamedTuple):
@@ -125,13 +145,19 @@ def judge(
     now, before, anchor = (at_level(x, mask, level) for x in (logp, logp_old, anchor))
     log_ratio = now - before
     # The rule compares the token's probability with the anchor's; the ratio that it leaves is to the old one.
-    clipped_log_ratio, below, above = objective.clip(clip, now - anchor, anchor)
+    to_anchor = log_ratio if logp_anchor is None else now - anchor
+    clipped_log_ratio, below, above = objective.clip(clip, to_anchor, anchor)
     largest = torch.finfo(log_ratio.dtype).max  # so that a weight of 0 times the ratio is 0
+    ratio = log_ratio.exp().clamp(max=largest)
+    if clipped_log_ratio is to_anchor:  # as Band leaves it
+        clipped = ratio
+    else:
+        clipped = (clipped_log_ratio + (anchor - before)).exp().clamp(max=largest)
     return Judged(
         anchor,
         log_ratio,
-        log_ratio.exp().clamp(max=largest),
-        (clipped_log_ratio + (anchor - before)).exp().clamp(max=largest),
+        ratio,
+        clipped,
         below,
         above,
         below & (advantages < 0),
@@ -212,7 +238,9 @@ def policy_loss(
         raise TypeError(f"clip must be a ClipRule such as Band(KL(), 0.05), got {clip!r}")
     if not isinstance(objective, Objective):
         raise TypeError(f"objective must be an Objective such as Surrogate(), got {objective!r}")
-    logp, logp_old = _counted_logp("logp", logp, mask), _counted_logp("logp_old", logp_old, mask)
+    counted, logp_old = (
+        _counted_logp(name, x, mask) for name, x in (("logp", logp.detach()), ("logp_old", logp_old))
+    )
     advantages = _per_token("advantages", advantages, mask)
     if weights is not None:
         advantages = advantages * _checked_weights(_per_token("weights", weights, mask))
@@ -220,7 +248,7 @@ def policy_loss(
     if logp_anchor is not None:
         logp_anchor = _counted_logp("logp_anchor", logp_anchor, mask)
     judged = judge(
-        logp.detach(),
+        counted,
         logp_old,
         advantages,
         mask,
@@ -236,9 +264,9 @@ def policy_loss(
         if dual_clip is not None:
             dual = (advantages < 0) & (ratio > dual_clip)
             weight, value = weight.masked_fill(dual, 0.0), value.masked_fill(dual, dual_clip)
-        slope = -advantages * weight
-        offset = -advantages * value - slope * logp
-    loss = aggregate(torch.addcmul(offset, slope, logp), mask, aggregation, normalizer=normalizer)
+    # Where the mask is 0 the advantage is, and so are value and slope.
+    values = _WithSlope.apply(_checks.as_float("logp", logp), -advantages * value, -advantages * weight)
+    loss = _aggregate(values, mask, aggregation, normalizer)
 
     with torch.no_grad():
         tokens = mask.sum()

@@ -23,29 +23,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from bandpo import _solver
+from bandpo._exact import expm1, log1mexp, one_minus_exp
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
-
-
-def log1mexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``log(1 − exp(x))`` for ``x ≤ 0``, to full relative precision at both ends."""
-    return torch.where(x > -0.6931, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
-
-
-def expm1_minus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``e^x − 1 − x``, to full relative precision around 0, where the difference cancels."""
-    near = x.clamp(-0.5, 0.5)
-    series = torch.ones_like(near)
-    for k in range(14 if x.dtype == torch.float64 else 8, 2, -1):
-        series = 1 + near / k * series
-    return torch.where(x.abs() < 0.5, near * near / 2 * series, torch.expm1(x) - x)
-
-
-def one_minus_exp(logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``1 − p``, kept above 0 so that ``p = 1`` divides to finite numbers."""
-    return (-torch.expm1(logp)).clamp(min=torch.finfo(logp.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -86,20 +68,14 @@ class Divergence(ABC):
         Ratios beyond the simplex, ``r > 1/p``, cost no less than its edge.
         """
         p, rest = torch.exp(logp), one_minus_exp(logp)
-        log_c = torch.log1p((-p * torch.expm1(log_ratio) / rest).clamp(min=-1.0))
+        log_c = torch.log1p((-p * expm1(log_ratio) / rest).clamp(min=-1.0))
         return p * self.f(log_ratio) + rest * self.f(log_c)
 
     def log_bounds(
-        self,
-        logp: Float[Tensor, "*shape"],
-        log1mp: Float[Tensor, "*shape"],
-        radius: Float[Tensor, "*#shape"],
+        self, logp: Float[Tensor, "*shape"], radius: Float[Tensor, "*#shape"]
     ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """Lowest and highest log-ratio with ``g ≤ radius``, given ``log p`` and ``log(1 − p)``."""
-        rarer = _solver.rarer_event(logp, log1mp)
-        down, up = (rarer.log_ratio(self._tilt(rarer, radius, sign)) for sign in (-1, 1))
+        """Lowest and highest log-ratio with ``g ≤ radius``."""
+        rarer = _solver.rarer_event(logp, log1mexp(logp))
+        down, up = (rarer.log_ratio(_solver.tilt_root(self, rarer, radius, sign)) for sign in (-1, 1))
         # Tilting the rarer event up moves the token up if it is that event, down if it is the other.
         return torch.minimum(down, up), torch.maximum(down, up)
-
-    def _tilt(self, rarer: _solver.Rarer, radius: Tensor, sign: int) -> Tensor:
-        return _solver.tilt_root(self, rarer, radius, sign)

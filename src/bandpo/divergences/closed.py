@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bandpo.divergences.base import Divergence, log1mexp, one_minus_exp
+from bandpo._exact import expm1, log1mexp, one_minus_exp
+from bandpo.divergences.base import Divergence
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,15 @@ class TotalVariation(Divergence):
         return 0.15  # at p = ½ as wide as KL 0.05; f has a kink and no curvature
 
     def f(self, log_u: Tensor) -> Tensor:
-        return torch.expm1(log_u).abs() / 2
+        return expm1(log_u).abs() / 2
 
     def df(self, log_u: Tensor) -> Tensor:
         return torch.exp(log_u) * torch.sign(log_u) / 2
 
     def spent(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
-        return torch.exp(logp) * torch.expm1(log_ratio).abs()
+        return torch.exp(logp) * expm1(log_ratio).abs()
 
-    def log_bounds(self, logp: Tensor, log1mp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         return _one_plus_minus(radius.log() - logp, logp)
 
 
@@ -54,16 +55,16 @@ class PearsonChi2(Divergence):
         return 2.0
 
     def f(self, log_u: Tensor) -> Tensor:
-        return torch.expm1(log_u).square()
+        return expm1(log_u).square()
 
     def df(self, log_u: Tensor) -> Tensor:
-        return 2 * torch.exp(log_u) * torch.expm1(log_u)
+        return 2 * torch.exp(log_u) * expm1(log_u)
 
     def spent(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
-        return torch.exp(logp) * torch.expm1(log_ratio).square() / one_minus_exp(logp)
+        return torch.exp(logp) * expm1(log_ratio).square() / one_minus_exp(logp)
 
-    def log_bounds(self, logp: Tensor, log1mp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        return _one_plus_minus((radius.log() + log1mp - logp) / 2, logp)
+    def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        return _one_plus_minus((radius.log() + log1mexp(logp) - logp) / 2, logp)
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,15 @@ class NeymanChi2(Divergence):
         return 2.0
 
     def f(self, log_u: Tensor) -> Tensor:
-        return -torch.expm1(log_u) * torch.expm1(-log_u)
+        return -expm1(log_u) * expm1(-log_u)
 
     def df(self, log_u: Tensor) -> Tensor:
         return torch.exp(log_u) - torch.exp(-log_u)
 
-    def log_bounds(self, logp: Tensor, log1mp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         # The root q − p without cancellation: half the sum where p ≤ ½, product over the other root where p > ½.
-        p, rest = torch.exp(logp), torch.exp(log1mp)
+        log1mp = log1mexp(logp)
+        p, rest = torch.exp(logp), -expm1(logp)
         larger = (radius * (rest - p).abs() + (radius * (radius + 4 * p * rest)).sqrt()) / 2
         log_margin = torch.where(
             p <= rest, larger.log() - torch.log1p(radius) - logp, radius.log() + log1mp - larger.log()
@@ -118,15 +120,15 @@ class SquaredHellinger(Divergence):
         return 0.25
 
     def f(self, log_u: Tensor) -> Tensor:
-        return torch.expm1(log_u / 2).square() / 2
+        return expm1(log_u / 2).square() / 2
 
     def df(self, log_u: Tensor) -> Tensor:
-        return torch.exp(log_u / 2) * torch.expm1(log_u / 2) / 2
+        return torch.exp(log_u / 2) * expm1(log_u / 2) / 2
 
-    def log_bounds(self, logp: Tensor, log1mp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         # √r = sin(θ ± φ)/sin θ = (1 − radius) ± cot θ·sin φ
         radius = radius.clamp(max=1.0)
-        sine2 = radius * (2 - radius)
+        sine2, log1mp = radius * (2 - radius), log1mexp(logp)
         log_swing = (log1mp - logp + sine2.log()) / 2
         swing = torch.exp(log_swing)
         log_lower = 2 * torch.log1p((-radius - swing).clamp(min=-1.0))

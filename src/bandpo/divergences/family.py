@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bandpo.divergences.base import Divergence, expm1_minus
+from bandpo._exact import expm1, expm1_minus
+from bandpo.divergences.base import Divergence
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,17 @@ class JensenShannon(Divergence):
         # With h = ½·log u:  f = ½·(1 + u)·(h·tanh h − log cosh h), even in h up to the factor.
         h = log_u.abs() / 2
         near = h.clamp(max=2.0)
-        a = torch.exp(-2 * h)
+        a, grown = torch.exp(-2 * h), expm1(2 * near)  # sinh² h from the latter: sinh itself differs by position
         bend = torch.where(
             h < 2,
-            near * torch.tanh(near) - torch.log1p(torch.sinh(near).square()) / 2,
+            near * torch.tanh(near) - torch.log1p(grown * grown / (4 * (1 + grown))) / 2,
             math.log(2) - torch.log1p(a) - torch.where(a > 0, 2 * h * a, 0.0) / (1 + a),
         )
         return (1 + torch.exp(log_u)) * bend / 2
 
     def df(self, log_u: Tensor) -> Tensor:
         # −½·u·log((1 + 1/u)/2); below the clamp u itself is 0 to rounding.
-        return -torch.exp(log_u) * torch.log1p(torch.expm1(-log_u.clamp(min=-80.0)) / 2) / 2
+        return -torch.exp(log_u) * torch.log1p(expm1(-log_u.clamp(min=-80.0)) / 2) / 2
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ class AlphaDivergence(Divergence):
         near = log_u.clamp(-0.5, 0.5)
         if a <= 0.5:
             around = (expm1_minus(near) - _power_minus(near, a)) / (1 - a)
-            away = (torch.expm1(log_u) - _power(log_u, a)) / (1 - a)
+            away = (expm1(log_u) - _power(log_u, a)) / (1 - a)
         else:
             around = torch.exp(near) * (expm1_minus(-near) - _power_minus(-near, 1 - a)) / a
-            away = (torch.exp(log_u) * _power(log_u, a - 1) - torch.expm1(log_u)) / a
+            away = (torch.exp(log_u) * _power(log_u, a - 1) - expm1(log_u)) / a
         value = torch.where(log_u.abs() < 0.5, around, away)
         value = torch.where(log_u == -math.inf, 1 / a if a > 0 else math.inf, value)
         return torch.where(log_u == math.inf, math.inf, value)
@@ -87,7 +88,7 @@ class AlphaDivergence(Divergence):
 
 def _power(x: Tensor, a: float) -> Tensor:
     """``(e^(a·x) − 1)/a``, which is ``x`` for a = 0."""
-    return torch.expm1(a * x) / a if a else x
+    return expm1(a * x) / a if a else x
 
 
 def _power_minus(x: Tensor, a: float) -> Tensor:

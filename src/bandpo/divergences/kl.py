@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bandpo import _solver
-from bandpo.divergences.base import Divergence, expm1_minus, one_minus_exp
+from bandpo._exact import expm1, expm1_minus, one_minus_exp
+from bandpo.divergences.base import Divergence
 
 
 @dataclass(frozen=True)
@@ -28,48 +29,73 @@ class KL(Divergence):
         return torch.where(log_u.isinf(), math.inf, expm1_minus(log_u))
 
     def df(self, log_u: Tensor) -> Tensor:
-        return torch.expm1(log_u)
+        return expm1(log_u)
 
     def spent(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         p, rest = torch.exp(logp), one_minus_exp(logp)
         return -torch.addcmul(
-            p * log_ratio, rest, torch.log1p((-p * torch.expm1(log_ratio) / rest).clamp(min=-1.0))
+            p * log_ratio, rest, torch.log1p((-p * expm1(log_ratio) / rest).clamp(min=-1.0))
         )
 
-    def log_bounds(self, logp: Tensor, log1mp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        log_lower, log_upper = super().log_bounds(logp, log1mp, radius)
-        # p·upper tends to 1 − e^−radius: where the solver holds p at its floor, scale on from there.
-        return log_lower, log_upper + (_solver.floor(logp.dtype) - logp).clamp(min=0.0)
-
-    def _tilt(self, rarer: _solver.Rarer, radius: Tensor, sign: int) -> Tensor:
-        # Upper limits of |y|: the quadratic's root, which also bounds from above where the third cumulant helps,
-        # and the line that the constraint approaches. For y > 0 one step of the fixed point m·(e^y − 1) =
-        # e^(radius + m·y) − 1 then covers the exponential regime of rare tokens. From there the relative error of y
-        # is under 1e-2; each Halley step cubes it (tests/test_divergences.py sweeps this).
-        log_m, log_n, _ = rarer
-        m, n = log_m.exp(), log_n.exp()
-        quadratic = (2 * radius / (m * n)).sqrt()
-        if sign > 0:
-            y = torch.minimum((radius - log_m) / n, quadratic)
-            y = torch.minimum(y, torch.log1p(torch.expm1(radius + m * y) / m))
-        else:
-            y = -torch.minimum((radius - log_n) / m, quadratic + quadratic * quadratic / 2)
-        for _ in range(3 if m.dtype == torch.float64 else 2):
-            tilted = m * torch.expm1(y)
-            share = (m + tilted) / (1 + tilted)
-            slope = tilted * n / (1 + tilted)
-            step = (_bernoulli_cumulant(y, m, n, tilted) - radius) / slope
-            y = y - step / (1 - step * share * (1 - share) / (2 * slope))
-        return y
+    def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        p, rest = torch.exp(logp), -expm1(logp)
+        rarest = math.exp(_solver.floor(logp.dtype))
+        m, n = torch.minimum(p, rest).clamp(min=rarest), torch.maximum(p, rest)
+        (rarer_up, other_down), (rarer_down, other_up) = _log_ratios(m, n, radius)
+        is_rarer = p < rest
+        log_lower = torch.where(is_rarer, rarer_down, other_down)
+        log_upper = torch.where(is_rarer, rarer_up, other_up)
+        # p·upper tends to 1 − e^−radius: where p is held at the rarest solved for, scale on from there.
+        return log_lower, log_upper + (math.log(rarest) - logp).clamp(min=0.0)
 
 
-def _bernoulli_cumulant(y: Tensor, m: Tensor, n: Tensor, tilted: Tensor) -> Tensor:
-    """``log(1 + m·(e^y − 1)) − m·y``; by its cumulants where that difference would cancel."""
-    v, skew = m * n, n - m
-    tail = skew * (1 - 12 * v) / 5 + y * (1 - 30 * v * (1 - 4 * v)) / 30
-    series = v * y * y / 2 * (1 + y / 3 * (skew + y / 4 * (1 - 6 * v + y * tail)))
-    near = 4 * torch.finfo(y.dtype).eps ** (1 / 6)
-    return torch.where(y.abs() < near, series, torch.log1p(tilted) - m * y)
+def _log_ratios(m: Tensor, n: Tensor, radius: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Log-ratios of an event of probability ``m ≤ ½`` and of its complement, at the upper and at the lower root.
+
+    At a root ``ℓ = radius + m·y`` and ``ℓ = log(1 + m·(e^y − 1))``; the log-ratios are ``y − ℓ = n·y − radius`` and
+    ``−ℓ``. Both roots start from the quadratic's, corrected to fourth order, or from the line that the constraint
+    tends to for large ``|y|``: to 1e-2 for y < 0, and the upper root, whose fixed point contracts, to a tenth of
+    that after one round. Halley's method then cubes the error, so float32 takes one step and float64 two. Where the
+    radius is so small that rounding outweighs the start's error, the step is held to that error.
+    """
+    exact = m.dtype == torch.float64
+    quadratic = (2 * radius / (m * n)).sqrt()
+    skew, variance = n - m, m * n
+    c1, c2, c3 = skew / 6, (1 - variance) / 36, skew * (2 + variance) / 540
+    start_error = quadratic.square().square() / 1000
+    # Beyond this radius the upper root's log-ratio, log(1 − n·e^−ℓ) − log m, is at its limit to rounding.
+    enough = radius.clamp(max=-1 - math.log(torch.finfo(m.dtype).eps))
+
+    near = quadratic.clamp(max=1.0)
+    flat = 1 + c1 * quadratic - radius.clamp(max=5.5) / 6 - skew * (1 + 8 * variance) / 1080 * near * near * near
+    y = torch.minimum(quadratic / flat, (enough - torch.log(m)) / n)
+    fixed = excess = y
+    for _ in range(2 if exact else 1):
+        tilted = expm1(enough + m * y) / m
+        fixed = torch.log1p(tilted)
+        gap = fixed - y
+        step = gap / n * ((1 + tilted) / tilted)
+        step = step / (1 + step * (1 + m * tilted) / (1 + tilted) / (2 * tilted))
+        limit = start_error * y
+        step = torch.clamp(step, -limit, limit)
+        y, excess = y + step, step - gap
+    # For rare tokens y rounds to a multiple of 1e-5: one rounding less in n·y − radius.
+    rarer_up, other_down = n * fixed + (n * excess - enough), -radius - m * (y + (radius - enough) / n)
+
+    line = (radius + m * (6 - m) / (6 - 4 * m)) / m  # −log n, by its Padé approximant
+    y = -torch.minimum(quadratic * (1 + quadratic * (c1 + quadratic * (c2 + quadratic * c3))), line)
+    log_norm = y
+    for _ in range(2 if exact else 1):
+        tilted = m * expm1(y)
+        share = (m + tilted) / (1 + tilted)
+        log_norm = torch.log1p(tilted)
+        step = (radius + m * y - log_norm) / n * ((1 + tilted) / tilted)
+        step = step / (1 + step * share / (2 * tilted))
+        limit = start_error * y
+        step = torch.clamp(step, limit, -limit)
+        y = y + step
+        log_norm = log_norm + share * step * (1 + (1 - share) * step / 2)
+    return (rarer_up, other_down), (n * y - radius, -log_norm)
 
 
 @dataclass(frozen=True)

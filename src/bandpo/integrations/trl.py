@@ -217,7 +217,8 @@ class BandGRPOTrainer(AuditMixin):
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        wanted = self._old_entropies == []  # the old policy's pass comes first, a reference model's after it
+        # The old policy's pass comes before one without its adapter, as reference. A reference model is another.
+        wanted = self._old_entropies == [] and arguments[0] is self.model
         if wanted:
             named["compute_entropy"] = True
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)

@@ -1,0 +1,46 @@
+"""Elementary functions to full relative precision where the plain formula cancels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+LOG2 = math.log(2)
+
+
+def expm1(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``e^x − 1``.
+
+    For the CPU torch.compile makes ``exp(x) − 1`` of torch.expm1 (mended after torch 2.13, pytorch/pytorch#190533),
+    which has no digit left at x = 1e−8; of sinh it does not.
+    """
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        half = x.clamp(min=-80.0) / 2
+        return 2 * torch.exp(half) * torch.sinh(half)
+    return torch.expm1(x)
+
+
+def log1mexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``log(1 − exp(x))`` for ``x ≤ 0``."""
+    # Each form to its side of −log 2, where it is exact, and added up: eager, a branch costs more than all the rest.
+    return torch.log1p(-torch.exp(x)).clamp(min=-LOG2) + (torch.log(-expm1(x)) + LOG2).clamp(max=0.0)
+
+
+def expm1_minus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``e^x − 1 − x``."""
+    near = x.clamp(-0.5, 0.5)
+    series = torch.ones_like(near)
+    for k in range(14 if x.dtype == torch.float64 else 8, 2, -1):
+        series = 1 + near / k * series
+    return torch.where(x.abs() < 0.5, near * near / 2 * series, expm1(x) - x)
+
+
+def one_minus_exp(logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``1 − p``, kept above 0 so that ``p = 1`` divides to finite numbers."""
+    return (-expm1(logp)).clamp(min=torch.finfo(logp.dtype).tiny)
