@@ -22,6 +22,9 @@ Aggregation = Literal[
 
 Level = Literal["token", "sequence"]
 
+# Here, because older compilers break the graph at get_args.
+AGGREGATIONS, LEVELS = get_args(Aggregation), get_args(Level)
+
 TRL_LOSS_TYPES: dict[str, Aggregation] = {
     "grpo": "seq-mean-token-mean",
     "bnpo": "token-mean",
@@ -69,8 +72,8 @@ def aggregate(
 def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float | None) -> Tensor:
     """`aggregate` of values that are 0 where the mask is."""
     mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
-    if mode not in get_args(Aggregation):
-        known = ", ".join([*get_args(Aggregation), *TRL_LOSS_TYPES])
+    if mode not in AGGREGATIONS:
+        known = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
         raise ValueError(f"unknown aggregation {aggregation!r}; known are {known}")
     if normalizer is not None:
         if mode not in ("token-mean", "seq-mean-token-sum-norm"):
@@ -294,7 +297,7 @@ def at_level(
     >>> at_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
     tensor([[-2., -2., -2.]])
     """
-    if level not in get_args(Level):
+    if level not in LEVELS:
         raise ValueError(f"level must be 'token' or 'sequence', got {level!r}")
     if level == "token":
         return logp
