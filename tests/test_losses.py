@@ -151,6 +151,7 @@ def test_advantages_per_sequence_and_half_precision():
     assert (loss.dtype, half.grad.dtype) == (torch.float32, torch.bfloat16)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.6's own
 def test_one_elementwise_graph_in_torch_compile():
     logp, *rest = batch(0, dtype=torch.float32)
     explained = torch._dynamo.explain(lambda x: policy_loss(x, *rest, dual_clip=3.0).loss)(
