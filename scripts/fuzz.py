@@ -42,13 +42,13 @@ F: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | None
     "ReverseKL()": (lambda t: torch.xlogy(1 + t, 1 + t) - t, lambda u: 1 / u),
     "TotalVariation()": (lambda t: t.abs() / 2, None),
     "PearsonChi2()": (lambda t: t * t, None),
-    "NeymanChi2()": (lambda t: t * t / (1 + t), None),
+    "NeymanChi2()": (lambda t: t / (1 + t) * t, None),
     "SquaredHellinger()": (lambda t: (t / (torch.sqrt(1 + t) + 1)) ** 2 / 2, None),
     "JensenShannon()": (
         lambda t: (torch.xlogy(1 + t, 1 + t) - (2 + t) * torch.log1p(t / 2)) / 2,
         lambda u: 1 / (2 * u * (1 + u)),
     ),
-    "triangular": (lambda t: t * t / (2 + t), None),
+    "triangular": (lambda t: t / (2 + t) * t, None),
     "own ReverseKL": (lambda t: torch.xlogy(1 + t, 1 + t) - t, lambda u: 1 / u),
 }
 OWN = {
@@ -159,7 +159,9 @@ def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | f
     broken |= {f"{side} not tight": ~(error <= bar) for side, error in errors.items()}
 
     more = ratio_bounds(logp, divergence, radius * 1.01)
-    broken["monotone"] = (more.log_upper < upper * (1 - bar)) | (more.log_lower > lower * (1 - bar))
+    tiny = torch.finfo(lower.dtype).tiny
+    broken["monotone"] = more.log_upper < upper * (1 - bar) - tiny
+    broken["monotone"] |= more.log_lower > lower * (1 - bar) + tiny
 
     # p·(1 − lower(p)) = (1 − p)·(upper(1 − p) − 1), as far as 1 − p can be written down
     mirrored = torch.where(wide > -0.6931, (-torch.expm1(wide)).log(), torch.log1p(-wide.exp())).to(lower)

@@ -152,6 +152,7 @@ def test_advantages_per_sequence_and_half_precision():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.6's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
 def test_one_elementwise_graph_in_torch_compile():
     logp, *rest = batch(0, dtype=torch.float32)
     explained = torch._dynamo.explain(lambda x: policy_loss(x, *rest, dual_clip=3.0).loss)(

@@ -18,11 +18,11 @@ def expm1(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """``e^x − 1``.
 
     For the CPU torch.compile makes ``exp(x) − 1`` of torch.expm1 (mended after torch 2.13, pytorch/pytorch#190533),
-    which has no digit left at x = 1e−8; of sinh it does not.
+    which has no digit left at x = 1e−8.
     """
     if torch.compiler.is_compiling() and x.device.type == "cpu":
-        half = x.clamp(min=-80.0) / 2
-        return 2 * torch.exp(half) * torch.sinh(half)
+        near = x.clamp(-0.5, 0.5)
+        return torch.where(x.abs() < 0.5, near + _minus_near_0(near), torch.exp(x) - 1)
     return torch.expm1(x)
 
 
@@ -34,11 +34,15 @@ def log1mexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def expm1_minus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """``e^x − 1 − x``."""
-    near = x.clamp(-0.5, 0.5)
-    series = torch.ones_like(near)
+    return torch.where(x.abs() < 0.5, _minus_near_0(x.clamp(-0.5, 0.5)), torch.expm1(x) - x)
+
+
+def _minus_near_0(x: Tensor) -> Tensor:
+    """``e^x − 1 − x`` for ``|x| ≤ ½``, by its series."""
+    series = torch.ones_like(x)
     for k in range(14 if x.dtype == torch.float64 else 8, 2, -1):
-        series = 1 + near / k * series
-    return torch.where(x.abs() < 0.5, near * near / 2 * series, expm1(x) - x)
+        series = 1 + x * (1 / k) * series  # a division would cost more than the rest, compiled
+    return x * x / 2 * series
 
 
 def one_minus_exp(logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -86,7 +86,10 @@ class AlphaDivergence(Divergence):
         return torch.where(log_u == math.inf, math.inf, value)
 
     def df(self, log_u: Tensor) -> Tensor:
-        return torch.exp(log_u) * _power(log_u, self.alpha - 1)
+        # u·(u^(α−1) − 1)/(α − 1), the larger of the two powers taken out so that neither overflows before f.
+        x = (self.alpha - 1) * log_u
+        size = -expm1(-x.abs()) / abs(self.alpha - 1) if self.alpha != 1 else log_u.abs()
+        return torch.sign(log_u) * torch.exp(log_u + x.clamp(min=0.0)) * size
 
 
 def _power(x: Tensor, a: float) -> Tensor:
