@@ -35,9 +35,9 @@ lint: $(READY)
 coverage: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow and not exhaustive" $(CORE_TESTS) --cov --cov-report=term
 
-# Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
+# Which changes to the solver and the loss no test notices; listed in docs/development.md.
 mutation: $(READY)
-	$(BIN)/python -m pip install --quiet mutmut
+	$(BIN)/python -m pip install --quiet -c constraints.txt mutmut
 	$(BIN)/mutmut run --max-children 1
 	$(BIN)/mutmut results
 
@@ -51,7 +51,7 @@ release-check: $(READY)
 
 # Asks the advisory database about the locked versions; needs the network beyond the package index.
 audit-deps: $(READY)
-	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/python -m pip install --quiet -c constraints.txt pip-audit
 	$(BIN)/pip-audit --no-deps --disable-pip -r constraints.txt
 
 # torch first and pinned: any later step would otherwise be free to pick another build of it.

@@ -46,7 +46,7 @@ def build(folder: Path) -> list[Path]:
     tree, dist = folder / "tree", folder / "dist"
     for name in tracked():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tree / name)
+        shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
     stamp = run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
     run(
         *(sys.executable, "-m", "build", "--outdir", dist, tree),
@@ -69,7 +69,7 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     with tarfile.open(sdist) as archive:
         source = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    ours = tracked()
+    ours = [name for name in tracked() if not (ROOT / name).is_symlink()]
     wanted = {name.removeprefix("src/") for name in ours if name.startswith("src/")}
     for what, found, expected in (("wheel", held, wanted), ("sdist", source, {*ours, "PKG-INFO"})):
         if found != expected:

@@ -70,3 +70,9 @@ def test_remote_code_is_off_unless_asked_for():
     from bandpo.training.arguments import parse
 
     assert parse(["--use_cpu", "--bf16=False"]).training.trust_remote_code is False
+
+
+def test_one_version():
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert cited[1] == bandpo.__version__
+    assert f"## {bandpo.__version__}" in (ROOT / "CHANGELOG.md").read_text()
