@@ -131,7 +131,8 @@ def _experiment(
     }
     if not arms:
         return Section(e.name, [e.question, "No run of this experiment ended."])
-    content: list[Any] = [e.question, _sentence(study, e, records).partition(": ")[2].capitalize()]
+    said = _sentence(study, e, records).partition(": ")[2]
+    content: list[Any] = [e.question, said[0].upper() + said[1:]]
     if e.identical:
         return Section(e.name, content)
     places, slug = {arm: place for place, arm in enumerate(study.arms)}, e.name.replace(" ", "-")
