@@ -3,8 +3,10 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CORE_TESTS := $(addprefix tests/test_, audit.py bounds.py clipping.py combinators.py custom.py diagnosis.py losses.py \
+  notation.py objectives.py radius.py rivals.py watch.py)
 
-.PHONY: demo test slow-test matrix lint docs clean
+.PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps clean
 
 demo: $(READY)
 	$(BIN)/bandpo train --output_dir runs/demo --resume
@@ -18,18 +20,39 @@ slow-test: $(READY)
 exhaustive-test: $(READY)
 	$(BIN)/python -m pytest -m exhaustive
 
-# Each adapter against its framework, in an environment of its own under build/matrix: about 10 GB the first time.
-matrix: $(READY)
+# Each adapter against its framework, and the oldest and newest torch, TRL and verl, each in an environment of its own under
+# build/matrix: about 20 GB the first time.
+test-matrix: $(READY)
 	$(BIN)/python scripts/matrix.py build/matrix
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell src tests docs benchmarks recipes README.md CONTRIBUTING.md
+	$(BIN)/codespell src tests docs benchmarks scripts README.md CONTRIBUTING.md
+
+# Branch coverage of the core by the tests that are about it, which must be at least 95 %.
+coverage: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not exhaustive" $(CORE_TESTS) --cov --cov-report=term
+
+# Which changes to the solver and the loss no test notices; listed in docs/development.md.
+mutation: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt mutmut
+	$(BIN)/mutmut run --max-children 1
+	$(BIN)/mutmut results
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site
+
+# Builds twice and compares, checks what is inside, installs into an empty environment. With EXTRAS=--extras also
+# resolves each extra, which depends on what the index has that day.
+release-check: $(READY)
+	$(BIN)/python scripts/check_release.py build/release $(EXTRAS)
+
+# Asks the advisory database about the locked versions; needs the network beyond the package index.
+audit-deps: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt pip-audit
+	$(BIN)/pip-audit --no-deps --disable-pip -r constraints.txt
 
 # torch first and pinned: any later step would otherwise be free to pick another build of it.
 $(READY): pyproject.toml constraints.txt

@@ -32,7 +32,10 @@ from bandpo.divergences import Divergence
 BATCH = 2**15
 BARS = {torch.float32: 1e-5, torch.float64: 1e-12}
 DTYPES = [torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.float32, torch.float16]
-RAREST = {torch.float32: 1e-30, torch.float64: 1e-290}  # least p, and 1 − p, whose margins are held to their bar
+RAREST = {
+    torch.float32: 1e-30,
+    torch.float64: 1e-290,
+}  # least p, and 1 − p, whose margins are held to their bar
 # f(1 + t) away from t = 0, and f'' where that would cancel around it.
 F: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | None]] = {
     "KL()": (lambda t: t - torch.log1p(t), lambda u: u**-2),
@@ -177,7 +180,9 @@ def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | f
                 moved = torch.log1p(change.clamp(min=-1)).to(lower)
                 legal = inside & (change > -1) & (moved < -x) & (moved.isfinite()) & (change.abs() > 1e-4)
                 verdict = getattr(band.apply(moved, logp), side)
-                broken[f"apply {side}"] = broken.get(f"apply {side}", False) | (legal & (verdict != (factor > 1)))
+                broken[f"apply {side}"] = broken.get(f"apply {side}", False) | (
+                    legal & (verdict != (factor > 1))
+                )
 
     def bits(tokens: Tensor, radii: Tensor | float, shape: tuple[int, ...]) -> Tensor:
         radii = radii.reshape(shape) if isinstance(radii, Tensor) else radii
@@ -218,7 +223,9 @@ def run_batch(index: int, seed: int, result: dict) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=float, default=1e8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, help="run this batch alone and write nothing")
@@ -248,7 +255,10 @@ def main() -> None:
         if time.monotonic() - written > 60 or stop or result["cases"] >= options.cases:
             written = time.monotonic()
             options.output.write_text(json.dumps(result, indent=1))
-            print(f"{result['cases']:.3g} cases, {result['failures']} failures, {result['seconds']:.0f} s", flush=True)
+            print(
+                f"{result['cases']:.3g} cases, {result['failures']} failures, {result['seconds']:.0f} s",
+                flush=True,
+            )
     raise SystemExit(1 if result["failures"] else 0)
 
 

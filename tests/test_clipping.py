@@ -5,12 +5,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped
+from bandpo import (
+    KL,
+    AlphaDivergence,
+    Band,
+    FDivergence,
+    FixedClip,
+    JensenShannon,
+    PearsonChi2,
+    ReverseKL,
+    TotalVariation,
+    Unclipped,
+)
 
 BANDS = [Band(KL(), 0.05), Band(TotalVariation(), 0.1), Band(PearsonChi2(), 0.1, max_ratio=math.inf)]
 
+# Divergences whose constraint is evaluated from f alone.
+GENERIC = [JensenShannon(), ReverseKL(), AlphaDivergence(3.0), FDivergence(lambda u: (u - 1) ** 2 / (u + 1))]
 
-@pytest.mark.parametrize("band", BANDS, ids=repr)
+
+@pytest.mark.parametrize(
+    "band", [*BANDS, *map(Band, GENERIC)], ids=lambda band: type(band.divergence).__name__
+)
 @settings(max_examples=200, deadline=None)
 @given(logp=st.floats(-30, -1e-4), position=st.floats(-3, 3))
 def test_membership_is_the_bounds(band, logp, position):
@@ -87,3 +103,24 @@ def test_refuses_bad_settings(make, message):
 def test_refuses_a_divergence_by_name():
     with pytest.raises(TypeError, match=r"divergence must be a Divergence such as KL\(\), got 'kl'"):
         Band("kl")
+
+
+@pytest.mark.parametrize(
+    "divergence", [KL(), TotalVariation(), PearsonChi2(), *GENERIC], ids=lambda d: type(d).__name__
+)
+def test_a_ratio_beyond_the_simplex_is_above(divergence):
+    """Rounding alone leads there; the constraint is then at least what it is at the edge."""
+    rule = Band(divergence, max_ratio=math.inf)
+    assert rule.apply(torch.tensor([3.0]).log(), torch.tensor([0.5]).log()).above.all()
+
+
+def test_the_narrowest_settings():
+    assert Band(max_ratio=1.5).bounds(torch.tensor([0.01]).log()).upper.item() == pytest.approx(1.5)
+    still = FixedClip(0.0, 0.0).apply(torch.tensor([-1e-3, 0.0, 1e-3]), torch.full((3,), -1.0))
+    assert (still.below.tolist(), still.above.tolist()) == ([True, False, False], [False, False, True])
+
+
+@pytest.mark.parametrize("rule", [Band(), FixedClip()], ids=repr)
+def test_bad_log_probabilities_are_named(rule):
+    with pytest.raises(ValueError, match="logp_old holds nan"):
+        rule.apply(torch.zeros(1), torch.tensor([math.nan]))

@@ -1,27 +1,141 @@
-"""The documentation's Python blocks run, and the tests that its paper map names exist."""
+"""What README and the documentation print is run; where that takes a hub or a cluster, it is parsed."""
 
+import ast
+import doctest
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-# The blocks of frameworks.md need their frameworks; tests/integrations runs them.
-PAGES = sorted(p for p in (ROOT / "docs").glob("*.md") if p.name != "frameworks.md")
-BLOCKS = [
-    pytest.param(block, id=f"{page.name}-{number}")
+from pages import PAGES, ROOT, blocks
+
+# Those of frameworks.md need their frameworks: tests/integrations runs each. Those with a title are files.
+PYTHON = [
+    pytest.param(block.text, id=f"{block.page}-{number}")
     for page in PAGES
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+    if page.name != "frameworks.md"
+    for number, block in enumerate(blocks(page, "python"))
+    if not block.title
 ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", PYTHON)
 def test_python(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of the frameworks at their own defaults
-        exec(compile(block, "docs", "exec"), {})
+    if block.startswith(">>>"):
+        example = doctest.DocTestParser().get_doctest(block, {}, "docs", "docs", 0)
+        assert doctest.DocTestRunner().run(example).failed == 0
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the frameworks at their own defaults
+            exec(compile(block, "docs", "exec"), {})
+
+
+def shell(command: str, folder: Path, source: Path = ROOT / "src") -> str:
+    """What a command prints, in ``folder``, with the package of ``source``."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {"PATH": path, "PYTHONPATH": str(source), "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
+    run = subprocess.run(
+        ["bash", "-ec", command], cwd=folder, env=os.environ | variables, capture_output=True, text=True
+    )
+    assert run.returncode == 0, f"{command}\n{run.stdout}{run.stderr}"
+    return run.stdout
+
+
+def follow(steps, folder: Path, source: Path = ROOT / "src") -> None:
+    """Does what a page says, block by block: writes its files, runs its commands, compares what they print."""
+    for step in steps:
+        if step.title:
+            (folder / step.title).write_text(step.text)
+        elif step.language == "console":
+            command, _, expected = step.text.removeprefix("$ ").partition("\n")
+            assert shell(command, folder, source).split() == expected.split()
+        elif step.language == "sh":
+            shell(re.sub(r"^pip install .*$", "", step.text, flags=re.M), folder, source)
+
+
+@pytest.mark.parametrize(
+    "step", [b for page in PAGES for b in blocks(page, "console") if page.name != "add-a-divergence.md"]
+)
+def test_console(step, tmp_path):
+    follow([step], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heading", ["For commands and trainers", "For everyone"])
+def test_a_divergence_is_added_as_the_page_says(heading, tmp_path):
+    """In an empty folder, or in a copy of the checkout."""
+    steps = [b for b in blocks(ROOT / "docs/add-a-divergence.md") if b.heading.startswith(heading)]
+    if heading == "For everyone":
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("conftest.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, tmp_path)
+        follow(steps, tmp_path, tmp_path / "src")
+    else:
+        follow(steps, tmp_path)
+    rows = (tmp_path / "runs/le-cam/metrics.jsonl").read_text()
+    assert "audit/clip_high" in rows
+    assert "LeCam()" in (tmp_path / "runs/le-cam/config.yaml").read_text()
+    assert (tmp_path / "le-cam.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_verl_overrides_compose():
+    """The three overrides as README prints them, through hydra and into verl's own config object."""
+    hydra = pytest.importorskip("hydra")
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+
+    block = next(b.text for b in blocks(ROOT / "README.md", "sh") if "main_ppo" in b.text)
+    overrides = [word for word in shlex.split(block.replace("\\\n", " ")) if "policy_loss" in word]
+    assert len(overrides) == 3
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        config = hydra.compose("ppo_trainer", overrides)
+    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+    assert (type(loss).__name__, loss.loss_mode, loss.clip) == (
+        "BandPolicyLossConfig",
+        "band",
+        "Band(KL(), 0.05)",
+    )
+    assert OmegaConf.is_config(config)
+
+
+def names_in(file: Path) -> set[str]:
+    """What a module defines or imports, its classes' attributes included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.alias(name=name)
+                | ast.Name(id=name)
+            ):
+                names.add(name)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_names_in_the_package_exist(page):
+    """Every `bandpo.…` path of the page, looked up in the source: importing an adapter takes its framework."""
+    text = page.read_text()
+    for block in blocks(page):
+        text = text.replace(block.text, "") if block.title else text
+    for path in set(re.findall(r"\bbandpo(?:\.\w+)+", text)):
+        place, names = ROOT / "src/bandpo", path.split(".")[1:]
+        while names and (place / names[0]).is_dir():
+            place /= names.pop(0)
+        if names and (place / f"{names[0]}.py").is_file():
+            place /= f"{names.pop(0)}.py"
+        elif names:
+            place /= "__init__.py"
+        assert set(names) <= names_in(place) if names else place.exists(), path
 
 
 def test_the_tests_named_in_the_paper_map_exist():

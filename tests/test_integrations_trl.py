@@ -25,12 +25,8 @@ from bandpo import (
     policy_loss,
 )
 from bandpo.audit import Audit
-from bandpo.integrations.trl import (
-    CLIPPED_LOSS_TYPES,
-    AuditedGRPOTrainer,
-    BandGRPOConfig,
-    BandGRPOTrainer,
-)
+from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
+from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.tasks import multiplication
 from bandpo.watch import BandWarning
 

@@ -153,6 +153,27 @@ def test_a_bad_rule_is_refused_when_the_settings_are_built(clip):
         BandPolicyLossConfig(clip=clip)
 
 
+def test_a_radius_that_verl_cannot_know_is_refused_and_one_by_surprisal_is_not():
+    for radius in ("Linear(0.05, 0.01)", "ByEntropy(0.02, 0.1)", "HoldKL(0.002, 0.05)"):
+        with pytest.raises(
+            ValueError, match=r"policy_loss\.clip: .* which this framework does not tell its loss"
+        ):
+            BandPolicyLossConfig(clip=f"Band(KL(), {radius})")
+    tensors = batch(4)
+    _, ours, _ = evaluate(
+        actor_config(BandPolicyLossConfig(clip="Band(KL(), BySurprisal(0.02, 0.1))"), clip_ratio_c=math.inf),
+        tensors,
+    )
+    p = tensors["old_log_prob"].exp()
+    tensor = bandpo.Band(bandpo.KL(), 0.02 * p + 0.1 * (1 - p))
+    logp = tensors["log_prob"].clone().requires_grad_()
+    rest = (tensors["advantages"], tensors["response_mask"])
+    bandpo.policy_loss(
+        logp, tensors["old_log_prob"], *rest, clip=tensor, weights=tensors["rollout_is_weights"]
+    ).loss.backward()
+    torch.testing.assert_close(ours, logp.grad)
+
+
 @pytest.mark.parametrize(("name", "value"), [("objective", "Masked(0)"), ("level", "batch")])
 def test_a_bad_objective_or_level_is_refused_too(name, value):
     with pytest.raises(ValueError, match=rf"policy_loss\.{name}: .*must be"):

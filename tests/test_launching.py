@@ -17,7 +17,7 @@ from bandpo.rehearsal.run import end_ray, environment
 from bandpo.rehearsal.shrink import PROMPTS, changes, compose
 from bandpo.rehearsal.stand_ins import choose_prompts, write_model, write_rows
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[1] / "src/bandpo/recipes"
 NAMES = ["qwen2.5-3b-instruct", "band-kl"]
 
 
@@ -42,7 +42,7 @@ def cluster(tmp_path_factory):
         "GPUS": "1",
         "CPUS": "6",
         "BANDPO_OUTPUT": str(folder / "runs"),
-        "PYTHONPATH": str(RECIPES.parent / "src"),
+        "PYTHONPATH": str(RECIPES.parents[1]),
     }
     try:
         for node in (["head"], ["worker", f"127.0.0.1:{port}"]):

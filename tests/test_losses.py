@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped, aggregate, policy_loss
+from bandpo.losses import at_level
 
 RULES = [
     Band(KL(), 0.05),
@@ -150,6 +151,8 @@ def test_advantages_per_sequence_and_half_precision():
     assert (loss.dtype, half.grad.dtype) == (torch.float32, torch.bfloat16)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.6's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
 def test_one_elementwise_graph_in_torch_compile():
     logp, *rest = batch(0, dtype=torch.float32)
     explained = torch._dynamo.explain(lambda x: policy_loss(x, *rest, dual_clip=3.0).loss)(
@@ -194,3 +197,38 @@ def test_refuses_bad_input(change, error, message):
     }
     with pytest.raises(error, match=message):
         policy_loss(**arguments | change)
+
+
+def test_sequence_level_worked_by_hand():
+    """Each row its own mean over its own counted tokens, at every token of that row."""
+    logp = torch.tensor([[-1.0, -3.0, -9.0], [-4.0, -9.0, -9.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    assert at_level(logp, mask, "sequence").tolist() == [[-2.0] * 3, [-4.0] * 3]
+    assert at_level(logp, torch.zeros(2, 3), "sequence").tolist() == [[0.0] * 3] * 2
+
+
+def test_one_counted_token_is_a_batch():
+    values, mask = torch.tensor([[3.0, math.nan]]), torch.tensor([[1.0, 0.0]])
+    assert aggregate(values, mask) == aggregate(values, mask, "seq-mean-token-mean") == 3.0
+    assert aggregate(torch.ones(2, 2), torch.tensor([[1.0, 1.0], [1.0, 0.0]])) == 1.0
+
+
+def test_a_ratio_on_the_bound_is_inside():
+    """Clips and dual clip drop what lies beyond, not what lies on, their bound; and a token without advantage never."""
+    logp_old = torch.tensor([[0.25, 0.25, 0.25]]).log()
+    logp = torch.tensor([[0.5, 0.125, 0.5]]).log()
+    advantages = torch.tensor([[1.0, -1.0, 0.0]])
+    _, metrics = policy_loss(logp, logp_old, advantages, clip=FixedClip(0.5, 1.0))
+    assert (metrics["clip_high"], metrics["clip_low"]) == (0, 0)
+    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), clip=Unclipped(), dual_clip=2.0)
+    assert metrics["dual_clip"] == 0
+    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), clip=Unclipped(), dual_clip=1.5)
+    assert metrics["dual_clip"] == pytest.approx(1 / 3)
+
+
+def test_half_precision_counts_its_tokens_exactly():
+    """1001 is no bfloat16: without a mask of at least float32 the mean would be over 1000 tokens."""
+    logp_old = torch.full((1, 1001), -1.0, dtype=torch.bfloat16)
+    loss, metrics = policy_loss(logp_old, logp_old, torch.ones(1), clip=FixedClip())
+    assert loss.item() == pytest.approx(-1, abs=1e-6)
+    assert metrics["ratio_mean"].item() == pytest.approx(1, abs=1e-6)

@@ -38,8 +38,22 @@ def test_short_forms():
         ("__import__('os').system('true')", "cannot read"),
         ("Band(KL(), 'x')", "cannot read"),
         ("[1, 2]", "cannot read"),
+        ("Band(os.system)", "os.system is no subclass of ClipRule, Divergence or Objective"),
+        ("Band(no_such_module.KL)", "cannot import KL from no_such_module: No module named"),
+        ("Band(math.KL)", "module 'math' has no attribute 'KL'"),
+        ("Band(KL().f)", "cannot read"),
+        ("KL()(1)", "cannot read"),
     ],
 )
 def test_refuses_with_the_part_at_fault(text, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(").replace("?", r"\?").replace("*", r"\*")):
         parse_rule(text)
+
+
+def test_a_class_of_ones_own_by_its_import_path(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_notation.py").write_text("from bandpo import KL\n\n\nclass Wider(KL):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = parse_rule("Band(mine_for_notation.Wider(), 0.1)")
+    assert type(rule.divergence).__name__ == "Wider"
+    assert parse_divergence("mine_for_notation.Wider") == rule.divergence
+    assert parse_rule(repr(rule)) == rule  # once imported, the bare name will do

@@ -8,7 +8,8 @@ import pytest
 import bandpo
 
 SRC = Path(bandpo.__file__).parent
-OUTER_FILES = {"figures.py"}
+ROOT = Path(__file__).parents[1]
+OUTER_FILES = {"__main__.py", "figures.py"}
 CORE = sorted({*SRC.glob("*.py"), *(SRC / "divergences").glob("*.py")} - {SRC / name for name in OUTER_FILES})
 HEAVY = ["trl", "transformers", "datasets", "verl", "ray", "matplotlib", "typer", "rich"]
 
@@ -44,3 +45,34 @@ def test_everything_exported_exists_and_is_documented():
 def test_source_files_stay_short():
     long = {p.name: n for p in SRC.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
     assert long == {}
+
+
+def test_tracked_files_stay_small():
+    """The base model is the largest, at 1.3 MB; anything larger belongs elsewhere."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    assert {p.name: p.stat().st_size for p in files if p.is_file() and p.stat().st_size > 2_000_000} == {}
+
+
+def test_models_are_safetensors_alone():
+    """No format that unpickles, in the package or in what it reads: no call loads one, remote code is never on."""
+    suffixes = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".npy", ".npz", ".ckpt", ".joblib"}
+    assert [p.name for p in SRC.rglob("*") if p.suffix in suffixes] == []
+    banned = r"torch\.load\(|\bpickle\b|joblib|allow_pickle=True|trust_remote_code=True|use_safetensors=False"
+    found = {p.name: m[0] for p in SRC.rglob("*.py") if (m := re.search(banned, p.read_text()))}
+    assert found == {}
+
+
+def test_remote_code_is_off_unless_asked_for():
+    pytest.importorskip("trl")
+    from bandpo.training.arguments import parse
+
+    assert parse(["--use_cpu", "--bf16=False"]).training.trust_remote_code is False
+
+
+def test_one_version():
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert cited[1] == bandpo.__version__
+    assert f"## {bandpo.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -13,7 +13,7 @@ import yaml
 from bandpo import Band, parse_rule
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ROOT / "recipes"
+RECIPES = ROOT / "src/bandpo/recipes"
 MODELS = sorted(path.stem for path in (RECIPES / "paper/model").glob("*.yaml"))
 RULES = sorted(path.stem for path in (RECIPES / "paper/rule").glob("*.yaml"))
 
@@ -88,7 +88,7 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
     from bandpo.training.arguments import parse, reward_functions
 
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(RECIPES.parent)
     (command,) = dry_run(
         "launch.sh", "--dry-run", "trl", "qwen2.5-3b-instruct", "band-kl", "--use_cpu", "true"
     )

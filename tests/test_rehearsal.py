@@ -254,8 +254,7 @@ def test_the_command_says_what_it_cannot_rehearse():
 
 
 def test_the_command_takes_our_recipes(folder):
-    recipes = Path(__file__).parents[1] / "recipes"
     arguments = ["+paper=base", "+paper/model=qwen2.5-7b", "+paper/rule=band-kl", "trainer.n_gpus_per_node=7"]
-    found = command("--folder", str(folder), "--config-dir", str(recipes), *arguments)
+    found = command("--folder", str(folder), *arguments)
     assert found.exit_code == 1
     assert "7 GPUs" in found.output

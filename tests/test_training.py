@@ -57,6 +57,17 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert folder.metrics.stat().st_mtime_ns == stamp
 
 
+def test_scores_in_between_are_logged_and_change_nothing(tmp_path):
+    plain, scored = train(small(tmp_path / "plain")), train(small(tmp_path / "scored", "--eval_every=4"))
+    rows = [row for row in scored.history() if "mean@4" in row]
+    assert [row["step"] for row in rows] == [4]
+    assert rows[0].keys() == {"step", "mean@4", "pass@4"}
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(weights(plain.path).values(), weights(scored.path).values(), strict=True)
+    )
+
+
 def test_other_methods_by_name(tmp_path):
     """DPPO and GSPO from the command line, and what the audit logs of them."""
     dppo = ["--clip", "Band(TotalVariation, 0.15, inf)", "--objective", "Masked(20)"]
@@ -71,9 +82,16 @@ def test_other_methods_by_name(tmp_path):
 
 
 def test_resumes_to_the_same_trajectory(tmp_path):
-    """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice."""
-    whole = train(small(tmp_path / "whole"))
-    argv = [*SMALL, "--output_dir", str(tmp_path / "cut")]
+    """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice.
+
+    With a controller, whose state is in the checkpoint too.
+    """
+    steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
+    whole = train(small(tmp_path / "whole", steered))
+    radii = [row["radius"] for row in whole.history()]
+    assert len(set(radii)) == 3
+    assert radii[::2] == radii[1::2]  # one for each batch
+    argv = [*SMALL, steered, "--output_dir", str(tmp_path / "cut")]
     code = (
         "import sys; from bandpo.training import arguments, train; train.train(arguments.parse(sys.argv[1:]))"
     )

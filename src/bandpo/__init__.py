@@ -18,6 +18,17 @@ from bandpo.divergences import (
 from bandpo.losses import LossOutputs, aggregate, policy_loss
 from bandpo.notation import parse_divergence, parse_objective, parse_rule
 from bandpo.objectives import ClippedWeight, Masked, Objective, Surrogate
+from bandpo.radius import (
+    ByEntropy,
+    BySurprisal,
+    Cosine,
+    HoldClipRate,
+    HoldEntropy,
+    HoldKL,
+    Linear,
+    Moment,
+    Radius,
+)
 from bandpo.rivals import DCPO
 
 __version__ = "0.1.0"
@@ -26,20 +37,29 @@ __all__ = [
     "KL",
     "AlphaDivergence",
     "Band",
+    "ByEntropy",
+    "BySurprisal",
     "Capped",
     "ClipRule",
     "Clipped",
     "ClippedWeight",
+    "Cosine",
     "Divergence",
     "FDivergence",
     "FixedClip",
+    "HoldClipRate",
+    "HoldEntropy",
+    "HoldKL",
     "Intersection",
     "JensenShannon",
+    "Linear",
     "LossOutputs",
     "Masked",
+    "Moment",
     "NeymanChi2",
     "Objective",
     "PearsonChi2",
+    "Radius",
     "RatioBounds",
     "ReverseKL",
     "Sides",

@@ -65,3 +65,18 @@ def broadcasts_to(x: Tensor, shape: torch.Size) -> bool:
     return x.dim() <= len(shape) and all(
         a in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
     )
+
+
+def as_radius(radius: Tensor, logp: Float[Tensor, "*shape"]) -> Tensor:
+    """A radius per token or per sequence, in the dtype and on the device of ``logp``, in at least float32."""
+    if not broadcasts_to(radius, logp.shape):
+        raise ValueError(
+            f"radius of shape {tuple(radius.shape)} does not broadcast to logp_old's {tuple(logp.shape)}; "
+            "give one per token, or one per sequence with a trailing dimension of 1"
+        )
+    radius = as_float("radius", radius).to(logp)
+    if values_can_be_read(radius) and radius.numel() and not (radius.min() > 0 and radius.max() < math.inf):
+        raise ValueError(
+            f"radius must be finite and above 0 everywhere, got values from {radius.min():g} to {radius.max():g}"
+        )
+    return radius

@@ -134,7 +134,9 @@ class Audit:
             "ratio": total(own.ratio),
             "log_ratio_abs": total(own.log_ratio.abs()),
             "approx_kl": total(own.ratio - 1 - own.log_ratio),
-            "radius_used": total(band.divergence.spent(own.log_ratio, own.logp_anchor) / band.radius),
+            "radius_used": total(
+                band.divergence.spent(own.log_ratio, own.logp_anchor) / band.radius_for(own.logp_anchor)
+            ),
             "entropy": total(-logp_old if entropy is None else clean(entropy)),
             "calls": mask.new_ones(()),
             "on_policy": (own.log_ratio.abs().max() < 1e-7).float(),
@@ -146,6 +148,12 @@ class Audit:
         if self.counterfactuals != other.counterfactuals:
             raise ValueError(f"audits of other rules: {self.counterfactuals} and {other.counterfactuals}")
         return Audit(self.counterfactuals, {name: x + other.sums[name] for name, x in self.sums.items()})
+
+    @property
+    def own(self) -> Audit:
+        """The same without the counterfactuals, so that it adds up with audits of others or of none."""
+        by_rule = ("blocked", "blocked_mass", "inert")
+        return Audit((), {name: x[:1] if name in by_rule else x for name, x in self.sums.items()})
 
     def reduced(self, all_reduce: Callable[[Tensor], Tensor]) -> Audit:
         """The sums over all processes, by one call of ``all_reduce`` on one flat tensor, read to the CPU."""

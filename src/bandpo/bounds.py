@@ -81,17 +81,7 @@ def ratio_bounds(
 
 
 def _radius_tensor(radius: float | Tensor, logp: Tensor) -> Tensor:
-    if not isinstance(radius, torch.Tensor):
-        _checks.positive("radius", radius)
-        return torch.full((), radius, dtype=logp.dtype, device=logp.device)
-    if not _checks.broadcasts_to(radius, logp.shape):
-        raise ValueError(
-            f"radius of shape {tuple(radius.shape)} does not broadcast to logp_old's {tuple(logp.shape)}; "
-            "give one per token, or one per sequence with a trailing dimension of 1"
-        )
-    radius = _checks.as_float("radius", radius).to(logp)
-    if _checks.values_can_be_read(radius) and not (radius.min() > 0 and radius.max() < torch.inf):
-        raise ValueError(
-            f"radius must be finite and above 0 everywhere, got values from {radius.min():g} to {radius.max():g}"
-        )
-    return radius
+    if isinstance(radius, torch.Tensor):
+        return _checks.as_radius(radius, logp)
+    _checks.positive("radius", radius)
+    return torch.full((), radius, dtype=logp.dtype, device=logp.device)

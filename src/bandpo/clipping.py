@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from bandpo import _checks
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.divergences import KL, Divergence
+from bandpo.radius import Hold, Moment, Radius
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -51,6 +53,44 @@ class ClipRule(ABC):
             log_ratio > bounds.log_upper,
         )
 
+    def at(self, moment: Moment) -> ClipRule:
+        """The rule at a moment of training: its radii, and those of rules within it, as far as the moment tells them.
+
+        >>> Band(KL(), Linear(0.05, 0.01)).at(Moment(progress=1.0))
+        Band(divergence=KL(), radius=0.01, max_ratio=10.0)
+        """
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = {
+            name: now
+            for name, part in parts.items()
+            if isinstance(part, ClipRule | Radius) and (now := part.at(moment)) is not part
+        }
+        return replace(self, **changed) if changed else self
+
+    def updated(self, held: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
+        """What the rule's controllers, such as `HoldKL`, make of a batch: the ``held`` of the next `Moment`.
+
+        Plain data under the controllers' text forms, to be saved with a checkpoint; empty for a rule without any.
+
+        Args:
+            held: The same of the batch before; ``{}`` for the first.
+            metrics: Of `bandpo.audit.Audit` (or of `bandpo.policy_loss`, which has no ``entropy``), over the batch.
+
+        Raises:
+            ValueError: the metrics lack what a controller measures.
+        """
+        radii = [band.radius for band in bands(self).values()]
+        try:
+            return {
+                repr(hold): hold.update(held.get(repr(hold), hold.start), hold.measured(metrics))
+                for hold in radii
+                if isinstance(hold, Hold)
+            }
+        except KeyError as error:
+            raise ValueError(
+                f"{self!r} measures {error}, which the metrics lack; those of bandpo.audit.Audit have it"
+            ) from None
+
 
 @dataclass(frozen=True)
 class Band(ClipRule):
@@ -62,7 +102,9 @@ class Band(ClipRule):
 
     Args:
         divergence: The trust region's divergence.
-        radius: Its size, in the divergence's own unit; by default ``divergence.default_radius``.
+        radius: Its size, in the divergence's own unit; by default ``divergence.default_radius``. A number, a tensor
+            (one per token, or one per sequence with a trailing dimension of 1), or one of `bandpo.radius`: a schedule,
+            a function of the token, or a controller. A rule that holds a tensor has no text form.
         max_ratio: Cap on the upper bound, > 1; ``inf`` for none. The paper uses 10.
 
     Source: arXiv 2603.04918.
@@ -72,7 +114,7 @@ class Band(ClipRule):
     """
 
     divergence: Divergence = KL()
-    radius: float = None  # pyright: ignore[reportAssignmentType]  (filled in below)
+    radius: float | Tensor | Radius = None  # pyright: ignore[reportAssignmentType]  (filled in below)
     max_ratio: float = 10.0
 
     def __post_init__(self) -> None:
@@ -80,16 +122,42 @@ class Band(ClipRule):
             raise TypeError(f"divergence must be a Divergence such as KL(), got {self.divergence!r}")
         if self.radius is None:
             object.__setattr__(self, "radius", self.divergence.default_radius)
-        _checks.positive("radius", self.radius)
+        if isinstance(self.radius, torch.Tensor):
+            _checks.as_float("radius", self.radius)
+        elif not isinstance(self.radius, Radius):
+            _checks.positive("radius", self.radius)
         if not self.max_ratio > 1:
             raise ValueError(f"max_ratio must be above 1 (inf for no cap), got {self.max_ratio!r}")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Band) or type(other) is not type(self):
+            return NotImplemented
+        mine, theirs = self.radius, other.radius
+        if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
+            # A tensor equals itself alone, as its hash has it: comparing elements would read the device.
+            same_radius = mine is theirs
+        else:
+            same_radius = mine == theirs
+        return same_radius and (self.divergence, self.max_ratio) == (other.divergence, other.max_ratio)
+
+    def radius_for(self, logp_old: Float[Tensor, "*shape"]) -> float | Tensor:
+        """The radius, for tokens of old log-probability ``logp_old``: a number or a tensor that broadcasts to them.
+
+        Raises:
+            ValueError: it depends on the moment (see `at`), does not broadcast, or is not above 0 everywhere.
+        """
+        logp = _checks.as_float("logp_old", logp_old)
+        radius = self.radius.of(logp) if isinstance(self.radius, Radius) else self.radius
+        return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
+
     def bounds(self, logp_old: Tensor) -> RatioBounds:
-        bounds = ratio_bounds(logp_old, self.divergence, self.radius)
+        logp = _checks.as_logp("logp_old", logp_old)
+        bounds = ratio_bounds(logp, self.divergence, self.radius_for(logp))
         return RatioBounds(bounds.log_lower, bounds.log_upper.clamp(max=math.log(self.max_ratio)))
 
     def apply(self, log_ratio: Tensor, logp_old: Tensor) -> Clipped:
-        beyond = self.divergence.spent(log_ratio, _checks.as_logp("logp_old", logp_old)) > self.radius
+        logp = _checks.as_logp("logp_old", logp_old)
+        beyond = self.divergence.spent(log_ratio, logp) > self.radius_for(logp)
         below = beyond & (log_ratio < 0)
         above = (beyond & (log_ratio > 0)) | (log_ratio > math.log(self.max_ratio))
         return Clipped(log_ratio, below, above)
@@ -130,3 +198,16 @@ class Unclipped(ClipRule):
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return FixedClip(low=1.0, high=math.inf).bounds(logp_old)
+
+
+def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
+    """Every band in a rule by the path of fields that leads to it; by ``""`` where it is the rule itself.
+
+    >>> bands(Capped(Sides(FixedClip(), Band()), 4.0))
+    {'rule.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
+    """
+    found = {within: rule} if isinstance(rule, Band) else {}
+    for f in fields(rule):
+        if isinstance(part := getattr(rule, f.name), ClipRule):
+            found |= bands(part, f"{within}.{f.name}".lstrip("."))
+    return found

@@ -51,18 +51,25 @@ def read_log(path: str | Path) -> Sequence[Row]:
         else:
             raw = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
             raw = [row.get("data", {}) | {"step": row["step"]} if "data" in row else row for row in raw]
-        rows = [_numbers(row) for row in raw]
+        rows = named_rows(raw)
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is neither a trainer_state.json nor JSONL with a step per line ({error!r})"
         ) from error
-    rows = [row | {name: value for name in NAMES if (value := _named(row, name)) is not None} for row in rows]
-    rows = [row for row in rows if "step" in row and row.keys() & NAMES.keys()]
     if not rows:
         raise ValueError(
             f"{path} logs none of {', '.join(NAMES)}; set logging_steps (TRL) or the file logger (verl)"
         )
     return rows
+
+
+def named_rows(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Logged rows with the names of `NAMES` added, without what is no number and without rows that tell nothing."""
+    rows = [_numbers(row) for row in raw]
+    rows = [row | {name: value for name in NAMES if (value := _named(row, name)) is not None} for row in rows]
+    return [
+        row for row in rows if "step" in row and (row.keys() & NAMES.keys() or any("@" in k for k in row))
+    ]
 
 
 def _checkpoint_step(state: Path) -> int:

@@ -18,37 +18,42 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 PANELS = {
     "reward": ("reward",),
     "entropy (nats per token)": ("entropy",),
-    "share of tokens clipped": ("clip_ratio/high_mean", "clip_ratio/low_mean"),
+    "share of tokens clipped": ("clip_high", "clip_low"),
 }
 
 
 def training_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Reward, entropy and clip rates over training, a colour per run.
+    """Reward, entropy and clip rates over training, and mean@k and pass@k where they were taken; a colour per run.
 
     Args:
-        runs: For each label the rows of a run's ``metrics.jsonl``, each with its ``step``.
+        runs: For each label the rows that `bandpo.diagnosis.read_log` gives, each with its ``step``.
 
     >>> figure = training_curves({"band": [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.3}]})
     >>> [axes.get_title() for axes in figure.axes]
     ['reward', 'entropy (nats per token)', 'share of tokens clipped']
     """
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    for axes, (title, keys) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+    taken = {
+        key for rows in runs.values() for row in rows for key in row if key.startswith(("mean@", "pass@"))
+    }
+    scores = sorted(taken)[:2]  # the two of one k
+    panels = PANELS | ({", ".join(scores): tuple(scores)} if scores else {})
+    figure = Figure(figsize=(3.7 * len(panels), 3.2), layout="constrained")
+    for axes, (title, keys) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         for colour, (label, rows) in zip(COLOURS, runs.items(), strict=False):
             for key, style in zip(keys, ("-", "--"), strict=False):
                 points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-                side = key.removeprefix("clip_ratio/").removesuffix("_mean") if len(keys) > 1 else ""
+                what = key.removeprefix("clip_") if len(keys) > 1 else ""
                 axes.plot(
                     *zip(*points, strict=True) if points else ([], []),
                     style,
                     color=colour,
-                    label=f"{label} {side}".strip(),
+                    label=f"{label} {what}".strip(),
                 )
         axes.set(title=title, xlabel="optimiser step")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         if any(handle.get_label() and not str(handle.get_label()).startswith("_") for handle in axes.lines):
-            axes.legend(frameon=False)
+            axes.legend(frameon=False, fontsize="small")
     return figure
 
 
@@ -115,4 +120,37 @@ def allowed_change(rules: Mapping[str, ClipRule]) -> Figure:
         axes.grid(alpha=0.3)
     gain.set_ylabel("change of probability")
     lose.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def clipped_regions(rules: Mapping[str, ClipRule]) -> Figure:
+    """Where in the plane of old probability and ratio each rule clips: beyond its bounds, and short of the simplex.
+
+    Ratios above ``1/p`` (grey) belong to no policy.
+
+    >>> figure = clipped_regions({"clip 0.2": FixedClip(0.2), "Band": Band()})
+    >>> [axes.get_title() for axes in figure.axes]
+    ['clip 0.2', 'Band']
+    """
+    low, high = 0.02, 100.0
+    p = torch.logspace(-4, 0, 400, dtype=torch.float64).clamp(max=1 - 1e-9)
+    figure = Figure(figsize=(1 + 3.4 * len(rules), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(rules), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, colour, (label, rule) in zip(panels, COLOURS * len(rules), rules.items(), strict=False):
+        bounds, edge = rule.bounds(p.log()), (1 / p).clamp(max=high)
+        lower, upper = bounds.lower.clamp(min=low), torch.minimum(bounds.upper, edge)
+        axes.fill_between(p, upper, edge, color=colour, alpha=0.3, linewidth=0, label="clipped where A > 0")
+        axes.fill_between(
+            p, low, lower, color=colour, alpha=0.3, hatch="//", linewidth=0, label="clipped where A < 0"
+        )
+        axes.fill_between(p, edge, high, color="0.6", alpha=0.4, linewidth=0, label="no policy")
+        axes.plot(p, upper, color=colour)
+        axes.plot(p, lower, color=colour)
+        axes.axhline(1, color="0.5", linestyle=":")
+        axes.set(title=label, xlabel="old probability of the token", xscale="log", yscale="log")
+        axes.set(xlim=(1e-4, 1), ylim=(low, high))
+    panels[0].set_ylabel("ratio π/π_old")
+    handles, labels = panels[-1].get_legend_handles_labels()
+    legend: Any = figure.legend  # its options are untyped
+    legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -22,6 +22,9 @@ Aggregation = Literal[
 
 Level = Literal["token", "sequence"]
 
+# Here, because older compilers break the graph at get_args.
+AGGREGATIONS, LEVELS = get_args(Aggregation), get_args(Level)
+
 TRL_LOSS_TYPES: dict[str, Aggregation] = {
     "grpo": "seq-mean-token-mean",
     "bnpo": "token-mean",
@@ -69,8 +72,8 @@ def aggregate(
 def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float | None) -> Tensor:
     """`aggregate` of values that are 0 where the mask is."""
     mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
-    if mode not in get_args(Aggregation):
-        known = ", ".join([*get_args(Aggregation), *TRL_LOSS_TYPES])
+    if mode not in AGGREGATIONS:
+        known = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
         raise ValueError(f"unknown aggregation {aggregation!r}; known are {known}")
     if normalizer is not None:
         if mode not in ("token-mean", "seq-mean-token-sum-norm"):
@@ -91,7 +94,7 @@ def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float |
 
 
 class _WithSlope(torch.autograd.Function):
-    """Values whose derivative by ``x`` is known when they are: one buffer waits for the backward pass, not the graph."""
+    """Values whose derivative by ``x`` is known when they are: one buffer waits for the backward pass, no graph."""
 
     @staticmethod
     def forward(x: Tensor, values: Tensor, slope: Tensor) -> Tensor:
@@ -231,7 +234,7 @@ def policy_loss(
     >>> logp.grad, metrics["clip_high"]
     (tensor([[-0.0000, -0.5000]]), tensor(0.5000))
     """
-    mask = _full_mask(logp, logp_old, mask)
+    mask = _full_mask(logp, mask)
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip!r}")
     if not isinstance(clip, ClipRule):
@@ -294,7 +297,7 @@ def at_level(
     >>> at_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
     tensor([[-2., -2., -2.]])
     """
-    if level not in get_args(Level):
+    if level not in LEVELS:
         raise ValueError(f"level must be 'token' or 'sequence', got {level!r}")
     if level == "token":
         return logp
@@ -302,14 +305,11 @@ def at_level(
     return mean.expand_as(logp).contiguous()
 
 
-def _full_mask(logp: Tensor, logp_old: Tensor, mask: Tensor | None) -> Tensor:
-    for name, x in (("logp_old", logp_old), ("mask", mask)):
-        if x is not None and x.shape != logp.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}, logp {tuple(logp.shape)}; they must be equal"
-            )
+def _full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return torch.ones_like(logp, dtype=torch.float32)
+    if mask.shape != logp.shape:
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, logp {tuple(logp.shape)}; they must be equal")
     if _checks.values_can_be_read(mask) and not mask.any():
         raise ValueError("mask counts no token (it is 0 everywhere); drop such a batch before the loss")
     return mask.float()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 
-from bandpo.clipping import Band, ClipRule, Unclipped
+from torch import Tensor
+
+from bandpo.clipping import ClipRule, Unclipped, bands
+from bandpo.radius import Radius
 
 TEMPERATURE_TOLERANCE = (
     0.1  # mean |log ratio| before any update, to leave room for rounding and other kernels
@@ -127,18 +129,18 @@ def check_radius(rule: ClipRule) -> None:
     Radii of different divergences do not compare: TV 0.05, say, is three to four times tighter than what DPPO uses
     beside KL 0.05.
     """
-    if isinstance(rule, Band):
-        usual = rule.divergence.default_radius
-        factor = rule.radius / usual
+    for band in bands(rule).values():
+        if isinstance(band.radius, Tensor):
+            continue  # to be told from its values alone, which may be on a device
+        low, high = band.radius.range if isinstance(band.radius, Radius) else (band.radius, band.radius)
+        usual = band.divergence.default_radius
+        # Of radii that change, the nearest: a schedule may well end far from where it started.
+        factor = min(max(usual, low), high) / usual
         if not 1 / RADIUS_FACTOR < factor < RADIUS_FACTOR:
             size = f"{factor:.2g} times" if factor > 1 else f"1/{1 / factor:.2g} of"
             warnings.warn(
-                f"radius {rule.radius:g} is {size} what {rule.divergence!r} is usually given ({usual:g}); radii of "
+                f"radius {factor * usual:g} is {size} what {band.divergence!r} is usually given ({usual:g}); radii of "
                 "different divergences do not compare. If it is meant, ignore this",
                 BandWarning,
                 stacklevel=3,
             )
-    if is_dataclass(rule):
-        for part in (getattr(rule, f.name) for f in fields(rule)):
-            if isinstance(part, ClipRule):
-                check_radius(part)

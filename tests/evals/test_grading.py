@@ -1,4 +1,9 @@
 import gc
+import importlib.util
+import json
+import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,6 +16,7 @@ from bandpo.evals.grading import LONGEST_ANSWER, MathGrader, compute_score, extr
 from bandpo.tasks.countdown import Problem
 
 TIME_LIMIT = 1.5
+WORKER = importlib.util.find_spec("bandpo.evals.math_worker").origin
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +143,45 @@ def test_nothing_in_an_answer_is_executed(grader, tmp_path):
         assert grader.grade(completion, "27").score == 0.0
         assert not Problem((27,), 27).solved_by(code)
     assert not target.exists()
+
+
+HOSTILE = [
+    "__import__('os').getpid()",
+    "answer: 1+__import__('os').getpid()",
+    r"\text{__import__('os')}",
+    r"\operatorname{exec}(1)",
+    r"\mathrm{eval}(2)",
+    "1+1;exec('2')",
+    "3 .__class__",
+    "3**2 .real",
+    "lambda: 1",
+    "[1 for i in (2,3)]",
+    "3 if 1 else 2",
+    "it is 3*(1+8)",
+]
+
+
+def test_what_sympy_evaluates_holds_no_name():
+    """SymPy reads a number by evaluating it as Python: nothing but digits and operators may reach that."""
+    code = f"""
+import json, runpy
+import sympy.parsing.sympy_parser as parser
+compare = runpy.run_path({WORKER!r})["compare"]
+seen, stringify = [], parser.stringify_expr
+compare("xyz", True, "1")  # loads SymPy's units, which are named by such strings
+parser.stringify_expr = lambda text, *rest: seen.append(text) or stringify(text, *rest)
+for answer in {HOSTILE!r}:
+    for boxed in (False, True):
+        try:
+            compare(answer, boxed, "27")
+        except Exception:
+            pass
+print(json.dumps(seen))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    evaluated = json.loads(run.stdout)
+    assert len(evaluated) > 10
+    assert [text for text in evaluated if not re.fullmatch(r"[\d.\s()*/+-]+", text)] == []
 
 
 def test_grading_works_from_threads(grader):

@@ -7,6 +7,7 @@ pytest.importorskip("liger_kernel", reason="needs the extra bandpo[liger]")
 from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
 from bandpo.integrations.liger import LOSS_TYPES, BandFusedLinearGRPOLoss
+from pages import framework_blocks
 
 SETTINGS = {"beta": 0.0, "use_ref_model": False, "compiled": False, "loss_type": "bnpo"}
 
@@ -71,3 +72,19 @@ def test_compiles():
 def test_refuses_what_cannot_work(settings, message):
     with pytest.raises(ValueError, match=message):
         BandFusedLinearGRPOLoss(**settings)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
+def test_the_documented_call():
+    batch = make_batch(10)
+    other = torch.log(-torch.expm1(batch.logp))
+    names = {
+        "hidden": torch.stack([batch.logp, other], dim=-1),
+        "lm_head": torch.nn.Linear(2, 2, bias=False),
+        "ids": torch.zeros(batch.logp.shape, dtype=torch.long),
+        "mask": batch.mask,
+        "advantages": batch.advantages,
+        "logp_old": batch.logp_old,
+    }
+    exec(framework_blocks("Liger-Kernel")[0], names)
+    assert names["loss"].isfinite()

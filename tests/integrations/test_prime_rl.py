@@ -1,5 +1,6 @@
 """prime-rl is not on the package index: its documented interface, two dataclasses, is written out here."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from contract import Contract, dense_loss, make_batch
 
 from bandpo.integrations.prime_rl import loss
+from pages import framework_blocks
 
 
 def sequences(batch):
@@ -68,3 +70,12 @@ def test_a_sequence_without_counted_tokens_is_zero_and_has_the_same_metrics():
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         loss(next(sequences(make_batch())), **settings)
+
+
+def test_the_documented_configuration():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
+    settings = tomllib.loads(framework_blocks("prime-rl")[0])["trainer"]["loss"]
+    module, _, name = settings["import_path"].rpartition(".")
+    custom = getattr(importlib.import_module(module), name)
+    inputs = next(sequences(make_batch(16)))
+    assert custom(inputs, **settings["kwargs"]).loss.isfinite()

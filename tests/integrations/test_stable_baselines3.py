@@ -11,6 +11,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from bandpo import FixedClip
 from bandpo.integrations.stable_baselines3 import BandPPO
+from pages import framework_blocks
 
 SMALL = {"n_steps": 64, "batch_size": 32, "n_epochs": 3, "device": "cpu", "seed": 0}
 ONE_TERM = {"normalize_advantage": False, "vf_coef": 0.0, "ent_coef": 0.0}
@@ -82,3 +83,9 @@ def test_continuous_actions_are_refused():
 def test_clip_range_is_refused():
     with pytest.raises(ValueError, match=r"clip_range=0.1 has no effect beside clip"):
         BandPPO("MlpPolicy", "CartPole-v1", clip_range=0.1)
+
+
+def test_the_documented_call():
+    names = {}
+    exec(framework_blocks("Stable-Baselines3")[0].replace("100_000", "64"), names)
+    assert names["model"].num_timesteps >= 64

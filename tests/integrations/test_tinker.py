@@ -1,5 +1,7 @@
 """Through the SDK's own evaluation of a custom loss, which sends back −∂loss/∂logp as weights; no service."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from tinker.lib.public_interfaces.training_client import TrainingClient
 from tinker.types import ForwardBackwardOutput
 
 from bandpo.integrations.tinker import INPUT_RANKS, custom_loss, traceable_loss
+from pages import framework_blocks
 
 
 def data_of(batch, old="logprobs"):
@@ -109,3 +112,25 @@ def test_metrics_are_the_cores():
     _, metrics = custom_loss()(data_of(batch), list(batch.logp))
     assert set(metrics) >= {"clip_high", "clip_low", "approx_kl"}
     assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_the_documented_calls():
+    """On the SDK's own evaluation, in the place of a service."""
+    batch, results = make_batch(11), []
+
+    def evaluate(data, loss_fn):
+        results.append(_Evaluated.apply(batch.logp, data, loss_fn))
+
+    data = data_of(batch)
+    for datum in data:
+        datum.loss_fn_inputs["old_logprobs"] = datum.loss_fn_inputs["logprobs"]
+    handle = trace_loss(traceable_loss(), INPUT_RANKS, "session")
+    names = {
+        "data": data,
+        "training_client": SimpleNamespace(forward_backward_custom=evaluate),
+        "service_client": SimpleNamespace(
+            create_custom_loss=lambda *_: SimpleNamespace(result=lambda: handle)
+        ),
+    }
+    exec(framework_blocks("Tinker")[0], names)
+    torch.testing.assert_close(results[0], results[1])

@@ -10,6 +10,7 @@ from torch.distributions import Categorical, Normal
 from torchrl.objectives import ClipPPOLoss
 
 from bandpo.integrations.torchrl import BandPPOLoss
+from pages import framework_blocks
 
 NO_CRITIC = {"critic_network": None, "entropy_bonus": False, "critic_coeff": None}
 
@@ -115,3 +116,10 @@ def test_metrics_count_what_is_outside():
     log_ratio = (batch.logp - batch.logp_old)[counted]
     outside = (log_ratio < lower[:, 0]) | (log_ratio > upper[:, 0])
     assert 0.1 < outside.float().mean() < 0.9
+
+
+def test_the_documented_call():
+    critic = TensorDictModule(torch.nn.LazyLinear(1), in_keys=["observation"], out_keys=["state_value"])
+    names = {"actor": actor(), "critic": critic}
+    exec(framework_blocks("Stable-Baselines3 and TorchRL")[1], names)
+    assert isinstance(names["loss_module"], ClipPPOLoss)

@@ -7,6 +7,8 @@ pytest.importorskip("trinity", reason="needs the extra bandpo[trinity]")
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
 
+from pages import framework_blocks
+
 PATH = "bandpo.integrations.trinity.BandPolicyLossFn"
 
 
@@ -55,3 +57,10 @@ def test_the_default_args_build_the_default_loss():
 def test_a_bad_rule_is_refused_when_the_trainer_is_built():
     with pytest.raises(ValueError, match="did you mean Band"):
         POLICY_LOSS_FN.get(PATH)(clip="Bnd()")
+
+
+def test_the_documented_configuration():
+    yaml = pytest.importorskip("yaml")
+    settings = yaml.safe_load(framework_blocks("Trinity-RFT")[0])["algorithm"]
+    cls = POLICY_LOSS_FN.get(settings["policy_loss_fn"])
+    assert call(cls(**settings["policy_loss_fn_args"]), make_batch(17))[0].isfinite()

@@ -20,6 +20,7 @@ from bandpo.integrations.trl_experimental import (
     BandSDPOConfig,
     BandSDPOTrainer,
 )
+from pages import framework_blocks
 
 ACCELERATOR = SimpleNamespace(num_processes=1, reduce=lambda x, **_: x, gather=lambda x: x)
 CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
@@ -134,3 +135,9 @@ def test_the_rule_is_text_in_the_config(config, tmp_path):
     made = config(str(tmp_path), clip="FixedClip(0.2)", **CPU, **settings)
     assert made.clip == "FixedClip(low=0.2, high=0.2)"
     assert math.isclose(made.epsilon, 0.2)
+
+
+def test_the_documented_names():
+    names = {}
+    exec(framework_blocks("TRL's experimental")[0], names)
+    assert names["BandSDPOTrainer"] is BandSDPOTrainer

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point of the `bandpo` command."""
+    # A rule, divergence or reward may be named by the import path of a module in the current folder. At the end of the
+    # path, so that no file there takes the place of a package.
+    sys.path.append(os.getcwd())
     try:
         from bandpo.cli.app import app
 

@@ -14,7 +14,10 @@ from bandpo.cli.data import app as data
 from bandpo.cli.doctor import doctor
 from bandpo.cli.eval import evaluate
 from bandpo.cli.plot import plot
+from bandpo.cli.recipes import recipes
 from bandpo.cli.rehearse import rehearse
+from bandpo.cli.report import report
+from bandpo.cli.study import study
 from bandpo.cli.train import train
 
 app = typer.Typer(
@@ -47,9 +50,12 @@ app.command()(plot)
 app.command(
     add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )(train)
+app.command()(study)
+app.command()(report)
 app.command("eval")(evaluate)
 app.command()(compare)
 app.command()(audit)
 app.add_typer(data, name="data")
+app.command()(recipes)
 app.command()(rehearse)
 app.command()(doctor)

@@ -16,7 +16,10 @@ def bounds(
         typer.Argument(help="Old probabilities, each in (0, 1]; a spread of them if none is given."),
     ] = None,
     divergence: Annotated[
-        str, typer.Option(help="Divergence of the trust region, e.g. KL or TotalVariation.")
+        str,
+        typer.Option(
+            help="Divergence of the trust region, e.g. KL or TotalVariation, or your own as my_module.MyDivergence."
+        ),
     ] = "KL",
     radius: Annotated[
         float | None, typer.Option(help="Its radius; the divergence's default if not given.")

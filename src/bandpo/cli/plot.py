@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-DEFAULT = ("FixedClip(0.2, 0.2)", "FixedClip(0.2, 0.28)", "Band(KL(), 0.05)")
+DEFAULT = ("FixedClip(0.2, 0.2)", "FixedClip(0.2, 0.28)", "DCPO(0.16, 0.2)", "Band(KL(), 0.05)")
+
+
+class Kind(str, Enum):
+    """The figures there are."""
+
+    change = "change"
+    regions = "regions"
+    training = "training"
 
 
 def plot(
     output: Annotated[Path, typer.Argument(help="File to write: .png, .svg or .pdf.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="For 'training': run folders, or logs of TRL or verl.", metavar="[RUN...]"),
+    ] = None,
+    figure: Annotated[
+        Kind,
+        typer.Option(
+            help="change: how far a rule lets a token's probability move; regions: where in the plane of old "
+            "probability and ratio it clips; training: reward, entropy, clip rates and scores over runs."
+        ),
+    ] = Kind.change,
     rules: Annotated[
         list[str] | None,
         typer.Option("--clip", help="A rule to draw, e.g. 'Band(KL(), 0.05)'; repeat for more."),
     ] = None,
 ) -> None:
-    """Draw how far each clip rule lets a token's probability move, against its old probability."""
-    from bandpo import parse_rule
-    from bandpo.figures import allowed_change
+    """Draw what clip rules allow, against a token's old probability, or how runs went."""
+    from bandpo import figures, parse_rule
+    from bandpo.diagnosis import read_log
 
-    allowed_change({text: parse_rule(text) for text in rules or DEFAULT}).savefig(output, dpi=150)
+    if (figure is Kind.training) != bool(runs):
+        raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
+    named = {text: parse_rule(text) for text in rules or DEFAULT}
+    if figure is Kind.training:
+        drawn = figures.training_curves({path.name: read_log(path) for path in runs or []})
+    elif figure is Kind.regions:
+        drawn = figures.clipped_regions(named)
+    else:
+        drawn = figures.allowed_change(named)
+    drawn.savefig(output, dpi=150)
     typer.echo(output)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from bandpo.cli.recipes import SHIPPED
+
 
 def rehearse(
     overrides: Annotated[
@@ -16,7 +18,9 @@ def rehearse(
             help="What follows `python -m verl.trainer.main_ppo` on the cluster: verl's overrides."
         ),
     ],
-    config_dir: Annotated[Path | None, typer.Option(help="The recipe's --config-dir, if it has one.")] = None,
+    config_dir: Annotated[
+        Path | None, typer.Option(help="The recipe's --config-dir; bandpo's own recipes if not given.")
+    ] = None,
     config_name: Annotated[str, typer.Option(help="The recipe's --config-name.")] = "ppo_trainer",
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
     ranks: Annotated[int, typer.Option(min=1, help="Training processes, in place of GPUs.")] = 1,
@@ -44,7 +48,7 @@ def rehearse(
         with console.status("composing the config") as status:
             found = run(
                 overrides,
-                config_dir=config_dir,
+                config_dir=config_dir or SHIPPED,
                 config_name=config_name,
                 steps=steps,
                 ranks=ranks,

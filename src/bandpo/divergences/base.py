@@ -8,7 +8,8 @@ all other tokens by one factor ``c = (1 − p·r) / (1 − p)``. The divergence 
 and the ratios with ``g(p, r) ≤ radius`` are an interval around 1. Everything is done on logarithms: ``log_ratio =
 log r``, ``logp = log p``, so that neither rare (p = 1e−30) nor near-certain tokens (1 − p = 1e−7) lose digits.
 
-A new divergence is one subclass of `Divergence` with its ``f``; override the rest where a closed form exists.
+A new divergence is one subclass of `Divergence` with its ``f`` and ``df`` (docs/add-a-divergence.md shows each step);
+override the rest where a closed form exists.
 
 Source: arXiv 2603.04918; the reduction to one scalar is its Jensen argument.
 """

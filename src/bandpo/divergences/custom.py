@@ -42,7 +42,8 @@ class FDivergence(Divergence):
     def __post_init__(self) -> None:
         u = torch.cat([torch.logspace(-9, 9, 721, dtype=torch.float64), torch.linspace(0.5, 2, 301).double()])
         u = u.unique()
-        for name, values in (("f", self.f_of_u(u)), ("derivative", self._slope(u))):
+        for name, function in (("f", self.f_of_u), ("derivative", self._slope)):
+            values = function(u)
             if not isinstance(values, Tensor) or values.shape != u.shape:
                 raise TypeError(
                     f"{name} must map a tensor to one of equal shape, elementwise; got {values!r}"

@@ -33,7 +33,10 @@ class JensenShannon(Divergence):
         # With h = ½·log u:  f = ½·(1 + u)·(h·tanh h − log cosh h), even in h up to the factor.
         h = log_u.abs() / 2
         near = h.clamp(max=2.0)
-        a, grown = torch.exp(-2 * h), expm1(2 * near)  # sinh² h from the latter: sinh itself differs by position
+        a, grown = (
+            torch.exp(-2 * h),
+            expm1(2 * near),
+        )  # sinh² h from the latter: sinh itself differs by position
         bend = torch.where(
             h < 2,
             near * torch.tanh(near) - torch.log1p(grown * grown / (4 * (1 + grown))) / 2,

@@ -67,7 +67,9 @@ def _log_ratios(m: Tensor, n: Tensor, radius: Tensor) -> tuple[tuple[Tensor, Ten
     enough = radius.clamp(max=-1 - math.log(torch.finfo(m.dtype).eps))
 
     near = quadratic.clamp(max=1.0)
-    flat = 1 + c1 * quadratic - radius.clamp(max=5.5) / 6 - skew * (1 + 8 * variance) / 1080 * near * near * near
+    flat = (
+        1 + c1 * quadratic - radius.clamp(max=5.5) / 6 - skew * (1 + 8 * variance) / 1080 * near * near * near
+    )
     y = torch.minimum(quadratic / flat, (enough - torch.log(m)) / n)
     fixed = excess = y
     for _ in range(2 if exact else 1):

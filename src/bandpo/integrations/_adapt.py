@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from bandpo.clipping import ClipRule
+from bandpo.clipping import ClipRule, bands
 from bandpo.losses import LossOutputs, policy_loss
 from bandpo.notation import parse_rule
+from bandpo.radius import Radius
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,8 +23,19 @@ DEFAULT_CLIP = "Band(KL(), 0.05)"
 
 @functools.lru_cache
 def as_rule(clip: ClipRule | str) -> ClipRule:
-    """A clip rule from its text form or as it is; text is parsed once per process, not once per batch."""
-    return clip if isinstance(clip, ClipRule) else parse_rule(clip)
+    """A clip rule from its text form or as it is; text is parsed once per process, not once per batch.
+
+    Raises:
+        ValueError: the text names no rule, or its radius depends on what a framework does not tell its loss.
+    """
+    rule = clip if isinstance(clip, ClipRule) else parse_rule(clip)
+    for radius in (band.radius for band in bands(rule).values()):
+        if isinstance(radius, Radius) and radius.needs:
+            raise ValueError(
+                f"{radius!r} depends on the moment's {radius.needs}, which this framework does not tell its loss; give "
+                "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
+            )
+    return rule
 
 
 class Epsilons(NamedTuple):

@@ -100,22 +100,23 @@ def traceable_loss(clip: Band | str = DEFAULT_CLIP) -> Callable[..., tuple[Tenso
     ``loss_fn_inputs`` ``old_logprobs`` (the sampler's), ``advantages`` and ``mask``, all float of shape (tokens,).
 
     Args:
-        clip: A `Band` or its text form.
+        clip: A `Band`, its radius a number, or its text form.
 
     Raises:
         ValueError: ``clip`` is another rule.
     """
     rule = as_rule(clip)
-    if not isinstance(rule, Band):
+    if not isinstance(rule, Band) or not isinstance(radius := rule.radius, int | float):
         raise ValueError(
-            f"the server-side loss knows Band alone, got {rule!r}; use custom_loss for other rules"
+            f"the server-side loss knows Band with a number as its radius alone, got {rule!r}; use custom_loss for "
+            "other rules"
         )
 
     def surrogate(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
         counted = mask > 0
         logp_old = torch.where(counted, old_logprobs, 0.0)
         log_ratio = torch.where(counted, logprobs - logp_old, 0.0)
-        beyond = rule.divergence.spent(log_ratio, logp_old) > rule.radius
+        beyond = rule.divergence.spent(log_ratio, logp_old) > radius
         high = (beyond & (log_ratio > 0)) | (log_ratio > math.log(rule.max_ratio))
         low = beyond & (log_ratio < 0)
         high, low = high & (advantages > 0) & counted, low & (advantages < 0) & counted

@@ -1,4 +1,4 @@
-"""Clip rules in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding public methods and one private one.
+"""Clip rules in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding some of its methods.
 
 TRL's loss clamps the ratio with ``torch.clamp(ratio, 1 − self.epsilon_low, 1 + self.epsilon_high)``, and
 ``torch.clamp`` takes tensors: handing it the bounds of the batch turns every clipped loss type of TRL into its Band
@@ -8,121 +8,46 @@ clamp (`Masked`, say) needs the new log-probabilities, which TRL computes inside
 gradient ``−r·A`` becomes ``−w·A``.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
+
+A radius of `bandpo.radius` is brought up to date whenever a batch is generated and stays for all updates made on that
+batch. Its entropies come from the pass that TRL makes for the old log-probabilities.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+from trl import GRPOConfig
 
 from bandpo.audit import Audit
-from bandpo.clipping import Band, ClipRule, FixedClip, Unclipped
+from bandpo.clipping import Band, ClipRule, bands
+from bandpo.integrations._trl_audit import (
+    CLIPPED_LOSS_TYPES,
+    AuditedGRPOTrainer,
+    AuditMixin,
+    counted_tokens,
+)
 from bandpo.losses import at_level, judge
 from bandpo.notation import parse_objective, parse_rule
 from bandpo.objectives import Objective, Surrogate
-from bandpo.watch import Watch, check_radius
+from bandpo.radius import Hold, Moment, Radius
+from bandpo.watch import check_radius
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
-CLIPPED_LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo")
+__all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer", "HeldRadii"]
 
-
-class AuditMixin(GRPOTrainer):
-    """Logs what the clip does to tokens, as ``audit/…`` metrics (see docs/audit.md), and warns of what wastes a run.
-
-    Put it before any GRPOTrainer that calls TRL's own loss: ``class Mine(AuditMixin, TheirTrainer): ...``. It costs no
-    forward pass: the loss's log-probabilities are seen on their way. Sums are reduced over processes and read once
-    per log step. Only training steps are audited.
-    """
-
-    audit_steps: int = 1
-    """The losses of every so-many-th optimiser step are audited; 0 for none."""
-
-    _inputs: dict[str, Any] | None = None
-    _audit: Audit | None = None
-    _first: Audit | None = None
-    _watch: Watch | None = None
-
-    @property
-    def clip_rule(self) -> ClipRule:
-        """The rule that is audited: for a stock trainer the interval of its ``epsilon`` and ``epsilon_high``."""
-        if self.loss_type not in CLIPPED_LOSS_TYPES:
-            return Unclipped()
-        if self.loss_type == "cispo":  # its epsilon_high is the bound itself, and below 1 at TRL's default
-            return FixedClip(1.0, max(self.epsilon_high - 1, 0.0))
-        return FixedClip(min(self.epsilon_low, 1.0), self.epsilon_high)
-
-    @property
-    def training(self) -> bool:
-        """Whether the model is in training mode; TRL tells training metrics from evaluation's by it too."""
-        return self.model is not None and self.model.training
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Tensor:
-        self._inputs = dict(inputs)  # a copy: a batch comes back in the next iteration
-        try:
-            return super().compute_loss(model, self._inputs, return_outputs, num_items_in_batch)
-        finally:
-            self._inputs = None
-
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
-        if self._inputs is not None:  # not the old policy's, which TRL computes outside of the loss
-            self._see(self._inputs, outputs[0].detach(), outputs[1])
-        return outputs
-
-    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        """Called in every loss, once its log-probabilities are known and before they are used."""
-        if not self.training or not self.audit_steps or self.state.global_step % self.audit_steps:
-            return
-        old = inputs.get("old_per_token_logps")
-        seen = Audit.of(
-            logp,
-            logp if old is None else old,
-            inputs["advantages"],
-            _mask(inputs),
-            clip=self.clip_rule,
-            level=self.importance_sampling_level,
-            logp_anchor=self._anchor(inputs),
-            entropy=entropy,
-        )
-        if self._audit is None and self.state.global_step == 0:
-            self._first = seen
-        self._audit = seen if self._audit is None else self._audit + seen
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        metrics: dict[str, float] = {}
-        if self.training and self._audit is not None:
-            metrics = self._read(self._audit)
-            logs |= {f"audit/{name}": value for name, value in metrics.items()}
-        super().log(logs, start_time)
-        if metrics and self.is_world_process_zero():
-            self._watch = self._watch or Watch(self.clip_rule)
-            if self._first is not None:
-                self._watch.before_update(self._first.metrics())
-            self._watch(metrics, entropy=logs.get("entropy"), reward=logs.get("reward"))
-        if metrics:
-            self._audit = self._first = None
-
-    def _read(self, seen: Audit) -> dict[str, float]:
-        def over_processes(sums: Tensor) -> Tensor:
-            return cast("Tensor", self.accelerator.reduce(sums, reduction="sum"))
-
-        return seen.reduced(over_processes).metrics()
-
-    def _anchor(self, inputs: dict[str, Any]) -> Tensor | None:
-        """What the bounds surround, if not the trainer's old log-probabilities."""
-        return None
-
-
-class AuditedGRPOTrainer(AuditMixin):
-    """TRL's `GRPOTrainer`, unchanged but for the audit: put its name where GRPOTrainer stood."""
+OLD_ENTROPIES = "old_per_token_entropies"
+"""Beside TRL's ``old_per_token_logps`` in a batch, where a radius is set by them."""
 
 
 @dataclass
@@ -130,8 +55,9 @@ class BandGRPOConfig(GRPOConfig):
     """`GRPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
-        clip: The rule, as text (``"Band(KL(), 0.05)"``, ``"FixedClip(0.2, 0.28)"``) or as a `ClipRule`. With
-            ``importance_sampling_level="sequence"`` it bounds GSPO's ratio, see `bandpo.policy_loss`.
+        clip: The rule, as text (``"Band(KL(), 0.05)"``, ``"FixedClip(0.2, 0.28)"``) or as a `ClipRule`. Its radius may
+            be one of `bandpo.radius`. With ``importance_sampling_level="sequence"`` it bounds GSPO's ratio, see
+            `bandpo.policy_loss`.
         objective: What becomes of clipped tokens, as text or as an `Objective`; see `bandpo.objectives`.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (vLLM's; needs ``use_vllm``).
@@ -148,7 +74,8 @@ class BandGRPOConfig(GRPOConfig):
     clip: str = field(
         default=repr(Band()),
         metadata={
-            "help": "Clip rule, e.g. 'Band(KL(), 0.05)', 'FixedClip(0.2, 0.28)', 'DCPO', 'Unclipped()'."
+            "help": "Clip rule, e.g. 'Band(KL(), 0.05)', 'Band(KL(), Linear(0.05, 0.01))', 'FixedClip(0.2, 0.28)', "
+            "'DCPO', 'Unclipped()'."
         },
     )
     objective: str = field(
@@ -171,7 +98,7 @@ class BandGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if self.audit_steps < 0:
             raise ValueError(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
-        self.clip = repr(self.clip if isinstance(self.clip, ClipRule) else parse_rule(self.clip))
+        self.clip = repr(parse_rule(str(self.clip)))
         objective = self.objective
         objective = objective if isinstance(objective, Objective) else parse_objective(objective)
         self.objective = repr(objective)
@@ -204,12 +131,40 @@ class BandGRPOConfig(GRPOConfig):
         )
 
 
+class HeldRadii(TrainerCallback, ExportableState):
+    """What the rule's controllers have arrived at; transformers writes it into each checkpoint's trainer_state.json."""
+
+    def __init__(self, held: dict[str, float] | None = None):
+        self.held = held or {}
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"held": self.held}, "attributes": {}}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # By itself transformers restores it only with restore_callback_states_from_checkpoint.
+        stored = cast("dict[str, Any]", state.stateful_callbacks)
+        self.held = dict(stored.setdefault(type(self).__name__, self.state())["args"]["held"])
+
+
 class BandGRPOTrainer(AuditMixin):
     """`GRPOTrainer` whose ratios are bounded by ``args.clip``, audited as every `AuditMixin`.
+
+    Logs the mean radius of the tokens since the last log as ``radius``, and where it differs among them ``radius_min``
+    and ``radius_max`` too; of a band within another rule as ``radius/PATH``, e.g. ``radius/upper``.
 
     Warns at construction where each batch is used for a single update: the old policy is then the current one, the
     ratio is 1, and no clip of any kind does anything.
     """
+
+    args: BandGRPOConfig
+    _moment = Moment(progress=0.0, held={})
+    """When the batch in use was generated."""
+    _batch: Audit | None = None
+    """What the controllers will be told of it."""
+    _old_entropies: list[Tensor] | None = None
+    """Those caught while a batch is generated, if they are wanted."""
 
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: BandGRPOConfig | None = None, **arguments: Any
@@ -225,12 +180,61 @@ class BandGRPOTrainer(AuditMixin):
             )
         self.clip, self.objective = parse_rule(args.clip), parse_objective(args.objective)
         self._anchored_at, self.audit_steps = args.anchor, args.audit_steps
+        self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         check_radius(self.clip)
         super().__init__(model, reward_funcs, args, **arguments)
+        self.add_callback(HeldRadii())
 
     @property
     def clip_rule(self) -> ClipRule:
-        return self.clip
+        """The rule for the batch in use, but for what a radius takes from entropies."""
+        return self.clip.at(self._moment)
+
+    @property
+    def _held(self) -> HeldRadii:
+        # Looked up, because transformers may have put another in its place.
+        return next(c for c in self.callback_handler.callbacks if isinstance(c, HeldRadii))
+
+    def _rule(self, inputs: dict[str, Any], entropy: Tensor | None = None) -> ClipRule:
+        # Without an old policy of its own, the batch has the current one's entropies.
+        entropy = inputs.get(OLD_ENTROPIES, entropy)
+        if entropy is None:
+            return self.clip_rule
+        mask = counted_tokens(inputs).float()
+        entropy = entropy.detach().float().masked_fill(mask == 0, 0.0)
+        return self.clip_rule.at(Moment(entropy=at_level(entropy, mask, self.importance_sampling_level)))
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        if self.training:
+            progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
+            self._moment = Moment(progress=progress, held=self._held.held)
+        needs = {band.radius.needs for band in bands(self.clip).values() if isinstance(band.radius, Radius)}
+        self._old_entropies = [] if "entropy" in needs else None
+        output = super()._generate_and_score_completions(inputs)
+        if self._old_entropies and "old_per_token_logps" in output:
+            output[OLD_ENTROPIES] = self._old_entropies[0]  # shuffled and split with the rest
+        self._old_entropies = None
+        return output
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        # The old policy's pass comes before one without its adapter, as reference. A reference model is another.
+        wanted = self._old_entropies == [] and arguments[0] is self.model
+        if wanted:
+            named["compute_entropy"] = True
+        outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        if wanted:
+            self._old_entropies = [outputs[1]]
+        return outputs
+
+    def training_step(self, *arguments: Any) -> Tensor:
+        loss = super().training_step(*arguments)
+        per_batch = (self.args.steps_per_generation or 1) * self.num_iterations
+        if self._batch is not None and self._step % per_batch == 0:
+            # The batch's last loss: on every process, and before a checkpoint. The audit leaves out what is undefined.
+            metrics = defaultdict(lambda: math.nan, self._read(self._batch))
+            self._held.held = self.clip.updated(self._held.held, metrics)
+            self._batch = None
+        return loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -252,24 +256,35 @@ class BandGRPOTrainer(AuditMixin):
         """What TRL's clamp is given: bounds of shape (batch, time), or (batch, 1) for sequence-level ratios."""
         if self.objective != Surrogate():
             return 0.0, torch.inf  # `_see` acts on the advantages instead
-        # What stands at padding is arbitrary, and 0·NaN would still be NaN in TRL's masked sums.
-        mask = _mask(inputs).float()
-        old = at_level(logp_old.float().masked_fill(mask == 0, 0.0), mask, self.importance_sampling_level)
-        anchor = self._anchor(inputs)
-        anchor = old if anchor is None else at_level(anchor, mask, self.importance_sampling_level)
-        bounds = self.clip.bounds(anchor)
+        old, anchor = self._at_level(inputs, logp_old)
+        bounds = self._rule(inputs).bounds(anchor)
         lower, upper = (
             (log_bound + (anchor - old)).exp() for log_bound in (bounds.log_lower, bounds.log_upper)
         )
         per_sequence = self.importance_sampling_level == "sequence"
         return (lower[:, :1], upper[:, :1]) if per_sequence else (lower, upper)
 
-    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        super()._see(inputs, logp, entropy)
-        logp_old = inputs.get("old_per_token_logps")
+    def _at_level(self, inputs: dict[str, Any], logp_old: Tensor) -> tuple[Tensor, Tensor]:
+        """The old log-probabilities, and those that the bounds surround, at the level of the ratios."""
+        # What stands at padding is arbitrary, and 0·NaN would still be NaN in TRL's masked sums.
+        mask = counted_tokens(inputs).float()
+        old = at_level(logp_old.float().masked_fill(mask == 0, 0.0), mask, self.importance_sampling_level)
+        anchor = self._anchor(inputs)
+        return old, old if anchor is None else at_level(anchor, mask, self.importance_sampling_level)
+
+    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Audit | None:
+        seen = super()._see(inputs, logp, entropy)
+        rule, logp_old = self._rule(inputs, entropy), inputs.get("old_per_token_logps")
+        mask = counted_tokens(inputs).float()
+        if self.training:
+            _, anchor = self._at_level(inputs, logp if logp_old is None else logp_old)
+            for path, band in bands(rule).items():
+                self._radii[path].append(_spread(band.radius_for(anchor), mask))
+            if any(isinstance(band.radius, Hold) for band in bands(self.clip).values()):
+                own = self._audit_of(inputs, logp, entropy, {}) if seen is None else seen.own
+                self._batch = own if self._batch is None else self._batch + own
         if self.objective == Surrogate() or logp_old is None:
-            return
-        mask = _mask(inputs).float()
+            return seen
         advantages = inputs["advantages"]
         advantages = (advantages[:, None] if advantages.dim() == 1 else advantages).expand_as(logp)
         judged = judge(
@@ -277,7 +292,7 @@ class BandGRPOTrainer(AuditMixin):
             logp_old.float().masked_fill(mask == 0, 0.0),
             advantages,
             mask,
-            clip=self.clip,
+            clip=rule,
             objective=self.objective,
             level=self.importance_sampling_level,
             logp_anchor=self._anchor(inputs),
@@ -286,6 +301,20 @@ class BandGRPOTrainer(AuditMixin):
         inputs["advantages"] = (
             advantages * judged.apply(self.objective.weight) / judged.ratio.clamp(min=smallest)
         )
+        return seen
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self.training:
+            for path, seen in self._radii.items():
+                everywhere = cast("Tensor", self.accelerator.gather(torch.stack(seen)))
+                total, tokens, least, greatest = everywhere.unbind(-1)
+                low, high = least.min().item(), greatest.max().item()
+                values = {"radius": (total.sum() / tokens.sum()).item()}
+                if low < high:
+                    values |= {"radius_min": low, "radius_max": high}
+                logs |= {f"{name}/{path}".rstrip("/"): value for name, value in values.items()}
+            self._radii.clear()
+        super().log(logs, start_time)
 
     def _anchor(self, inputs: dict[str, Any]) -> Tensor | None:
         logp_old = inputs.get("old_per_token_logps")
@@ -293,10 +322,18 @@ class BandGRPOTrainer(AuditMixin):
             return None
         sampled = inputs["sampling_per_token_logps"].float()
         sampled = torch.where(sampled.isnan(), logp_old.float(), sampled)  # tokens that vLLM could not score
-        return sampled.masked_fill(_mask(inputs) == 0, 0.0)
+        return sampled.masked_fill(counted_tokens(inputs) == 0, 0.0)
 
 
-def _mask(inputs: dict[str, Any]) -> Tensor:
-    """The tokens that count in TRL's loss."""
-    mask = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:
+    """Sum, number, least and greatest of the radii of counted tokens, on their device."""
+    radius = torch.as_tensor(radius, dtype=torch.float64, device=mask.device).expand_as(mask)
+    counted = mask != 0
+    return torch.stack(
+        [
+            (radius * mask).sum(),
+            mask.sum().double(),
+            radius.masked_fill(~counted, math.inf).min(),
+            radius.masked_fill(~counted, -math.inf).max(),
+        ]
+    )

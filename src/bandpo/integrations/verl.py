@@ -24,7 +24,7 @@ import verl.utils.import_utils
 
 from bandpo.integrations._adapt import as_rule, token_weights
 from bandpo.losses import policy_loss
-from bandpo.notation import parse_objective, parse_rule
+from bandpo.notation import parse_objective
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -58,11 +58,13 @@ class BandPolicyLossConfig(PolicyLossConfig):
     Args:
         objective: What becomes of clipped tokens, in text form, see `bandpo.objectives`.
         level: ``token`` or ``sequence`` (GSPO), see `bandpo.policy_loss`.
-        clip: A clip rule in its text form, see `bandpo.parse_rule`. verl's ``clip_ratio``, ``clip_ratio_low`` and
+        clip: A clip rule in its text form, see `bandpo.parse_rule`. Of `bandpo.radius` it may hold `BySurprisal`; verl
+            tells a policy loss neither the step nor an entropy. verl's ``clip_ratio``, ``clip_ratio_low`` and
             ``clip_ratio_high`` have no effect beside it; ``clip_ratio_c``, the dual clip, has.
 
     Raises:
-        ValueError: ``clip`` is no clip rule, ``objective`` no objective, or ``level`` unknown.
+        ValueError: ``clip`` is no clip rule, or its radius needs what verl does not tell; ``objective`` is no
+            objective; or ``level`` is unknown.
 
     >>> BandPolicyLossConfig(clip="Band(KL(), 0.05)").loss_mode
     'band'
@@ -74,7 +76,7 @@ class BandPolicyLossConfig(PolicyLossConfig):
     level: str = "token"
 
     def __post_init__(self) -> None:
-        for name, read in (("clip", parse_rule), ("objective", parse_objective), ("level", _known_level)):
+        for name, read in (("clip", as_rule), ("objective", parse_objective), ("level", _known_level)):
             try:
                 read(getattr(self, name))
             except (TypeError, ValueError) as error:

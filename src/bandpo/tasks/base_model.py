@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,8 @@ class WarmUp:
             raise ValueError(f"learning_rate={self.learning_rate}: choose a number above 0")
 
 
-def _fresh_model(seed: int) -> Qwen2ForCausalLM:
+def fresh_model(seed: int) -> Qwen2ForCausalLM:
+    """An untrained Qwen2 of 335,000 parameters over the task's vocabulary."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     ids = tokenizer().get_vocab()
@@ -113,7 +114,7 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
 
     whose curvature in the log-odds is 1 for any tail, where that of a cross entropy vanishes with the tail.
     """
-    encoder, model = tokenizer(), _fresh_model(settings.seed)
+    encoder, model = tokenizer(), fresh_model(settings.seed)
     ids = encoder.get_vocab()
     branches = [ids[DIRECT], ids[SCRATCHPAD]]
     rng = random.Random(settings.seed)
@@ -221,12 +222,26 @@ class Output:
     output_dir: str = field(metadata={"help": "folder for the model; must not exist or be empty"})
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make, measure and save a base model."""
+def make(
+    module: str,
+    kind: type,
+    train: Callable[[Any], Qwen2ForCausalLM],
+    measure: Callable[[Qwen2ForCausalLM], dict[str, float]],
+    arguments: Sequence[str] | None,
+) -> None:
+    """The command line of a base model: settings from flags, then train, measure, and save with a card.
+
+    Args:
+        module: Whose command line it is.
+        kind: Dataclass of its settings.
+        train: Makes the model from them.
+        measure: What the card says of it.
+        arguments: The flags; those of the process if None.
+    """
     import transformers
 
-    kinds: Any = [WarmUp, Output]  # typed in transformers as something pyright does not recognise a class as
-    parser = transformers.HfArgumentParser(kinds, prog="python -m bandpo.tasks.base_model")
+    kinds: Any = [kind, Output]  # typed in transformers as something pyright does not recognise a class as
+    parser = transformers.HfArgumentParser(kinds, prog=f"python -m {module}")
     try:
         settings, output = parser.parse_args_into_dataclasses(arguments)
         folder = Path(output.output_dir)
@@ -236,12 +251,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     torch.set_num_threads(1)  # the order of sums, hence the bits, would depend on the number of threads
-    model, encoder = warm_up(settings), tokenizer()
-    measured = measure(model, encoder)
+    model = train(settings)
+    measured = measure(model)
     model.save_pretrained(folder)
-    encoder.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
     card: dict[str, Any] = {
-        "made_by": "bandpo.tasks.base_model",
+        "made_by": module,
         "settings": asdict(settings),
         "measured": measured,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -250,6 +265,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, figure in measured.items():
         print(f"{name:>20} {figure:.4f}")
     print(f"saved to {folder}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make, measure and save a base model."""
+    make("bandpo.tasks.base_model", WarmUp, warm_up, lambda model: measure(model, tokenizer()), arguments)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
@@ -17,9 +16,6 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
 from bandpo.integrations.trl import BandGRPOConfig
-
-EMBEDDED = "multiplication"
-"""As ``dataset_name`` or ``model_name_or_path``: the task and the base model that ship with the package."""
 
 
 @dataclass
@@ -40,6 +36,12 @@ class RunArguments(GRPOScriptArguments):
     eval_samples: int = field(
         default=32, metadata={"help": "Completions per evaluated prompt: the k of mean@k."}
     )
+    eval_every: int = field(
+        default=0,
+        metadata={
+            "help": "Optimiser steps between evaluations during training, for curves of mean@k; 0 for none."
+        },
+    )
     solved_at: float = field(
         default=1.0, metadata={"help": "Total reward from which a completion counts as right."}
     )
@@ -48,7 +50,13 @@ class RunArguments(GRPOScriptArguments):
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("train_prompts", 1), ("eval_prompts", 0), ("eval_samples", 1), ("threads", 1)):
+        for name, least in (
+            ("train_prompts", 1),
+            ("eval_prompts", 0),
+            ("eval_samples", 1),
+            ("eval_every", 0),
+            ("threads", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -83,7 +91,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         a.split("=")[0] in ("--config", "--dataset_name", "--model_name_or_path") for a in argv
     )
     if not names_its_own:
-        argv = ["--config", str(resources.files("bandpo.tasks") / f"{EMBEDDED}.yaml"), *argv]
+        argv = ["--config", str(resources.files("bandpo.tasks") / "multiplication.yaml"), *argv]
     if "--config" in argv:
         _check_yaml(argv[argv.index("--config") + 1 :][:1])
     known = {
@@ -99,7 +107,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     arguments = Arguments(*parser().parse_args_and_config(argv))
     if not (arguments.run.dataset_name or arguments.mixture.datasets):
         raise ValueError(
-            "no data: give --dataset_name (a hub name, or 'multiplication') or `datasets` in the YAML file"
+            "no data: give --dataset_name (a hub name, 'multiplication', or 'lock') or `datasets` in the YAML file"
         )
     if not arguments.model.model_name_or_path:
         raise ValueError("no model: give --model_name_or_path (a hub name, a folder, or 'multiplication')")
@@ -137,8 +145,6 @@ def _reward_function(name: str) -> Callable[..., Any]:
     if hasattr(trl.rewards, name):
         return getattr(trl.rewards, name)
     module, _, function = name.rpartition(".")
-    if str(Path.cwd()) not in sys.path:  # a module beside the user's YAML file, as in TRL's script
-        sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:

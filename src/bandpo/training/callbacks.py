@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
@@ -36,8 +36,21 @@ class MetricsLog(TrainerCallback):
         **_: Any,
     ) -> None:
         if state.is_world_process_zero and "train_runtime" not in logs:
-            with self._folder.metrics.open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+            self._folder.log({"step": state.global_step, **logs})
+
+
+class Scores(TrainerCallback):
+    """Evaluates every so many optimiser steps; the scores are rows of metrics.jsonl too."""
+
+    def __init__(self, folder: RunFolder, every: int, evaluate: Callable[[], dict[str, float]]):
+        self._folder, self._every, self._evaluate = folder, every, evaluate
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step % self._every == 0:
+            scores = {name: score for name, score in self._evaluate().items() if "@" in name}
+            self._folder.log({"step": state.global_step, **scores})
 
 
 class ProgressBar(TrainerCallback):

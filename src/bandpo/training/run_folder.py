@@ -80,6 +80,11 @@ class RunFolder:
         self.evaluations[when] = scores
         self.evaluation.write_text(json.dumps(self.evaluations, indent=2) + "\n")
 
+    def log(self, row: dict[str, Any]) -> None:
+        """Append a row to the metrics."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
     def history(self) -> list[dict[str, Any]]:
         """The logged metrics, one row per log step."""
         return list(self._rows())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -12,13 +13,14 @@ from transformers import AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
+from bandpo.diagnosis import named_rows
 from bandpo.evals.generate import sample
 from bandpo.evals.metrics import mean_at_k, pass_at_k
 from bandpo.figures import training_curves
 from bandpo.integrations.trl import BandGRPOTrainer
-from bandpo.tasks import multiplication
-from bandpo.training.arguments import EMBEDDED, Arguments, reward_functions
-from bandpo.training.callbacks import MetricsLog, ProgressBar
+from bandpo.tasks import EMBEDDED, multiplication
+from bandpo.training.arguments import Arguments, reward_functions
+from bandpo.training.callbacks import MetricsLog, ProgressBar, Scores
 from bandpo.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def train(arguments: Arguments) -> RunFolder:
 
     path = (
         str(multiplication.base_model_path())
-        if model.model_name_or_path == EMBEDDED
+        if model.model_name_or_path == "multiplication"
         else model.model_name_or_path
     )
     tokenizer = AutoTokenizer.from_pretrained(
@@ -82,13 +84,23 @@ def train(arguments: Arguments) -> RunFolder:
     )
     trainer.remove_callback(PrinterCallback)
 
+    def scores() -> dict[str, float]:
+        return evaluation(trainer.model, tokenizer, test_set, rewards, arguments)
+
+    can_evaluate = test_set is not None and run.eval_prompts and rewards
+
     def evaluate(when: str) -> None:
-        if when not in folder.evaluations and test_set is not None and run.eval_prompts and rewards:
+        if when not in folder.evaluations and can_evaluate:
             print(
                 f"evaluating {when} training: {run.eval_prompts} prompts × {run.eval_samples} samples",
                 file=sys.stderr,
             )
-            folder.record_evaluation(when, evaluation(trainer.model, tokenizer, test_set, rewards, arguments))
+            folder.record_evaluation(when, scores())
+
+    if run.eval_every:
+        if not can_evaluate:
+            raise ValueError("eval_every needs a test split, eval_prompts above 0 and a reward function")
+        trainer.add_callback(Scores(folder, run.eval_every, scores))
 
     checkpoint = folder.checkpoint
     if checkpoint is None:
@@ -97,17 +109,16 @@ def train(arguments: Arguments) -> RunFolder:
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(str(folder.model))
     evaluate("after")
-    training_curves({"": folder.history()}).savefig(folder.curves, dpi=150)
+    training_curves({"": named_rows(folder.history())}).savefig(folder.curves, dpi=150)
     return folder
 
 
 def load_data(arguments: Arguments) -> tuple[Any, Any]:
     """The train split and, where there is one, the test split."""
     run, _, _, mixture = arguments
-    if run.dataset_name == EMBEDDED:
-        return multiplication.dataset("train", run.train_prompts), multiplication.dataset(
-            "eval", run.eval_prompts
-        )
+    if run.dataset_name in EMBEDDED:
+        task = importlib.import_module(f"bandpo.tasks.{run.dataset_name}")
+        return task.dataset("train", run.train_prompts), task.dataset("eval", run.eval_prompts)
     dataset: Any
     if mixture.datasets:
         dataset = get_dataset(mixture)

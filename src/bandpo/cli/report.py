@@ -1,0 +1,35 @@
+"""`bandpo report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A study's folder or results.json; or run folders, trainer_state.json files, or the .jsonl of verl's "
+            "file logger, side by side.",
+            metavar="RUN...",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option(help="Page to write: .html (self-contained), or .md with PNGs.")
+    ] = Path("report.html"),
+) -> None:
+    """Write a report: of a study, or of any runs of TRL or verl."""
+    from bandpo.study.report import study_page
+    from bandpo.study.run_report import run_page
+
+    first = runs[0] / "results.json" if runs[0].is_dir() else runs[0]
+    if len(runs) == 1 and first.name == "results.json" and first.is_file():
+        page = study_page(json.loads(first.read_text()))
+    else:
+        page = run_page(runs)
+    for path in page.save(output):
+        typer.echo(path)

@@ -1,0 +1,302 @@
+# pyright: reportUnnecessaryComparison=false
+"""Ways to set the size of a trust region: over training, per token, or by a controller that holds a target.
+
+`bandpo.Band` takes a number, a tensor, or one of these. They are settings and hold no state: ``rule.at(moment)`` puts
+numbers in their place, and what a controller has arrived at is plain data, kept by whoever runs the training.
+
+| radius | is | known from |
+|---|---|---|
+| ``0.05`` | constant | |
+| a tensor | one per token (batch, time), or per sequence (batch, 1) | |
+| `Linear`, `Cosine` | a schedule over training | ``Moment(progress=…)`` |
+| `BySurprisal` | per token, by its old probability | the loss's own ``logp_old`` |
+| `ByEntropy` | per token, by the old policy's entropy there | ``Moment(entropy=…)`` |
+| `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``Moment(held=…)`` |
+
+In a loop of your own (`BandGRPOTrainer` does this for you):
+
+>>> rule, held = Band(KL(), HoldClipRate(target=0.01, start=0.05)), {}
+>>> for batch in range(3):
+...     clip = rule.at(Moment(progress=batch / 3, held=held))
+...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., clip=clip), over the whole batch
+...     held = rule.updated(held, metrics)
+>>> {name: round(radius, 4) for name, radius in held.items()}
+{'HoldClipRate(target=0.01, start=0.05, gain=0.1, low=0.005, high=0.5)': 0.0581}
+
+A radius of your own is a frozen dataclass that derives from `Radius`; its text form is readable once it is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from bandpo import _checks
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """Where a training run stands, as far as it is known: what a radius may depend on.
+
+    Args:
+        progress: Share of the training done, in [0, 1].
+        entropy: Entropy (nats) of the old policy at each token, in the shape of the log-probabilities; finite at
+            padding too.
+        held: What `ClipRule.updated` made of the last batch; ``{}`` before the first.
+
+    Raises:
+        ValueError: ``progress`` outside of [0, 1].
+    """
+
+    progress: float | None = None
+    entropy: Float[Tensor, "*shape"] | None = None
+    held: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.progress is not None and not 0 <= self.progress <= 1:
+            raise ValueError(f"progress must be in [0, 1], the share of training done, got {self.progress!r}")
+
+
+class Radius(ABC):
+    """The size of a trust region as a function of the moment, of the token, or of both."""
+
+    needs: ClassVar[str | None]
+    """The field of `Moment` without which the radius is not known."""
+
+    @property
+    @abstractmethod
+    def range(self) -> tuple[float, float]:
+        """The least and the greatest value that it can take."""
+
+    def at(self, moment: Moment) -> float | Tensor | Radius:
+        """Its value at this moment; itself where the moment does not tell."""
+        return self
+
+    def of(self, logp_old: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Its value for tokens of old log-probability ``logp_old``.
+
+        Raises:
+            ValueError: it depends on the moment.
+        """
+        raise ValueError(
+            f"{self!r} is known only at a moment of training: put rule.at(Moment({self.needs}=...)) in the rule's "
+            "place, or use a trainer that does, such as BandGRPOTrainer"
+        )
+
+
+def _between(start: float, end: float, share: Any) -> Any:
+    """From ``start`` at share 0 to ``end`` at share 1, exact at both."""
+    return start * (1 - share) + end * share
+
+
+@dataclass(frozen=True)
+class _Schedule(Radius):
+    start: float
+    end: float
+
+    needs = "progress"
+
+    def __post_init__(self) -> None:
+        _checks.positive("start", self.start)
+        _checks.positive("end", self.end)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return min(self.start, self.end), max(self.start, self.end)
+
+    @abstractmethod
+    def share(self, progress: float) -> float:
+        """How much of the way is gone, from 0 to 1."""
+
+    def at(self, moment: Moment) -> float | Radius:
+        if moment.progress is None:
+            return self
+        return _between(self.start, self.end, self.share(moment.progress))
+
+
+@dataclass(frozen=True)
+class Linear(_Schedule):
+    """From ``start`` to ``end`` in a straight line over training. The paper's authors tried a linear decay.
+
+    >>> Band(KL(), Linear(0.04, 0.02)).at(Moment(progress=0.5)).radius
+    0.03
+    """
+
+    def share(self, progress: float) -> float:
+        return progress
+
+
+@dataclass(frozen=True)
+class Cosine(_Schedule):
+    """From ``start`` to ``end`` along half a cosine: slow at both ends of training.
+
+    >>> round(Cosine(0.05, 0.01).at(Moment(progress=0.25)), 4)
+    0.0441
+    """
+
+    def share(self, progress: float) -> float:
+        return math.sin(math.pi / 2 * progress) ** 2  # (1 − cos πx)/2, exact at 0 and 1
+
+
+@dataclass(frozen=True)
+class _PerToken(Radius):
+    certain: float
+    uncertain: float
+
+    def __post_init__(self) -> None:
+        _checks.positive("certain", self.certain)
+        _checks.positive("uncertain", self.uncertain)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return min(self.certain, self.uncertain), max(self.certain, self.uncertain)
+
+    def _for(self, nats: Tensor) -> Tensor:
+        return _between(self.certain, self.uncertain, -torch.expm1(-nats))
+
+
+@dataclass(frozen=True)
+class BySurprisal(_PerToken):
+    """Per token: ``certain·p + uncertain·(1 − p)``, p the token's old probability. A heuristic, not the paper's.
+
+    A token that was all but sure has the radius ``certain``, a surprising one ``uncertain``. Needs nothing but the
+    log-probabilities that every loss has, so it works in every framework.
+
+    >>> Band(KL(), BySurprisal(0.02, 0.1)).radius_for(torch.tensor([0.01, 0.5, 1.0]).log())
+    tensor([0.0992, 0.0600, 0.0200])
+    """
+
+    needs = None
+
+    def of(self, logp_old: Tensor) -> Tensor:
+        return self._for(-logp_old)
+
+
+@dataclass(frozen=True)
+class ByEntropy(_PerToken):
+    """Per token: ``certain·e^−H + uncertain·(1 − e^−H)``, H the old policy's entropy there; a heuristic as well.
+
+    ``e^H`` is the perplexity, the number of tokens the policy chose between: with one the radius is ``certain``, with
+    two halfway, with many ``uncertain``. Unlike `BySurprisal` it treats all tokens at one position alike.
+
+    >>> Band(KL(), ByEntropy(0.02, 0.1)).at(Moment(entropy=torch.tensor([0.0, 2.0, 9.0]).log1p())).radius
+    tensor([0.0200, 0.0733, 0.0920])
+    """
+
+    needs = "entropy"
+
+    def at(self, moment: Moment) -> Tensor | Radius:
+        if moment.entropy is None:
+            return self
+        return self._for(_checks.as_float("entropy", moment.entropy).clamp(min=0.0))  # −1e−8 by rounding
+
+
+@dataclass(frozen=True)
+class Hold(Radius):
+    """A controller: from batch to batch it moves the radius so that a measured quantity stays at a target.
+
+        radius ← radius·exp(± gain·(measured − target)/(measured + target)),  within [low, high]
+
+    The fraction lies in [−1, 1], so one batch moves the radius by no more than the factor ``e^gain``.
+
+    Args:
+        target: What the quantity should be, > 0.
+        start: Radius of the first batch.
+        gain: Speed; 0.1 is 10 % a batch at most. A negative one turns the direction around.
+        low: Least radius; a tenth of ``start`` by default.
+        high: Greatest radius; ten times ``start`` by default.
+    """
+
+    target: float
+    start: float
+    gain: float = 0.1
+    low: float = None  # pyright: ignore[reportAssignmentType]  (filled in below)
+    high: float = None  # pyright: ignore[reportAssignmentType]
+
+    needs = "held"
+    _sign: ClassVar[int] = -1
+    """1 where too much of the quantity calls for a wider radius, −1 where it calls for a narrower one."""
+
+    def __post_init__(self) -> None:
+        if self.low is None:
+            object.__setattr__(self, "low", self.start / 10)
+        if self.high is None:
+            object.__setattr__(self, "high", self.start * 10)
+        for name in ("target", "start", "low", "high"):
+            _checks.positive(name, getattr(self, name))
+        if not self.low <= self.start <= self.high:
+            raise ValueError(f"start={self.start} must lie between low={self.low} and high={self.high}")
+        if self.gain == 0 or not math.isfinite(self.gain):
+            raise ValueError(f"gain must be a finite number other than 0, got {self.gain!r}")
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def at(self, moment: Moment) -> float | Radius:
+        return self if moment.held is None else moment.held.get(repr(self), self.start)
+
+    def update(self, radius: float, measured: float) -> float:
+        """The radius after a batch with ``radius`` in which ``measured ≥ 0`` was found.
+
+        A quantity that is not finite (a mean over no tokens, a ratio that overflowed) leaves the radius as it is.
+
+        >>> round(HoldKL(target=0.002, start=0.05).update(0.05, measured=0.006), 6)
+        0.047561
+        """
+        if not math.isfinite(measured):
+            return radius
+        if measured < 0:
+            raise ValueError(
+                f"{type(self).__name__} was given {measured!r}, but what it measures is never negative"
+            )
+        error = (measured - self.target) / (measured + self.target)
+        return min(max(radius * math.exp(self._sign * self.gain * error), self.low), self.high)
+
+    @abstractmethod
+    def measured(self, metrics: Mapping[str, Any]) -> float:
+        """The quantity, from the metrics of `bandpo.audit`."""
+
+
+class HoldClipRate(Hold):
+    """Hold the share of tokens whose gradient the clip drops, ``clip_high + clip_low``; wider when it is too large.
+
+    It is the share over all losses of a batch, the first of which, before any update, clips nothing.
+    """
+
+    _sign = 1
+
+    def measured(self, metrics: Mapping[str, Any]) -> float:
+        return float(metrics["clip_high"]) + float(metrics["clip_low"])
+
+
+class HoldKL(Hold):
+    """Hold the mean of KL(π_old ‖ π) in nats per token, ``approx_kl``; narrower when it is too large.
+
+    It is the mean over all losses of a batch, the first of which, before any update, has 0. The radius bounds what one
+    token may spend, so it is one lever among others (learning rate, updates per batch) on the mean.
+    """
+
+    def measured(self, metrics: Mapping[str, Any]) -> float:
+        return float(metrics["approx_kl"])
+
+
+class HoldEntropy(Hold):
+    """Hold the policy's mean entropy in nats per token, ``entropy``; wider when it is too small.
+
+    A wide *upper* side lets rare tokens rise, which keeps entropy; a wide lower side lets them vanish. So use it above
+    a fixed lower side: ``Sides(FixedClip(0.2), Band(KL(), HoldEntropy(0.3, 0.05)))``. Entropy answers to a clip slowly
+    and weakly, if at all.
+    """
+
+    def measured(self, metrics: Mapping[str, Any]) -> float:
+        return float(metrics["entropy"])

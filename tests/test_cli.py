@@ -1,0 +1,114 @@
+"""The `bandpo` command itself: its help, and every command and option that the documentation prints."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+import typer
+from typer.testing import CliRunner
+
+import bandpo
+from bandpo.cli.app import app
+from pages import PAGES, ROOT, commands
+
+GROUP = typer.main.get_command(app)
+NAMES = [*GROUP.commands.keys() - {"data", "train"}, "data prepare"]
+
+
+def find(words):
+    """The command that words name, and its arguments."""
+    depth = 2 if words[0] == "data" else 1
+    command = GROUP
+    for name in words[:depth]:
+        assert name in command.commands, f"no command `bandpo {' '.join(words[:depth])}`"
+        command = command.commands[name]
+    return command, words[depth:]
+
+
+def options_of_train():
+    pytest.importorskip("trl")
+    from bandpo.training.arguments import parser
+
+    return {option for action in parser()._actions for option in action.option_strings} | {"--config"}
+
+
+@pytest.mark.parametrize("name", ["", "data", *sorted(NAMES)])
+def test_help(name):
+    result = CliRunner().invoke(app, [*name.split(), "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_option_is_explained(name):
+    command, _ = find(name.split())
+    assert command.help
+    assert [p.name for p in command.params if not p.help] == []
+
+
+def test_train_shows_trls_options_and_ours(capsys):
+    assert {"--clip", "--learning_rate", "--resume"} <= options_of_train()
+    from bandpo.training.arguments import parse
+
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert stop.value.code == 0
+    assert "--audit_steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page for page in PAGES if page.name != "add-a-divergence.md"
+    ],  # its commands need its files: test_docs runs them
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_printed_commands_parse(page):
+    for words in commands(page):
+        command, arguments = find(words)
+        if not arguments or "my_divergences" in str(
+            arguments
+        ):  # named only; or run, with that file, by test_docs
+            continue
+        if words[0] == "train":
+            pytest.importorskip("trl")
+            from bandpo.training.arguments import parse
+
+            parse([*arguments, "--use_cpu", "--bf16=False"])
+        else:
+            command.make_context(command.name, arguments)
+
+
+OTHERS = {  # options that the pages name of other programs
+    "--use-rollout-logprobs": "slime",
+    "--dry-run": "recipes/launch.sh",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_options_in_prose_exist(page):
+    named = set(re.findall(r"`(--[\w-]+)[^`]*`", page.read_text())) - OTHERS.keys()
+    ours = {option for name in NAMES for p in find(name.split())[0].params for option in p.opts}
+    unknown = named - ours
+    assert not unknown or not unknown - options_of_train()
+
+
+def test_version():
+    run = CliRunner().invoke(app, ["--version"])
+    assert run.output.strip() == bandpo.__version__
+
+
+def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):
+    (tmp_path / "mine.py").write_text("from bandpo import KL\n\n\nclass Mine(KL):\n    pass\n")
+    (tmp_path / "torch.py").write_text("raise RuntimeError('not this one')\n")
+    command = Path(sys.executable).with_name("bandpo")
+    if not command.exists():
+        pytest.skip("bandpo is on the path but not installed")
+    run = subprocess.run(
+        [command, "bounds", "0.1", "--divergence", "mine.Mine"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "0.05" in run.stdout, run.stderr

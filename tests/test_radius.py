@@ -1,0 +1,377 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
+
+from bandpo import (
+    KL,
+    Band,
+    ByEntropy,
+    BySurprisal,
+    Capped,
+    Cosine,
+    FixedClip,
+    HoldClipRate,
+    HoldEntropy,
+    HoldKL,
+    Intersection,
+    Linear,
+    Moment,
+    Sides,
+    TotalVariation,
+    Unclipped,
+    Union,
+    parse_rule,
+    policy_loss,
+)
+from bandpo.audit import Audit
+from bandpo.clipping import bands
+from bandpo.integrations import as_rule
+
+sizes = st.floats(1e-4, 1.0)
+shares = st.floats(0.0, 1.0)
+RADII = [
+    Linear(0.05, 0.01),
+    Cosine(0.01, 0.2),
+    BySurprisal(0.02, 0.1),
+    ByEntropy(0.1, 0.02),
+    HoldClipRate(0.01, 0.05),
+    HoldKL(1e-3, 0.05, gain=0.3, low=0.01, high=0.06),
+    HoldEntropy(0.3, 0.05),
+]
+
+
+def tokens(seed=0, shape=(6, 9)):
+    """Old and new log-probabilities of a policy that has moved, and advantages of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    logp_old = torch.randn(shape, generator=generator).abs().neg() * 2
+    logp = (logp_old + 0.5 * torch.randn(shape, generator=generator)).clamp(max=-0.01)
+    return logp, logp_old, torch.randn(shape[:1], generator=generator)
+
+
+def gradient(clip, **settings):
+    logp, logp_old, advantages = tokens()
+    logp.requires_grad_()
+    policy_loss(logp, logp_old, advantages, clip=clip, **settings).loss.backward()
+    return logp.grad
+
+
+@pytest.mark.parametrize(
+    ("radius", "progress", "expected"),
+    [
+        (Linear(0.05, 0.01), 0.0, 0.05),
+        (Linear(0.05, 0.01), 0.25, 0.04),
+        (Linear(0.05, 0.01), 1.0, 0.01),
+        (Linear(0.01, 0.03), 0.5, 0.02),
+        (Cosine(0.05, 0.01), 0.0, 0.05),
+        (Cosine(0.05, 0.01), 1 / 3, 0.04),  # (1 − cos 60°)/2 = ¼ of the way
+        (Cosine(0.05, 0.01), 0.5, 0.03),
+        (Cosine(0.05, 0.01), 1.0, 0.01),
+    ],
+)
+def test_schedules_by_hand(radius, progress, expected):
+    assert radius.at(Moment(progress=progress)) == pytest.approx(expected, rel=1e-14)
+    assert Band(KL(), radius).at(Moment(progress=progress)) == Band(
+        KL(), radius.at(Moment(progress=progress))
+    )
+
+
+@given(start=sizes, end=sizes, a=shares, b=shares, kind=st.sampled_from([Linear, Cosine]))
+def test_schedules_are_bounded_and_monotone(start, end, a, b, kind):
+    radius = kind(start, end)
+    low, high = radius.range
+    first, second = (radius.at(Moment(progress=x)) for x in sorted((a, b)))
+    for value in (first, second):
+        assert low * (1 - 1e-12) <= value <= high * (1 + 1e-12)
+    assert (second - first) * math.copysign(1, end - start) >= -1e-15
+
+
+def test_per_token_by_hand():
+    surprisal = Band(KL(), BySurprisal(certain=0.02, uncertain=0.1))
+    logp_old = torch.tensor([0.0, math.log(0.5), math.log(0.25), -math.inf])
+    torch.testing.assert_close(surprisal.radius_for(logp_old), torch.tensor([0.02, 0.06, 0.08, 0.1]))
+    entropy = torch.tensor([0.0, math.log(2), math.log(4), -1e-8])
+    at = Band(KL(), ByEntropy(certain=0.02, uncertain=0.1)).at(Moment(entropy=entropy))
+    torch.testing.assert_close(at.radius, torch.tensor([0.02, 0.06, 0.08, 0.02]))
+
+
+@given(certain=sizes, uncertain=sizes, a=st.floats(0, 50), b=st.floats(0, 50))
+def test_per_token_is_bounded_and_monotone(certain, uncertain, a, b):
+    nats = torch.tensor(sorted((a, b)), dtype=torch.float64)
+    for values in (
+        BySurprisal(certain, uncertain).of(-nats),
+        ByEntropy(certain, uncertain).at(Moment(entropy=nats)),
+    ):
+        low, high = BySurprisal(certain, uncertain).range
+        assert low * (1 - 1e-12) <= values.min()
+        assert values.max() <= high * (1 + 1e-12)
+        assert (values[1] - values[0]) * math.copysign(1, uncertain - certain) >= -1e-15
+
+
+def test_surprisal_in_half_precision_is_that_of_the_widened_values():
+    logp_old = tokens()[1].bfloat16()
+    band = Band(KL(), BySurprisal(0.02, 0.1))
+    assert torch.equal(band.bounds(logp_old).log_upper, band.bounds(logp_old.float()).log_upper)
+    assert band.radius_for(logp_old).dtype == torch.float32
+
+
+@pytest.mark.parametrize("radius", RADII, ids=repr)
+def test_text_reads_back(radius):
+    for rule in (
+        Band(KL(), radius),
+        Sides(FixedClip(), Capped(Band(TotalVariation(), radius, math.inf), 4.0)),
+    ):
+        assert parse_rule(repr(rule)) == rule
+        assert hash(parse_rule(repr(rule))) == hash(rule)
+
+
+def test_short_text():
+    assert parse_rule("Band(KL, Linear(0.05, 0.01))") == Band(KL(), Linear(0.05, 0.01))
+    assert parse_rule("Band(radius=HoldKL(1e-3, 0.05))") == Band(KL(), HoldKL(1e-3, 0.05))
+    for text, message in (
+        ("Band(KL(), Liner(1, 2))", "did you mean Linear"),
+        ("Band(KL(), Hold(1, 2))", "unknown name 'Hold'"),
+        ("Band(KL(), Linear(0.05))", "missing 1 required"),
+        ("Linear(0.05, 0.01)", "is not a clip rule"),
+        ("Band(KL(), KL())", r"radius must be a finite number above 0.* got KL\(\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_rule(text)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(
+    "radius",
+    [
+        Linear(0.01, 0.01),
+        Cosine(0.01, 0.01),
+        BySurprisal(0.01, 0.01),
+        ByEntropy(0.01, 0.01),
+        HoldClipRate(0.1, 0.01),
+        torch.full((6, 9), 0.01),
+        torch.full((6, 1), 0.01),
+        torch.tensor(0.01, dtype=torch.float64),
+    ],
+    ids=lambda r: repr(r) if not isinstance(r, torch.Tensor) else f"tensor{tuple(r.shape)}",
+)
+def test_a_constant_in_any_form_is_the_constant(radius, level):
+    moment = Moment(progress=0.3, entropy=tokens()[1].abs(), held={})
+    clip = Sides(Band(KL(), radius), Capped(Band(KL(), radius), 2.0)).at(moment)
+    fixed = Sides(Band(KL(), 0.01), Capped(Band(KL(), 0.01), 2.0))
+    expected = gradient(fixed, level=level)
+    assert torch.equal(gradient(clip, level=level), expected)
+    assert (expected == 0).any()
+    assert (expected != 0).any()
+    logp_old = tokens()[1]
+    torch.testing.assert_close(clip.bounds(logp_old).log_upper, fixed.bounds(logp_old).log_upper)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 99), per=st.sampled_from(["token", "sequence"]))
+def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
+    logp, logp_old, _ = tokens(seed, (3, 4))
+    generator = torch.Generator().manual_seed(seed)
+    radius = torch.rand((3, 4) if per == "token" else (3, 1), generator=generator) / 5 + 1e-3
+    band = Band(KL(), radius)
+    bounds, applied = band.bounds(logp_old), band.apply(logp - logp_old, logp_old)
+    for place, one in zip(
+        torch.cartesian_prod(torch.arange(3), torch.arange(4)), radius.expand(3, 4).flatten(), strict=True
+    ):
+        i, j = place.tolist()
+        alone = Band(KL(), one.item())
+        torch.testing.assert_close(bounds.log_upper[i, j], alone.bounds(logp_old[i, j]).log_upper)
+        single = alone.apply((logp - logp_old)[i, j], logp_old[i, j])
+        assert (applied.below[i, j], applied.above[i, j]) == (single.below, single.above)
+
+
+def test_rules_within_rules():
+    rule = Capped(Sides(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), 4.0)
+    assert list(bands(rule)) == ["rule.lower", "rule.upper"]
+    later = rule.at(Moment(progress=0.5))
+    assert later == Capped(Sides(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), 4.0)
+    both = later.at(Moment(entropy=torch.zeros(6, 9)))
+    same = Capped(Sides(Band(KL(), 0.03), Band(KL(), 0.1)), 4.0)
+    assert torch.equal(gradient(both), gradient(same))
+    for fixed in (
+        Band(),
+        Unclipped(),
+        Union(Band(), FixedClip()),
+        Intersection(Band(), Band(KL(), BySurprisal(1, 2))),
+    ):
+        assert fixed.at(Moment(progress=0.5, held={})) is fixed
+
+
+@pytest.mark.parametrize(
+    ("radius", "needs"),
+    [(Linear(1, 2), "progress"), (ByEntropy(1, 2), "entropy"), (HoldKL(1, 2), "held")],
+    ids=repr,
+)
+def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
+    logp, logp_old, advantages = tokens()
+    rule = Union(FixedClip(), Band(KL(), radius)).at(Moment())
+    for use in (
+        lambda: rule.bounds(logp_old),
+        lambda: rule.apply(logp - logp_old, logp_old),
+        lambda: policy_loss(logp, logp_old, advantages, clip=rule),
+        lambda: Audit.of(logp, logp_old, advantages, clip=rule),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"known only at a moment of training: put rule.at\(Moment\({needs}="
+        ):
+            use()
+    with pytest.raises(
+        ValueError, match=f"depends on the moment's {needs}, which this framework does not tell"
+    ):
+        as_rule(repr(rule))
+
+
+def test_every_framework_takes_surprisal():
+    assert as_rule("Band(KL(), BySurprisal(0.02, 0.1))") == Band(KL(), BySurprisal(0.02, 0.1))
+
+
+@pytest.mark.parametrize("form", [float, torch.tensor], ids=["number", "tensor"])
+def test_a_radius_that_changes_does_not_recompile_for_ever(form):
+    logp, logp_old, advantages = tokens()
+    compiled = torch.compile(policy_loss, backend=(counter := CompileCounter()))
+    for k in range(12):
+        clip = Band(KL(), form(0.02 + 0.01 * k))
+        loss = compiled(logp.clone().requires_grad_(), logp_old, advantages, clip=clip).loss
+        torch.testing.assert_close(loss, policy_loss(logp, logp_old, advantages, clip=clip).loss)
+    assert counter.frame_count <= 2
+
+
+def test_equality_and_text_of_a_tensor():
+    radius = torch.tensor([0.1, 0.2])
+    band = Band(KL(), radius)
+    assert band == Band(KL(), radius)
+    assert band != Band(KL(), radius.clone())
+    assert band != Band(KL(), 0.1)
+    assert Band(KL(), 0.1) != band
+    assert band != "band"
+    assert len({band, Band(KL(), radius), Band()}) == 2
+    assert "tensor([0.1000, 0.2000])" in repr(band)
+    with pytest.raises(ValueError, match="unknown name 'tensor'"):
+        parse_rule(repr(band))
+
+
+# Controllers
+
+
+@pytest.mark.parametrize(
+    ("hold", "measured", "expected"),
+    [
+        (HoldClipRate(0.01, 0.05), 0.03, 0.05 * math.exp(0.05)),  # (0.03 − 0.01)/0.04 = ½, of a gain of 0.1
+        (HoldClipRate(0.01, 0.05), 0.0, 0.05 * math.exp(-0.1)),
+        (HoldKL(0.01, 0.05, gain=0.4), 0.03, 0.05 * math.exp(-0.2)),
+        (HoldEntropy(0.5, 0.05), 0.1, 0.05 * math.exp(0.1 * 2 / 3)),
+        (HoldEntropy(0.5, 0.05, gain=-0.1), 0.1, 0.05 * math.exp(-0.1 * 2 / 3)),
+        (HoldKL(0.01, 0.05), 0.01, 0.05),
+        (HoldKL(0.01, 0.05), math.nan, 0.05),
+        (HoldKL(0.01, 0.05), math.inf, 0.05),
+        (HoldKL(0.01, 0.05, low=0.049), 9.0, 0.049),
+        (HoldKL(0.01, 0.05, high=0.051), 0.0, 0.051),
+    ],
+)
+def test_updates_by_hand(hold, measured, expected):
+    assert hold.update(0.05, measured) == pytest.approx(expected, rel=1e-14)
+
+
+@given(
+    kind=st.sampled_from([HoldClipRate, HoldKL, HoldEntropy]),
+    target=sizes,
+    radius=sizes,
+    a=st.floats(0, 1e6),
+    b=st.floats(0, 1e6),
+)
+def test_updates_are_bounded_and_monotone(kind, target, radius, a, b):
+    hold = kind(target, 0.05, low=1e-5, high=2.0)
+    less, more = (hold.update(radius, x) for x in sorted((a, b)))
+    for after in (less, more):
+        assert 1e-5 <= after <= 2.0
+        assert abs(math.log(after / radius)) <= 0.1 + 1e-12
+    assert (more >= less * (1 - 1e-12)) if kind is HoldClipRate else (more <= less * (1 + 1e-12))
+    assert hold.update(radius, target) == radius
+
+
+def test_a_controller_holds_the_clip_rate():
+    """The loop closed over real bands: random moves of a policy, clipped at the rate asked for."""
+    rule, held, rates = Band(KL(), HoldClipRate(0.15, 0.5, gain=0.3, low=1e-3, high=1.0)), {}, []
+    for batch in range(80):
+        logp, logp_old, advantages = tokens(batch, (40, 20))
+        metrics = policy_loss(logp, logp_old, advantages, clip=rule.at(Moment(held=held))).metrics
+        held = rule.updated(held, metrics)
+        rates.append(float(metrics["clip_high"] + metrics["clip_low"]))
+    assert rates[0] < 0.05
+    assert sum(rates[-30:]) / 30 == pytest.approx(0.15, rel=0.1)
+    assert list(held) == [repr(rule.radius)]
+
+
+@pytest.mark.parametrize(
+    ("hold", "metrics"),
+    [
+        (HoldKL(0.01, 0.2, gain=0.3), lambda radius: {"approx_kl": radius**2}),
+        (HoldEntropy(0.3, 0.2, gain=0.3), lambda radius: {"entropy": 0.2 + radius}),
+    ],
+    ids=repr,
+)
+def test_controllers_move_the_right_way(hold, metrics):
+    rule, held = Sides(FixedClip(), Band(KL(), hold)), {}
+    for _ in range(200):
+        held = rule.updated(held, metrics(rule.at(Moment(held=held)).upper.radius))
+    assert hold.measured(metrics(held[repr(hold)])) == pytest.approx(hold.target, rel=1e-3)
+
+
+def test_two_controllers_in_one_rule():
+    rule = Sides(Band(KL(), HoldKL(0.01, 0.05)), Band(KL(), HoldClipRate(0.01, 0.1)))
+    held = rule.updated({}, {"approx_kl": 0.03, "clip_high": 0.03, "clip_low": 0.0})
+    later = rule.at(Moment(held=held))
+    assert later.lower.radius == pytest.approx(0.05 * math.exp(-0.05))
+    assert later.upper.radius == pytest.approx(0.1 * math.exp(0.05))
+    assert Band().updated({}, {}) == {}
+    with pytest.raises(ValueError, match="measures 'approx_kl', which the metrics lack"):
+        rule.updated({}, {"clip_high": 0.1, "clip_low": 0.1})
+
+
+def test_the_audit_measures_what_controllers_need():
+    logp, logp_old, advantages = tokens()
+    rule = Band(KL(), HoldEntropy(0.3, 0.05))
+    audit = Audit.of(logp, logp_old, advantages, clip=rule.at(Moment(held={})))
+    assert rule.updated({}, audit.own.metrics()) == rule.updated({}, audit.metrics())
+    assert "if/Band/clip_high" not in audit.own.metrics()
+    other = Audit.of(logp, logp_old, advantages, clip=Band(), counterfactuals={})
+    both = (audit.own + other).metrics()
+    assert both["tokens"] == 2 * audit.metrics()["tokens"]
+    assert both["clip_high"] == pytest.approx(other.metrics()["clip_high"])
+
+
+def test_the_share_of_a_radius_that_differs_by_token():
+    logp, logp_old, advantages = tokens()
+    rule = Band(KL(), BySurprisal(0.02, 0.1))
+    share = KL().spent(logp - logp_old, logp_old) / (0.1 - 0.08 * logp_old.exp())
+    audited = Audit.of(logp, logp_old, advantages, clip=rule).metrics()
+    assert audited["radius_used"] == pytest.approx(share.mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Linear(0.0, 0.1), ValueError, "start must be a finite number above 0, got 0.0"),
+        (lambda: Cosine(0.1, math.inf), ValueError, "end must be a finite number above 0"),
+        (lambda: BySurprisal(-1, 0.1), ValueError, "certain must be"),
+        (lambda: ByEntropy(0.1, math.nan), ValueError, "uncertain must be"),
+        (lambda: HoldKL(0.0, 0.05), ValueError, "target must be"),
+        (lambda: HoldKL(0.1, 0.05, low=0.1), ValueError, r"start=0.05 must lie between low=0.1 and high=0.5"),
+        (lambda: HoldKL(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),
+        (lambda: HoldKL(0.1, 0.05).update(0.05, -0.1), ValueError, "given -0.1, but what it measures is never"),
+        (lambda: Moment(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
+        (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),
+        (lambda: Band(KL(), torch.tensor([0.1, 0.0])).bounds(-torch.ones(2)), ValueError, "finite and above 0"),
+        (lambda: Band(KL(), torch.ones(3)).apply(torch.zeros(2), -torch.ones(2)), ValueError, "does not broadcast"),
+    ],
+)  # fmt: skip
+def test_refuses_bad_settings(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,346 @@
+"""The study: what its file may say, what follows from it, what is claimed, and one real run of it all."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import yaml
+from scipy import stats
+
+from bandpo.study.collect import Record, batches_to_half
+from bandpo.study.execute import Execution, Job, launch, on_cores, on_ray
+from bandpo.study.plan import Study, parse_study, shipped, study_text
+from bandpo.study.report import found, study_page
+from bandpo.study.statistics import Interval, choose, differences, differing
+from pages import ROOT, blocks
+
+SMALL = """
+title: small
+question: does it?
+primary: mean@2
+stopping: a fixed number of steps
+baseline: clip
+arms:
+  clip: {clip: "FixedClip(0.2)"}
+  band: {clip: "Band(KL(), 0.05)"}
+options: {learning_rate: 1.0}
+experiments:
+  main:
+    question: which?
+    seeds: [0, 1, 2]
+    tune: {options: {learning_rate: [0.1, 0.2]}, seeds: [10]}
+  after:
+    question: there too?
+    seeds: [0]
+    arms: [band]
+    tuned_in: main
+    options: {max_steps: 4}
+"""
+
+
+def record(
+    arm: str, seed: int, score: float, *, experiment: str = "main", tuning=None, rewards=(0.0,)
+) -> Record:
+    curves = {name: [0.1] * len(rewards) for name in (
+        "entropy", "clip_high", "clip_low", "rare_wins", "rare_blocked", "radius_used"
+    )}  # fmt: skip
+    return Record(
+        experiment, arm, seed, tuning, 1.0, {}, {"mean@2": score, "pass@2": score},
+        {"reward": list(rewards), **curves}, {"above_0.1": (10, 0.5)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_studies_are_accepted_and_report_on_seeds_they_did_not_tune_on(name):
+    study = parse_study(study_text(name))
+    assert study.searches() or name == "quick"
+    for e in study.experiments:
+        assert not e.tune or not set(e.tune.seeds) & set(e.seeds)
+
+
+def test_the_study_of_the_documentation_is_one():
+    [block] = blocks(ROOT / "docs" / "study.md", "yaml")
+    study = parse_study(block.text)
+    assert len(study.searches()) == 2 * 2 * 2
+    assert study.experiment("long batches").tuned_in == "main"
+
+
+def test_runs_that_follow_from_a_file():
+    study = parse_study(SMALL)
+    searches = study.searches()
+    assert [(r.arm, r.seed, r.options["learning_rate"]) for r in searches] == [
+        ("clip", 10, 0.1), ("band", 10, 0.1), ("clip", 10, 0.2), ("band", 10, 0.2)
+    ]  # fmt: skip
+    chosen = {("main", "clip"): {"learning_rate": 0.1}, ("main", "band"): {"learning_rate": 0.2}}
+    runs = study.reported(chosen)
+    assert len(runs) == 2 * 3 + 1
+    assert {r.options["learning_rate"] for r in runs if r.arm == "clip"} == {0.1}
+    last = runs[-1]
+    assert (last.arm, last.options["learning_rate"], last.options["max_steps"]) == ("band", 0.2, 4)
+    folders = [r.folder for r in [*searches, *runs]]
+    assert len(set(folders)) == len(folders)
+    assert all(not folder.is_absolute() and ".." not in folder.parts for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"baseline": "clap"}, "baseline 'clap' is none of the arms clip, band"),
+        ({"arms": {"clip": {"clip": "FixdClip(0.2)"}}}, "FixedClip"),
+        ({"arms": {"clip": {}}}, "names no clip rule"),
+        ({"experiments": {}}, "needs `experiments`"),
+        ({"experiments": {"main": {"question": "?", "seeds": []}}}, "has no seeds"),
+        ({"experiments": {"main": {"question": "?", "seeds": [0], "sedes": 1}}}, "did you mean 'seeds'"),
+        ({"experiments": {"main": {"seeds": [0]}}}, "lacks question"),
+        ({"experiments": {"main": {"question": "?", "seeds": [0], "arms": ["bond"]}}}, "unknown arms bond"),
+        (
+            {"experiments": {"main": {"question": "?", "seeds": [0], "tuned_in": "x"}}},
+            "no experiment that tunes",
+        ),
+        (
+            {"experiments": {"m": {"question": "?", "seeds": [0], "tune": {"options": {}, "seeds": [0]}}}},
+            "tuned on and reported on",
+        ),
+        ({"options": {"seed": 3}}, "options may not set seed"),
+        ({"qestion": "?"}, "did you mean 'question'"),
+    ],
+)
+def test_a_study_that_cannot_work_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        parse_study(yaml.safe_dump(yaml.safe_load(SMALL) | change, sort_keys=False))
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(ValueError, match="full, quick"):
+        study_text("nowhere.yaml")
+
+
+def test_intervals_are_student_s():
+    values = [0.5, 0.6, 0.9, 0.4]
+    low, high = stats.t.interval(0.95, 3, sum(values) / 4, stats.sem(values))
+    interval = Interval.of(values)
+    assert interval.mean == pytest.approx(0.6)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-4)
+    assert Interval.of([0.3]) == Interval(0.3, 0.3, 0.3)
+
+
+def test_differences_are_paired_and_corrected_after_holm():
+    clip, near, far = [0.1, 0.5, 0.9], [0.2, 0.5, 0.9], [0.3, 0.71, 1.1]
+    records = [
+        record(arm, seed, score)
+        for arm, scores in (("clip", clip), ("near", near), ("far", far))
+        for seed, score in enumerate(scores)
+    ]
+    by_arm = {d.arm: d for d in differences(records, "main", ["clip", "near", "far"], "clip", "mean@2")}
+    assert by_arm["far"].interval.mean == pytest.approx(0.61 / 3, abs=1e-4)
+    assert by_arm["far"].p == pytest.approx(2 * stats.ttest_rel(far, clip).pvalue)  # the smaller of two
+    assert by_arm["near"].p == pytest.approx(stats.ttest_rel(near, clip).pvalue)
+    assert by_arm["far"].claimed
+    assert not by_arm["near"].claimed
+
+
+def test_equal_arms_differ_by_nothing():
+    records = [record(arm, seed, 0.5) for arm in ("clip", "band") for seed in range(3)]
+    [same] = differences(records, "main", ["clip", "band"], "clip", "mean@2")
+    assert (same.interval.mean, same.p, same.claimed) == (0.0, 1.0, False)
+
+
+def test_each_arm_takes_the_value_that_was_best_on_its_tuning_seeds():
+    study = parse_study(SMALL)
+    records = [
+        record(arm, 10, score, tuning={"learning_rate": rate})
+        for arm, rate, score in (
+            ("clip", 0.1, 0.7),
+            ("clip", 0.2, 0.6),
+            ("band", 0.1, 0.1),
+            ("band", 0.2, 0.2),
+        )
+    ]
+    records.append(record("clip", 0, 0.99))  # a reported run has no say
+    assert choose(study, records) == {
+        ("main", "clip"): {"learning_rate": 0.1}, ("main", "band"): {"learning_rate": 0.2}
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="all tuning runs of 'band' failed"):
+        choose(study, [r for r in records if r.arm == "clip"])
+
+
+def test_where_fewer_is_better_the_fewest_are_taken():
+    study = replace(parse_study(SMALL), primary="batches to half")
+    slow, fast = [0.0] * 5 + [0.6] * 3, [0.6] * 8
+    records = [
+        record(arm, 10, 0.0, tuning={"learning_rate": rate}, rewards=rewards)
+        for arm in ("clip", "band")
+        for rate, rewards in ((0.1, slow), (0.2, fast))
+    ]
+    assert set(map(str, choose(study, records).values())) == {"{'learning_rate': 0.2}"}
+
+
+def test_batches_to_half():
+    assert batches_to_half(record("clip", 0, 0.0, rewards=[0.9, 0.0, 0.6, 0.2, 0.7, 0.9])) == 3
+    assert batches_to_half(record("clip", 0, 0.0, rewards=[0.0, 0.4, 0.5, 0.6, 0.9])) == 4
+    assert batches_to_half(record("clip", 0, 0.0, rewards=[0.1, 0.2])) == 3  # never: one more than there were
+
+
+def test_a_control_names_the_runs_that_differ():
+    same = [record(arm, 0, 0.5, experiment="control") for arm in ("clip", "band")]
+    assert differing(same, "control") == []
+    assert differing([*same, record("odd", 0, 0.6, experiment="control")], "control") == ["odd, seed 0"]
+
+
+def results(*, differ: bool) -> dict:
+    records = [
+        record(
+            arm,
+            seed,
+            0.3 + 0.3 * differ * (arm == "band") + seed / 100 + 0.01 * (arm == "band") * (seed == 1),
+        )
+        for arm in ("clip", "band")
+        for seed in range(3)
+    ]
+    records += [
+        record(arm, 10, 0.5, tuning={"learning_rate": rate})
+        for arm in ("clip", "band")
+        for rate in (0.1, 0.2)
+    ]
+    return {
+        "study": SMALL, "versions": {"python": "3"}, "commit": None, "failed": ["after: band, seed 0"],
+        "runs": [vars(r) for r in records],
+    }  # fmt: skip
+
+
+def test_what_is_claimed_and_what_is_not():
+    study = parse_study(SMALL)
+    from bandpo.study.collect import read_records
+
+    tie = found(study, read_records(results(differ=False)))[0]
+    assert tie == "main: clip ends at mean@2 0.310; no difference from it can be claimed."
+    claim = found(study, read_records(results(differ=True)))[0]
+    assert claim.startswith("main: clip ends at mean@2 0.310; differing from it: band +0.303 (")
+
+
+@pytest.mark.parametrize("suffix", ["html", "md"])
+def test_a_report_tells_terms_numbers_failures_and_is_whole(tmp_path, suffix):
+    files = study_page(results(differ=True)).save(tmp_path / f"report.{suffix}")
+    text = files[0].read_text()
+    for wanted in (
+        "does it?",
+        "a fixed number of steps",
+        "0.310 [",
+        "after: band, seed 0",
+        "FixedClip(0.2)",
+        "←",
+    ):
+        assert wanted in text
+    if suffix == "html":
+        assert len(files) == 1
+        assert not re.search(r'(?:src|href)="(?!#)', text)  # nothing is loaded from elsewhere
+        assert "currentColor" in text
+        assert "prefers-color-scheme: dark" in text
+        ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
+        assert len(ids) == len(set(ids))
+    else:
+        assert all(f"]({file.name})" in text for file in files[1:])
+        assert len(files) == 4
+
+
+def study_of(tmp_path, **options) -> tuple[Study, str]:
+    text = yaml.safe_dump(
+        {
+            "title": "t", "question": "q", "primary": "mean@2", "stopping": "s", "baseline": "clip",
+            "arms": {"clip": {"clip": "FixedClip(0.2)"}, "band": {"clip": "Band(KL(), 0.05)"}},
+            "options": {
+                "dataset_name": "multiplication", "model_name_or_path": "multiplication",
+                "reward_funcs": ["bandpo.tasks.multiplication.reward"], "threads": 1, "use_cpu": True, "bf16": False,
+                "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "steps_per_generation": 1,
+                "num_iterations": 1, "num_generations": 4, "max_completion_length": 6, "max_steps": 2,
+                "logging_steps": 1, "report_to": "none", "save_strategy": "no", "eval_prompts": 2, "eval_samples": 2,
+                **options,
+            },
+            "experiments": {"control": {"question": "the same?", "seeds": [0], "identical": True}},
+        },
+        sort_keys=False,
+    )  # fmt: skip
+    return parse_study(text), text
+
+
+def test_settings_that_bandpo_train_refuses_are_named_before_anything_runs(tmp_path):
+    study, text = study_of(tmp_path, num_iteration=2)
+    with pytest.raises(ValueError, match=r"control: clip, seed 0.*num_iteration"):
+        Execution(study, text, tmp_path / "out", partial(on_cores, workers=1), say=lambda line: None)()
+    assert not list((tmp_path / "out").rglob("*.log"))
+
+
+def test_another_study_does_not_take_over_a_folder(tmp_path):
+    study, text = study_of(tmp_path)
+    (tmp_path / "study.yaml").write_text("another")
+    with pytest.raises(ValueError, match="choose another --output_dir"):
+        Execution(study, text, tmp_path, partial(on_cores, workers=1))()
+
+
+def test_a_failing_job_does_not_disturb_the_others(tmp_path):
+    import sys
+
+    jobs = [
+        Job([sys.executable, "-c", f"print({k}); raise SystemExit({k})"], tmp_path / f"{k}.log")
+        for k in (0, 3, 0)
+    ]
+    assert sorted((place, outcome.code) for place, outcome in on_cores(jobs, workers=2)) == [
+        (0, 0),
+        (1, 3),
+        (2, 0),
+    ]
+    assert launch(jobs[1]).code == 3
+
+
+@pytest.mark.slow
+def test_jobs_on_a_ray_cluster(tmp_path, monkeypatch):
+    import sys
+
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    jobs = [
+        Job([sys.executable, "-c", f"print({k}); raise SystemExit({k})"], tmp_path / f"{k}.log")
+        for k in (0, 3)
+    ]
+    try:
+        assert sorted((place, outcome.code) for place, outcome in on_ray(jobs, cores=1)) == [(0, 0), (1, 3)]
+        assert jobs[1].log.read_text() == "3\n"
+    finally:
+        import ray
+
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_study_runs_resumes_and_its_control_coincides(tmp_path):
+    study, text = study_of(tmp_path)
+    said: list[str] = []
+    run = Execution(study, text, tmp_path / "out", partial(on_cores, workers=1), say=said.append)
+    first = run()
+    assert first["failed"] == []
+    assert len(first["runs"]) == 2
+    assert all(math.isfinite(r["after"]["mean@2"]) for r in first["runs"])
+    assert len([line for line in said if "control: " in line]) == 2
+    assert found(study, run._records(study.reported({}))) == ["control: all arms coincide exactly."]
+    said.clear()
+    assert run() == first  # nothing is run again
+    assert said == ["2 of 2 runs were done before"]
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == json.loads(json.dumps(first))
+
+
+@pytest.mark.slow
+def test_failures_are_isolated_reported_and_tried_again(tmp_path):
+    study, text = study_of(tmp_path, model_name_or_path=str(tmp_path / "model"))
+    said: list[str] = []
+    run = Execution(study, text, tmp_path / "out", partial(on_cores, workers=1), say=said.append)
+    with pytest.raises(ValueError, match="every run has failed"):
+        run()
+    assert sum("FAILED" in line for line in said) == 2
