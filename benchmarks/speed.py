@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import bandpo
-from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, policy_loss, ratio_bounds
+from bandpo import KL, Band, FixedClip, JensenShannon, PearsonChi2, TotalVariation, policy_loss, ratio_bounds
 
 RADIUS = 0.05
 
@@ -43,17 +43,20 @@ def bisection(logp):
     return root(one, torch.zeros_like(p)), root(one, 1 / p)
 
 
+def both_bounds(logp, divergence):
+    bounds = ratio_bounds(logp, divergence, RADIUS)
+    return bounds.log_lower, bounds.log_upper
+
+
 def textbook_clip(logp, logp_old, advantages, mask):
     ratio = torch.exp(logp - logp_old)
     surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    return -(surrogate * mask).sum() / mask.sum()
+    return (-(surrogate * mask).sum() / mask.sum(),)
 
 
 def rule_loss(clip):
-    def loss(logp, logp_old, advantages, mask):
-        return policy_loss(logp, logp_old, advantages, mask, clip=clip).loss
-
-    return loss
+    """Loss and metrics: what is returned, a compiled loss has to compute."""
+    return lambda logp, logp_old, advantages, mask: policy_loss(logp, logp_old, advantages, mask, clip=clip)
 
 
 def batch(tokens, device):
@@ -70,7 +73,7 @@ def forward_backward(loss, tensors):
 
     def run():
         logp.grad = None
-        loss(logp, *tensors[1:]).backward()
+        loss(logp, *tensors[1:])[0].backward()
 
     return run
 
@@ -101,13 +104,14 @@ def compete(contestants, device, rounds):
 
 def bounds_contest(tokens, device):
     logp = batch(tokens, device)[1]
-    compiled = torch.compile(lambda x: ratio_bounds(x, KL(), RADIUS).log_upper, dynamic=True)
+    compiled = torch.compile(both_bounds, dynamic=True)
     return "bisection, 50 steps", {
         "bisection, 50 steps": lambda: bisection(logp),
         "KL": lambda: ratio_bounds(logp, KL(), RADIUS),
         "TotalVariation": lambda: ratio_bounds(logp, TotalVariation(), RADIUS),
         "PearsonChi2": lambda: ratio_bounds(logp, PearsonChi2(), RADIUS),
-        "KL, upper side, compiled": lambda: compiled(logp),
+        "KL, compiled": lambda: compiled(logp, KL()),
+        "JensenShannon": lambda: ratio_bounds(logp, JensenShannon(), RADIUS),
     }
 
 

@@ -22,7 +22,7 @@ F = {
     "SquaredHellinger()": lambda u: (mp.sqrt(u) - 1) ** 2 / 2,
     "JensenShannon()": lambda u: ((u * mp.log(u) if u > 0 else 0) - (1 + u) * mp.log((1 + u) / 2)) / 2,
     "triangular": lambda u: (u - 1) ** 2 / (u + 1),
-} | {f"AlphaDivergence(alpha={a})": cressie_read(a) for a in (-1.0, -0.5, 0.5, 0.999, 1.5, 3.0)}
+} | {f"AlphaDivergence(alpha={a})": cressie_read(a) for a in (-8.0, -3.0, -1.0, -0.5, 0.5, 0.999, 1.5, 3.0)}
 
 
 def divergence_spent(name: str, logp: float, ratio: mp.mpf) -> mp.mpf:

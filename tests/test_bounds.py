@@ -231,13 +231,46 @@ def test_small_radius_limit(divergence):
     torch.testing.assert_close(-torch.expm1(bounds.log_lower), margin, rtol=1e-3, atol=0)
 
 
-def test_same_bits_on_repeat_and_in_any_shape():
+@pytest.mark.parametrize("divergence", ALL, ids=ids)
+def test_same_bits_on_repeat_in_any_shape_and_position(divergence):
+    """Vector units take tokens by the dozen and the rest one by one: both must come to the same."""
     logp = -torch.rand(3, 5, 7, generator=torch.Generator().manual_seed(0)) * 20
-    whole = ratio_bounds(logp, KL(), 0.05)
-    again = ratio_bounds(logp.flatten(), KL(), 0.05)
-    assert torch.equal(whole.log_upper.flatten(), again.log_upper)
-    assert torch.equal(whole.log_lower.flatten(), again.log_lower)
-    assert ratio_bounds(logp[:0], KL(), 0.05).log_upper.shape == (0, 5, 7)
+    whole = ratio_bounds(logp, divergence, 0.05)
+    for tokens in (logp.flatten(), *logp.flatten().split(2)):
+        part = ratio_bounds(tokens, divergence, 0.05)
+        start = tokens.storage_offset()
+        for got, all_of_them in zip(
+            (part.log_lower, part.log_upper), (whole.log_lower, whole.log_upper), strict=True
+        ):
+            assert torch.equal(got, all_of_them.flatten()[start : start + len(tokens)])
+    assert ratio_bounds(logp[:0], divergence, 0.05).log_upper.shape == (0, 5, 7)
+
+
+FOUND = [  # by scripts/fuzz.py: once wrong
+    (KL(), torch.float32, -68.8049, 19.17),  # NaN: a product of large factors overflowed
+    (KL(), torch.float32, -68.4551, 0.1484),  # 1.5e-5: three roundings of a tilt of 66
+    (KL(), torch.float32, -0.7027869820594788, 34.657005310058594),  # 7e-5: a tilt of 33, a log-ratio of 0.7
+    (AlphaDivergence(-3.0), torch.float32, -27.449138641357422, 1.1569994688034058),  # 16 halvings from 1e6
+    (AlphaDivergence(-3.0), torch.float64, -50.0, 0.05),
+    (AlphaDivergence(-8.0), torch.float32, -30.0, 1e-3),
+    (AlphaDivergence(-8.0), torch.float64, -14.7, 1e-6),
+]
+
+
+@pytest.mark.parametrize(("divergence", "dtype", "logp", "radius"), FOUND)
+def test_what_the_fuzz_run_found(divergence, dtype, logp, radius):
+    check_margins(divergence, [logp], radius, dtype, dict(BARS)[dtype])
+
+
+@pytest.mark.parametrize("divergence", [KL(), NeymanChi2(), *map(AlphaDivergence, (-3.0, -1.0, -0.5))], ids=ids)
+def test_lower_bounds_far_below_are_exact_as_log_ratios(divergence):
+    """Their margin is 1; the log-ratio, of up to thousands, must not be left where an iteration happened to end."""
+    logp = torch.linspace(-60, -8, 300)
+    radius = torch.logspace(-6, 2, 300)
+    single = ratio_bounds(logp, divergence, radius).log_lower.double()
+    torch.testing.assert_close(
+        single, ratio_bounds(logp.double(), divergence, radius.double()).log_lower, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_radius_per_token_and_per_sequence():
