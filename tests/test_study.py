@@ -107,7 +107,7 @@ def test_runs_that_follow_from_a_file():
             "tuned on and reported on",
         ),
         ({"options": {"seed": 3}}, "options may not set seed"),
-        ({"qestion": "?"}, "did you mean 'question'"),
+        ({"questions": "?"}, "did you mean 'question'"),
     ],
 )
 def test_a_study_that_cannot_work_is_refused_by_name(change, message):

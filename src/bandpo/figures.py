@@ -151,6 +151,6 @@ def clipped_regions(rules: Mapping[str, ClipRule]) -> Figure:
         axes.set(xlim=(1e-4, 1), ylim=(low, high))
     panels[0].set_ylabel("ratio π/π_old")
     handles, labels = panels[-1].get_legend_handles_labels()
-    legend: Any = figure.legend  # its options are untyped
-    legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    options: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "frameon": False}
+    figure.legend(handles, labels, **options)  # pyright: ignore[reportUnknownMemberType]
     return figure

@@ -268,7 +268,8 @@ def policy_loss(
             dual = (advantages < 0) & (ratio > dual_clip)
             weight, value = weight.masked_fill(dual, 0.0), value.masked_fill(dual, dual_clip)
     # Where the mask is 0 the advantage is, and so are value and slope.
-    values = _WithSlope.apply(_checks.as_float("logp", logp), -advantages * value, -advantages * weight)
+    with_slope: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
+    values = with_slope(_checks.as_float("logp", logp), -advantages * value, -advantages * weight)
     loss = _aggregate(values, mask, aggregation, normalizer)
 
     with torch.no_grad():
