@@ -112,6 +112,7 @@ def bounds_contest(tokens, device):
         "PearsonChi2": lambda: ratio_bounds(logp, PearsonChi2(), RADIUS),
         "KL, compiled": lambda: compiled(logp, KL()),
         "JensenShannon": lambda: ratio_bounds(logp, JensenShannon(), RADIUS),
+        "JensenShannon, compiled": lambda: compiled(logp, JensenShannon()),
     }
 
 

@@ -262,7 +262,9 @@ def test_what_the_fuzz_run_found(divergence, dtype, logp, radius):
     check_margins(divergence, [logp], radius, dtype, dict(BARS)[dtype])
 
 
-@pytest.mark.parametrize("divergence", [KL(), NeymanChi2(), *map(AlphaDivergence, (-3.0, -1.0, -0.5))], ids=ids)
+@pytest.mark.parametrize(
+    "divergence", [KL(), NeymanChi2(), *map(AlphaDivergence, (-3.0, -1.0, -0.5))], ids=ids
+)
 def test_lower_bounds_far_below_are_exact_as_log_ratios(divergence):
     """Their margin is 1; the log-ratio, of up to thousands, must not be left where an iteration happened to end."""
     logp = torch.linspace(-60, -8, 300)
