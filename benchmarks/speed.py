@@ -5,7 +5,8 @@
 Contestants take turns, so that a machine whose speed drifts slows all of them; on a CPU one thread's processor time
 is read, so that other processes do not count. The ratio of medians is what to quote.
 
-- bounds: `ratio_bounds` for each divergence, beside a plain bisection of 50 steps on each side, eager.
+- bounds: `ratio_bounds` for each divergence, both sides, eager and under torch.compile, beside a plain bisection of 50
+  steps on each side, eager.
 - loss: forward and backward of `policy_loss` for each rule, beside PPO's clip as every textbook writes it (exp, clamp,
   min, masked mean, differentiated by autograd), each eager and under torch.compile.
 """
@@ -112,6 +113,7 @@ def bounds_contest(tokens, device):
         "PearsonChi2": lambda: ratio_bounds(logp, PearsonChi2(), RADIUS),
         "KL, compiled": lambda: compiled(logp, KL()),
         "JensenShannon": lambda: ratio_bounds(logp, JensenShannon(), RADIUS),
+        "JensenShannon, compiled": lambda: compiled(logp, JensenShannon()),
     }
 
 

@@ -41,7 +41,10 @@ class KL(Divergence):
         p, rest = torch.exp(logp), -expm1(logp)
         rarest = math.exp(_solver.floor(logp.dtype))
         m, n = torch.minimum(p, rest).clamp(min=rarest), torch.maximum(p, rest)
-        (rarer_up, other_down), (rarer_down, other_up) = _log_ratios(m, n, radius)
+        quadratic = (2 * radius / (m * n)).sqrt()
+        (rarer_up, other_down), (rarer_down, other_up) = (
+            root(m, n, radius, quadratic) for root in (_log_ratios_up, _log_ratios_down)
+        )
         is_rarer = p < rest
         log_lower = torch.where(is_rarer, rarer_down, other_down)
         log_upper = torch.where(is_rarer, rarer_up, other_up)
@@ -49,55 +52,59 @@ class KL(Divergence):
         return log_lower, log_upper + (math.log(rarest) - logp).clamp(min=0.0)
 
 
-def _log_ratios(m: Tensor, n: Tensor, radius: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Log-ratios of an event of probability ``m ≤ ½`` and of its complement, at the upper and at the lower root.
+# Log-ratios of an event of probability m ≤ ½ and of its complement, n = 1 − m, at the constraint's two roots: where
+#     ℓ = log(1 + m·(e^y − 1)) = radius + m·y,   they are   y − ℓ = n·y − radius   and   −ℓ.
+# Each root starts from the quadratic's, corrected to third order, or from the line that the constraint tends to, within
+# 1e−2 of it. Halley's method cubes that: float32 takes one step, float64 two. Where the radius is so small that
+# rounding outweighs what the start leaves out, the step is held to the latter.
 
-    At a root ``ℓ = radius + m·y`` and ``ℓ = log(1 + m·(e^y − 1))``; the log-ratios are ``y − ℓ = n·y − radius`` and
-    ``−ℓ``. Both roots start from the quadratic's, corrected to fourth order, or from the line that the constraint
-    tends to for large ``|y|``: to 1e-2 for y < 0, and the upper root, whose fixed point contracts, to a tenth of
-    that after one round. Halley's method then cubes the error, so float32 takes one step and float64 two. Where the
-    radius is so small that rounding outweighs the start's error, the step is held to that error.
-    """
-    exact = m.dtype == torch.float64
-    quadratic = (2 * radius / (m * n)).sqrt()
-    skew, variance = n - m, m * n
-    c1, c2, c3 = skew / 6, (1 - variance) / 36, skew * (2 + variance) / 540
-    start_error = quadratic.square().square() / 1000
-    # Beyond this radius the upper root's log-ratio, log(1 − n·e^−ℓ) − log m, is at its limit to rounding.
+
+def _log_ratios_up(m: Tensor, n: Tensor, radius: Tensor, quadratic: Tensor) -> tuple[Tensor, Tensor]:
+    """At ``y > 0``, by ``y = log(1 + (e^(radius + m·y) − 1)/m)``: a contraction, so the start may be rougher."""
+    # Beyond this radius the rarer event's log-ratio, log(1 − n·e^−ℓ) − log m, is at its limit to rounding.
     enough = radius.clamp(max=-1 - math.log(torch.finfo(m.dtype).eps))
-
-    near = quadratic.clamp(max=1.0)
-    flat = (
-        1 + c1 * quadratic - radius.clamp(max=5.5) / 6 - skew * (1 + 8 * variance) / 1080 * near * near * near
-    )
-    y = torch.minimum(quadratic / flat, (enough - torch.log(m)) / n)
+    skew, variance, near = n - m, m * n, quadratic.clamp(max=1.0)
+    third = skew * (1 + 8 * variance) / 1080 * near * near * near
+    start = quadratic / (1 + skew * quadratic / 6 - radius.clamp(max=5.5) / 6 - third)
+    y = torch.minimum(start, (enough - torch.log(m)) / n)
     fixed = excess = y
-    for _ in range(2 if exact else 1):
+    for _ in range(_steps(m)):
         tilted = expm1(enough + m * y) / m
         fixed = torch.log1p(tilted)
-        gap = fixed - y
-        step = gap / n * ((1 + tilted) / tilted)
-        step = step / (1 + step * (1 + m * tilted) / (1 + tilted) / (2 * tilted))
-        limit = start_error * y
-        step = torch.clamp(step, -limit, limit)
-        y, excess = y + step, step - gap
-    # For rare tokens y rounds to a multiple of 1e-5: one rounding less in n·y − radius.
-    rarer_up, other_down = n * fixed + (n * excess - enough), -radius - m * (y + (radius - enough) / n)
+        newton = (fixed - y) / n * ((1 + tilted) / tilted)
+        halley = newton / (1 + newton * (1 + m * tilted) / (1 + tilted) / (2 * tilted))
+        step = _held(halley, y, quadratic)
+        y, excess = y + step, step - (fixed - y)
+    # n·y − radius in which y, a multiple of 1e−5 for the rarest tokens, is not rounded again
+    return n * fixed + (n * excess - enough), -radius - m * (y + (radius - enough) / n)
 
-    line = (radius + m * (6 - m) / (6 - 4 * m)) / m  # −log n, by its Padé approximant
-    y = -torch.minimum(quadratic * (1 + quadratic * (c1 + quadratic * (c2 + quadratic * c3))), line)
+
+def _log_ratios_down(m: Tensor, n: Tensor, radius: Tensor, quadratic: Tensor) -> tuple[Tensor, Tensor]:
+    """At ``y < 0``."""
+    skew, variance = n - m, m * n
+    third = skew * (2 + variance) / 540
+    start = quadratic * (1 + quadratic * (skew / 6 + quadratic * ((1 - variance) / 36 + quadratic * third)))
+    line = (radius + m * (6 - m) / (6 - 4 * m)) / m  # the fraction is a Padé approximant of −log n
+    y = -torch.minimum(start, line)
     log_norm = y
-    for _ in range(2 if exact else 1):
+    for _ in range(_steps(m)):
         tilted = m * expm1(y)
-        share = (m + tilted) / (1 + tilted)
         log_norm = torch.log1p(tilted)
-        step = (radius + m * y - log_norm) / n * ((1 + tilted) / tilted)
-        step = step / (1 + step * share / (2 * tilted))
-        limit = start_error * y
-        step = torch.clamp(step, limit, -limit)
+        share = (m + tilted) / (1 + tilted)
+        newton = (radius + m * y - log_norm) / n * ((1 + tilted) / tilted)
+        step = _held(newton / (1 + newton * share / (2 * tilted)), y, quadratic)
         y = y + step
         log_norm = log_norm + share * step * (1 + (1 - share) * step / 2)
-    return (rarer_up, other_down), (n * y - radius, -log_norm)
+    return n * y - radius, -log_norm
+
+
+def _steps(x: Tensor) -> int:
+    return 2 if x.dtype == torch.float64 else 1
+
+
+def _held(step: Tensor, y: Tensor, quadratic: Tensor) -> Tensor:
+    limit = quadratic.square().square() / 1000 * y.abs()
+    return torch.clamp(step, -limit, limit)
 
 
 @dataclass(frozen=True)
