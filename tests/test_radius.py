@@ -316,7 +316,7 @@ def test_a_controller_holds_the_clip_rate():
         (HoldKL(0.01, 0.2, gain=0.3), lambda radius: {"approx_kl": radius**2}),
         (HoldEntropy(0.3, 0.2, gain=0.3), lambda radius: {"entropy": 0.2 + radius}),
     ],
-    ids=repr,
+    ids=["HoldKL", "HoldEntropy"],
 )
 def test_controllers_move_the_right_way(hold, metrics):
     rule, held = Sides(FixedClip(), Band(KL(), hold)), {}
