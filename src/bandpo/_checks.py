@@ -56,7 +56,8 @@ def as_logp(name: str, logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
 
 def positive(name: str, value: float) -> None:
     """Refuse a setting that is not a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
+    # A tuple: older compilers break the graph at a union.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
 
 

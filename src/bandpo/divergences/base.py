@@ -1,15 +1,11 @@
-r"""f-divergences as trust regions for one token.
+r"""How far one token may move within an f-divergence trust region around the whole distribution.
 
 A token has old probability ``p`` and new probability ``p·r``. The cheapest way to make room for it is to rescale
 all other tokens by one factor ``c = (1 − p·r) / (1 − p)``. The divergence this spends is the scalar
 
     g(p, r) = p·f(r) + (1 − p)·f(c),
 
-and the ratios with ``g(p, r) ≤ radius`` are an interval around 1. Everything is done on logarithms: ``log_ratio =
-log r``, ``logp = log p``, so that neither rare (p = 1e−30) nor near-certain tokens (1 − p = 1e−7) lose digits.
-
-A new divergence is one subclass of `Divergence` with its ``f`` and ``df`` (docs/add-a-divergence.md shows each step);
-override the rest where a closed form exists.
+and the ratios with ``g(p, r) ≤ radius`` are an interval around 1.
 
 Source: arXiv 2603.04918; the reduction to one scalar is its Jensen argument.
 """
@@ -34,8 +30,12 @@ if TYPE_CHECKING:
 class Divergence(ABC):
     """One f-divergence ``D_f(π ‖ π_old) = Σ π_old·f(π/π_old)``, ``f`` convex, ``f(1) = f'(1) = 0``.
 
-    A subclass gives `f` and `df`; `bandpo.ratio_bounds` then works through the generic solver. Where a closed form
-    exists, override `log_bounds`; where g is cheaper than from ``f``, override `spent`.
+    A new divergence is one subclass with its `f` and `df` (docs/add-a-divergence.md shows each step);
+    `bandpo.ratio_bounds` then works through the generic solver. Where a closed form exists, override `log_bounds`;
+    where g is cheaper than from ``f``, override `spent`.
+
+    Everything is done on logarithms, ``log_ratio = log r`` and ``logp = log p``, so that neither rare (p = 1e−30) nor
+    near-certain tokens (1 − p = 1e−7) lose digits.
     """
 
     @property
