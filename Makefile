@@ -49,10 +49,10 @@ docs: $(READY)
 release-check: $(READY)
 	$(BIN)/python scripts/check_release.py build/release $(EXTRAS)
 
-# Asks the advisory database about the locked versions; needs the network beyond the package index.
+# Asks the advisory database about every locked version; needs the network beyond the package index.
 audit-deps: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt pip-audit
-	$(BIN)/pip-audit --no-deps --disable-pip -r constraints.txt
+	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 # torch first and pinned: any later step would otherwise be free to pick another build of it.
 $(READY): pyproject.toml constraints.txt

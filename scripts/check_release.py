@@ -23,11 +23,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TORCH = "torch==2.13.0"
-# What a dry run cannot resolve on every machine, and why.
-EXTRAS_ELSEWHERE = {
-    "trinity": "asks for CUDA packages at installation: tested without its dependencies, by `make test-matrix`",
-    "torchrl": "wants another tensordict than verl, so it has an environment of its own in `make test-matrix`",
-}
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -108,9 +103,6 @@ def check_install(folder: Path, wheel: Path, extras: bool) -> None:
         return
     code = "from importlib.metadata import metadata; print(*metadata('bandpo').get_all('Provides-Extra'))"
     for extra in run(python, "-c", code, **elsewhere).split():
-        if extra in EXTRAS_ELSEWHERE:
-            print(f"extra {extra}: not resolved here; {EXTRAS_ELSEWHERE[extra]}")
-            continue
         run(python, "-m", "pip", "install", "--dry-run", "--quiet", f"{wheel}[{extra}]", **elsewhere)
         print(f"extra {extra}: resolves", flush=True)
 
