@@ -87,7 +87,7 @@ TRL_TESTS = (
 )
 STAND_IN = "not on the package index; tested against its documented interface"
 ENVIRONMENTS = {
-    "trl_experimental": Environment(("trl=={version}", "transformers>=5", "datasets>=4")),
+    "trl_experimental": Environment(("trl=={version}", "transformers>=5", "datasets>=4.7")),
     "prime_rl": Environment(note=STAND_IN),
     "trinity": Environment(("ray", "omegaconf", "safetensors", "transformers"), ("trinity-rft=={version}",)),
     "tinker": Environment(("tinker=={version}",)),
