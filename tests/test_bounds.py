@@ -100,6 +100,13 @@ def test_margins_against_the_oracle_on_the_whole_grid(divergence, dtype, bar, ra
     check_margins(divergence, LOGPS, radius, dtype, bar)
 
 
+@pytest.mark.parametrize("divergence", CLOSED + SOLVED, ids=ids)
+@pytest.mark.parametrize(("dtype", "bar"), BARS, ids=str)
+@pytest.mark.parametrize("radius", [1e-6, 1e-5, 12.0, 30.0, 1e3])
+def test_margins_at_the_ends_of_the_range_of_radii(divergence, dtype, bar, radius):
+    check_margins(divergence, LOGPS[::4], radius, dtype, bar)
+
+
 tokens = st.one_of(  # log p, down to p = 1e-30 and up to 1 − 1e-7
     st.floats(-69, -0.01),
     st.floats(-7, -0.01).map(lambda log10_rest: math.log1p(-(10**log10_rest))),
@@ -273,6 +280,15 @@ def test_lower_bounds_far_below_are_exact_as_log_ratios(divergence):
     torch.testing.assert_close(
         single, ratio_bounds(logp.double(), divergence, radius.double()).log_lower, rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(("dtype", "bar"), [(torch.float32, 1e-6), (torch.float64, 1e-14)], ids=str)
+def test_lower_bounds_of_kl_at_large_radii(dtype, bar):
+    """With nothing of the token left, ``−p·log(lower) = radius − (1 − p)·log(1/(1 − p))`` holds to e^−radius."""
+    p = torch.tensor([1e-6, 0.1, 0.4, 0.6, 0.9, 0.999], dtype=torch.float64)
+    radius = torch.tensor([[30.0], [60.0], [1e3]], dtype=torch.float64)
+    lower = ratio_bounds(p.log().to(dtype).expand(3, -1), KL(), radius.to(dtype)).log_lower.double()
+    torch.testing.assert_close(lower, (torch.xlogy(1 - p, 1 - p) - radius) / p, rtol=bar, atol=0)
 
 
 def test_radius_per_token_and_per_sequence():

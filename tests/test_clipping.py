@@ -63,6 +63,16 @@ def test_the_cap_bounds_rare_tokens_only():
     ]
 
 
+def test_a_ratio_on_the_bound_is_inside():
+    half = torch.tensor([0.5], dtype=torch.float64).log()
+    capped = Band(KL(), 5.0, max_ratio=1.5).apply(torch.full_like(half, math.log(1.5)), half)
+    assert not capped.above.any()
+    ratio = torch.tensor([0.5, 1.5], dtype=torch.float64)
+    radius = TotalVariation().spent(ratio.log(), half.expand(2))  # 0.25, as it is rounded
+    on = Band(TotalVariation(), radius).apply(ratio.log(), half.expand(2))
+    assert not (on.below | on.above).any()
+
+
 def test_fixed_clip_is_ppo():
     clip, logp = FixedClip(0.2, 0.28), torch.tensor([-1.0, -9.0, -0.1])
     assert clip.bounds(logp).lower.tolist() == [pytest.approx(0.8)] * 3
@@ -83,6 +93,15 @@ def test_unclipped_lets_everything_pass():
 def test_defaults_belong_to_the_divergence():
     assert Band() == Band(KL(), 0.05, 10.0)
     assert Band(TotalVariation()).radius == TotalVariation().default_radius
+
+
+def test_a_subclass_is_another_rule():
+    class Mine(Band):
+        pass
+
+    assert Mine() == Mine()
+    assert Mine() != Band()
+    assert Band() != Mine()
 
 
 @pytest.mark.parametrize(
@@ -122,5 +141,6 @@ def test_the_narrowest_settings():
 
 @pytest.mark.parametrize("rule", [Band(), FixedClip()], ids=repr)
 def test_bad_log_probabilities_are_named(rule):
-    with pytest.raises(ValueError, match="logp_old holds nan"):
-        rule.apply(torch.zeros(1), torch.tensor([math.nan]))
+    for read in (lambda logp: rule.apply(torch.zeros(1), logp), rule.bounds):
+        with pytest.raises(ValueError, match="logp_old holds nan"):
+            read(torch.tensor([math.nan]))
