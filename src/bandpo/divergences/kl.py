@@ -54,9 +54,10 @@ class KL(Divergence):
 
 # Log-ratios of an event of probability m ≤ ½ and of its complement, n = 1 − m, at the constraint's two roots: where
 #     ℓ = log(1 + m·(e^y − 1)) = radius + m·y,   they are   y − ℓ = n·y − radius   and   −ℓ.
-# Each root starts from the quadratic's, corrected to third order, or from the line that the constraint tends to, within
-# 1e−2 of it. Halley's method cubes that: float32 takes one step, float64 two. Where the radius is so small that
-# rounding outweighs what the start leaves out, the step is held to the latter.
+# Each root starts from the quadratic's, corrected to third order, or from the line that the constraint tends to. From
+# there float32 takes one step and float64 two: of Newton's method below, where the start is within 1e−2, of Halley's
+# above, where it is rougher. Where the radius is so small that rounding outweighs what the start leaves out, the step
+# is held to the latter.
 
 
 def _log_ratios_up(m: Tensor, n: Tensor, radius: Tensor, quadratic: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,8 +92,7 @@ def _log_ratios_down(m: Tensor, n: Tensor, radius: Tensor, quadratic: Tensor) ->
         tilted = m * expm1(y)
         log_norm = torch.log1p(tilted)
         share = (m + tilted) / (1 + tilted)
-        newton = (radius + m * y - log_norm) / n * ((1 + tilted) / tilted)
-        step = _held(newton / (1 + newton * share / (2 * tilted)), y, quadratic)
+        step = _held((radius + m * y - log_norm) / n * ((1 + tilted) / tilted), y, quadratic)
         y = y + step
         log_norm = log_norm + share * step * (1 + (1 - share) * step / 2)
     return n * y - radius, -log_norm
