@@ -40,7 +40,7 @@ def words(text: str) -> list[str]:
 
 
 def fragments(text: str) -> set[tuple[str, ...]]:
-    """The runs of :data:`GRAM` words of a problem, or all its words where they are fewer."""
+    """The runs of `GRAM` words of a problem, or all its words where they are fewer."""
     listed = words(text)
     return {tuple(listed[i : i + GRAM]) for i in range(max(len(listed) - GRAM, 0) + 1)}
 

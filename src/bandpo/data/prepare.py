@@ -78,7 +78,7 @@ def prepare(
     right.
 
     Args:
-        specs: Names and files, as :func:`bandpo.data.sources.load` takes them.
+        specs: Names and files, as `bandpo.data.sources.load` takes them.
         out: Folder to write to; sets that are there already and not named stay.
         form: How problems become prompts.
         revision: Of the hub's repository, where a single set is named.

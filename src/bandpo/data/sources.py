@@ -99,7 +99,7 @@ def load(spec: str, *, revision: str | None = None, size: int = 1000, seed: int 
     """Loads one set.
 
     Args:
-        spec: A name of :data:`HUB` or :data:`GENERATED`, a JSONL or parquet file, or ``NAME=FILE``. A file
+        spec: A name of `HUB` or `GENERATED`, a JSONL or parquet file, or ``NAME=FILE``. A file
             takes its name from its stem; where the name is one of the hub's, also role and licence; else it
             is for training if the name ends in ``-train``, and for evaluation if not.
         revision: Of the hub's repository; default the newest, whose hash the manifest records.

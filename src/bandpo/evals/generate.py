@@ -1,6 +1,6 @@
 """Completions from a model: the interface, and its default, transformers in this process.
 
-A generator is any object with a `stream` method (:class:`Generator`). Each time it is handed the whole job
+A generator is any object with a `stream` method (`Generator`). Each time it is handed the whole job
 and the positions still missing, so that a resumed run draws what an uninterrupted one would have drawn.
 """
 
@@ -163,7 +163,7 @@ class TransformersGenerator:
         self.model, self.tokenizer, self.sampling, self.batch_size = model, tokenizer, sampling, batch_size
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """See :meth:`Generator.stream`.
+        """See `Generator.stream`.
 
         Raises:
             ValueError: A prompt and its completion do not fit into the model's context.

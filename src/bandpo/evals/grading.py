@@ -64,7 +64,7 @@ def extract(completion: str) -> Extracted | None:
         completion: What the model wrote.
 
     Returns:
-        The answer; None where there is none. A box is cut at one character more than :data:`LONGEST_ANSWER`.
+        The answer; None where there is none. A box is cut at one character more than `LONGEST_ANSWER`.
 
     >>> extract(r"So $x = \boxed{\frac{1}{2}}$.").text
     '\\frac{1}{2}'
@@ -278,7 +278,7 @@ def grade(completion: str, gold: str, data_source: str = "math") -> Grade:
     Args:
         completion: What the model wrote.
         gold: The right answer, as `bandpo data prepare` writes it.
-        data_source: Name of the data set; the embedded tasks have rules of their own (:data:`RULES`).
+        data_source: Name of the data set; the embedded tasks have rules of their own (`RULES`).
 
     Returns:
         The verdict.
@@ -336,7 +336,7 @@ def compute_score(
 
     Returns:
         ``score`` and ``acc`` (1.0 or 0.0), ``pred`` (the answer read, empty where there is none; verl's
-        majority vote counts it) and ``reason`` (see :class:`Grade`).
+        majority vote counts it) and ``reason`` (see `Grade`).
 
     >>> compute_score("gsm8k", "#### 4", "5")["reason"]
     'wrong'

@@ -1,7 +1,7 @@
 """What a table of scores is worth: mean@k, pass@k, maj@k, verl's best@k and their intervals.
 
 Every metric maps scores of shape ``(problems, n)`` to one value per problem, ``(problems,)``. Its mean is
-the metric, :func:`estimate` puts an interval around it, and `bandpo.evals.compare` pairs two evaluations.
+the metric, `estimate` puts an interval around it, and `bandpo.evals.compare` pairs two evaluations.
 """
 
 from collections import Counter
@@ -286,7 +286,7 @@ def summary(
         level: Coverage of the intervals.
 
     Returns:
-        The names of :func:`per_problem`, each with mean and interval.
+        The names of `per_problem`, each with mean and interval.
 
     Raises:
         ValueError: Malformed scores, answers or level.

@@ -124,7 +124,7 @@ def read_samples(folder: Path) -> list[Sample]:
     """The samples of a finished run.
 
     Args:
-        folder: That :func:`evaluate` wrote.
+        folder: That `evaluate` wrote.
 
     Returns:
         The same number of samples for each problem, each problem's in order.

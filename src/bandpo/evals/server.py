@@ -44,7 +44,7 @@ class ServerGenerator:
         self.concurrency, self.attempts, self.timeout = concurrency, attempts, timeout
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """See :meth:`Generator.stream`."""
+        """See `Generator.stream`."""
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")

@@ -33,7 +33,7 @@ class VLLMGenerator:
             self._tokenizer.chat_template = chat_template
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """See :meth:`Generator.stream`."""
+        """See `Generator.stream`."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
         encode = memoised(lambda prompt: prompt_ids(self._tokenizer, prompt))

@@ -61,7 +61,7 @@ class Problem:
         """The problem whose `answer` text this is.
 
         Raises:
-            ValueError: The text is not one that :attr:`answer` writes.
+            ValueError: The text is not one that `answer` writes.
         """
         try:
             fields = json.loads(answer)
