@@ -100,7 +100,7 @@ def _terms(study: Study) -> Section:
             tuned = f"as in {e.tuned_in}"
         rows.append([e.name, _numbers(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
     return Section(
-        "Terms, fixed before it ran",
+        "Terms",
         [
             f"Decided by {study.primary}, every arm against {study.baseline}, paired by seed. Stopping rule: "
             f"{study.stopping}.",
