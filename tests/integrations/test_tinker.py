@@ -100,7 +100,7 @@ def test_the_graph_is_small_and_calls_torch_alone():
 
 
 def test_other_rules_and_missing_inputs_are_refused():
-    with pytest.raises(ValueError, match=r"knows Band alone, got FixedClip"):
+    with pytest.raises(ValueError, match=r"knows Band with a number as its radius alone, got FixedClip"):
         traceable_loss("FixedClip(0.2, 0.28)")
     batch = make_batch()
     with pytest.raises(ValueError, match=r"no loss_fn_inputs\['logprobs'\]; it has advantages, mask"):
