@@ -266,6 +266,8 @@ FOUND = [  # once wrong, or wrong without a part of the solver, by scripts/fuzz.
         2.284515619277954,
     ),  # 9e-5: Newton's method in place of Halley's
     (KL(), torch.float64, -2.383134603500366, 2.284515619277954),
+    (AlphaDivergence(0.5), torch.float32, -59.47471237182617, 3.9999988079071045),  # beyond the largest tilt
+    (AlphaDivergence(3.0), torch.float32, -56.34375, 44.014007568359375),  # a slope that overflows
     (AlphaDivergence(-3.0), torch.float32, -27.449138641357422, 1.1569994688034058),  # 16 halvings from 1e6
     (AlphaDivergence(-3.0), torch.float64, -50.0, 0.05),
     (AlphaDivergence(-8.0), torch.float32, -30.0, 1e-3),
