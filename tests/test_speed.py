@@ -70,7 +70,7 @@ def test_no_synchronisation_on_cuda(settings):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("settings", SETTINGS[:4], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_one_graph_for_all_batch_shapes(settings):
     """Compiled for the first shape, once more with symbolic ones for the second, and never again."""
     torch._dynamo.reset()
