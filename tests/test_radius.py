@@ -232,7 +232,6 @@ def test_every_framework_takes_surprisal():
     assert as_rule("Band(KL(), BySurprisal(0.02, 0.1))") == Band(KL(), BySurprisal(0.02, 0.1))
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("form", [float, torch.tensor], ids=["number", "tensor"])
 def test_a_radius_that_changes_does_not_recompile_for_ever(form):
     logp, logp_old, advantages = tokens()
