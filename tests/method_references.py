@@ -1,0 +1,274 @@
+"""Policy losses of the literature, each written from its paper's formula: the oracle for objectives and methods.
+
+Nothing here imports bandpo, and nothing is fast. Each function takes log-probabilities ``(batch, time)``, advantages
+``(batch, time)`` or ``(batch, 1)``, and a mask, and returns the loss of each token, to be differentiated by autograd.
+The mask is used where a method looks at the whole sequence; the caller masks and aggregates the result. A method of
+sequences returns its loss once per token, so that a mean over tokens and then over sequences is the paper's.
+`tests/test_method_references.py` holds them to the frameworks that ship them.
+"""
+
+import math
+
+import torch
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def mean_of_sequence(values, mask):
+    return (values * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def surrogate(ratio, lower, upper, advantages, dual=math.inf):
+    """PPO's minimum; for negative advantages no worse than ``dual·A`` (dual clip, 1912.09729)."""
+    clipped = torch.minimum(torch.maximum(ratio, torch.as_tensor(lower)), torch.as_tensor(upper))
+    objective = torch.minimum(ratio * advantages, clipped * advantages)
+    if dual < math.inf:
+        objective = torch.where(advantages < 0, torch.maximum(objective, dual * advantages), objective)
+    return -objective
+
+
+def binary_kl(p, q):
+    """KL of two-outcome distributions, from p to q."""
+    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+
+
+# --- the ratio clipped ------------------------------------------------------------------------------------------------
+
+
+def ppo(logp, logp_old, advantages, mask, *, low=0.2, high=0.2, dual=math.inf):
+    """PPO 1707.06347, GRPO, Clip-Higher 2503.14476 (high=0.28), dual clip 1912.09729 (dual=3)."""
+    return surrogate((logp - logp_old).exp(), 1 - low, 1 + high, advantages, dual)
+
+
+def gspo(logp, logp_old, advantages, mask, *, low=3e-4, high=4e-4):
+    """GSPO 2507.18071: PPO of the sequence's length-normalised ratio."""
+    ratio = mean_of_sequence(logp - logp_old, mask).exp().expand_as(logp)
+    return surrogate(ratio, 1 - low, 1 + high, advantages)
+
+
+def gmpo(logp, logp_old, advantages, mask, *, low=0.4, high=0.4):
+    """GMPO 2507.20673: the geometric mean of ratios that are first clipped token by token, in log space."""
+    log_ratio = logp - logp_old
+    upper, lower = log_ratio.clamp(max=high), log_ratio.clamp(min=-low)
+    one_sided = torch.where(advantages > 0, upper, torch.where(advantages < 0, lower, log_ratio))
+    return -mean_of_sequence(one_sided, mask).exp() * advantages.expand_as(logp)
+
+
+def dcpo(logp, logp_old, advantages, mask, *, low=0.16, high=0.2, max_ratio=10.0, dual=math.inf):
+    """DCPO 2509.02333: bounds from ``(r−1)·r·p ≤ ε`` above and ``(1−r)·r·p ≤ ε`` below."""
+    p = logp_old.exp()
+    lower = (1 + (1 - 4 * low / p).clamp(min=0).sqrt()) / 2
+    upper = ((1 + (1 + 4 * high / p).sqrt()) / 2).clamp(max=max_ratio)
+    return surrogate((logp - logp_old).exp(), lower, upper, advantages, dual)
+
+
+def trgppo(logp, logp_old, advantages, mask, *, delta=0.05):
+    """TRGPPO 1901.10314, its adaptive interval alone: the ratios with binary KL(old‖new) of at most delta.
+
+    Its gradient; the value beyond the interval is not the bound's.
+    """
+    ratio, p = (logp - logp_old).exp(), logp_old.exp()
+    outside = binary_kl(p, logp.exp()) > delta
+    outward = torch.where(advantages > 0, ratio > 1, ratio < 1)
+    return -torch.where(outside & outward, ratio.detach(), ratio) * advantages
+
+
+def bapo_bounds(logp, logp_old, advantages, mask, *, share, lower, upper, steps, upper_first):
+    """BAPO 2510.18927: move the bounds until positive advantages carry that share of the clipped objective.
+
+    ``lower`` and ``upper`` are (start, end) as ratios, ``steps`` their two steps. The authors' code moves the lower
+    bound to its end first; the paper's algorithm is reported to move the upper one first.
+    """
+    ratio = (logp - logp_old).exp().detach()
+    bounds = {"lower": lower[0], "upper": upper[0]}
+    ends, step = {"lower": lower[1], "upper": upper[1]}, dict(zip(("lower", "upper"), steps, strict=True))
+
+    def reached():
+        positive = (ratio.clamp(max=bounds["upper"]) * advantages * mask)[
+            advantages.expand_as(logp) >= 0
+        ].sum()
+        negative = -(ratio.clamp(min=bounds["lower"]) * advantages * mask)[
+            advantages.expand_as(logp) < 0
+        ].sum()
+        return negative == 0 or positive >= share * (positive + negative)
+
+    for side in ("upper", "lower") if upper_first else ("lower", "upper"):
+        while not reached() and bounds[side] < ends[side]:
+            bounds[side] = min(bounds[side] + step[side], ends[side])
+    return bounds["lower"], bounds["upper"]
+
+
+def bapo(
+    logp,
+    logp_old,
+    advantages,
+    mask,
+    *,
+    share=0.5,
+    lower=(0.6, 0.9),
+    upper=(1.2, 3.0),
+    steps=(0.05, 0.05),
+    upper_first=False,
+    dual=math.inf,
+):
+    """BAPO 2510.18927: PPO between the bounds of `bapo_bounds`, found anew for each batch."""
+    found = bapo_bounds(
+        logp,
+        logp_old,
+        advantages,
+        mask,
+        share=share,
+        lower=lower,
+        upper=upper,
+        steps=steps,
+        upper_first=upper_first,
+    )
+    return surrogate((logp - logp_old).exp(), *found, advantages, dual)
+
+
+# --- the ratio as a constant weight -----------------------------------------------------------------------------------
+
+
+def cispo(logp, logp_old, advantages, mask, *, low=1.0, high=4.0):
+    """CISPO 2506.13585: the clipped ratio, without gradient, weighs ``A·logp``."""
+    weight = (logp - logp_old).exp().clamp(1 - low, 1 + high).detach()
+    return -weight * advantages * logp
+
+
+def dppo_tv(logp, logp_old, advantages, mask, *, low=0.15, high=0.15, max_weight=20.0):
+    """DPPO 2602.04879, binary TV: tokens whose probability moved too far, the way A pushes, are dropped."""
+    moved = (logp.exp() - logp_old.exp()).detach()
+    kept = torch.where(advantages > 0, moved <= high, moved >= -low)
+    return -(logp - logp_old).exp().clamp(max=max_weight).detach() * kept * advantages * logp
+
+
+def dppo_kl(logp, logp_old, advantages, mask, *, low=0.05, high=0.05, max_weight=20.0):
+    """DPPO 2602.04879, binary KL(old‖new) in place of the distance."""
+    p, q = logp_old.exp(), logp.exp().detach()
+    kl = binary_kl(p, q)
+    kept = torch.where(advantages > 0, (kl <= high) | (q <= p), (kl <= low) | (q >= p))
+    return -(logp - logp_old).exp().clamp(max=max_weight).detach() * kept * advantages * logp
+
+
+def icepop(logp, logp_old, advantages, mask, *, lower=0.5, upper=5.0):
+    """IcePop 2510.18855 on the ratio to the rollout engine (2512.16144, eq. 1): dropped outside, whatever the sign."""
+    ratio = (logp - logp_old).exp()
+    kept = (ratio >= lower) & (ratio <= upper)
+    return -ratio * kept * advantages
+
+
+def ipo(logp, logp_old, advantages, mask, *, radius=0.1):
+    """prime-rl's "ipo" without its regulariser: dropped where the probability moved by more than radius either way."""
+    kept = (logp.exp() - logp_old.exp()).abs() <= radius
+    return -(logp - logp_old).exp() * kept * advantages
+
+
+def vespo(logp, logp_old, advantages, mask, *, positive=(2.0, 3.0), negative=(3.0, 2.0)):
+    """VESPO 2602.10693: ``W^k·exp(λ(1−W))`` of the sequence's whole ratio W weighs each token; (k, λ) by sign of A."""
+    log_w = ((logp - logp_old) * mask).sum(-1, keepdim=True).clamp(math.log(1e-8), 20).detach()
+    k = torch.where(advantages >= 0, positive[0], negative[0])
+    decay = torch.where(advantages >= 0, positive[1], negative[1])
+    return -(k * log_w + decay * (1 - log_w.exp())).exp() * advantages * logp
+
+
+def gpg(logp, logp_old, advantages, mask):
+    """GPG 2504.02546: the plain policy gradient."""
+    return -logp * advantages
+
+
+# --- one sign treated another way -------------------------------------------------------------------------------------
+
+
+def up(logp, logp_old, advantages, mask, *, low=0.2, dual=math.inf):
+    """UP 2607.06987, eq. 15: for A > 0 the ratio of the policy to itself, for others PPO."""
+    itself = (logp - logp.detach()).exp()
+    ratio = (logp - logp_old).exp()
+    return torch.where(
+        advantages > 0, -itself * advantages, surrogate(ratio, 1 - low, math.inf, advantages, dual)
+    )
+
+
+def gppo(logp, logp_old, advantages, mask, *, low=0.2, high=0.28, beta_low=1.0, beta_high=1.0, dual=math.inf):
+    """GPPO 2508.07629; with betas CE-GPPO 2509.20712: a clipped token keeps β·bound as its weight."""
+    ratio = (logp - logp_old).exp()
+    itself = ratio / ratio.detach()
+    ratio = torch.where((advantages < 0) & (ratio < 1 - low), beta_low * (1 - low) * itself, ratio)
+    ratio = torch.where((advantages > 0) & (ratio > 1 + high), beta_high * (1 + high) * itself, ratio)
+    objective = ratio * advantages
+    if dual < math.inf:
+        objective = torch.where(advantages < 0, torch.maximum(objective, dual * advantages), objective)
+    return -objective
+
+
+def aspo(logp, logp_old, advantages, mask, *, low=0.2, high=0.2, max_weight=3.0):
+    """ASPO 2510.06062: for A > 0 the ratio turned over, ``π_old·π/sg(π)²``; a capped weight keeps its gradient."""
+    ratio = (logp - logp_old).exp()
+    itself = ratio / ratio.detach()
+    turned = (1 / ratio).detach().clamp(max=max_weight) * itself * (ratio <= 1 + high)
+    straight = ratio.detach().clamp(max=max_weight) * itself * (ratio >= 1 - low)
+    return -torch.where(advantages < 0, straight, turned) * advantages
+
+
+def opsm(logp, logp_old, advantages, mask, *, delta=0.5, low=0.2, high=0.2):
+    """DeepSeek-V3.2 2512.02556, eq. 9: PPO without the sequences of A < 0 and mean ``log(old/new)`` above delta."""
+    drifted = mean_of_sequence(logp_old - logp, mask).detach() > delta
+    return ppo(logp, logp_old, advantages, mask, low=low, high=high) * ~(drifted & (advantages < 0))
+
+
+# --- smooth -----------------------------------------------------------------------------------------------------------
+
+
+def sapo(logp, logp_old, advantages, mask, *, positive=1.0, negative=1.05):
+    """SAPO 2511.20347: a sigmoid gate of the ratio, its temperature by the sign of A."""
+    tau = torch.where(advantages > 0, positive, negative)
+    return -4 / tau * torch.sigmoid(tau * ((logp - logp_old).exp() - 1)) * advantages
+
+
+def spo(logp, logp_old, advantages, mask, *, epsilon=0.2):
+    """SPO 2401.16025, token by token CFPO 2601.22801: a quadratic penalty whose optimum is the bound ``1 ± ε``."""
+    ratio = (logp - logp_old).exp()
+    return -(ratio * advantages - advantages.abs() * (ratio - 1) ** 2 / (2 * epsilon))
+
+
+def drpo(logp, logp_old, advantages, mask, *, delta=12.5):
+    """DRPO 2606.09821, eq. 8: SPO's penalty weighted by π_old, so that the optimum is ``π_old ± δ``."""
+    ratio = (logp - logp_old).exp()
+    return -(ratio * advantages - advantages.abs() * logp_old.exp() * (ratio - 1) ** 2 / (2 * delta))
+
+
+# --- soft clips of Band's authors (their repository's, not their paper's): y(r) in PPO's minimum --------------------
+
+
+def soft(logp, logp_old, advantages, mask, *, clip, low=0.2, high=0.2):
+    """PPO with one of the functions below where it has its clamp."""
+    ratio = (logp - logp_old).exp()
+    return -torch.minimum(ratio * advantages, clip(ratio, 1 - low, 1 + high) * advantages)
+
+
+def tanh_whole(r, lower, upper):
+    """One tanh from bound to bound, of slope 1 at their middle."""
+    middle, half = (lower + upper) / 2, (upper - lower) / 2
+    return middle + half * torch.tanh((r - middle) / half)
+
+
+def tanh_sides(r, lower, upper):
+    """A tanh on each side of 1, of slope 1 there."""
+    width = torch.where(r >= 1, upper - 1, 1 - lower)
+    return 1 + width * torch.tanh((r - 1) / width)
+
+
+def tanh_tails(r, lower, upper, *, rho=0.1):
+    """Identity up to the share 1 − ρ of the way to a bound, from there a tanh towards it, continued with slope 1."""
+    sign = torch.where(r >= 1, 1.0, -1.0).to(r)
+    width = torch.where(r >= 1, upper - 1, 1 - lower)
+    away, start = sign * (r - 1), (1 - rho) * width
+    slope = width / (width**2 - start**2)
+    tail = width * torch.tanh(slope * (away - start) + torch.atanh(start / width))
+    return torch.where(away < start, r, 1 + sign * tail)
+
+
+def tanh_rollback(r, lower, upper, *, alpha=0.05, gamma=0.2):
+    """Identity inside; beyond a bound back towards 1, by at most α below and α·(upper − 1)/(1 − lower) above."""
+    above = upper - alpha * (upper - 1) / (1 - lower) * torch.tanh(gamma * (r - upper))
+    below = lower - alpha * torch.tanh(gamma * (r - lower))
+    return torch.where(r >= upper, above, torch.where(r <= lower, below, r))

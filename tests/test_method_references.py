@@ -1,0 +1,461 @@
+"""The oracle of `method_references`, held: to verl's, TRL's and SkyRL's own losses, and to weights worked by hand."""
+
+import importlib
+import sys
+import typing
+from collections import defaultdict
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import method_references as reference
+
+
+def batch(seed=0, shape=(40, 9), spread=0.7, whole_sequences=False):
+    """Tokens common and rare, ratios near and far, both signs of advantage, ragged lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -8 * torch.rand(shape, generator=generator, dtype=torch.float64) ** 2 - 1e-3
+    new = (old + spread * torch.randn(shape, generator=generator, dtype=torch.float64)).clamp(max=-1e-5)
+    lengths = torch.randint(1, shape[1] + 1, (shape[0], 1), generator=generator)
+    advantages = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if whole_sequences:
+        advantages = advantages[:, :1].expand(shape)
+    return new.requires_grad_(), old, advantages, (torch.arange(shape[1]) < lengths).double()
+
+
+def token_mean(loss, mask):
+    return (loss * mask).sum() / mask.sum()
+
+
+def sequence_mean(loss, mask):
+    return reference.mean_of_sequence(loss, mask).mean()
+
+
+def gradient(loss, logp):
+    return torch.autograd.grad(loss, logp)[0]
+
+
+def assert_same_and_varied(ours, theirs, mask, *, rtol=1e-6):
+    """Equal gradients, on a batch where every case of a method is met."""
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=1e-10, check_dtype=False)
+    assert (ours[mask == 1] != 0).double().mean() > 0.2
+    assert (ours[mask == 0] == 0).all()
+
+
+# --- verl -------------------------------------------------------------------------------------------------------------
+
+VERL = {
+    "vanilla": (
+        {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.5},
+        partial(reference.ppo, low=0.2, high=0.28, dual=1.5),
+    ),
+    "gspo": (
+        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2},
+        partial(reference.gspo, low=0.1, high=0.2),
+    ),
+    "geo_mean": (
+        {"clip_ratio_low": 0.3, "clip_ratio_high": 0.4},
+        partial(reference.gmpo, low=0.3, high=0.4),
+    ),
+    "cispo": (
+        {"clip_ratio_low": 0.3, "clip_ratio_high": 0.5},
+        partial(reference.cispo, low=0.3, high=0.5),
+    ),
+    "dppo_tv": (
+        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.15, "clip_ratio_c": 2.0},
+        partial(reference.dppo_tv, low=0.1, high=0.15, max_weight=2.0),
+    ),
+    "dppo_kl": (
+        {"clip_ratio_low": 0.02, "clip_ratio_high": 0.05, "clip_ratio_c": 2.0},
+        partial(reference.dppo_kl, low=0.02, high=0.05, max_weight=2.0),
+    ),
+    "sapo": (
+        {"tau_pos": 1.5, "tau_neg": 3.0},
+        partial(reference.sapo, positive=1.5, negative=3.0),
+    ),
+    "gpg": ({}, reference.gpg),
+}
+OF_SEQUENCES = ("gspo", "geo_mean")
+
+
+@pytest.mark.parametrize("name", VERL)
+def test_verl(name):
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    settings, ours = VERL[name]
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode=name),
+        **settings,
+    )
+    logp, old, advantages, mask = batch(whole_sequences=name in OF_SEQUENCES)
+    theirs, _ = get_policy_loss_fn(name)(
+        old_log_prob=old,
+        log_prob=logp,
+        advantages=advantages,
+        response_mask=mask,
+        loss_agg_mode="seq-mean-token-mean",
+        config=config,
+    )
+    found = gradient(sequence_mean(ours(logp, old, advantages, mask), mask), logp)
+    assert_same_and_varied(found, gradient(theirs, logp), mask)
+
+
+def test_verl_icepop():
+    """verl's bypass mode with the REINFORCE loss, whose weight is the ratio to the rollout engine."""
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    correction = RolloutCorrectionConfig.bypass_pg_token_icepop(threshold=2.0, threshold_lower=0.5)
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction),
+    )
+    logp, old, advantages, mask = batch()
+    theirs, _ = get_policy_loss_fn("bypass_mode")(
+        old_log_prob=old, log_prob=logp, advantages=advantages, response_mask=mask, config=config
+    )
+    ours = token_mean(reference.icepop(logp, old, advantages, mask, lower=0.5, upper=2.0), mask)
+    assert_same_and_varied(gradient(ours, logp), gradient(theirs, logp), mask)
+
+
+# --- TRL --------------------------------------------------------------------------------------------------------------
+
+
+def trl_loss(trainer_class, batch, **settings):
+    """The trainer's own loss method, on given log-probabilities in place of a model's."""
+    logp, old, advantages, mask = batch
+    given = {
+        "importance_sampling_level": "token",
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.2,
+        "off_policy_mask_threshold": None,
+        "delta": None,
+        "sapo_temperature_pos": 1.0,
+        "sapo_temperature_neg": 1.05,
+        "vespo_k_pos": 2.0,
+        "vespo_lambda_pos": 3.0,
+        "vespo_k_neg": 3.0,
+        "vespo_lambda_neg": 2.0,
+    } | settings
+    stub = SimpleNamespace(
+        args=SimpleNamespace(**given, steps_per_generation=1),
+        accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x),
+        model=SimpleNamespace(training=True),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        beta=0.0,
+        use_vllm=False,
+        current_gradient_accumulation_steps=1,
+        max_completion_length=logp.shape[1],
+        _entropy_bonus_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logp, torch.zeros_like(logp), None),
+        get_off_policy_mask=trainer_class.get_off_policy_mask,
+        get_gamma_weights=trainer_class.get_gamma_weights,
+        **given,
+    )
+    ids, ones = torch.zeros(logp.shape, dtype=torch.long), torch.ones(logp.shape, dtype=torch.long)
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": ones[:, :1],
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": advantages[:, 0],
+        "old_per_token_logps": old,
+        "num_items_in_batch": mask.sum(),
+    }
+    return trainer_class._compute_loss(stub, None, inputs)
+
+
+TRL = {
+    "grpo": (
+        {"loss_type": "grpo", "epsilon_high": 0.28},
+        partial(reference.ppo, low=0.2, high=0.28),
+        sequence_mean,
+    ),
+    "delta": (
+        {"loss_type": "grpo", "delta": 1.5},
+        partial(reference.ppo, dual=1.5),
+        sequence_mean,
+    ),
+    "sequence": (
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_high": 0.3},
+        partial(reference.gspo, low=0.2, high=0.3),
+        sequence_mean,
+    ),
+    "cispo": (
+        {"loss_type": "cispo", "epsilon_high": 1.7},
+        partial(reference.cispo, low=1.0, high=0.7),
+        token_mean,
+    ),
+    "sapo": (
+        {"loss_type": "sapo", "sapo_temperature_pos": 1.5, "sapo_temperature_neg": 3.0},
+        partial(reference.sapo, positive=1.5, negative=3.0),
+        sequence_mean,
+    ),
+    "vespo": ({"loss_type": "vespo"}, reference.vespo, token_mean),
+    "off-policy mask": (
+        {"loss_type": "grpo", "off_policy_mask_threshold": 0.1},
+        partial(reference.opsm, delta=0.1),
+        sequence_mean,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRL)
+def test_trl(name):
+    trl = pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    settings, ours, mean = TRL[name]
+    logp, old, advantages, mask = tensors = batch(1, whole_sequences=True)
+    theirs = gradient(trl_loss(trl.GRPOTrainer, tensors, **settings), logp)
+    found = gradient(mean(ours(logp, old, advantages, mask), mask), logp)
+    assert_same_and_varied(found, theirs, mask)
+
+
+def test_trl_gmpo():
+    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    from trl.experimental.gmpo import GMPOTrainer
+
+    logp, _, _, mask = tensors = batch(2, whole_sequences=True)
+    theirs = gradient(trl_loss(GMPOTrainer, tensors, epsilon_low=0.3, epsilon_high=0.4), logp)
+    found = gradient(sequence_mean(reference.gmpo(*tensors, low=0.3, high=0.4), mask), logp)
+    assert_same_and_varied(found, theirs, mask)
+
+
+def test_the_off_policy_mask_drops_sequences():
+    logp, old, advantages, mask = tensors = batch(1, whole_sequences=True)
+    kept, all_of_them = (
+        gradient((loss * mask).sum(), logp) != 0
+        for loss in (reference.opsm(*tensors, delta=0.1), reference.ppo(*tensors))
+    )
+    dropped = all_of_them.any(1) & ~kept.any(1)
+    drift = reference.mean_of_sequence(old - logp, mask)[:, 0]
+    assert 2 < dropped.sum() < len(mask) / 2
+    assert torch.equal(dropped, all_of_them.any(1) & (drift > 0.1) & (advantages[:, 0] < 0))
+
+
+# --- SkyRL ------------------------------------------------------------------------------------------------------------
+
+SKYRL = {
+    "regular": (
+        {"eps_clip_low": 0.2, "eps_clip_high": 0.28},
+        partial(reference.ppo, low=0.2, high=0.28),
+    ),
+    "dual_clip": ({"clip_ratio_c": 1.5}, partial(reference.ppo, dual=1.5)),
+    "gspo": (
+        {"eps_clip_low": 0.1, "eps_clip_high": 0.2},
+        partial(reference.gspo, low=0.1, high=0.2),
+    ),
+    "cispo": (
+        {"cispo": {"cispo_eps_clip_low": 0.3, "cispo_eps_clip_high": 0.5}},
+        partial(reference.cispo, low=0.3, high=0.5),
+    ),
+    "dppo": (
+        {"dppo": {"dppo_type": "binary_tv", "delta_low": 0.1, "delta_high": 0.15}},
+        partial(reference.dppo_tv, low=0.1, high=0.15, max_weight=torch.inf),
+    ),
+    "sapo": (
+        {"sapo": {"tau_pos": 1.5, "tau_neg": 3.0}},
+        partial(reference.sapo, positive=1.5, negative=3.0),
+    ),
+    "rollout_is": (
+        {"eps_clip_low": 0.5, "eps_clip_high": 1.0},
+        partial(reference.icepop, lower=0.5, upper=2.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SKYRL)
+def test_skyrl(name, monkeypatch):
+    pytest.importorskip("skyrl", reason="needs skyrl, which needs Python 3.12")
+    if sys.version_info < (3, 12):
+        # SkyRL declares 3.12 because pydantic refuses typing.TypedDict below it; the rest of it runs on 3.11.
+        monkeypatch.setattr(typing, "TypedDict", importlib.import_module("typing_extensions").TypedDict)
+    from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+    from skyrl.train.config import AlgorithmConfig
+
+    settings, ours = SKYRL[name]
+    config = AlgorithmConfig(policy_loss_type=name)
+    for key, value in settings.items():
+        for inner, number in value.items() if isinstance(value, dict) else [(None, value)]:
+            setattr(*((getattr(config, key), inner) if inner else (config, key)), number)
+    logp, old, advantages, mask = batch(3, whole_sequences=name in OF_SEQUENCES)
+    theirs, _ = PolicyLossRegistry.get(name)(
+        logp, old, advantages, config, loss_mask=mask, rollout_logprobs=old if name == "rollout_is" else None
+    )
+    found = gradient((ours(logp, old, advantages, mask) * mask).sum(), logp)
+    assert_same_and_varied(found, gradient(theirs, logp), mask, rtol=1e-5)
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+P = 0.4
+RATIOS = [0.25, 0.7, 1.1, 1.5, 2.4]
+
+BY_HAND = {
+    # method: the weight w in −w·A·∇logp at those ratios from π_old = 0.4, for A = 2 and for A = −0.5
+    "ppo": (
+        partial(reference.ppo, low=0.2, high=0.28, dual=2.0),
+        [0.25, 0.7, 1.1, 0, 0],
+        [0, 0, 1.1, 1.5, 0],
+    ),
+    "cispo": (partial(reference.cispo, low=0.2, high=0.28), [0.8, 0.8, 1.1, 1.28, 1.28], ...),
+    "gpg": (reference.gpg, [1, 1, 1, 1, 1], ...),
+    # (π − π_old): −0.3, −0.12, 0.04, 0.2, 0.56
+    "dppo_tv": (
+        partial(reference.dppo_tv, low=0.15, high=0.15, max_weight=1.4),
+        [0.25, 0.7, 1.1, 0, 0],
+        [0, 0.7, 1.1, 1.4, 1.4],
+    ),
+    "ipo": (partial(reference.ipo, radius=0.15), [0, 0.7, 1.1, 0, 0], ...),
+    "icepop": (partial(reference.icepop, lower=0.5, upper=2.0), [0, 0.7, 1.1, 1.5, 0], ...),
+    # r·(1 ∓ (r − 1)/0.5)
+    "spo": (
+        partial(reference.spo, epsilon=0.5),
+        [0.25 * 2.5, 0.7 * 1.6, 1.1 * 0.8, 0, 2.4 * -1.8],
+        [0.25 * -0.5, 0.7 * 0.4, 1.1 * 1.2, 1.5 * 2, 2.4 * 3.8],
+    ),
+    # r·(1 ∓ (π − π_old)/0.2)
+    "drpo": (
+        partial(reference.drpo, delta=0.2),
+        [0.25 * 2.5, 0.7 * 1.6, 1.1 * 0.8, 0, 2.4 * -1.8],
+        [0.25 * -0.5, 0.7 * 0.4, 1.1 * 1.2, 1.5 * 2, 2.4 * 3.8],
+    ),
+    "up": (partial(reference.up, low=0.2, dual=2.0), [1, 1, 1, 1, 1], [0, 0, 1.1, 1.5, 0]),
+    "gppo": (
+        partial(reference.gppo, low=0.2, high=0.28, beta_low=0.5, beta_high=0.75, dual=2.0),
+        [0.25, 0.7, 1.1, 0.96, 0.96],
+        [0.4, 0.4, 1.1, 1.5, 0],
+    ),
+    "aspo": (
+        partial(reference.aspo, low=0.2, high=0.2, max_weight=2.0),
+        [2, 1 / 0.7, 1 / 1.1, 0, 0],
+        [0, 0, 1.1, 1.5, 2],
+    ),
+    # bounds ½ + ½·√(1 + 4·0.2/0.4) = 1.366 and, as 4·0.09/0.4 = 0.9, ½ + ½·√0.1 = 0.658
+    "dcpo": (partial(reference.dcpo, low=0.09), [0.25, 0.7, 1.1, 0, 0], [0, 0.7, 1.1, 1.5, 2.4]),
+    # binary KL from 0.4 to 0.1, 0.28, 0.44, 0.6: 0.311, 0.033, 0.003, 0.081; to 0.96: 1.28
+    "trgppo": (partial(reference.trgppo, delta=0.05), [0.25, 0.7, 1.1, 0, 0], [0, 0.7, 1.1, 1.5, 2.4]),
+    # bounds 0.6 and 1.2 where all is positive; 0.9 and 3, their ends, where nothing is
+    "bapo": (reference.bapo, [0.25, 0.7, 1.1, 0, 0], [0, 0, 1.1, 1.5, 2.4]),
+}
+
+
+def weights(method, advantage, old=P):
+    logp_old = torch.full((1, len(RATIOS)), old, dtype=torch.float64).log()
+    logp = (logp_old + torch.tensor([RATIOS], dtype=torch.float64).log()).requires_grad_()
+    advantages = torch.full_like(logp_old, advantage)
+    loss = method(logp, logp_old, advantages, torch.ones_like(logp_old))
+    return (gradient(loss.sum(), logp) / -advantages)[0]
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_weights_by_hand(name):
+    method, positive, negative = BY_HAND[name]
+    for advantage, expected in ((2.0, positive), (-0.5, positive if negative is ... else negative)):
+        expected = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(weights(method, advantage), expected, atol=1e-9, rtol=1e-9)
+
+
+def test_dppo_kl_and_trgppo_block_the_same_tokens():
+    tensors = logp, _, _, mask = batch(4)
+    assert torch.equal(
+        gradient((reference.dppo_kl(*tensors, max_weight=torch.inf) * mask).sum(), logp) == 0,
+        gradient((reference.trgppo(*tensors, delta=0.05) * mask).sum(), logp) == 0,
+    )
+
+
+def test_vespo_by_hand():
+    """Two tokens of ratio 2 and ¾: W = 1.5, φ = 1.5²·e^(3·(1 − 1.5)) for A ≥ 0 and 1.5³·e^(2·(1 − 1.5)) below."""
+    old = torch.full((2, 2), 0.3, dtype=torch.float64).log()
+    logp = (old + torch.tensor([2.0, 0.75], dtype=torch.float64).log()).requires_grad_()
+    advantages = torch.tensor([[2.0], [-0.5]], dtype=torch.float64)
+    found = gradient(reference.vespo(logp, old, advantages, torch.ones_like(old)).sum(), logp) / -advantages
+    expected = torch.tensor([[2.25], [3.375]]).double() * torch.tensor([[-1.5], [-1.0]]).double().exp()
+    torch.testing.assert_close(found, expected.expand(2, 2))
+
+
+def test_gmpo_by_hand():
+    """Ratios 2 and ½ with bounds e^±0.4: A > 0 blocks the 2 and G = √(e^0.4·½); A < 0 blocks the ½, G = √(2·e^−0.4)."""
+    old = torch.full((2, 2), 0.3, dtype=torch.float64).log()
+    logp = (old + torch.tensor([2.0, 0.5], dtype=torch.float64).log()).requires_grad_()
+    advantages = torch.tensor([[2.0], [-0.5]], dtype=torch.float64)
+    loss = reference.gmpo(logp, old, advantages, torch.ones_like(old))
+    high, low = (torch.tensor([0.2, -0.2]).double().exp() * torch.tensor([0.5, 2.0]).double().sqrt()).tolist()
+    torch.testing.assert_close(
+        gradient(loss.sum(), logp) / -advantages, torch.tensor([[0, high], [low, 0]]).double()
+    )
+
+
+def test_bapo_by_hand():
+    """Ratios 1 and 2, A = 1 and −1, bounds from 0.6 and 1.2: the objective is 1 against 2 until nothing more moves."""
+    old = torch.full((1, 3), 0.3, dtype=torch.float64).log()
+    logp = (old + torch.tensor([1.0, 2.0, 0.1], dtype=torch.float64).log()).requires_grad_()
+    mask = torch.tensor([[1.0, 1.0, 0.0]])
+    start = {"lower": (0.6, 0.9), "upper": (1.2, 3.0), "steps": (0.1, 0.3), "share": 0.5}
+
+    def bounds(advantages, upper_first=False):
+        return reference.bapo_bounds(
+            logp, old, torch.tensor([advantages]).double(), mask, **start, upper_first=upper_first
+        )
+
+    assert bounds([1.0, -1.0, 5.0]) == pytest.approx((0.9, 3.0))  # 1 / (1 + 2) whatever the bounds
+    assert bounds([-1.6, 1.0, 5.0]) == pytest.approx(
+        (0.9, 1.8)
+    )  # the upper one must reach 1.6 of 1.2, 1.5, 1.8
+    assert bounds([-1.6, 1.0, 5.0], upper_first=True) == pytest.approx((0.6, 1.8))
+    assert bounds([1.0, 1.0, -5.0]) == (0.6, 1.2)  # nothing negative
+
+
+CLIPS = [reference.tanh_whole, reference.tanh_sides, reference.tanh_tails, reference.tanh_rollback]
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: clip.__name__)
+def test_soft_clips_start_as_the_identity_and_end_at_the_bounds(clip):
+    at = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+    lower, upper = 0.8, 1.2
+    torch.testing.assert_close(clip(at, lower, upper), at)
+    torch.testing.assert_close(gradient(clip(at, lower, upper).sum(), at), torch.ones_like(at))
+    ends = clip(torch.tensor([-50.0, 50.0]).double(), lower, upper)
+    beyond = 0.05 if clip is reference.tanh_rollback else 0
+    torch.testing.assert_close(
+        ends, torch.tensor([lower + beyond, upper - beyond]).double(), atol=1e-3, rtol=0
+    )
+
+
+def test_the_rollback_goes_further_on_the_wider_side():
+    ends = reference.tanh_rollback(torch.tensor([-50.0, 50.0]).double(), 0.8, 1.3)
+    torch.testing.assert_close(ends, torch.tensor([0.85, 1.3 - 0.05 * 1.5]).double(), atol=1e-3, rtol=0)
+
+
+def test_the_tails_join_with_slope_one():
+    at = torch.tensor([0.82 - 1e-9, 1.27 + 1e-9], dtype=torch.float64, requires_grad=True)
+    clipped = reference.tanh_tails(at, 0.8, 1.3)
+    torch.testing.assert_close(clipped, at, atol=1e-8, rtol=0)
+    torch.testing.assert_close(gradient(clipped.sum(), at), torch.ones_like(at), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: clip.__name__)
+def test_a_soft_clip_only_acts_the_way_the_advantage_pushes(clip):
+    """PPO's minimum takes the ratio itself wherever that is the worse of the two."""
+    method = partial(reference.soft, clip=clip)
+    positive, negative = weights(method, 2.0), weights(method, -0.5)
+    ratios = torch.tensor(RATIOS, dtype=torch.float64)
+    torch.testing.assert_close(positive[:2], ratios[:2])
+    torch.testing.assert_close(negative[2:], ratios[2:])
+    sign = -1 if clip is reference.tanh_rollback else 1
+    assert (sign * positive[3:] >= 0).all()
+    assert (positive[3:].abs() < 0.5).all()
+    assert (sign * negative[:2] >= 0).all()
+    assert (negative[:2] < 0.2).all()
