@@ -25,7 +25,7 @@ def test_numbers_worked_by_hand():
     p = torch.tensor([[0.005, 0.05, 0.5], [0.05, 0.5, 0.9]])
     ratio = torch.tensor([[4.0, 2.0, 1.1], [0.5, 1.5, 9.0]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    seen = Audit.of(
+    seen = Audit.from_batch(
         (p * ratio).log(), p.log(), torch.tensor([1.0, -2.0]), mask, clip=FixedClip(0.2), entropy=p * 2
     )
     m = seen.metrics()
@@ -70,7 +70,7 @@ def test_numbers_worked_by_hand():
 @pytest.mark.parametrize("rule", [FixedClip(), Band(KL(), 0.01), DCPO()], ids=repr)
 def test_agrees_with_the_loss(rule):
     tensors = batch(0)
-    m, loss = Audit.of(*tensors, clip=rule).metrics(), policy_loss(*tensors, clip=rule).metrics
+    m, loss = Audit.from_batch(*tensors, clip=rule).metrics(), policy_loss(*tensors, clip=rule).metrics
     for name in ("clip_high", "clip_low", "ratio_mean", "approx_kl"):
         assert m[name] == pytest.approx(loss[name].item(), rel=1e-4)
     assert 0 < m["clip_high"] < 0.5
@@ -78,9 +78,9 @@ def test_agrees_with_the_loss(rule):
 
 def test_each_counterfactual_is_that_rule_s_own_audit():
     tensors = batch(1)
-    m = Audit.of(*tensors, clip=Unclipped()).metrics()
+    m = Audit.from_batch(*tensors, clip=Unclipped()).metrics()
     for name, rule in COUNTERFACTUALS.items():
-        own = Audit.of(*tensors, clip=rule).metrics()
+        own = Audit.from_batch(*tensors, clip=rule).metrics()
         for key in ("clip_high", "clip_low", "inert", "blocked_mass_below_0.1"):
             assert m[f"if/{name}/{key}"] == own[key]
     assert m["clip_high"] == 0
@@ -90,8 +90,8 @@ def test_each_counterfactual_is_that_rule_s_own_audit():
 def test_sums_over_parts_are_the_whole():
     """Ragged micro-batches and processes: rates are over all tokens, not means of means."""
     tensors = batch(2)
-    whole = Audit.of(*tensors, clip=Band())
-    parts = [Audit.of(*(x[i:j] for x in tensors), clip=Band()) for i, j in ((0, 1), (1, 3), (3, 8))]
+    whole = Audit.from_batch(*tensors, clip=Band())
+    parts = [Audit.from_batch(*(x[i:j] for x in tensors), clip=Band()) for i, j in ((0, 1), (1, 3), (3, 8))]
     added = parts[0] + parts[1] + parts[2]
     processes = []  # what an all-reduce over two processes does to the flat sums
     (parts[1] + parts[2]).reduced(lambda flat: processes.append(flat) or flat)
@@ -102,13 +102,13 @@ def test_sums_over_parts_are_the_whole():
             if not name.endswith("inert"):
                 assert theirs[name] == pytest.approx(ours[name], rel=1e-5, abs=1e-9)
         assert theirs["calls"] == 3
-    with pytest.raises(ValueError, match="audits of other rules"):
-        whole + Audit.of(*tensors, clip=Band(), counterfactuals={})
+    with pytest.raises(ValueError, match="audits of other methods"):
+        whole + Audit.from_batch(*tensors, clip=Band(), counterfactuals={})
 
 
 def test_quantiles_of_the_bounds():
     tensors = batch(3, rows=32)
-    m = Audit.of(*tensors, clip=Band()).metrics()
+    m = Audit.from_batch(*tensors, clip=Band()).metrics()
     counted = tensors[3].bool()
     bounds = Band().bounds(tensors[1])
     for name, q in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
@@ -120,11 +120,11 @@ def test_quantiles_of_the_bounds():
 
 def test_on_policy_and_movement():
     logp, logp_old, advantages, mask = batch(4)
-    still = Audit.of(logp_old, logp_old, advantages, mask, clip=FixedClip()).metrics()
+    still = Audit.from_batch(logp_old, logp_old, advantages, mask, clip=FixedClip()).metrics()
     assert (still["on_policy"], still["inert"], still["radius_used"]) == (1, 1, 0)
     assert still["entropy"] == pytest.approx(-(logp_old * mask).sum().item() / mask.sum().item(), rel=1e-5)
     band = Band(KL(), 0.02)
-    m = Audit.of(logp, logp_old, advantages, mask, clip=band).metrics()
+    m = Audit.from_batch(logp, logp_old, advantages, mask, clip=band).metrics()
     spent = KL().spent(logp - logp_old, logp_old)
     assert m["radius_used"] == pytest.approx((spent * mask).sum().item() / mask.sum().item() / 0.02, rel=1e-4)
 
@@ -133,7 +133,9 @@ def test_sequence_level_and_anchor_are_the_losses():
     logp, logp_old, advantages, mask = batch(5)
     logp = logp_old + 0.4 * (logp - logp_old)
     for settings in ({"level": "sequence"}, {"logp_anchor": logp_old - 0.01}):
-        m = Audit.of(logp, logp_old, advantages, mask, clip=FixedClip(0.01, 0.01), **settings).metrics()
+        m = Audit.from_batch(
+            logp, logp_old, advantages, mask, clip=FixedClip(0.01, 0.01), **settings
+        ).metrics()
         loss = policy_loss(logp, logp_old, advantages, mask, clip=FixedClip(0.01, 0.01), **settings).metrics
         assert m["clip_high"] == pytest.approx(loss["clip_high"].item(), rel=1e-5)
         assert m["clip_high"] > 0
@@ -141,9 +143,9 @@ def test_sequence_level_and_anchor_are_the_losses():
 
 def test_padding_may_hold_anything():
     tensors = batch(6)
-    m = Audit.of(*tensors, clip=Band()).metrics()
+    m = Audit.from_batch(*tensors, clip=Band()).metrics()
     dirty = [x.masked_fill(tensors[3] == 0, math.nan) for x in tensors[:2]]
-    assert Audit.of(*dirty, *tensors[2:], clip=Band()).metrics() == m
+    assert Audit.from_batch(*dirty, *tensors[2:], clip=Band()).metrics() == m
     assert set(BINS) == {name.partition("/")[2] for name in m if name.startswith("tokens_positive")}
 
 
@@ -151,13 +153,15 @@ PAGE = (Path(__file__).parents[1] / "docs" / "audit.md").read_text()
 
 
 def test_the_page_s_example(capsys):
-    block = next(b for b in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "Audit.of" in b)
+    block = next(
+        b for b in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "Audit.from_batch" in b
+    )
     exec(block, {})
     assert capsys.readouterr().out == "0.25\n"
 
 
 def test_the_glossary_has_every_metric():
-    for name in Audit.of(*batch(7, rows=200), clip=Band()).metrics():
+    for name in Audit.from_batch(*batch(7, rows=200), clip=Band()).metrics():
         general = re.sub(r"^if/[^/]+/", "if/RULE/", name)
         general = re.sub("/(" + "|".join(map(re.escape, BINS)) + ")$", "/BIN", general)
         assert f"`{general}`" in PAGE, name

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped, aggregate, policy_loss
-from bandpo.losses import at_level
+from bandpo.tokens import at_level
 
 RULES = [
     Band(KL(), 0.05),
@@ -166,6 +166,11 @@ BAD = [
     ({"logp_old": torch.zeros(1, 3)}, ValueError, r"logp_old has shape \(1, 3\), logp \(2, 4\)"),
     ({"mask": torch.ones(2, 3)}, ValueError, r"mask has shape \(2, 3\)"),
     ({"mask": torch.zeros(2, 4)}, ValueError, "mask counts no token"),
+    ({"mask": torch.full((2, 4), 0.5)}, ValueError, r"mask holds 0.5, .* put shares into weights="),
+    ({"clip": "Bnd(KL())"}, ValueError, "did you mean Band"),
+    ({"method": "DPPO()", "clip": "Band"}, ValueError, "method='DPPO.*' already says what clip would"),
+    ({"method": "Masked()"}, ValueError, "is not a method such as DPPO"),
+    ({"method": 0.2}, TypeError, "method must be a method such as DPPO"),
     ({"advantages": torch.zeros(3)}, ValueError, r"advantages of shape \(3,\) fit neither"),
     ({"advantages": torch.zeros(2, 3)}, ValueError, r"advantages of shape \(2, 3\)"),
     ({"logp": torch.full((2, 4), math.nan)}, ValueError, "logp holds nan"),
@@ -179,7 +184,7 @@ BAD = [
     ),
     ({"dual_clip": 1.0}, ValueError, "dual_clip must be above 1"),
     ({"dual_clip": math.nan}, ValueError, "dual_clip must be above 1"),
-    ({"clip": 0.2}, TypeError, "clip must be a ClipRule"),
+    ({"clip": 0.2}, TypeError, "clip must be a clip rule such as Band"),
     ({"aggregation": "mean"}, ValueError, "unknown aggregation 'mean'; known are token-mean"),
     ({"aggregation": "dr_grpo"}, ValueError, "needs normalizer"),
     ({"aggregation": "grpo", "normalizer": 3.0}, ValueError, "takes no normalizer"),

@@ -15,7 +15,7 @@ from bandpo import (
     parse_objective,
     policy_loss,
 )
-from bandpo.losses import at_level
+from bandpo.tokens import at_level
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -147,14 +147,14 @@ def test_an_overflowing_ratio_that_is_blocked_has_no_gradient():
 def test_text_form():
     for objective in (Surrogate(), Surrogate(-0.3), Masked(math.inf), ClippedWeight()):
         assert parse_objective(repr(objective)) == objective
-    with pytest.raises(ValueError, match="'Band' is not an objective"):
+    with pytest.raises(ValueError, match="'Band' is not an objective such as"):
         parse_objective("Band")
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"objective": "Masked"}, TypeError, "objective must be an Objective such as Surrogate"),
+        ({"objective": 0.2}, TypeError, "objective must be an objective such as Surrogate"),
         ({"level": "batch"}, ValueError, "level must be 'token' or 'sequence', got 'batch'"),
         (
             {"weights": torch.tensor([-1.0])},

@@ -176,14 +176,14 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
     generator = torch.Generator().manual_seed(seed)
     radius = torch.rand((3, 4) if per == "token" else (3, 1), generator=generator) / 5 + 1e-3
     band = Band(KL(), radius)
-    bounds, applied = band.bounds(logp_old), band.apply(logp - logp_old, logp_old)
+    bounds, applied = band.bounds(logp_old), band.outside(logp - logp_old, logp_old)
     for place, one in zip(
         torch.cartesian_prod(torch.arange(3), torch.arange(4)), radius.expand(3, 4).flatten(), strict=True
     ):
         i, j = place.tolist()
         alone = Band(KL(), one.item())
         torch.testing.assert_close(bounds.log_upper[i, j], alone.bounds(logp_old[i, j]).log_upper)
-        single = alone.apply((logp - logp_old)[i, j], logp_old[i, j])
+        single = alone.outside((logp - logp_old)[i, j], logp_old[i, j])
         assert (applied.below[i, j], applied.above[i, j]) == (single.below, single.above)
 
 
@@ -214,9 +214,9 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
     rule = Union(FixedClip(), Band(KL(), radius)).at(Moment())
     for use in (
         lambda: rule.bounds(logp_old),
-        lambda: rule.apply(logp - logp_old, logp_old),
+        lambda: rule.outside(logp - logp_old, logp_old),
         lambda: policy_loss(logp, logp_old, advantages, clip=rule),
-        lambda: Audit.of(logp, logp_old, advantages, clip=rule),
+        lambda: Audit.from_batch(logp, logp_old, advantages, clip=rule),
     ):
         with pytest.raises(
             ValueError, match=rf"known only at a moment of training: put rule.at\(Moment\({needs}="
@@ -338,10 +338,10 @@ def test_two_controllers_in_one_rule():
 def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), HoldEntropy(0.3, 0.05))
-    audit = Audit.of(logp, logp_old, advantages, clip=rule.at(Moment(held={})))
-    assert rule.updated({}, audit.own.metrics()) == rule.updated({}, audit.metrics())
-    assert "if/Band/clip_high" not in audit.own.metrics()
-    other = Audit.of(logp, logp_old, advantages, clip=Band(), counterfactuals={})
+    audit = Audit.from_batch(logp, logp_old, advantages, clip=rule.at(Moment(held={})))
+    assert rule.updated({}, audit.without_counterfactuals.metrics()) == rule.updated({}, audit.metrics())
+    assert "if/Band/clip_high" not in audit.without_counterfactuals.metrics()
+    other = Audit.from_batch(logp, logp_old, advantages, clip=Band(), counterfactuals={})
     both = (audit.own + other).metrics()
     assert both["tokens"] == 2 * audit.metrics()["tokens"]
     assert both["clip_high"] == pytest.approx(other.metrics()["clip_high"])
@@ -351,7 +351,7 @@ def test_the_share_of_a_radius_that_differs_by_token():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), BySurprisal(0.02, 0.1))
     share = KL().spent(logp - logp_old, logp_old) / (0.1 - 0.08 * logp_old.exp())
-    audited = Audit.of(logp, logp_old, advantages, clip=rule).metrics()
+    audited = Audit.from_batch(logp, logp_old, advantages, clip=rule).metrics()
     assert audited["radius_used"] == pytest.approx(share.mean().item(), rel=1e-5)
 
 
@@ -369,7 +369,7 @@ def test_the_share_of_a_radius_that_differs_by_token():
         (lambda: Moment(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
         (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),
         (lambda: Band(KL(), torch.tensor([0.1, 0.0])).bounds(-torch.ones(2)), ValueError, "finite and above 0"),
-        (lambda: Band(KL(), torch.ones(3)).apply(torch.zeros(2), -torch.ones(2)), ValueError, "does not broadcast"),
+        (lambda: Band(KL(), torch.ones(3)).outside(torch.zeros(2), -torch.ones(2)), ValueError, "does not broadcast"),
     ],
 )  # fmt: skip
 def test_refuses_bad_settings(make, error, message):

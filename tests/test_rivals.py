@@ -34,12 +34,13 @@ def test_the_ends():
         (math.log(0.2) + 90) / 2, rel=1e-6
     )
     assert DCPO().bounds(logp).lower.tolist() == [0.5] * 3 + [pytest.approx(0.5 + 0.5 * math.sqrt(1 - 0.64))]
-    assert DCPO(0.0, 0.0).bounds(logp[1:]).log_upper.tolist() == [0.0] * 3
+    nothing = DCPO(0.0, 0.0).bounds(logp)
+    assert (nothing.log_lower.tolist(), nothing.log_upper.tolist()) == ([0.0] * 4, [0.0] * 4)
 
 
 def test_unbounded_positive_is_a_fixed_clip():
     log_ratio = torch.tensor([math.log(1e6), math.log(0.7)])
-    clipped = FixedClip(0.2, math.inf).apply(log_ratio, torch.full((2,), -20.0))
+    clipped = FixedClip(0.2, math.inf).outside(log_ratio, torch.full((2,), -20.0))
     assert (clipped.above.tolist(), clipped.below.tolist()) == ([False, False], [False, True])
 
 

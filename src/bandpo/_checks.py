@@ -21,6 +21,11 @@ def values_can_be_read(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """The float that long sums are kept in; Apple's MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def as_float(name: str, x: Tensor) -> Tensor:
     """``x`` in at least float32; refuses what is not a floating-point tensor."""
     if not isinstance(x, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What a clip rule does to a run: sums over tokens, cheap enough to be taken on every batch, and their metrics.
+"""What a method does to a run: sums over tokens, cheap enough to be taken on every batch, and their metrics.
 
 The sums add up over micro-batches, steps and processes, so that every rate read from them is the rate over all
 tokens. They stay on the device until they are read. docs/audit.md explains every metric.
@@ -7,15 +7,19 @@ tokens. They stay on the device until they are read. docs/audit.md explains ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo.clipping import Band, ClipRule, FixedClip
-from bandpo.losses import judge
+from bandpo import _checks
+from bandpo.clipping import Band, ClipRule, FixedClip, bands
+from bandpo.methods import Method
+from bandpo.notation import as_parts
+from bandpo.objectives import Objective
 from bandpo.rivals import DCPO
+from bandpo.tokens import Tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -26,13 +30,15 @@ BINS = ("below_1e-4", "1e-4_to_1e-3", "1e-3_to_0.01", "0.01_to_0.1", "above_0.1"
 """The bins of old probability between `EDGES`, as metrics name them."""
 RARE = {"below_0.01": 3, "below_0.1": 4}
 """How many of the bins count as rare, in the metrics of that name."""
-COUNTERFACTUALS: Mapping[str, ClipRule] = {
+COUNTERFACTUALS: Mapping[str, Method | ClipRule | str] = {
     "clip 0.2": FixedClip(),
     "Clip-Higher": FixedClip(0.2, 0.28),
     "DCPO": DCPO(),
     "Band": Band(),
 }
-"""Rules that are tried on the run's tensors, whatever its own."""
+"""Rules and methods that are tried on the run's tensors, whatever its own."""
+KEPT_WHOLE = 1e-5
+"""A share of gradient kept this near to 1 counts as 1: weights that are not the ratio itself round in float32."""
 
 # Bounds are counted on these grids, so that quantiles can be read from sums: upper − 1, and lower.
 _UPPER_GRID = tuple(10 ** (k / 10) for k in range(-30, 31))
@@ -42,33 +48,36 @@ _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 @dataclass(frozen=True)
 class Audit:
-    """Sums over one or more batches; audits of the same rules add up with ``+``.
+    """Sums over one or more batches; audits of the same methods add up with ``+``.
 
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
     >>> logp = torch.tensor([[0.16, 0.55]]).log()
-    >>> metrics = Audit.of(logp, logp_old, torch.tensor([1.0]), clip=FixedClip(0.2, 0.2)).metrics()
+    >>> metrics = Audit.from_batch(logp, logp_old, torch.tensor([1.0]), clip=FixedClip(0.2, 0.2)).metrics()
     >>> metrics["clip_high/0.01_to_0.1"], metrics["if/Band/clip_high"]
     (1.0, 0.0)
     """
 
     counterfactuals: tuple[str, ...]
-    """Names of the rules tried; the run's own comes before them in ``sums``."""
+    """Names of the methods tried; the run's own comes before them in ``sums``."""
     sums: Mapping[str, Float[Tensor, ...]]
 
     @classmethod
     @torch.no_grad()
-    def of(
+    def from_batch(
         cls,
         logp: Float[Tensor, "batch time"],
         logp_old: Float[Tensor, "batch time"],
         advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
         mask: Tensor | None = None,
         *,
-        clip: ClipRule,
-        level: str = "token",
+        method: Method | ClipRule | str | None = None,
+        clip: ClipRule | str | None = None,
+        objective: Objective | str | None = None,
+        level: str | None = None,
+        dual_clip: float | None = None,
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
-        counterfactuals: Mapping[str, ClipRule] = COUNTERFACTUALS,
+        counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     ) -> Audit:
         """The sums of one batch, on its device and without a synchronisation.
 
@@ -78,12 +87,20 @@ class Audit:
             logp_old: The same under the old policy.
             advantages: One per token or per sequence.
             mask: 1 for tokens that count; all if omitted.
+            method: The run's method; or ``clip``, ``objective``, ``level`` and ``dual_clip``, as for
+                `bandpo.policy_loss`.
             clip: The run's rule.
+            objective: The run's objective; `Surrogate` by default.
             level: ``token`` or ``sequence``.
+            dual_clip: The run's dual clip, if it has one.
             logp_anchor: What the bounds surround, if not ``logp_old``.
             entropy: Entropy (nats) of the policy at each token. If omitted, ``−logp_old`` stands for it: its mean is
                 an unbiased estimate of the old policy's entropy.
-            counterfactuals: Rules to try on the same tensors, by name.
+            counterfactuals: Rules and methods to try on the same tensors, by name. A rule is tried with PPO's
+                surrogate at the run's level, a method as it is.
+
+        Raises:
+            TypeError, ValueError: see `bandpo.policy_loss`.
         """
         counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
         mask = counted.float()
@@ -94,66 +111,42 @@ class Audit:
         per_token = advantages.unsqueeze(-1) if advantages.dim() < logp.dim() else advantages
         advantages, logp, logp_old = clean(per_token.expand_as(logp)), clean(logp), clean(logp_old)
         anchor = None if logp_anchor is None else clean(logp_anchor)
-        judged = [
-            judge(logp, logp_old, advantages, mask, clip=rule, level=level, logp_anchor=anchor)
-            for rule in (clip, *counterfactuals.values())
+        entropy = None if entropy is None else clean(entropy)
+        run = as_parts(method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
+        tried = [run]
+        for other in counterfactuals.values():
+            parts = as_parts(other)
+            tried.append(parts._replace(level=run.level) if isinstance(other, ClipRule) else parts)
+        views = [
+            Tokens.build(
+                logp,
+                logp_old,
+                advantages,
+                mask,
+                rule=parts.clip,
+                level=parts.level,
+                logp_anchor=anchor,
+                entropy=entropy,
+            )
+            for parts in tried
         ]
-        own = judged[0]
-        edges = own.logp_anchor.new_tensor(EDGES).log()
-        bins = torch.bucketize(own.logp_anchor, edges, right=True)
-        # 1 where a token has this sign of advantage and lies in this bin of probability
-        signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
-        cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])).float()
-        mass = own.ratio * advantages.abs()
-        blocked = torch.stack([j.low | j.high for j in judged]).float()
-
-        def by_cell(values: Tensor) -> Tensor:
-            """Sums of (rules, batch, time) by rule, sign and bin."""
-            return torch.einsum("rbt,skbt->rsk", values.float(), cells)
-
-        def on_grid(values: Tensor, grid: tuple[float, ...]) -> Tensor:
-            places = torch.bucketize(values, values.new_tensor(grid)).flatten()
-            return mask.new_zeros(len(grid) + 1).index_add_(0, places, mask.flatten())
-
-        def total(values: Tensor) -> Tensor:
-            return (values * mask).sum()
-
-        band = clip if isinstance(clip, Band) else Band()
-        bounds = clip.bounds(own.logp_anchor)
-        sums = {
-            "tokens": by_cell(torch.ones_like(mass).unsqueeze(0)),
-            "mass": by_cell(mass.unsqueeze(0)),
-            "outside": by_cell((own.below | own.above).unsqueeze(0)),
-            "blocked": by_cell(blocked),
-            "blocked_mass": by_cell(blocked * mass),
-            "upper_grid": on_grid(torch.expm1(bounds.log_upper), _UPPER_GRID),
-            "lower_grid": on_grid(bounds.lower, _LOWER_GRID),
-            "upper": total(bounds.upper),
-            "lower": total(bounds.lower),
-            "counted": mask.sum(),
-            "ratio": total(own.ratio),
-            "log_ratio_abs": total(own.log_ratio.abs()),
-            "approx_kl": total(own.ratio - 1 - own.log_ratio),
-            "radius_used": total(
-                band.divergence.spent(own.log_ratio, own.logp_anchor) / band.radius_for(own.logp_anchor)
-            ),
-            "entropy": total(-logp_old if entropy is None else clean(entropy)),
-            "calls": mask.new_ones(()),
-            "on_policy": (own.log_ratio.abs().max() < 1e-7).float(),
-            "inert": 1 - blocked.flatten(1).amax(1),
-        }
-        return cls(tuple(counterfactuals), {name: x.double() for name, x in sums.items()})
+        kept = torch.stack(
+            [
+                parts.objective.weight(tokens) / tokens.ratio
+                for parts, tokens in zip(tried, views, strict=True)
+            ]
+        )
+        return cls(tuple(counterfactuals), _sums(views, kept))
 
     def __add__(self, other: Audit) -> Audit:
         if self.counterfactuals != other.counterfactuals:
-            raise ValueError(f"audits of other rules: {self.counterfactuals} and {other.counterfactuals}")
+            raise ValueError(f"audits of other methods: {self.counterfactuals} and {other.counterfactuals}")
         return Audit(self.counterfactuals, {name: x + other.sums[name] for name, x in self.sums.items()})
 
     @property
-    def own(self) -> Audit:
-        """The same without the counterfactuals, so that it adds up with audits of others or of none."""
-        by_rule = ("blocked", "blocked_mass", "inert")
-        return Audit((), {name: x[:1] if name in by_rule else x for name, x in self.sums.items()})
+    def without_counterfactuals(self) -> Audit:
+        """The same for the run's own method alone; it adds up with audits of any counterfactuals."""
+        return Audit((), {name: x[:1] if name in _BY_METHOD else x for name, x in self.sums.items()})
 
     def reduced(self, all_reduce: Callable[[Tensor], Tensor]) -> Audit:
         """The sums over all processes, by one call of ``all_reduce`` on one flat tensor, read to the CPU."""
@@ -167,7 +160,7 @@ class Audit:
         """Everything that docs/audit.md lists, without what is undefined (a rate over no tokens, an infinite mean)."""
         s = self.reduced(lambda flat: flat).sums
         counted, calls = s["counted"], s["calls"]
-        tokens, mass, (positive, negative) = s["tokens"][0], s["mass"][0], (0, 1)
+        tokens, mass, (positive, negative) = s["tokens"][0], s["mass"], (0, 1)
         found = {
             name: s[name] / counted for name in ("approx_kl", "radius_used", "entropy", "upper", "lower")
         }
@@ -178,19 +171,21 @@ class Audit:
             found |= {
                 f"{prefix}clip_high": blocked[positive].sum() / counted,
                 f"{prefix}clip_low": blocked[negative].sum() / counted,
+                f"{prefix}softened": s["softened"][rule] / counted,
+                f"{prefix}amplified": s["amplified"][rule] / counted,
                 f"{prefix}inert": s["inert"][rule] / calls,
-                f"{prefix}blocked_mass": blocked_mass.sum() / mass[positive].sum(),
+                f"{prefix}blocked_mass": blocked_mass.sum() / mass[rule, positive].sum(),
             }
             for name, rare in RARE.items():
                 found[f"{prefix}blocked_mass_{name}"] = (
-                    blocked_mass[:rare].sum() / mass[positive, :rare].sum()
+                    blocked_mass[:rare].sum() / mass[rule, positive, :rare].sum()
                 )
-        outside = s["outside"][0] - s["blocked"][0]
+        outside = s["outside"][0] - s["blocked_outside"][0]
         for k, name in enumerate(BINS):
             for sign, word in ((positive, "positive"), (negative, "negative")):
                 found[f"tokens_{word}/{name}"] = tokens[sign, k]
                 found[f"outside_{word}/{name}"] = outside[sign, k] / tokens[sign, k]
-            found[f"mass_positive/{name}"] = mass[positive, k]
+            found[f"mass_positive/{name}"] = mass[0, positive, k]
             found[f"clip_high/{name}"] = s["blocked"][0, positive, k] / tokens[positive, k]
             found[f"clip_low/{name}"] = s["blocked"][0, negative, k] / tokens[negative, k]
         for name, q in _QUANTILES.items():
@@ -198,6 +193,71 @@ class Audit:
             found[f"lower_{name}"] = torch.tensor(_quantile(s["lower_grid"], _LOWER_GRID, q))
         values = {name: float(x) for name, x in found.items()}
         return {name: x for name, x in values.items() if math.isfinite(x)}
+
+
+_BY_METHOD = ("mass", "blocked", "blocked_mass", "softened", "amplified", "inert")
+"""The sums whose first dimension counts methods, the run's own first."""
+
+
+def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) -> dict[str, Tensor]:
+    """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
+    own = views[0]
+    mask, advantages = own.mask, own.advantages
+    edges = own.logp_anchor.new_tensor(EDGES).log()
+    bins = torch.bucketize(own.logp_anchor, edges, right=True)
+    # 1 where a token has this sign of advantage and lies in this bin of probability
+    signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
+    cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])).float()
+    mass = torch.stack([tokens.ratio for tokens in views]) * advantages.abs()
+    moved = mask * (advantages != 0)
+    blocked = (kept <= 0) * moved
+    changed = ((kept - 1).abs() > KEPT_WHOLE) * moved
+
+    def by_cell(values: Tensor) -> Tensor:
+        """Sums of (methods, batch, time) by method, sign and bin."""
+        return torch.einsum("rbt,skbt->rsk", values.float(), cells)
+
+    def on_grid(values: Tensor, grid: tuple[float, ...]) -> Tensor:
+        places = torch.bucketize(values, values.new_tensor(grid)).flatten()
+        return mask.new_zeros(len(grid) + 1).index_add_(0, places, mask.flatten())
+
+    def total(values: Tensor) -> Tensor:
+        return (values * mask).sum((-1, -2))
+
+    sums = {
+        "tokens": by_cell(torch.ones_like(mask).unsqueeze(0)),
+        "mass": by_cell(mass),
+        "outside": by_cell((own.outside.below | own.outside.above).unsqueeze(0)),
+        "blocked_outside": by_cell(own.blocked.unsqueeze(0)),
+        "blocked": by_cell(blocked),
+        "blocked_mass": by_cell(mass * (1 - kept.clamp(max=1.0))),
+        "softened": total(changed * (kept > 0) * (kept < 1)),
+        "amplified": total(changed * (kept > 1)),
+        "upper_grid": on_grid(torch.expm1(own.bounds.log_upper), _UPPER_GRID),
+        "lower_grid": on_grid(own.bounds.lower, _LOWER_GRID),
+        "upper": total(own.bounds.upper),
+        "lower": total(own.bounds.lower),
+        "counted": mask.sum(),
+        "ratio": total(own.ratio),
+        "log_ratio_abs": total(own.log_ratio.abs()),
+        "approx_kl": total(own.ratio - 1 - own.log_ratio),
+        "radius_used": total(_radius_used(own)),
+        "entropy": total(-own.logp_old if own.entropy is None else own.entropy),
+        "calls": mask.new_ones(()),
+        "on_policy": (own.log_ratio.abs().max() < 1e-7).float(),
+        "inert": 1 - changed.flatten(1).amax(1),
+    }
+    return {name: x.to(_checks.widest_float(x.device)) for name, x in sums.items()}
+
+
+def _radius_used(tokens: Tokens) -> Tensor:
+    """Share of the radius that each token's move spends; of several bands in a rule the one that is spent most."""
+    shares = [
+        band.divergence.spent(tokens.log_ratio_anchor, tokens.logp_anchor)
+        / band.radius_for(tokens.logp_anchor)
+        for band in bands(tokens.rule).values() or (Band(),)
+    ]
+    return torch.stack(shares).amax(0)
 
 
 def _quantile(counts: Tensor, grid: tuple[float, ...], q: float) -> float:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
 class RatioBounds:
     """An interval of probability ratios around 1 for each token, kept as log-ratios.
 
-    A rare token's lower bound (for KL about ``exp(−radius/p)``) underflows as a ratio and is exact as a log-ratio.
+    It unpacks as two ratios: ``lower, upper = ratio_bounds(...)``. A rare token's lower bound (for KL about
+    ``exp(−radius/p)``) underflows as a ratio and is exact as a log-ratio.
     """
 
     log_lower: Float[Tensor, "*shape"]
     """Logarithm of the lower bound, ≤ 0; −inf where the bound is 0."""
     log_upper: Float[Tensor, "*shape"]
     """Logarithm of the upper bound, ≥ 0."""
+
+    def __iter__(self) -> Iterator[Float[Tensor, "*shape"]]:
+        return iter((self.lower, self.upper))
 
     @property
     def lower(self) -> Float[Tensor, "*shape"]:
@@ -68,8 +73,8 @@ def ratio_bounds(
 
     Source: arXiv 2603.04918.
 
-    >>> bounds = ratio_bounds(torch.tensor([0.08]).log(), KL(), radius=0.05)
-    >>> print(f"{bounds.lower.item():.3f} {bounds.upper.item():.3f}")
+    >>> lower, upper = ratio_bounds(torch.tensor([0.08]).log(), KL(), radius=0.05)
+    >>> print(f"{lower.item():.3f} {upper.item():.3f}")
     0.262 2.411
     """
     logp = _checks.as_logp("logp_old", logp_old)

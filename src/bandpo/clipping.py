@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Clipped(NamedTuple):
-    """What a rule makes of log-ratios."""
+class Outside(NamedTuple):
+    """Where ratios lie outside of a rule's interval."""
 
-    log_ratio: Float[Tensor, "*shape"]
-    """The log-ratio after clipping."""
     below: Bool[Tensor, "*shape"]
     """Where the ratio lies under the lower bound."""
     above: Bool[Tensor, "*shape"]
@@ -44,14 +42,18 @@ class ClipRule(ABC):
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
         """The interval for tokens of old log-probability ``logp_old`` (nats, any shape)."""
 
-    def apply(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> Clipped:
-        """Clip ``log_ratio = logp − logp_old`` and say on which side it lay outside."""
+    def outside(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> Outside:
+        """Where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
+
+        All that a gradient needs. By default it compares with `bounds`; a rule that can tell more cheaply overrides it.
+        """
         bounds = self.bounds(logp_old)
-        return Clipped(
-            torch.clamp(log_ratio, bounds.log_lower, bounds.log_upper),
-            log_ratio < bounds.log_lower,
-            log_ratio > bounds.log_upper,
-        )
+        return Outside(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
+
+    @property
+    def solves(self) -> bool:
+        """Whether `bounds` searches for a root. A loss then leaves the bounds alone and asks `outside` only."""
+        return any(part.solves for part in _parts(self).values() if isinstance(part, ClipRule))
 
     def at(self, moment: Moment) -> ClipRule:
         """The rule at a moment of training: its radii, and those of rules within it, as far as the moment tells them.
@@ -59,10 +61,9 @@ class ClipRule(ABC):
         >>> Band(KL(), Linear(0.05, 0.01)).at(Moment(progress=1.0))
         Band(divergence=KL(), radius=0.01, max_ratio=10.0)
         """
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {
             name: now
-            for name, part in parts.items()
+            for name, part in _parts(self).items()
             if isinstance(part, ClipRule | Radius) and (now := part.at(moment)) is not part
         }
         return replace(self, **changed) if changed else self
@@ -96,9 +97,7 @@ class ClipRule(ABC):
 class Band(ClipRule):
     """Band: the ratios within an f-divergence trust region around the token's old probability.
 
-    `apply` decides whether a ratio is outside by evaluating the constraint once and never solves for the bound. The
-    gradient of a clipped loss needs no more; a clipped token's log-ratio is therefore returned as it came. Where the
-    clipped *value* matters, use `bounds`.
+    `outside` evaluates the constraint once and solves for no bound. The gradient of a clipped loss needs no more.
 
     Args:
         divergence: The trust region's divergence.
@@ -119,7 +118,10 @@ class Band(ClipRule):
 
     def __post_init__(self) -> None:
         if not isinstance(self.divergence, Divergence):
-            raise TypeError(f"divergence must be a Divergence such as KL(), got {self.divergence!r}")
+            raise TypeError(
+                f"Band's first argument is the divergence, got {self.divergence!r}; write Band(KL(), 0.05), or "
+                "parse_rule('Band(KL(), 0.05)') for text"
+            )
         if self.radius is None:
             object.__setattr__(self, "radius", self.divergence.default_radius)
         if isinstance(self.radius, torch.Tensor):
@@ -155,12 +157,15 @@ class Band(ClipRule):
         bounds = ratio_bounds(logp, self.divergence, self.radius_for(logp))
         return RatioBounds(bounds.log_lower, bounds.log_upper.clamp(max=math.log(self.max_ratio)))
 
-    def apply(self, log_ratio: Tensor, logp_old: Tensor) -> Clipped:
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
         logp = _checks.as_logp("logp_old", logp_old)
         beyond = self.divergence.spent(log_ratio, logp) > self.radius_for(logp)
-        below = beyond & (log_ratio < 0)
         above = (beyond & (log_ratio > 0)) | (log_ratio > math.log(self.max_ratio))
-        return Clipped(log_ratio, below, above)
+        return Outside(beyond & (log_ratio < 0), above)
+
+    @property
+    def solves(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,11 @@ def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
     {'rule.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
     found = {within: rule} if isinstance(rule, Band) else {}
-    for f in fields(rule):
-        if isinstance(part := getattr(rule, f.name), ClipRule):
-            found |= bands(part, f"{within}.{f.name}".lstrip("."))
+    for name, part in _parts(rule).items():
+        if isinstance(part, ClipRule):
+            found |= bands(part, f"{within}.{name}".lstrip("."))
     return found
+
+
+def _parts(rule: ClipRule) -> dict[str, Any]:
+    return {f.name: getattr(rule, f.name) for f in fields(rule)}

@@ -1,5 +1,5 @@
 # pyright: reportUnnecessaryIsInstance=false
-"""Clip rules made of clip rules. All take and give intervals around 1, and none solves for a bound to apply it.
+"""Clip rules made of clip rules. All take and give intervals around 1, and none solves to tell what lies outside.
 
 TRGPPO and the paper's "relaxed" Band are unions: ``Union(Band(KL(), 0.05), FixedClip(0.2, 0.28))``.
 """
@@ -7,13 +7,14 @@ TRGPPO and the paper's "relaxed" Band are unions: ``Union(Band(KL(), 0.05), Fixe
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bandpo.bounds import RatioBounds
-from bandpo.clipping import Clipped, ClipRule, FixedClip
+from bandpo.clipping import ClipRule, FixedClip, Outside
 
 
 def _check_rules(**rules: ClipRule) -> None:
@@ -40,59 +41,63 @@ class Sides(ClipRule):
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return RatioBounds(self.lower.bounds(logp_old).log_lower, self.upper.bounds(logp_old).log_upper)
 
-    def apply(self, log_ratio: Tensor, logp_old: Tensor) -> Clipped:
-        low, high = self.lower.apply(log_ratio, logp_old), self.upper.apply(log_ratio, logp_old)
-        clipped = torch.where(low.below, low.log_ratio, torch.where(high.above, high.log_ratio, log_ratio))
-        return Clipped(clipped, low.below, high.above)
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+        below = self.lower.outside(log_ratio, logp_old).below
+        return Outside(below, self.upper.outside(log_ratio, logp_old).above)
 
 
 @dataclass(frozen=True)
-class Union(ClipRule):
+class _Pair(ClipRule):
+    a: ClipRule
+    b: ClipRule
+
+    def __post_init__(self) -> None:
+        _check_rules(a=self.a, b=self.b)
+
+    @staticmethod
+    @abstractmethod
+    def _lower(a: Tensor, b: Tensor, /) -> Tensor:
+        """Of two lower bounds the one that holds."""
+
+    @staticmethod
+    @abstractmethod
+    def _upper(a: Tensor, b: Tensor, /) -> Tensor:
+        """Of two upper bounds the one that holds."""
+
+    @staticmethod
+    @abstractmethod
+    def _outside(a: Tensor, b: Tensor, /) -> Tensor:
+        """Outside of the pair, where ``a`` and ``b`` tell what is outside of each."""
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
+        return RatioBounds(self._lower(a.log_lower, b.log_lower), self._upper(a.log_upper, b.log_upper))
+
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+        a, b = self.a.outside(log_ratio, logp_old), self.b.outside(log_ratio, logp_old)
+        return Outside(self._outside(a.below, b.below), self._outside(a.above, b.above))
+
+
+@dataclass(frozen=True)
+class Union(_Pair):
     """Ratios that either rule allows: the lesser lower and the greater upper bound.
 
     >>> Union(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.2800])
     """
 
-    a: ClipRule
-    b: ClipRule
-
-    def __post_init__(self) -> None:
-        _check_rules(a=self.a, b=self.b)
-
-    def bounds(self, logp_old: Tensor) -> RatioBounds:
-        a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
-        return RatioBounds(torch.minimum(a.log_lower, b.log_lower), torch.maximum(a.log_upper, b.log_upper))
-
-    def apply(self, log_ratio: Tensor, logp_old: Tensor) -> Clipped:
-        a, b = self.a.apply(log_ratio, logp_old), self.b.apply(log_ratio, logp_old)
-        # The value that was moved least: a clipped ratio lies nearer to 1 than it did.
-        clipped = torch.where(a.log_ratio.abs() > b.log_ratio.abs(), a.log_ratio, b.log_ratio)
-        return Clipped(clipped, a.below & b.below, a.above & b.above)
+    _lower, _upper, _outside = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
 
 
 @dataclass(frozen=True)
-class Intersection(ClipRule):
+class Intersection(_Pair):
     """Ratios that both rules allow: the greater lower and the lesser upper bound.
 
     >>> Intersection(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.0764])
     """
 
-    a: ClipRule
-    b: ClipRule
-
-    def __post_init__(self) -> None:
-        _check_rules(a=self.a, b=self.b)
-
-    def bounds(self, logp_old: Tensor) -> RatioBounds:
-        a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
-        return RatioBounds(torch.maximum(a.log_lower, b.log_lower), torch.minimum(a.log_upper, b.log_upper))
-
-    def apply(self, log_ratio: Tensor, logp_old: Tensor) -> Clipped:
-        a, b = self.a.apply(log_ratio, logp_old), self.b.apply(log_ratio, logp_old)
-        clipped = torch.where(a.log_ratio.abs() < b.log_ratio.abs(), a.log_ratio, b.log_ratio)
-        return Clipped(clipped, a.below | b.below, a.above | b.above)
+    _lower, _upper, _outside = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,8 @@ class Capped(ClipRule):
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return self._both.bounds(logp_old)
 
-    def apply(self, log_ratio: Tensor, logp_old: Tensor) -> Clipped:
-        return self._both.apply(log_ratio, logp_old)
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+        return self._both.outside(log_ratio, logp_old)
 
     @property
     def _both(self) -> Intersection:

@@ -7,23 +7,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from bandpo import _checks
-from bandpo.clipping import Band, ClipRule
-from bandpo.objectives import Objective, Surrogate
+from bandpo.clipping import ClipRule
+from bandpo.methods import Method
+from bandpo.notation import as_parts
+from bandpo.objectives import Objective
+from bandpo.tokens import Level, Tokens
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
     from torch import Tensor
 
 Aggregation = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "sum"
 ]
 
-Level = Literal["token", "sequence"]
-
-# Here, because older compilers break the graph at get_args.
-AGGREGATIONS, LEVELS = get_args(Aggregation), get_args(Level)
+AGGREGATIONS = get_args(Aggregation)  # here, because older compilers break the graph at get_args
 
 TRL_LOSS_TYPES: dict[str, Aggregation] = {
     "grpo": "seq-mean-token-mean",
@@ -50,6 +51,9 @@ def aggregate(
     normalizer: float | None = None,
 ) -> Float[Tensor, ""]:
     """Reduce per-token values to one number, as verl's ``loss_agg_mode`` or TRL's ``loss_type`` of that name does.
+
+    The two differ in sequences without a counted token: a mean over sequences leaves them out under verl's names and
+    counts them as 0 under TRL's.
 
     Args:
         values: Per-token values.
@@ -83,14 +87,16 @@ def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float |
         return kept.sum()
     if mode == "token-mean":
         return kept.sum() / (mask.sum().clamp(min=1.0) if normalizer is None else normalizer)
-    per_sequence = kept.sum(-1)
+    per_sequence, counted = kept.sum(-1), mask.sum(-1)
     if mode == "seq-mean-token-mean":
-        per_sequence = per_sequence / mask.sum(-1).clamp(min=1.0)
+        per_sequence = per_sequence / counted.clamp(min=1.0)
     elif mode == "seq-mean-token-sum-norm":
         if normalizer is None:
             raise ValueError(f"aggregation {aggregation!r} needs normalizer=<maximal completion length>")
         per_sequence = per_sequence / normalizer
-    return per_sequence.mean()
+    if aggregation in TRL_LOSS_TYPES:
+        return per_sequence.mean()
+    return per_sequence.sum() / (counted > 0).sum().clamp(min=1)
 
 
 class _WithSlope(torch.autograd.Function):
@@ -105,67 +111,11 @@ class _WithSlope(torch.autograd.Function):
         ctx.save_for_backward(inputs[2])
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+    @once_differentiable  # a second derivative would miss how the slope depends on x, so it is refused
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's signature)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None, None]:
         return grad_outputs[0] * ctx.saved_tensors[0], None, None
-
-
-class Judged(NamedTuple):
-    """What a rule says of each token."""
-
-    logp_anchor: Float[Tensor, "batch time"]
-    """The log-probability that the rule's bounds belong to."""
-    log_ratio: Float[Tensor, "batch time"]
-    ratio: Float[Tensor, "batch time"]
-    """``π/π_old``, of the token or of its sequence; finite."""
-    clipped: Float[Tensor, "batch time"]
-    """The ratio after the rule."""
-    below: Bool[Tensor, "batch time"]
-    above: Bool[Tensor, "batch time"]
-    low: Bool[Tensor, "batch time"]
-    """Below, with a negative advantage."""
-    high: Bool[Tensor, "batch time"]
-    """Above, with a positive advantage."""
-
-    def apply(self, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Float[Tensor, "batch time"]:
-        """`Objective.weight` or `Objective.value` of these tokens."""
-        return of(self.ratio, self.clipped, self.low | self.high)
-
-
-@torch.no_grad()
-def judge(
-    logp: Float[Tensor, "batch time"],
-    logp_old: Float[Tensor, "batch time"],
-    advantages: Float[Tensor, "batch time"],
-    mask: Float[Tensor, "batch time"],
-    *,
-    clip: ClipRule,
-    objective: Objective = Surrogate(),
-    level: str = "token",
-    logp_anchor: Float[Tensor, "batch time"] | None = None,
-) -> Judged:
-    """The part of `policy_loss` before any averaging; its arguments, with log-probabilities finite everywhere."""
-    anchor = logp_old if logp_anchor is None else logp_anchor
-    now, before, anchor = (at_level(x, mask, level) for x in (logp, logp_old, anchor))
-    log_ratio = now - before
-    # The rule compares the token's probability with the anchor's; the ratio that it leaves is to the old one.
-    to_anchor = log_ratio if logp_anchor is None else now - anchor
-    clipped_log_ratio, below, above = objective.clip(clip, to_anchor, anchor)
-    largest = torch.finfo(log_ratio.dtype).max  # so that a weight of 0 times the ratio is 0
-    ratio = log_ratio.exp().clamp(max=largest)
-    if clipped_log_ratio is to_anchor:  # as Band leaves it
-        clipped = ratio
-    else:
-        clipped = (clipped_log_ratio + (anchor - before)).exp().clamp(max=largest)
-    return Judged(
-        anchor,
-        log_ratio,
-        ratio,
-        clipped,
-        below,
-        above,
-        below & (advantages < 0),
-        above & (advantages > 0),
-    )
 
 
 def policy_loss(
@@ -174,22 +124,23 @@ def policy_loss(
     advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
     mask: Tensor | None = None,
     *,
-    clip: ClipRule = Band(),
-    objective: Objective = Surrogate(),
-    level: Level = "token",
+    method: Method | ClipRule | str | None = None,
+    clip: ClipRule | str | None = None,
+    objective: Objective | str | None = None,
+    level: Level | None = None,
     logp_anchor: Float[Tensor, "batch time"] | None = None,
+    entropy: Float[Tensor, "batch time"] | None = None,
     weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
     dual_clip: float | None = None,
-    aggregation: str = "token-mean",
+    aggregation: str | None = None,
     normalizer: float | None = None,
 ) -> LossOutputs:
-    """PPO's surrogate ``−min(r·A, clip(r)·A)`` with any clip rule, or another objective, averaged over tokens.
+    """The policy-gradient loss of any method: any clip rule, any objective, averaged over tokens.
 
-    A token's gradient is ``−w·A·∇logp``, where the objective gives the weight ``w``: ``r``, or 0 where the rule puts
-    ``r`` outside on the side that ``A`` pushes to. That is all a backward pass needs, so everything else is computed
-    without autograd, and `Band` decides membership without solving for its bounds. (The reported *value* of a token
-    that `Band` clips is therefore ``−r·A``, as for an unclipped one; its gradient is 0. Other rules report
-    ``−clip(r)·A``.)
+    By default PPO's surrogate ``−min(r·A, clip(r)·A)`` under `Band`. A token's gradient is ``−w·A·∇logp``, where the
+    objective gives the weight ``w``. A backward pass needs no more, so the rest is computed without autograd, and
+    bounds are solved for only where the weight needs them. (The reported *value* of a token that `Band` clips is
+    ``−r·A``, as for an unclipped one; its gradient is 0. Rules in closed form report ``−clip(r)·A``.)
 
     All log-probabilities must be those of the distribution that was sampled from: divided by the sampling
     temperature, and normalised over the full vocabulary. A band computed from another p is another band.
@@ -198,10 +149,12 @@ def policy_loss(
         logp: Log-probabilities (nats) of the sampled tokens under the policy in training; carries the gradient.
         logp_old: The same under the policy that the ratio refers to.
         advantages: One per token, or one per sequence.
-        mask: 1 (or True) for tokens that count. What stands elsewhere in the other tensors has no effect, NaN
+        mask: 1 (or True) for tokens that count, else 0. What stands elsewhere in the other tensors has no effect, NaN
             included. All tokens count if omitted.
-        clip: The clip rule.
-        objective: What becomes of clipped tokens, see `bandpo.objectives`.
+        method: A method of `bandpo.methods`, or a clip rule, in place of ``clip``, ``objective`` and ``level``. Like
+            every rule and objective here it may be given as text: ``"SAPO(1.0, 1.05)"``.
+        clip: The clip rule; ``Band(KL(), 0.05)`` by default.
+        objective: What the loss makes of the rule, see `bandpo.objectives`; `Surrogate` by default.
         level: ``token``, or ``sequence`` for GSPO (arXiv 2507.18071): every token of a sequence has the ratio
             ``(π(y)/π_old(y))^(1/|y|)``, the geometric mean of its tokens'. ``p`` is then the geometric mean of the old
             token probabilities; as the ratio of two such means stays below ``1/p``, a band is well defined. It is
@@ -209,23 +162,24 @@ def policy_loss(
         logp_anchor: Log-probabilities under the policy that the rule's bounds surround, where that is not
             ``logp_old``: the rollout engine's own, say. The new probability is then kept within
             ``[lower(p), upper(p)]·p`` of the anchor's p, while the ratio goes on to refer to ``logp_old``.
+        entropy: Entropy (nats) of the policy at each token, for objectives that use it.
         weights: Importance weights ≥ 0 that multiply each token's (or sequence's) loss, as TRL's
             ``importance_sampling_ratio`` and verl's ``rollout_is_weights`` do; truncated by the caller.
-        dual_clip: If given, c > 1: tokens with ``A < 0`` and ``r > c`` get no gradient and the loss ``−c·A`` (Ye et
-            al., arXiv 1912.09729).
-        aggregation: See `aggregate`.
+        dual_clip: If given, c > 1: the objective is put into `DualClip(c, ...)`.
+        aggregation: See `aggregate`; by default what the method's paper fixes, else ``token-mean``.
         normalizer: See `aggregate`.
 
     Returns:
-        The loss, and metrics over counted tokens: ``clip_high`` and ``clip_low`` (share of tokens that lie outside
-        the rule's upper or lower side and are pushed further by their advantage: `Surrogate` drops their gradient),
-        ``dual_clip`` (share that the dual clip alone drops), ``ratio_mean``, and ``approx_kl`` (mean of
-        ``r − 1 − log r``, an estimate of KL(π_old ‖ π) in nats).
+        The loss, and metrics over counted tokens. A token is *dropped* where its weight is 0 or negative.
+        ``clip_high``: share of tokens dropped with A > 0; ``clip_low``: with A < 0 and r < 1; ``dual_clip``: with A < 0
+        and r > 1, as the dual clip does. ``ratio_mean``: mean ratio. ``approx_kl``: mean of ``r − 1 − log r``, an
+        estimate of KL(π_old ‖ π) in nats.
 
     Raises:
-        TypeError: a tensor is not floating-point, or ``clip`` or ``objective`` is none.
-        ValueError: shapes differ, the mask counts no token, a counted log-probability is NaN, infinite or above 0,
-            a weight is negative or NaN, ``dual_clip`` ≤ 1, or ``level`` is unknown. (Values are read on the CPU
+        TypeError: a tensor is not floating-point, or ``clip``, ``objective`` or ``method`` is none.
+        ValueError: shapes differ, the mask counts no token or holds another value than 0 and 1, a counted
+            log-probability is NaN, infinite or above 0, a weight is negative or NaN, ``dual_clip`` ≤ 1, ``level`` is
+            unknown, a text cannot be read, or ``method`` stands beside what it fixes. (Values are read on the CPU
             only; on an accelerator they turn the loss NaN.)
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
@@ -234,76 +188,47 @@ def policy_loss(
     >>> logp.grad, metrics["clip_high"]
     (tensor([[-0.0000, -0.5000]]), tensor(0.5000))
     """
+    parts = as_parts(method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
     mask = _full_mask(logp, mask)
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"dual_clip must be above 1, got {dual_clip!r}")
-    if not isinstance(clip, ClipRule):
-        raise TypeError(f"clip must be a ClipRule such as Band(KL(), 0.05), got {clip!r}")
-    if not isinstance(objective, Objective):
-        raise TypeError(f"objective must be an Objective such as Surrogate(), got {objective!r}")
     counted, logp_old = (
         _counted_logp(name, x, mask) for name, x in (("logp", logp.detach()), ("logp_old", logp_old))
     )
     advantages = _per_token("advantages", advantages, mask)
     if weights is not None:
         advantages = advantages * _checked_weights(_per_token("weights", weights, mask))
-
     if logp_anchor is not None:
         logp_anchor = _counted_logp("logp_anchor", logp_anchor, mask)
-    judged = judge(
-        counted,
-        logp_old,
-        advantages,
-        mask,
-        clip=clip,
-        objective=objective,
-        level=level,
-        logp_anchor=logp_anchor,
-    )
-    log_ratio, ratio, low, high = judged.log_ratio, judged.ratio, judged.low, judged.high
+    if entropy is not None:
+        entropy = _per_token("entropy", entropy, mask)
     with torch.no_grad():
-        weight, value = judged.apply(objective.weight), judged.apply(objective.value)
-        dual = torch.zeros_like(low)
-        if dual_clip is not None:
-            dual = (advantages < 0) & (ratio > dual_clip)
-            weight, value = weight.masked_fill(dual, 0.0), value.masked_fill(dual, dual_clip)
+        tokens = Tokens.build(
+            counted,
+            logp_old,
+            advantages,
+            mask,
+            rule=parts.clip,
+            level=parts.level,
+            logp_anchor=logp_anchor,
+            entropy=entropy,
+        )
+        weight, value = parts.objective.weight(tokens), parts.objective.value(tokens)
     # Where the mask is 0 the advantage is, and so are value and slope.
     with_slope: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
     values = with_slope(_checks.as_float("logp", logp), -advantages * value, -advantages * weight)
-    loss = _aggregate(values, mask, aggregation, normalizer)
+    loss = _aggregate(values, mask, aggregation or parts.aggregation, normalizer)
 
     with torch.no_grad():
-        tokens = mask.sum()
+        count, dropped = mask.sum(), weight <= 0
+        positive, negative = dropped & (advantages > 0), dropped & (advantages < 0)
+        risen = negative & (tokens.log_ratio_anchor > 0)
         metrics = {
-            "clip_high": (high * mask).sum() / tokens,
-            "clip_low": (low * mask).sum() / tokens,
-            "dual_clip": (dual & ~(low | high)).mul(mask).sum() / tokens,
-            "ratio_mean": (ratio * mask).sum() / tokens,
-            "approx_kl": ((ratio - 1 - log_ratio) * mask).sum() / tokens,
+            "clip_high": positive.sum() / count,
+            "clip_low": (negative.sum() - risen.sum()) / count,
+            "dual_clip": risen.sum() / count,
+            "ratio_mean": (tokens.ratio * mask).sum() / count,
+            "approx_kl": ((tokens.ratio - 1 - tokens.log_ratio) * mask).sum() / count,
         }
     return LossOutputs(loss, metrics)
-
-
-def at_level(
-    logp: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], level: str
-) -> Float[Tensor, "batch time"]:
-    """Log-probabilities at the level that ratios are formed on.
-
-    ``token`` leaves them alone; ``sequence`` gives every token its sequence's mean over counted tokens, the logarithm
-    of the geometric mean probability.
-
-    Raises:
-        ValueError: another level.
-
-    >>> at_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
-    tensor([[-2., -2., -2.]])
-    """
-    if level not in LEVELS:
-        raise ValueError(f"level must be 'token' or 'sequence', got {level!r}")
-    if level == "token":
-        return logp
-    mean = (logp * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
-    return mean.expand_as(logp).contiguous()
 
 
 def _full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
@@ -311,8 +236,13 @@ def _full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
         return torch.ones_like(logp, dtype=torch.float32)
     if mask.shape != logp.shape:
         raise ValueError(f"mask has shape {tuple(mask.shape)}, logp {tuple(logp.shape)}; they must be equal")
-    if _checks.values_can_be_read(mask) and not mask.any():
+    if not _checks.values_can_be_read(mask):
+        return (mask != 0).float()
+    if not mask.any():
         raise ValueError("mask counts no token (it is 0 everywhere); drop such a batch before the loss")
+    if mask.dtype != torch.bool and not torch.equal(mask, mask * mask):
+        other = mask[mask != mask * mask][0].item()
+        raise ValueError(f"mask holds {other:g}, but a token counts (1) or not (0); put shares into weights=")
     return mask.float()
 
 

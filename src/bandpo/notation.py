@@ -1,38 +1,38 @@
-"""One text form for clip rules, the same in Python, YAML and on a command line: ``Band(KL(), 0.05)``."""
+"""One text form for every setting, the same in Python, YAML and on a command line: ``Band(KL(), 0.05)``, ``SAPO()``."""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import inspect
 import math
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
 
 from bandpo.clipping import ClipRule
 from bandpo.divergences import Divergence
-from bandpo.objectives import Objective
+from bandpo.methods import Method, Parts
+from bandpo.objectives import DualClip, Objective
 from bandpo.radius import Radius
 
-KINDS = (ClipRule, Divergence, Objective, Radius)
+Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
 
-
-def _vocabulary() -> dict[str, type]:
-    """Every concrete rule, divergence, objective and radius by its name; a new subclass is readable once imported."""
-    found: dict[str, type] = {}
-    pending: list[type] = [*KINDS]
-    while pending:
-        for cls in pending.pop().__subclasses__():
-            pending.append(cls)
-            if not (inspect.isabstract(cls) or cls.__name__.startswith("_")):
-                found[cls.__name__] = cls
-    return found
+EXAMPLES: dict[type, str] = {
+    ClipRule: "a clip rule such as Band(KL(), 0.05) or FixedClip(0.2, 0.28)",
+    Divergence: "a divergence such as KL() or TotalVariation()",
+    Objective: "an objective such as Surrogate() or Masked(20)",
+    Method: "a method such as DPPO() or SAPO(1.0, 1.05), or a clip rule",
+    Radius: "a radius such as Linear(0.05, 0.01)",
+}
+"""What has a text form, and how to name it in an error."""
 
 
 def parse_rule(text: str) -> ClipRule:
     """The clip rule written as ``text``: what its ``repr`` prints, or shorter.
 
-    Names of rules, divergences and radii, numbers, ``inf``, positional and keyword arguments; a name without
+    Names of rules, divergences and radii, numbers, ``True``, ``inf``, positional and keyword arguments; a name without
     parentheses means its defaults. A class of your own is named by its import path,
     ``Band(my_module.MyDivergence(), 0.05)``: its module is imported. Nothing else is evaluated.
 
@@ -47,7 +47,7 @@ def parse_rule(text: str) -> ClipRule:
     >>> parse_rule("FixedClip(0.2, 0.28)") == FixedClip(0.2, 0.28)
     True
     """
-    return _parse(text, ClipRule, "clip rule")
+    return _parse(text, ClipRule)
 
 
 def parse_divergence(text: str) -> Divergence:
@@ -56,37 +56,123 @@ def parse_divergence(text: str) -> Divergence:
     >>> parse_divergence("KL")
     KL()
     """
-    return _parse(text, Divergence, "divergence")
+    return _parse(text, Divergence)
 
 
 def parse_objective(text: str) -> Objective:
     """The objective written as ``text``, e.g. ``Surrogate()`` or ``Masked(20)``; see `parse_rule`.
 
     >>> parse_objective("Masked")
-    Masked(max_weight=20.0)
+    Masked(max_weight=20.0, both_sides=False)
     """
-    return _parse(text, Objective, "objective")
+    return _parse(text, Objective)
 
 
-def _parse(text: str, kind: type, what: str) -> Any:
+def parse_method(text: str) -> Method | ClipRule:
+    """The method written as ``text``, e.g. ``DPPO()``; a clip rule is a method too. See `parse_rule`.
+
+    >>> parse_method("SAPO(1.0, 1.05)"), parse_method("FixedClip(0.2, 0.28)")
+    (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.28))
+    """
+    return _parse(text, Method)
+
+
+def as_text(setting: ClipRule | Divergence | Objective | Method | Radius) -> str:
+    """The text from which a fresh process reads ``setting`` back; a class of your own comes with its module.
+
+    Raises:
+        ValueError: no text can say it: it holds a tensor or a function, or its class is not at the top level of a
+            module that can be imported.
+
+    >>> as_text(Band(KL(), 0.05))
+    'Band(divergence=KL(), radius=0.05, max_ratio=10.0)'
+    """
+    cls = type(setting)
+    if not cls.__module__.startswith("bandpo."):
+        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+            raise ValueError(
+                f"{cls.__qualname__} has no text form, since no other process can import it; move it to the top level "
+                "of a module of its own"
+            )
+        name = f"{cls.__module__}.{cls.__qualname__}"
+    else:
+        name = cls.__name__
+    values = {f.name: getattr(setting, f.name) for f in fields(setting)} if is_dataclass(setting) else {}
+    return f"{name}({', '.join(f'{field}={_value_text(value)}' for field, value in values.items())})"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, tuple(EXAMPLES)):
+        return as_text(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    raise ValueError(f"{type(value).__name__} has no text form; write names and numbers only")
+
+
+def as_rule(clip: ClipRule | str, name: str = "clip") -> ClipRule:
+    """A clip rule, from its text form or as it is.
+
+    Raises:
+        TypeError: ``clip`` is neither.
+        ValueError: see `parse_rule`.
+    """
+    return _read(clip, ClipRule, name)
+
+
+def as_parts(
+    method: Method | ClipRule | str | None = None,
+    *,
+    clip: ClipRule | str | None = None,
+    objective: Objective | str | None = None,
+    level: str | None = None,
+    dual_clip: float | None = None,
+) -> Parts:
+    """What a method is made of, or what ``clip``, ``objective`` and ``level`` say in its place; objects or text.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: ``method`` stands beside what it fixes, or a text cannot be read.
+
+    >>> as_parts("DPPO()").objective, as_parts(clip="FixedClip(0.2)").clip
+    (Masked(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
+    """
+    given = {"clip": clip, "objective": objective, "level": level}
+    given = {name: value for name, value in given.items() if value is not None}
+    if method is None:
+        if clip is not None:
+            given["clip"] = _read(clip, ClipRule, "clip")
+        if objective is not None:
+            given["objective"] = _read(objective, Objective, "objective")
+        parts = Parts(**given)  # pyright: ignore[reportArgumentType]
+    elif given:
+        raise ValueError(f"method={method!r} already says what {' and '.join(given)} would; leave one out")
+    else:
+        read = method if isinstance(method, ClipRule) else _read(method, Method, "method")
+        parts = Parts(read) if isinstance(read, ClipRule) else read.parts()
+    if dual_clip is not None:
+        parts = parts._replace(objective=DualClip(dual_clip, parts.objective))
+    return parts
+
+
+def _read(value: Any, kind: type[Kind], name: str) -> Kind:
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        return _parse(value, kind)
+    raise TypeError(f"{name} must be {EXAMPLES[kind]}, or its text, got {value!r}")
+
+
+@functools.lru_cache
+def _parse(text: str, kind: type) -> Any:
     try:
         value = _build(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
-        raise ValueError(f"{text!r} is not written like a {what}, e.g. {_EXAMPLES[kind]}") from error
+        raise ValueError(f"{text!r} cannot be read; write {EXAMPLES[kind]}") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"in {text!r}: {error}") from error
-    if not isinstance(value, kind):
-        raise ValueError(
-            f"{text!r} is not {'an' if kind is Objective else 'a'} {what}, e.g. {_EXAMPLES[kind]}"
-        )
+    if not isinstance(value, (Method, ClipRule) if kind is Method else kind):
+        raise ValueError(f"{text!r} is not {EXAMPLES[kind]}")
     return value
-
-
-_EXAMPLES = {
-    ClipRule: "Band(KL(), 0.05) or FixedClip(0.2, 0.28)",
-    Divergence: "KL or TotalVariation",
-    Objective: "Surrogate() or Masked(20)",
-}
 
 
 def _build(node: ast.expr) -> Any:
@@ -103,6 +189,19 @@ def _build(node: ast.expr) -> Any:
             return _named(func)(*map(_build, args), **{str(k.arg): _build(k.value) for k in keywords})
         case _:
             raise _cannot_read(node)
+
+
+def _vocabulary() -> dict[str, type]:
+    """Every concrete class with a text form by its bare name; where two have one name, ours."""
+    found: dict[str, type] = {}
+    pending: list[type] = [*EXAMPLES]
+    while pending:
+        for cls in pending.pop().__subclasses__():
+            pending.append(cls)
+            if not (inspect.isabstract(cls) or cls.__name__.startswith("_")):
+                ours = cls.__module__.startswith("bandpo.")
+                found[cls.__name__] = cls if ours else found.get(cls.__name__, cls)
+    return found
 
 
 def _named(node: ast.expr) -> type:
@@ -128,8 +227,9 @@ def _imported(module: str, name: str) -> type:
         raise ValueError(
             f"cannot import {name} from {module}: {error}; install the module, or put its folder on PYTHONPATH"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, KINDS)):
-        raise ValueError(f"{module}.{name} is no subclass of ClipRule, Divergence or Objective")
+    if not (isinstance(found, type) and issubclass(found, tuple(EXAMPLES))):
+        kinds = ", ".join(kind.__name__ for kind in EXAMPLES)
+        raise ValueError(f"{module}.{name} derives from none of {kinds}")
     return found
 
 

@@ -50,10 +50,13 @@ class DCPO(ClipRule):
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         logp = _checks.as_logp("logp_old", logp_old)
-        lower = 0.5 + 0.5 * (1 - 4 * self.low * torch.exp(-logp)).clamp(min=0.0).sqrt()
+        lower = 0.5 + 0.5 * (1 - torch.exp(_log_ratio(4 * self.low, logp))).clamp(min=0.0).sqrt()
         # √(1 + e^x) = exp(½·softplus(x)) holds where e^x overflows.
-        log_root = (
-            softplus(math.log(4 * self.high) - logp if self.high else torch.full_like(logp, -math.inf)) / 2
-        )
+        log_root = softplus(_log_ratio(4 * self.high, logp)) / 2
         log_upper = torch.logaddexp(torch.zeros_like(logp), log_root) - math.log(2)
         return RatioBounds(lower.log(), log_upper.clamp(min=0.0, max=math.log(self.max_ratio)))
+
+
+def _log_ratio(x: float, logp: Tensor) -> Tensor:
+    """``log(x/p)``; −inf at x = 0, whatever p."""
+    return math.log(x) - logp if x else torch.full_like(logp, -math.inf)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bandpo.divergences.base import Divergence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class FDivergence(Divergence):
     """The f-divergence of a convex function of your own, with ``f(1) = 0``.
 
@@ -37,9 +37,16 @@ class FDivergence(Divergence):
     """
 
     f_of_u: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor] | None = None
+    derivative: Callable[[Tensor], Tensor] | None
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        object.__setattr__(self, "f_of_u", f)
+        object.__setattr__(self, "derivative", derivative)
+        self._check()
+
+    def _check(self) -> None:
         u = torch.cat([torch.logspace(-9, 9, 721, dtype=torch.float64), torch.linspace(0.5, 2, 301).double()])
         u = u.unique()
         for name, function in (("f", self.f_of_u), ("derivative", self._slope)):

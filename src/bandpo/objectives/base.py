@@ -1,0 +1,40 @@
+# pyright: reportUnnecessaryIsInstance=false
+"""The base of all objectives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from bandpo.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``Masked(20.0)``."""
+
+    @abstractmethod
+    def weight(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
+        """The weight ``w`` in the gradient ``−w·A·∇logp`` of each token."""
+
+    def value(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
+        """What stands for ``r`` in the reported loss ``−r·A``; by default the weight. It has no effect on training."""
+        return self.weight(tokens)
+
+
+def above_0(**settings: float) -> None:
+    """Refuse a setting that is not above 0."""
+    for name, value in settings.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be above 0, got {value!r}")
+
+
+def is_objective(objective: Objective) -> None:
+    """Refuse what is no objective."""
+    if not isinstance(objective, Objective):
+        raise TypeError(f"objective must be an Objective such as Surrogate(), got {objective!r}")

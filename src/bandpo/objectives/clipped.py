@@ -1,0 +1,194 @@
+"""Objectives that act at the bounds of a clip rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bandpo.objectives.base import Objective, above_0
+from bandpo.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Surrogate(Objective):
+    """PPO's ``min(r·A, clip(r)·A)``; beyond the bound its slope is ``beyond`` instead of 0.
+
+    ``w = r``, and ``beyond·r`` where the ratio is outside on the side that the advantage pushes to.
+
+    Args:
+        beyond: 0 is the hard clip. In (0, 1) a soft clip: blocked tokens keep that share of their gradient. Below 0
+            the rollback of PPO-RB (arXiv 1903.07940): they are pulled back towards the bound.
+
+    Source: arXiv 1707.06347.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
+    ... )
+    >>> Surrogate().weight(tokens), Surrogate(beyond=0.25).weight(tokens)
+    (tensor([[0.0000, 1.1250]]), tensor([[0.5000, 1.1250]]))
+    """
+
+    beyond: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.beyond < 1:
+            raise ValueError(f"beyond must be a finite number below 1, got {self.beyond!r}")
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return torch.where(tokens.blocked, self.beyond * tokens.ratio, tokens.ratio)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        return torch.where(tokens.blocked, tokens.reported.lerp(tokens.ratio, self.beyond), tokens.ratio)
+
+
+@dataclass(frozen=True)
+class Masked(Objective):
+    """Outside tokens are dropped, the others weighted with the truncated ratio: ``w = min(r, max_weight)``, or 0.
+
+    With `Band` as the rule and no truncation this is DPPO's binary mask, and its gradient is `Surrogate`'s.
+
+    Args:
+        max_weight: Truncation of the ratio, > 0; ``inf`` for none. DPPO and verl use 20.
+        both_sides: Whether a token is dropped wherever it is outside (IcePop). If not, only where the advantage pushes
+            it further out (DPPO).
+
+    Source: arXiv 2602.04879; both sides: arXiv 2510.18855.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.16]]).log(),
+    ...     torch.full((1, 2), 0.08).log(),
+    ...     torch.tensor([[1.0, -1.0]]),
+    ...     rule=FixedClip(0.2),
+    ... )
+    >>> Masked(1.5).weight(tokens), Masked(both_sides=True).weight(tokens)
+    (tensor([[0.0000, 1.5000]]), tensor([[0., 0.]]))
+    """
+
+    max_weight: float = 20.0
+    both_sides: bool = False
+
+    def __post_init__(self) -> None:
+        above_0(max_weight=self.max_weight)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        dropped = tokens.outside.below | tokens.outside.above if self.both_sides else tokens.blocked
+        return tokens.ratio.clamp(max=self.max_weight).masked_fill(dropped, 0.0)
+
+
+@dataclass(frozen=True)
+class ClippedWeight(Objective):
+    """CISPO's form: the weight is the clipped ratio, whatever the advantage's sign, so no token loses its gradient.
+
+    ``w = min(clip(r), max_weight)``.
+
+    Args:
+        max_weight: Truncation of the weight, > 0; it may be below 1, where no clip rule's upper bound can be.
+
+    Source: arXiv 2506.13585.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.04]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
+    ... )
+    >>> ClippedWeight().weight(tokens)
+    tensor([[1.2000, 0.8000]])
+    """
+
+    max_weight: float = math.inf
+
+    def __post_init__(self) -> None:
+        above_0(max_weight=self.max_weight)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return tokens.clipped.clamp(max=self.max_weight)
+
+
+@dataclass(frozen=True)
+class KeepBound(Objective):
+    """Blocked tokens keep a gradient of the bound's size: ``w = low·lower`` or ``high·upper`` there, ``r`` elsewhere.
+
+    Args:
+        low: Share of the lower bound that tokens with A < 0 keep, ≥ 0. CE-GPPO uses 0.75.
+        high: Share of the upper bound that tokens with A > 0 keep, ≥ 0.
+
+    Source: GPPO, arXiv 2508.07629 (both shares 1); CE-GPPO, arXiv 2509.20712.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.04]]).log(),
+    ...     torch.full((1, 2), 0.08).log(),
+    ...     torch.tensor([[1.0, -1.0]]),
+    ...     rule=FixedClip(0.2),
+    ... )
+    >>> KeepBound(low=0.75).weight(tokens)
+    tensor([[1.2000, 0.6000]])
+    """
+
+    low: float = 1.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        kept = torch.where(tokens.advantages > 0, self.high * tokens.clipped, self.low * tokens.clipped)
+        return torch.where(tokens.blocked, kept, tokens.ratio)
+
+
+@dataclass(frozen=True)
+class InverseRatio(Objective):
+    """ASPO's form: tokens with A > 0 are weighted with ``1/r`` in place of ``r``; blocked tokens are dropped.
+
+    ``w = min(1/r, max_weight)`` where A > 0 and ``min(r, max_weight)`` where A < 0.
+
+    Args:
+        max_weight: Truncation of the weight, > 0.
+
+    Source: arXiv 2510.06062.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.04, 0.01]]).log(),
+    ...     torch.full((1, 3), 0.08).log(),
+    ...     torch.ones(1, 3),
+    ...     rule=FixedClip(0.2),
+    ... )
+    >>> InverseRatio().weight(tokens)
+    tensor([[0., 2., 3.]])
+    """
+
+    max_weight: float = 3.0
+
+    def __post_init__(self) -> None:
+        above_0(max_weight=self.max_weight)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        ratio = torch.where(tokens.advantages > 0, 1 / tokens.ratio, tokens.ratio)
+        return ratio.clamp(max=self.max_weight).masked_fill(tokens.blocked, 0.0)
+
+
+@dataclass(frozen=True)
+class GeometricMean(Objective):
+    """GMPO's form: the sequence's geometric mean of clipped ratios, whose gradient the unclipped tokens share.
+
+    ``w = exp(mean of log clip(r))`` over the sequence, and 0 for a blocked token. Ratios are those of tokens; only
+    the side that the advantage pushes to is clipped. Averaged as ``seq-mean-token-mean`` this is the gradient of the
+    mean over sequences.
+
+    Source: arXiv 2507.20673.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
+    ... )
+    >>> GeometricMean().weight(tokens)  # √(1.2 · 1.125)
+    tensor([[0.0000, 1.1619]])
+    """
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return self.value(tokens).masked_fill(tokens.blocked, 0.0)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        kept = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
+        return tokens.sequence_mean(kept.log()).exp()

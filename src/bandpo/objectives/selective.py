@@ -1,0 +1,212 @@
+"""Objectives that choose what a token or a sequence gets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bandpo import _checks
+from bandpo.objectives.base import Objective, above_0, is_objective
+from bandpo.objectives.clipped import Surrogate
+from bandpo.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class DualClip(Objective):
+    """Another objective without the gradient of tokens with A < 0 and ``r > max_ratio``; they report ``−max_ratio·A``.
+
+    Args:
+        max_ratio: c > 1. The paper of Band uses 10, verl 3.
+        objective: What holds for the other tokens.
+
+    Source: arXiv 1912.09729.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.72, 0.16]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=Unclipped()
+    ... )
+    >>> DualClip(3.0).weight(tokens)
+    tensor([[0., 2.]])
+    """
+
+    max_ratio: float = 3.0
+    objective: Objective = Surrogate()
+
+    def __post_init__(self) -> None:
+        if not self.max_ratio > 1:
+            raise ValueError(f"dual_clip must be above 1, got {self.max_ratio!r}")
+        is_objective(self.objective)
+
+    def _dropped(self, tokens: Tokens) -> Tensor:
+        return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return self.objective.weight(tokens).masked_fill(self._dropped(tokens), 0.0)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        return self.objective.value(tokens).masked_fill(self._dropped(tokens), self.max_ratio)
+
+
+@dataclass(frozen=True)
+class SequenceMask(Objective):
+    """Another objective without the sequences that have A < 0 and have drifted too far.
+
+    A sequence has drifted where the mean of ``log π_anchor − log π`` over its tokens is above ``max_kl``. The anchor is
+    the policy that sampled, where `bandpo.policy_loss` is told of it, else the old one.
+
+    Args:
+        max_kl: Largest mean drift (nats per token), > 0.
+        objective: What holds for the sequences that are kept.
+
+    Source: off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.02, 0.08]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=Unclipped()
+    ... )
+    >>> SequenceMask(0.5).weight(tokens), SequenceMask(1.0).weight(tokens)
+    (tensor([[0., 0.]]), tensor([[0.2500, 1.0000]]))
+    """
+
+    max_kl: float
+    objective: Objective = Surrogate()
+
+    def __post_init__(self) -> None:
+        _checks.positive("max_kl", self.max_kl)
+        is_objective(self.objective)
+
+    def _dropped(self, tokens: Tokens) -> Tensor:
+        return (tokens.advantages < 0) & (tokens.sequence_mean(-tokens.log_ratio_anchor) > self.max_kl)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return self.objective.weight(tokens).masked_fill(self._dropped(tokens), 0.0)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        return self.objective.value(tokens).masked_fill(self._dropped(tokens), 0.0)
+
+
+@dataclass(frozen=True)
+class SelfAnchored(Objective):
+    """UP's form: tokens with A > 0 have weight 1, as if the old policy were the current one.
+
+    Args:
+        objective: What holds for tokens with A ≤ 0.
+
+    Source: arXiv 2607.06987.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.16]]).log(),
+    ...     torch.full((1, 2), 0.08).log(),
+    ...     torch.tensor([[1.0, -1.0]]),
+    ...     rule=FixedClip(0.2),
+    ... )
+    >>> SelfAnchored().weight(tokens)
+    tensor([[1., 2.]])
+    """
+
+    objective: Objective = Surrogate()
+
+    def __post_init__(self) -> None:
+        is_objective(self.objective)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return self.objective.weight(tokens).masked_fill(tokens.advantages > 0, 1.0)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        return self.objective.value(tokens).masked_fill(tokens.advantages > 0, 1.0)
+
+
+@dataclass(frozen=True)
+class Unweighted(Objective):
+    """REINFORCE: ``w = 1`` for every token, whatever the ratio.
+
+    Source: GPG, arXiv 2504.02546.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16]]).log(), torch.tensor([[0.08]]).log(), torch.ones(1, 1), rule=Unclipped()
+    ... )
+    >>> Unweighted().weight(tokens)
+    tensor([[1.]])
+    """
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return torch.ones_like(tokens.ratio)
+
+
+@dataclass(frozen=True)
+class Balanced(Objective):
+    """BAPO's form: PPO's surrogate on bounds that widen for this batch until gains carry enough of the loss.
+
+    The bounds start at ``(low, high)``. The lower one rises by ``step`` up to ``max_low``, then the upper one up to
+    ``max_high``, until tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``. It looks at no clip
+    rule. The batch is the one that the loss is given: no process or micro-batch knows of another.
+
+    Args:
+        share: Wanted share ρ₀ of positive advantages, in (0, 1).
+        low: First lower bound.
+        high: First upper bound.
+        max_low: Last lower bound, ≤ 1.
+        max_high: Last upper bound.
+        step: What one widening adds, > 0.
+
+    Source: arXiv 2510.18927. The order (lower bound first) is that of the authors' code.
+
+    >>> tokens = Tokens.build(
+    ...     torch.tensor([[0.16, 0.056]]).log(),
+    ...     torch.full((1, 2), 0.08).log(),
+    ...     torch.tensor([[1.0, -1.0]]),
+    ...     rule=Unclipped(),
+    ... )
+    >>> Balanced().weight(tokens)  # 1.2 against 0.7: the first bounds, [0.6, 1.2], will do
+    tensor([[0.0000, 0.7000]])
+    """
+
+    share: float = 0.5
+    low: float = 0.6
+    high: float = 1.2
+    max_low: float = 0.9
+    max_high: float = 3.0
+    step: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(f"share must be in (0, 1), got {self.share!r}")
+        if not (0 <= self.low <= self.max_low <= 1 <= self.high <= self.max_high < math.inf):
+            raise ValueError(
+                f"0 <= low <= max_low <= 1 <= high <= max_high must hold, got {self.low!r}, {self.max_low!r}, "
+                f"{self.high!r}, {self.max_high!r}"
+            )
+        above_0(step=self.step)
+
+    def _bounds(self, tokens: Tokens) -> Tensor:
+        """The lower and the upper bound that this batch gets."""
+        lows = _steps(self.low, self.max_low, self.step)
+        highs = _steps(self.high, self.max_high, self.step)
+        pairs = tokens.ratio.new_tensor(
+            [(low, self.high) for low in lows] + [(lows[-1], high) for high in highs[1:]]
+        )
+        gain, loss = ((tokens.advantages * sign * tokens.mask).clamp(min=0.0) for sign in (1, -1))
+        gains = torch.stack([(tokens.ratio.clamp(max=high) * gain).sum() for high in pairs[:, 1]])
+        losses = torch.stack([(tokens.ratio.clamp(min=low) * loss).sum() for low in pairs[:, 0]])
+        enough = gains >= self.share * (gains + losses)
+        enough[-1] = True  # there is nothing wider
+        return pairs[enough.byte().argmax()]
+
+    def _blocked(self, tokens: Tokens) -> Tensor:
+        low, high = self._bounds(tokens)
+        below = (tokens.ratio < low) & (tokens.advantages < 0)
+        return below | ((tokens.ratio > high) & (tokens.advantages > 0))
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return tokens.ratio.masked_fill(self._blocked(tokens), 0.0)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        low, high = self._bounds(tokens)
+        return torch.where(self._blocked(tokens), tokens.ratio.clamp(low, high), tokens.ratio)
+
+
+def _steps(start: float, end: float, step: float) -> list[float]:
+    """From ``start`` by ``step`` to ``end``, which is the last."""
+    count = math.ceil((end - start) / step - 1e-9)  # 0.3/0.05 is 5.999… or 6.000… in floats
+    return [start + k * step for k in range(count)] + [end]
