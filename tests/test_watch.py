@@ -2,8 +2,9 @@ import math
 import warnings
 
 import pytest
+import torch
 
-from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped
+from bandpo import KL, Audit, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped
 from bandpo.watch import BandWarning, Watch, check_radius
 
 HEALTHY = {"calls": 8.0, "on_policy": 0.125, "inert": 0.2, "log_ratio_abs": 0.02, "ratio_mean": 1.0}
@@ -28,8 +29,17 @@ def test_silent_on_a_run_that_learns():
 def test_ratio_identically_one_once():
     still = ({"on_policy": 1.0, "inert": 1.0}, 1.0, 0.1)
     (text,) = said(Watch(FixedClip()), *[still] * 60)
-    assert "exactly 1 in all of 8 losses" in text
+    assert "exactly 1 in 208 losses in a row" in text
     assert "num_iterations > 1" in text
+
+
+def test_losses_before_the_first_update_have_ratio_one():
+    """Of a batch's 16 losses the first 8 come before an update; a log step may hold these alone."""
+    before, after = ({"on_policy": 1.0, "inert": 1.0}, 1.0, 0.1), ({}, 1.0, 0.1)
+    assert said(Watch(FixedClip(), calls_per_batch=16), *[before, after] * 10) == []
+    assert said(Watch(FixedClip(), calls_per_batch=16), *[before] * 2) == []
+    (text,) = said(Watch(FixedClip(), calls_per_batch=16), *[before] * 3)
+    assert "exactly 1 in 24 losses in a row" in text
 
 
 def test_a_clip_that_never_acts():
@@ -93,3 +103,11 @@ def test_a_radius_out_of_scale(rule, text):
 )
 def test_a_usual_radius(rule):
     check_radius(rule)
+
+
+def test_ratios_that_overflow_are_warned_of():
+    logp_old = torch.full((1, 2), -200.0)
+    metrics = Audit.from_batch(torch.full((1, 2), -0.1), logp_old, torch.ones(1), clip=Band()).metrics()
+    assert "ratio_mean" not in metrics
+    with pytest.warns(BandWarning, match="before any update the mean ratio is inf"):
+        Watch(Band()).before_update(metrics)

@@ -15,7 +15,7 @@ import torch
 
 from bandpo import _checks
 from bandpo.clipping import Band, ClipRule, FixedClip, bands
-from bandpo.methods import Method
+from bandpo.methods import Method, Parts
 from bandpo.notation import as_parts
 from bandpo.objectives import Objective
 from bandpo.rivals import DCPO
@@ -102,40 +102,46 @@ class Audit:
         Raises:
             TypeError, ValueError: see `bandpo.policy_loss`.
         """
-        counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
-        mask = counted.float()
-
-        def clean(x: Tensor) -> Tensor:
-            return x.detach().float().masked_fill(~counted, 0.0)
-
-        per_token = advantages.unsqueeze(-1) if advantages.dim() < logp.dim() else advantages
-        advantages, logp, logp_old = clean(per_token.expand_as(logp)), clean(logp), clean(logp_old)
-        anchor = None if logp_anchor is None else clean(logp_anchor)
-        entropy = None if entropy is None else clean(entropy)
         run = as_parts(method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
-        tried = [run]
-        for other in counterfactuals.values():
-            parts = as_parts(other)
-            tried.append(parts._replace(level=run.level) if isinstance(other, ClipRule) else parts)
-        views = [
-            Tokens.build(
+
+        def view(parts: Parts) -> Tokens:
+            return Tokens.from_batch(
                 logp,
                 logp_old,
                 advantages,
                 mask,
                 rule=parts.clip,
                 level=parts.level,
-                logp_anchor=anchor,
+                logp_anchor=logp_anchor,
                 entropy=entropy,
             )
-            for parts in tried
-        ]
-        kept = torch.stack(
-            [
-                parts.objective.weight(tokens) / tokens.ratio
-                for parts, tokens in zip(tried, views, strict=True)
-            ]
-        )
+
+        return cls.from_views(view, run, view(run), counterfactuals)
+
+    @classmethod
+    @torch.no_grad()
+    def from_views(
+        cls,
+        view: Callable[[Parts], Tokens],
+        run: Parts,
+        tokens: Tokens,
+        counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+    ) -> Audit:
+        """The sums of one batch whose view under the run's own method is there already, with what it has computed.
+
+        Args:
+            view: The batch as a method sees it.
+            run: The run's method.
+            tokens: ``view(run)``.
+            counterfactuals: As for `from_batch`.
+        """
+        views, weights = [tokens], [run.objective.weight(tokens)]
+        for other in counterfactuals.values():
+            parts = as_parts(other)
+            same_level = isinstance(other, ClipRule) or parts.level == run.level
+            views.append(tokens.under(parts.clip) if same_level else view(parts))
+            weights.append(parts.objective.weight(views[-1]))
+        kept = torch.stack([weight / seen.ratio for weight, seen in zip(weights, views, strict=True)])
         return cls(tuple(counterfactuals), _sums(views, kept))
 
     def __add__(self, other: Audit) -> Audit:
@@ -205,9 +211,9 @@ def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) ->
     mask, advantages = own.mask, own.advantages
     edges = own.logp_anchor.new_tensor(EDGES).log()
     bins = torch.bucketize(own.logp_anchor, edges, right=True)
-    # 1 where a token has this sign of advantage and lies in this bin of probability
+    # 1 where a counted token has this sign of advantage and lies in this bin of probability
     signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
-    cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])).float()
+    cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask
     mass = torch.stack([tokens.ratio for tokens in views]) * advantages.abs()
     moved = mask * (advantages != 0)
     blocked = (kept <= 0) * moved

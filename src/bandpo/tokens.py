@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import torch
@@ -45,7 +45,7 @@ class Tokens:
     where the mask is 0 is finite and means nothing. Each property is computed when first asked for, so a method pays
     only for what it uses.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.04]]).log(),
     ...     torch.tensor([[0.08, 0.08]]).log(),
     ...     torch.tensor([[1.0, 1.0]]),
@@ -100,6 +100,56 @@ class Tokens:
         old = at_level(logp_old, mask, level)
         anchor = None if logp_anchor is None else at_level(logp_anchor, mask, level)
         return cls(at_level(logp, mask, level) - old, old, advantages, mask, rule, anchor, entropy)
+
+    @classmethod
+    def from_batch(
+        cls,
+        logp: Float[Tensor, "batch time"],
+        logp_old: Float[Tensor, "batch time"],
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
+        mask: Tensor | None = None,
+        *,
+        rule: ClipRule,
+        level: str = "token",
+        logp_anchor: Float[Tensor, "batch time"] | None = None,
+        entropy: Float[Tensor, "batch time"] | None = None,
+    ) -> Tokens:
+        """The view of a batch as a trainer has it: in any precision, with anything where the mask is 0.
+
+        Args:
+            logp: As for `build`; detached here.
+            logp_old: As for `build`.
+            advantages: One per token, or one per sequence.
+            mask: 1 (or True) for tokens that count; all if omitted.
+            rule: As for `build`.
+            level: As for `build`.
+            logp_anchor: As for `build`.
+            entropy: As for `build`.
+
+        Raises:
+            ValueError: ``level`` is unknown.
+        """
+        counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
+
+        def clean(x: Tensor) -> Tensor:
+            return x.detach().float().masked_fill(~counted, 0.0)
+
+        return cls.build(
+            clean(logp),
+            clean(logp_old),
+            (advantages if advantages.dim() == logp.dim() else advantages.unsqueeze(-1))
+            .float()
+            .expand_as(logp),
+            counted.float(),
+            rule=rule,
+            level=level,
+            logp_anchor=None if logp_anchor is None else clean(logp_anchor),
+            entropy=None if entropy is None else clean(entropy),
+        )
+
+    def under(self, rule: ClipRule) -> Tokens:
+        """The same tokens under another rule."""
+        return replace(self, rule=rule)
 
     @_Once
     def ratio(self) -> Float[Tensor, "batch time"]:

@@ -36,12 +36,14 @@ class Watch:
 
     Args:
         clip: The run's rule.
+        calls_per_batch: Losses that are made of one generated batch, over all processes, where that is known. Of
+            more than these some come after an update.
     """
 
-    def __init__(self, clip: ClipRule):
-        self._can_clip = not isinstance(clip, Unclipped)
+    def __init__(self, clip: ClipRule, calls_per_batch: float = IDLE_CALLS):
+        self._can_clip, self._calls_per_batch = not isinstance(clip, Unclipped), calls_per_batch
         self._said: set[str] = set()
-        self._idle = 0.0
+        self._still = self._idle = 0.0
         self._start: tuple[float, float | None] | None = None
 
     def before_update(self, metrics: Mapping[str, float]) -> None:
@@ -54,7 +56,7 @@ class Watch:
         if off > TEMPERATURE_TOLERANCE:
             self._say(
                 "temperature",
-                f"before any update the mean ratio is {metrics['ratio_mean']:.3g} and the mean |log ratio| {off:.2g}; "
+                f"before any update the mean ratio is {metrics.get('ratio_mean', math.inf):.3g} and the mean |log ratio| {off:.2g}; "
                 "both policies are the same there, so they should be 1 and 0. The old log-probabilities seem to be at "
                 "another temperature, of another vocabulary slice, or of other weights: take both at the sampling "
                 "temperature over the full vocabulary",
@@ -71,10 +73,11 @@ class Watch:
             reward: Mean reward, by which a lost entropy is judged.
         """
         calls = metrics["calls"]
-        if metrics["on_policy"] == 1 and calls > 1:
+        self._still = self._still + calls if metrics["on_policy"] == 1 else 0.0
+        if self._still > self._calls_per_batch:
             self._say(
                 "ratio",
-                f"the ratio was exactly 1 in all of {calls:.0f} losses, so no clip rule can act: the old "
+                f"the ratio was exactly 1 in {self._still:.0f} losses in a row, so no clip rule can act: the old "
                 "log-probabilities are the current ones. Use each batch for more than one optimiser step (TRL: "
                 "num_iterations > 1 or steps_per_generation > gradient_accumulation_steps; verl: ppo_mini_batch_size "
                 "below train_batch_size, or ppo_epochs > 1)",

@@ -1,17 +1,23 @@
-"""An audit of any GRPOTrainer: what its clip does to tokens, logged with the rest.
+"""An audit of any GRPOTrainer: what its loss does to tokens, logged with the rest.
 
 TRL computes the log-probabilities inside its loss, so they are caught where the loss asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from transformers import Trainer
 from trl import GRPOTrainer
 
-from bandpo.audit import COUNTERFACTUALS, Audit
-from bandpo.clipping import ClipRule, FixedClip, Unclipped
+from bandpo.audit import Audit
+from bandpo.clipping import FixedClip, Unclipped
+from bandpo.methods import Parts
+from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
+from bandpo.tokens import Tokens
 from bandpo.watch import Watch
 
 if TYPE_CHECKING:
@@ -20,30 +26,67 @@ if TYPE_CHECKING:
 CLIPPED_LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo")
 
 
+@dataclass
+class _Loss:
+    """One call of `compute_loss`."""
+
+    inputs: dict[str, Any]
+    seen: bool = False
+    """Whether TRL has asked for the log-probabilities."""
+
+
+@dataclass
+class _SinceLog:
+    """The audit since the last log step."""
+
+    audit: Audit | None = None
+    first: Audit | None = None
+    """Of the run's first micro-batch, if it is among them."""
+
+
 class AuditMixin(GRPOTrainer):
-    """Logs what the clip does to tokens, as ``audit/…`` metrics (see docs/audit.md), and warns of what wastes a run.
+    """Logs what the loss does to tokens, as ``audit/…`` metrics (see docs/audit.md), and warns of what wastes a run.
 
     Put it before any GRPOTrainer that calls TRL's own loss: ``class Mine(AuditMixin, TheirTrainer): ...``. It costs no
     forward pass: the loss's log-probabilities are seen on their way. Sums are reduced over processes and read once
     per log step. Only training steps are audited.
+
+    Raises:
+        TypeError: the class derives from a trainer other than TRL's GRPOTrainer.
+        RuntimeError: the loss never asked for log-probabilities, or got none, so nothing can be audited.
     """
 
     audit_steps: int = 1
     """The losses of every so-many-th optimiser step are audited; 0 for none."""
 
-    _inputs: dict[str, Any] | None = None
-    _audit: Audit | None = None
-    _first: Audit | None = None
+    _loss: _Loss | None = None
     _watch: Watch | None = None
 
-    @property
-    def clip_rule(self) -> ClipRule:
-        """The rule that is audited: for a stock trainer the interval of its ``epsilon`` and ``epsilon_high``."""
-        if self.loss_type not in CLIPPED_LOSS_TYPES:
-            return Unclipped()
-        if self.loss_type == "cispo":  # its epsilon_high is the bound itself, and below 1 at TRL's default
-            return FixedClip(1.0, max(self.epsilon_high - 1, 0.0))
-        return FixedClip(min(self.epsilon_low, 1.0), self.epsilon_high)
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        for base in cls.__mro__:
+            if (
+                issubclass(base, Trainer)
+                and not issubclass(base, GRPOTrainer)
+                and base not in GRPOTrainer.__mro__
+            ):
+                raise TypeError(
+                    f"{cls.__name__} derives from {base.__name__}, which is no GRPOTrainer; AuditMixin and "
+                    "BandGRPOTrainer know the loss of GRPOTrainer alone"
+                )
+
+    def __init__(self, *arguments: Any, **named: Any):
+        self._since_log = _SinceLog()
+        super().__init__(*arguments, **named)
+        if self.args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
+            raise ValueError(
+                "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which knows epsilon "
+                "alone; leave it out, or use bandpo.integrations.liger"
+            )
+
+    def run_method(self) -> Parts:
+        """What is audited: for a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
+        return with_trl_masks(_stock_method(self), self.args)
 
     @property
     def training(self) -> bool:
@@ -53,65 +96,84 @@ class AuditMixin(GRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        self._inputs = dict(inputs)  # a copy: a batch comes back in the next iteration
+        self._loss = loss = _Loss(dict(inputs))  # a copy: a batch comes back in the next iteration
         try:
-            return super().compute_loss(model, self._inputs, return_outputs, num_items_in_batch)
+            value = super().compute_loss(model, loss.inputs, return_outputs, num_items_in_batch)
         finally:
-            self._inputs = None
+            self._loss = None
+        if not loss.seen:
+            raise RuntimeError(
+                "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could "
+                "act; is the trainer's loss replaced by a fused one?"
+            )
+        return value
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
-        if self._inputs is not None:  # not the old policy's, which TRL computes outside of the loss
-            self._see(self._inputs, outputs[0].detach(), outputs[1])
+        if self._loss is not None:  # not the old policy's, which TRL computes outside of the loss
+            if outputs[0] is None:
+                raise RuntimeError(
+                    "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
+                    "neither a clip rule nor the audit can act; train without it"
+                )
+            self._loss.seen = True
+            with torch.no_grad():
+                self._see(self._loss.inputs, outputs[0].detach(), outputs[1])
         return outputs
 
-    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Audit | None:
-        """Called in every loss, once its log-probabilities are known and before they are used; returns its audit."""
-        if not self.training or not self.audit_steps or self.state.global_step % self.audit_steps:
-            return None
-        seen = self._audit_of(inputs, logp, entropy, counterfactuals=COUNTERFACTUALS)
-        if self._audit is None and self.state.global_step == 0:
-            self._first = seen
-        self._audit = seen if self._audit is None else self._audit + seen
-        return seen
+    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        """Called in every loss, once its log-probabilities are known and before they are used."""
+        if self._audits_this_step():
+            run = self.run_method()
+            view = self._view(inputs, logp, entropy)
+            self._record(Audit.from_views(view, run, view(run)))
 
-    def _audit_of(
-        self,
-        inputs: dict[str, Any],
-        logp: Tensor,
-        entropy: Tensor | None,
-        counterfactuals: Mapping[str, ClipRule],
-    ) -> Audit:
+    def _audits_this_step(self) -> bool:
+        return self.training and bool(self.audit_steps) and self.state.global_step % self.audit_steps == 0
+
+    def _view(
+        self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
+    ) -> Callable[[Parts], Tokens]:
+        """The batch as a method sees it."""
         old = inputs.get("old_per_token_logps")
-        return Audit.of(
-            logp,
-            logp if old is None else old,
-            inputs["advantages"],
-            counted_tokens(inputs),
-            clip=self._rule(inputs, entropy),
-            level=self.importance_sampling_level,
-            logp_anchor=self._anchor(inputs),
-            entropy=entropy,
-            counterfactuals=counterfactuals,
-        )
 
-    def _rule(self, inputs: dict[str, Any], entropy: Tensor | None) -> ClipRule:
-        """The rule of one loss; ``entropy`` is the current policy's."""
-        return self.clip_rule
+        def view(parts: Parts) -> Tokens:
+            return Tokens.from_batch(
+                logp,
+                logp if old is None else old,
+                inputs["advantages"],
+                counted_tokens(inputs),
+                rule=parts.clip,
+                level=parts.level,
+                logp_anchor=self._anchor(inputs),
+                entropy=entropy,
+            )
+
+        return view
+
+    def _record(self, audit: Audit) -> None:
+        since = self._since_log
+        if since.audit is None and self.state.global_step == 0:
+            since.first = audit
+        since.audit = audit if since.audit is None else since.audit + audit
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics: dict[str, float] = {}
-        if self.training and self._audit is not None:
-            metrics = self._read(self._audit)
+        since = self._since_log
+        if self.training and since.audit is not None:
+            metrics = self._read(since.audit)
             logs |= {f"audit/{name}": value for name, value in metrics.items()}
         super().log(logs, start_time)
-        if metrics and self.is_world_process_zero():
-            self._watch = self._watch or Watch(self.clip_rule)
-            if self._first is not None:
-                self._watch.before_update(self._first.metrics())
+        if not metrics:
+            return
+        if self.is_world_process_zero():
+            if self._watch is None:
+                per_batch = (self.args.steps_per_generation or 1) * self.num_iterations
+                self._watch = Watch(self.run_method().clip, per_batch * self.accelerator.num_processes)
+            if since.first is not None:
+                self._watch.before_update(since.first.metrics())
             self._watch(metrics, entropy=logs.get("entropy"), reward=logs.get("reward"))
-        if metrics:
-            self._audit = self._first = None
+        self._since_log = _SinceLog()
 
     def _read(self, seen: Audit) -> dict[str, float]:
         def over_processes(sums: Tensor) -> Tensor:
@@ -126,6 +188,34 @@ class AuditMixin(GRPOTrainer):
 
 class AuditedGRPOTrainer(AuditMixin):
     """TRL's `GRPOTrainer`, unchanged but for the audit: put its name where GRPOTrainer stood."""
+
+
+def _stock_method(trainer: GRPOTrainer) -> Parts:
+    args, level = cast("Any", trainer.args), trainer.importance_sampling_level
+    if trainer.loss_type in CLIPPED_LOSS_TYPES and trainer.loss_type != "cispo":
+        high = trainer.epsilon_high if args.delta is None else min(trainer.epsilon_high, args.delta - 1)
+        return Parts(FixedClip(min(trainer.epsilon_low, 1.0), max(high, 0.0)), Surrogate(), level)
+    objective = {
+        "cispo": lambda: ClippedWeight(trainer.epsilon_high),  # which is the bound itself there
+        "sapo": lambda: SigmoidGate(args.sapo_temperature_pos, args.sapo_temperature_neg),
+        "vespo": lambda: GammaWeight(
+            args.vespo_k_pos, args.vespo_lambda_pos, args.vespo_k_neg, args.vespo_lambda_neg
+        ),
+    }.get(trainer.loss_type, Surrogate)
+    return Parts(Unclipped(), objective(), "token" if trainer.loss_type == "vespo" else level)
+
+
+def with_trl_masks(parts: Parts, args: Any) -> Parts:
+    """A method with what TRL does to tokens besides: its two-sided clip ``delta`` and its off-policy mask.
+
+    The mask's drift is measured from the anchor. TRL measures it from the rollout engine's log-probabilities, which are
+    others only with vLLM.
+    """
+    if args.delta is not None and args.delta > 1 and args.loss_type in CLIPPED_LOSS_TYPES[:-1]:
+        parts = parts._replace(objective=DualClip(args.delta, parts.objective))
+    if args.off_policy_mask_threshold is not None:
+        parts = parts._replace(objective=SequenceMask(args.off_policy_mask_threshold, parts.objective))
+    return parts
 
 
 def counted_tokens(inputs: dict[str, Any]) -> Tensor:

@@ -1,11 +1,10 @@
-"""Clip rules in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding some of its methods.
+"""Any method in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding some of its methods.
 
-TRL's loss clamps the ratio with ``torch.clamp(ratio, 1 − self.epsilon_low, 1 + self.epsilon_high)``, and
-``torch.clamp`` takes tensors: handing it the bounds of the batch turns every clipped loss type of TRL into its Band
-form, with TRL's own KL term, clip metrics, off-policy masks and entropy bonus as they are. An objective that is no
-clamp (`Masked`, say) needs the new log-probabilities, which TRL computes inside its loss: they are taken from
-``_get_per_token_logps_and_entropies``, as the audit's are, and the advantage is scaled so that TRL's unclipped
-gradient ``−r·A`` becomes ``−w·A``.
+TRL's loss is ``−min(r·A, clamp(r, 1 − epsilon_low, 1 + epsilon_high)·A)``, where ``torch.clamp`` takes tensors. So the
+trainer is handed an interval and an advantage for each token, once the loss has asked for its log-probabilities and
+before it uses them. A token that the objective drops beyond a bound gets that bound: TRL clips it, and counts it in
+its clip metrics. Every other token gets an open interval and the advantage ``A·w/r``: TRL's gradient ``−r·A`` becomes
+``−w·A``. TRL's own KL term, off-policy masks, entropy bonus and averages stay as they are.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
@@ -18,26 +17,31 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 from trl import GRPOConfig
 
+from bandpo import _checks
 from bandpo.audit import Audit
-from bandpo.clipping import Band, ClipRule, bands
+from bandpo.clipping import Unclipped, bands
+from bandpo.combinators import Capped, Sides
 from bandpo.integrations._trl_audit import (
     CLIPPED_LOSS_TYPES,
     AuditedGRPOTrainer,
     AuditMixin,
     counted_tokens,
+    with_trl_masks,
 )
-from bandpo.losses import at_level, judge
-from bandpo.notation import parse_objective, parse_rule
-from bandpo.objectives import Objective, Surrogate
+from bandpo.methods import Parts
+from bandpo.notation import as_parts, as_text, parse_method
+from bandpo.objectives import ClippedWeight, Surrogate
 from bandpo.radius import Hold, Moment, Radius
+from bandpo.tokens import Tokens, at_level
 from bandpo.watch import check_radius
 
 if TYPE_CHECKING:
@@ -50,44 +54,70 @@ OLD_ENTROPIES = "old_per_token_entropies"
 """Beside TRL's ``old_per_token_logps`` in a batch, where a radius is set by them."""
 
 
+class _Replaced(float):
+    """TRL's ``epsilon`` beside a method: it reads as a number, and stops a trainer that would clip with it."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(
+            "this config names a clip rule or method, which only BandGRPOTrainer knows; use it as trainer"
+        )
+
+    __rsub__ = __radd__ = __sub__ = __add__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> NoReturn:  # torch.clamp(x, max=epsilon)
+        cls()._refuse()
+
+
 @dataclass
 class BandGRPOConfig(GRPOConfig):
-    """`GRPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
+    """`GRPOConfig` with a method, or a clip rule and an objective, in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
-        clip: The rule, as text (``"Band(KL(), 0.05)"``, ``"FixedClip(0.2, 0.28)"``) or as a `ClipRule`. Its radius may
-            be one of `bandpo.radius`. With ``importance_sampling_level="sequence"`` it bounds GSPO's ratio, see
-            `bandpo.policy_loss`.
-        objective: What becomes of clipped tokens, as text or as an `Objective`; see `bandpo.objectives`.
+        method: A method of `bandpo.methods` as text (``"DPPO()"``, ``"SAPO(1.0, 1.05)"``) or as an object, in place of
+            ``clip`` and ``objective``. A method of sequences sets ``importance_sampling_level``. The average is
+            ``loss_type``'s.
+        clip: The clip rule, as text (``"FixedClip(0.2, 0.28)"``) or as a `ClipRule`; ``Band(KL(), 0.05)`` by default.
+            Its radius may be one of `bandpo.radius`. With ``importance_sampling_level="sequence"`` it bounds GSPO's ratio,
+            see `bandpo.policy_loss`.
+        objective: What the loss makes of the rule, as text or as an `Objective`; PPO's ``Surrogate()`` by default.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
-            ratio refers too) or ``rollout`` (vLLM's; needs ``use_vllm``).
+            ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
 
     Raises:
-        ValueError: the text names no rule; a ``loss_type`` that clips no ratio; a combination that cannot work;
-            ``epsilon`` or ``epsilon_high`` given too.
+        ValueError: a text cannot be read; a ``loss_type`` that is an objective of its own; a combination that cannot
+            work; ``epsilon`` or ``epsilon_high`` given too.
 
     >>> BandGRPOConfig("out", clip="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).clip
     'FixedClip(low=0.2, high=0.28)'
     """
 
-    clip: str = field(
-        default=repr(Band()),
+    method: str | None = field(
+        default=None,
         metadata={
-            "help": "Clip rule, e.g. 'Band(KL(), 0.05)', 'Band(KL(), Linear(0.05, 0.01))', 'FixedClip(0.2, 0.28)', "
-            "'DCPO', 'Unclipped()'."
+            "help": "A method in place of clip and objective: 'DPPO()', 'CISPO()', 'GSPO()', 'SAPO(1.0, 1.05)', ..."
         },
     )
-    objective: str = field(
-        default=repr(Surrogate()),
+    clip: str | None = field(
+        default=None,
         metadata={
-            "help": "What becomes of clipped tokens: 'Surrogate()' (PPO), 'Surrogate(0.1)' (soft clip), 'Masked(20)' "
-            "(DPPO), 'ClippedWeight()' (CISPO)."
+            "help": "Clip rule, e.g. 'Band(KL(), 0.05)' (the default), 'Band(KL(), Linear(0.05, 0.01))', "
+            "'FixedClip(0.2, 0.28)', 'DCPO', 'Unclipped()'."
+        },
+    )
+    objective: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the loss makes of the clip rule: 'Surrogate()' (PPO, the default), 'Surrogate(0.1)' (soft "
+            "clip), 'Masked(20)' (DPPO), 'ClippedWeight()' (CISPO), 'Quadratic()', ..."
         },
     )
     anchor: str = field(
         default="trainer",
-        metadata={"help": "Whose log-probabilities the bounds surround: 'trainer', or 'rollout' (vLLM's)."},
+        metadata={
+            "help": "Whose log-probabilities the bounds surround: 'trainer', or 'rollout' (vLLM's or a rollout_func's)."
+        },
     )
 
     audit_steps: int = field(
@@ -98,30 +128,56 @@ class BandGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if self.audit_steps < 0:
             raise ValueError(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
-        self.clip = repr(parse_rule(str(self.clip)))
-        objective = self.objective
-        objective = objective if isinstance(objective, Objective) else parse_objective(objective)
-        self.objective = repr(objective)
+        if self.method is None:
+            parts = as_parts(clip=self.clip, objective=self.objective)
+            self.clip, self.objective = as_text(parts.clip), as_text(parts.objective)
+        else:
+            parts = as_parts(self.method, clip=self.clip, objective=self.objective)
+            self.method = as_text(parse_method(self.method) if isinstance(self.method, str) else self.method)
+            if parts.level == "token" and self.importance_sampling_level != "token":
+                raise ValueError(
+                    f"importance_sampling_level={self.importance_sampling_level!r}, but {self.method} is a method of "
+                    "tokens; write clip= and objective= for a combination of your own"
+                )
+            self.importance_sampling_level = parts.level
         super().__post_init__()
+        chosen = self.method or f"objective={self.objective!r}"
+        plain = parts.objective == Surrogate()
         if self.loss_type not in CLIPPED_LOSS_TYPES:
             raise ValueError(
-                f"loss_type={self.loss_type!r} clips no ratio, so a clip rule has no effect on it; "
-                f"choose one of {', '.join(CLIPPED_LOSS_TYPES)}"
+                f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {chosen}, "
+                f"one of {', '.join(CLIPPED_LOSS_TYPES[:-1])}, or for {self.loss_type} its method, e.g. "
+                f"method='{self.loss_type.upper()}()'"
             )
-        if objective != Surrogate() and (self.loss_type == "cispo" or self.delta is not None):
-            other = "loss_type='cispo'" if self.loss_type == "cispo" else f"delta={self.delta}"
-            raise ValueError(f"objective={self.objective!r} and {other} both say how to clip; leave one out")
+        if self.loss_type == "cispo" and not plain:
+            raise ValueError(f"{chosen} and loss_type='cispo' both say how to clip; leave one out")
+        if self.delta is not None and not (plain and self.delta > 1):
+            other = "is no bound above 1" if plain else f"and {chosen} both say how to clip"
+            raise ValueError(f"delta={self.delta} {other}; write the dual clip as objective='DualClip(3)'")
         if self.anchor not in ("trainer", "rollout"):
             raise ValueError(f"anchor must be 'trainer' or 'rollout', got {self.anchor!r}")
-        if self.anchor == "rollout" and not self.use_vllm:
-            raise ValueError(
-                "anchor='rollout' needs use_vllm: without an engine the trainer's are the only log-probabilities"
-            )
         if (self.epsilon, self.epsilon_high) != (0.2, None):
             raise ValueError(
-                f"epsilon={self.epsilon}, epsilon_high={self.epsilon_high} have no effect beside clip={self.clip!r}; "
-                "write the interval as clip='FixedClip(low, high)'"
+                f"epsilon={self.epsilon}, epsilon_high={self.epsilon_high} have no effect beside a clip rule or "
+                "method; write the interval as clip='FixedClip(low, high)'"
             )
+        self.epsilon = _Replaced(self.epsilon)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"BandGRPOConfig has no {name!r}; it is a GRPOConfig for BandGRPOTrainer, not for another trainer"
+        )
+
+    @property
+    def parts(self) -> Parts:
+        """The method, as TRL's loss is to be steered by it."""
+        parts = as_parts(self.method) if self.method else as_parts(clip=self.clip, objective=self.objective)
+        parts = parts._replace(level=self.importance_sampling_level)
+        if self.loss_type == "cispo":  # which has no lower bound
+            parts = parts._replace(clip=Sides(Unclipped(), parts.clip), objective=ClippedWeight())
+        if self.delta is not None:  # which caps positive advantages too
+            parts = parts._replace(clip=Capped(parts.clip, self.delta))
+        return parts
 
     @property
     def updates_per_batch(self) -> int:
@@ -148,26 +204,41 @@ class HeldRadii(TrainerCallback, ExportableState):
         self.held = dict(stored.setdefault(type(self).__name__, self.state())["args"]["held"])
 
 
+@dataclass
+class _Batch:
+    """What belongs to one generated batch."""
+
+    moment: Moment
+    """When it was generated."""
+    audit: Audit | None = None
+    """What the rule's controllers will be told of it."""
+
+
 class BandGRPOTrainer(AuditMixin):
-    """`GRPOTrainer` whose ratios are bounded by ``args.clip``, audited as every `AuditMixin`.
+    """`GRPOTrainer` with the method, or the clip rule and objective, of ``args``; audited as every `AuditMixin`.
 
     Logs the mean radius of the tokens since the last log as ``radius``, and where it differs among them ``radius_min``
     and ``radius_max`` too; of a band within another rule as ``radius/PATH``, e.g. ``radius/upper``.
 
     Warns at construction where each batch is used for a single update: the old policy is then the current one, the
     ratio is 1, and no clip of any kind does anything.
+
+    Raises:
+        TypeError: ``args`` is no `BandGRPOConfig`.
+        ValueError: ``anchor="rollout"`` where nothing gives the rollout's log-probabilities.
     """
 
     args: BandGRPOConfig
-    _moment = Moment(progress=0.0, held={})
-    """When the batch in use was generated."""
-    _batch: Audit | None = None
-    """What the controllers will be told of it."""
-    _old_entropies: list[Tensor] | None = None
-    """Those caught while a batch is generated, if they are wanted."""
+    _wanted_entropies: list[Tensor] | None = None
+    """Filled while a batch is generated, where a radius needs the old policy's entropies."""
 
     def __init__(
-        self, model: Any, reward_funcs: Any = None, args: BandGRPOConfig | None = None, **arguments: Any
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: BandGRPOConfig | None = None,
+        *arguments: Any,
+        **named: Any,
     ):
         args = BandGRPOConfig() if args is None else args
         if not isinstance(args, BandGRPOConfig):
@@ -178,130 +249,147 @@ class BandGRPOTrainer(AuditMixin):
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        self.clip, self.objective = parse_rule(args.clip), parse_objective(args.objective)
-        self._anchored_at, self.audit_steps = args.anchor, args.audit_steps
+        self.parts, self.audit_steps = args.parts, args.audit_steps
+        self._batch = _Batch(Moment(progress=0.0, held={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
-        check_radius(self.clip)
-        super().__init__(model, reward_funcs, args, **arguments)
-        self.add_callback(HeldRadii())
+        check_radius(self.parts.clip)
+        super().__init__(model, reward_funcs, args, *arguments, **named)
+        if args.anchor == "rollout" and not self.use_vllm and self.rollout_func is None:
+            raise ValueError(
+                "anchor='rollout' needs use_vllm, or a rollout_func that returns log-probabilities: else the trainer's "
+                "are the only ones"
+            )
+        if self._controllers:
+            self.add_callback(HeldRadii())
 
     @property
-    def clip_rule(self) -> ClipRule:
-        """The rule for the batch in use, but for what a radius takes from entropies."""
-        return self.clip.at(self._moment)
+    def _controllers(self) -> bool:
+        return any(isinstance(band.radius, Hold) for band in bands(self.parts.clip).values())
 
     @property
     def _held(self) -> HeldRadii:
         # Looked up, because transformers may have put another in its place.
-        return next(c for c in self.callback_handler.callbacks if isinstance(c, HeldRadii))
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, HeldRadii):
+                return callback
+        raise RuntimeError(
+            f"{as_text(self.parts.clip)} keeps its radii in the callback HeldRadii, which was removed; add it again: "
+            "trainer.add_callback(HeldRadii())"
+        )
 
-    def _rule(self, inputs: dict[str, Any], entropy: Tensor | None = None) -> ClipRule:
-        # Without an old policy of its own, the batch has the current one's entropies.
-        entropy = inputs.get(OLD_ENTROPIES, entropy)
-        if entropy is None:
-            return self.clip_rule
-        mask = counted_tokens(inputs).float()
-        entropy = entropy.detach().float().masked_fill(mask == 0, 0.0)
-        return self.clip_rule.at(Moment(entropy=at_level(entropy, mask, self.importance_sampling_level)))
+    def run_method(self) -> Parts:
+        """The method for the batch in use, but for what a radius takes from entropies."""
+        return with_trl_masks(self._now(), self.args)
+
+    def _now(self, moment: Moment | None = None) -> Parts:
+        rule = self.parts.clip.at(self._batch.moment)
+        return self.parts._replace(clip=rule if moment is None else rule.at(moment))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            self._moment = Moment(progress=progress, held=self._held.held)
-        needs = {band.radius.needs for band in bands(self.clip).values() if isinstance(band.radius, Radius)}
-        self._old_entropies = [] if "entropy" in needs else None
-        output = super()._generate_and_score_completions(inputs)
-        if self._old_entropies and "old_per_token_logps" in output:
-            output[OLD_ENTROPIES] = self._old_entropies[0]  # shuffled and split with the rest
-        self._old_entropies = None
+            held = self._held.held if self._controllers else {}
+            self._batch = _Batch(Moment(progress=progress, held=held), self._batch.audit)
+        radii = (band.radius for band in bands(self.parts.clip).values())
+        if any(isinstance(radius, Radius) and radius.needs == "entropy" for radius in radii):
+            self._wanted_entropies = []
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            if self._wanted_entropies and "old_per_token_logps" in output:
+                output[OLD_ENTROPIES] = self._wanted_entropies[0]  # shuffled and split with the rest
+        finally:
+            self._wanted_entropies = None
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         # The old policy's pass comes before one without its adapter, as reference. A reference model is another.
-        wanted = self._old_entropies == [] and arguments[0] is self.model
+        wanted = self._wanted_entropies == [] and arguments[0] is self.model
         if wanted:
             named["compute_entropy"] = True
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if wanted:
-            self._old_entropies = [outputs[1]]
+            self._wanted_entropies = [outputs[1]]
         return outputs
 
     def training_step(self, *arguments: Any) -> Tensor:
         loss = super().training_step(*arguments)
         per_batch = (self.args.steps_per_generation or 1) * self.num_iterations
-        if self._batch is not None and self._step % per_batch == 0:
+        if self._batch.audit is not None and self._step % per_batch == 0:
             # The batch's last loss: on every process, and before a checkpoint. The audit leaves out what is undefined.
-            metrics = defaultdict(lambda: math.nan, self._read(self._batch))
-            self._held.held = self.clip.updated(self._held.held, metrics)
-            self._batch = None
+            metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
+            self._held.held = self.parts.clip.updated(self._held.held, metrics)
+            self._batch.audit = None
         return loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        logp_old = inputs.get("old_per_token_logps")
-        if logp_old is None:  # the current policy is the old one
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         stock = self.epsilon_low, self.epsilon_high
-        lower, upper = self._interval(inputs, logp_old)
-        self.epsilon_low = 1 - lower
-        # CISPO clamps at epsilon_high itself, the others at 1 + epsilon_high.
-        self.epsilon_high = upper if self.loss_type == "cispo" else upper - 1
         try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
             self.epsilon_low, self.epsilon_high = stock
 
-    def _interval(self, inputs: dict[str, Any], logp_old: Tensor) -> tuple[Any, Any]:
-        """What TRL's clamp is given: bounds of shape (batch, time), or (batch, 1) for sequence-level ratios."""
-        if self.objective != Surrogate():
-            return 0.0, torch.inf  # `_see` acts on the advantages instead
-        old, anchor = self._at_level(inputs, logp_old)
-        bounds = self._rule(inputs).bounds(anchor)
-        lower, upper = (
-            (log_bound + (anchor - old)).exp() for log_bound in (bounds.log_lower, bounds.log_upper)
-        )
-        per_sequence = self.importance_sampling_level == "sequence"
-        return (lower[:, :1], upper[:, :1]) if per_sequence else (lower, upper)
+    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        parts, view = self._now(self._moment_of(inputs, entropy)), self._view(inputs, logp, entropy)
+        tokens = view(parts)
+        self._record_all(parts, view, tokens)
+        self._steer(inputs, parts, tokens)
 
-    def _at_level(self, inputs: dict[str, Any], logp_old: Tensor) -> tuple[Tensor, Tensor]:
-        """The old log-probabilities, and those that the bounds surround, at the level of the ratios."""
-        # What stands at padding is arbitrary, and 0·NaN would still be NaN in TRL's masked sums.
+    def _moment_of(self, inputs: dict[str, Any], entropy: Tensor | None) -> Moment | None:
+        """The entropies that a radius of this batch depends on."""
+        # Without an old policy of its own, the batch has the current one's entropies.
+        entropy = inputs.get(OLD_ENTROPIES, entropy)
+        if entropy is None:
+            return None
         mask = counted_tokens(inputs).float()
-        old = at_level(logp_old.float().masked_fill(mask == 0, 0.0), mask, self.importance_sampling_level)
-        anchor = self._anchor(inputs)
-        return old, old if anchor is None else at_level(anchor, mask, self.importance_sampling_level)
+        entropy = entropy.detach().float().masked_fill(mask == 0, 0.0)
+        return Moment(entropy=at_level(entropy, mask, self.parts.level))
 
-    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Audit | None:
-        seen = super()._see(inputs, logp, entropy)
-        rule, logp_old = self._rule(inputs, entropy), inputs.get("old_per_token_logps")
-        mask = counted_tokens(inputs).float()
-        if self.training:
-            _, anchor = self._at_level(inputs, logp if logp_old is None else logp_old)
-            for path, band in bands(rule).items():
-                self._radii[path].append(_spread(band.radius_for(anchor), mask))
-            if any(isinstance(band.radius, Hold) for band in bands(self.clip).values()):
-                own = self._audit_of(inputs, logp, entropy, {}) if seen is None else seen.own
-                self._batch = own if self._batch is None else self._batch + own
-        if self.objective == Surrogate() or logp_old is None:
-            return seen
-        advantages = inputs["advantages"]
-        advantages = (advantages[:, None] if advantages.dim() == 1 else advantages).expand_as(logp)
-        judged = judge(
-            logp.float().masked_fill(mask == 0, 0.0),
-            logp_old.float().masked_fill(mask == 0, 0.0),
-            advantages,
-            mask,
-            clip=rule,
-            objective=self.objective,
-            level=self.importance_sampling_level,
-            logp_anchor=self._anchor(inputs),
-        )
-        smallest = torch.finfo(judged.ratio.dtype).tiny
-        inputs["advantages"] = (
-            advantages * judged.apply(self.objective.weight) / judged.ratio.clamp(min=smallest)
-        )
-        return seen
+    def _record_all(self, parts: Parts, view: Callable[[Parts], Tokens], tokens: Tokens) -> None:
+        """The audit, the radii that are logged, and what controllers measure."""
+        if not self.training:
+            return
+        for path, band in bands(parts.clip).items():
+            self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
+        run, own = with_trl_masks(parts, self.args), None
+        if self._audits_this_step():
+            seen = Audit.from_views(view, run, tokens)
+            self._record(seen)
+            own = seen.without_counterfactuals
+        if self._controllers:
+            own = Audit.from_views(view, run, tokens, {}) if own is None else own
+            self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
+
+    def _steer(self, inputs: dict[str, Any], parts: Parts, tokens: Tokens) -> None:
+        """Hand TRL's loss the interval and the advantages under which its gradient is the method's."""
+        weight, ratio, advantages = parts.objective.weight(tokens), tokens.ratio, tokens.advantages
+        lower = torch.zeros_like(ratio)
+        if self.loss_type == "cispo":  # TRL's weight is min(r, epsilon_high)
+            upper = tokens.clipped.masked_fill(~tokens.outside.above, math.inf)
+            share = weight / ratio.clamp(max=upper)
+        else:
+            # Tokens for TRL to clip. Where the rule would have to solve for the bound, one just short of the ratio
+            # will do: TRL reads only the side. These steps outlast the rounding of TRL's 1 + (bound − 1) in float32.
+            high, low = tokens.blocked_high & (weight == 0), tokens.blocked_low & (weight == 0)
+            limit = tokens.reported
+            upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~high, math.inf)
+            lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22).masked_fill(~low, 0.0)
+            by_trl = high | low
+            if self.args.delta is not None:
+                by_trl |= (advantages < 0) & (ratio > self.args.delta)
+                upper = upper.masked_fill(advantages < 0, 1.0)  # for these TRL's minimum then is delta's
+            share = (weight / ratio).masked_fill(by_trl, 1.0)
+        scaled = advantages * share
+        if (
+            parts.level == "sequence" and inputs["advantages"].dim() == 1
+        ):  # one value per sequence, as its ratio has
+            first = tokens.mask.argmax(1, keepdim=True)
+            lower, upper, scaled = (x.gather(1, first) for x in (lower, upper, scaled))
+            scaled = scaled.squeeze(1)
+        # CISPO clamps at epsilon_high itself, the others at 1 + epsilon_high.
+        self.epsilon_low, self.epsilon_high = 1 - lower, upper if self.loss_type == "cispo" else upper - 1
+        inputs["advantages"] = scaled
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.training:
@@ -317,22 +405,30 @@ class BandGRPOTrainer(AuditMixin):
         super().log(logs, start_time)
 
     def _anchor(self, inputs: dict[str, Any]) -> Tensor | None:
-        logp_old = inputs.get("old_per_token_logps")
-        if self._anchored_at == "trainer" or logp_old is None:
+        if self.args.anchor == "trainer":
             return None
+        if "sampling_per_token_logps" not in inputs:
+            raise ValueError(
+                "anchor='rollout', but the rollout gave no log-probabilities; return them from rollout_func, or leave "
+                "anchor out"
+            )
         sampled = inputs["sampling_per_token_logps"].float()
-        sampled = torch.where(sampled.isnan(), logp_old.float(), sampled)  # tokens that vLLM could not score
-        return sampled.masked_fill(counted_tokens(inputs) == 0, 0.0)
+        own = inputs.get("old_per_token_logps")
+        return (
+            sampled if own is None else torch.where(sampled.isnan(), own.float(), sampled)
+        )  # what vLLM could not score
 
 
 def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:
     """Sum, number, least and greatest of the radii of counted tokens, on their device."""
-    radius = torch.as_tensor(radius, dtype=torch.float64, device=mask.device).expand_as(mask)
+    radius = torch.as_tensor(radius, dtype=_checks.widest_float(mask.device), device=mask.device).expand_as(
+        mask
+    )
     counted = mask != 0
     return torch.stack(
         [
             (radius * mask).sum(),
-            mask.sum().double(),
+            mask.sum().to(radius),
             radius.masked_fill(~counted, math.inf).min(),
             radius.masked_fill(~counted, -math.inf).max(),
         ]
