@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from zlib import crc32
 
@@ -10,15 +11,29 @@ import pytest
 import torch
 from accelerate import Accelerator
 from transformers import AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from bandpo import (
+    CISPO,
     DCPO,
+    GSPO,
     KL,
+    SAPO,
+    Balanced,
     Band,
     ClippedWeight,
+    DualClip,
     FixedClip,
+    GammaWeight,
+    GeometricMean,
+    InverseRatio,
+    KeepBound,
     Masked,
+    Parts,
+    Quadratic,
+    SelfAnchored,
+    SequenceMask,
+    SigmoidGate,
     Surrogate,
     TotalVariation,
     Unclipped,
@@ -26,7 +41,7 @@ from bandpo import (
 )
 from bandpo.audit import Audit
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
-from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
+from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.tasks import multiplication
 from bandpo.watch import BandWarning
 
@@ -46,6 +61,9 @@ SETTINGS = {
     "disable_tqdm": True,
     "max_steps": 3,
 }
+
+
+LOG = {"logging_strategy": "steps", "logging_steps": 2, "max_steps": 4, "gradient_accumulation_steps": 2}
 
 
 def varied_reward(completions, **_):
@@ -108,8 +126,10 @@ def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
     inputs = off_policy_batch(trainer, monkeypatch)
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer.compute_loss(trainer.model, inputs)
-    torch.testing.assert_close(loss, dense_reference(trainer, inputs, rule, loss_type), rtol=1e-5, atol=1e-6)
     gradient = torch.autograd.grad(loss, trainer.model.lm_head.weight)[0]
+    dense = dense_reference(trainer, inputs, rule, loss_type)
+    dense_gradient = torch.autograd.grad(dense, trainer.model.lm_head.weight)[0]
+    torch.testing.assert_close(gradient, dense_gradient, rtol=1e-4, atol=1e-6)
     ours = policy_loss(
         logps(trainer, inputs),
         inputs["old_per_token_logps"],
@@ -118,6 +138,7 @@ def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
         clip=rule,
         aggregation=loss_type,
     )
+    torch.testing.assert_close(loss, ours.loss, rtol=1e-5, atol=1e-6)
     expected = torch.autograd.grad(ours.loss, trainer.model.lm_head.weight)[0]
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
     if rule.radius == 1e-3:
@@ -145,6 +166,52 @@ def test_constant_bounds_are_the_stock_clip(loss_type, tmp_path, monkeypatch):
         assert ours._metrics["train"][key][-1] == pytest.approx(stock._metrics["train"][key][-1], abs=1e-6)
 
 
+VARIATIONS = [
+    {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
+    {"beta": 0.05, "use_bias_correction_kl": True},
+    {"delta": 1.5},
+    {"mask_truncated_completions": True, "off_policy_mask_threshold": 0.01},
+    {"top_entropy_quantile": 0.5, "entropy_coef": 0.01},
+    {"bf16": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("loss_type", "variation", "audit_steps"),
+    [(name, {}, 1) for name in CLIPPED_LOSS_TYPES] + [("grpo", v, 1) for v in VARIATIONS] + [("grpo", {}, 0)],
+    ids=str,
+)
+def test_a_fixed_clip_trains_bit_for_bit_as_stock(loss_type, variation, level, audit_steps, tmp_path):
+    """Weights, losses and TRL's own metrics."""
+    settings = LOG | {"loss_type": loss_type, "importance_sampling_level": level, "logging_steps": 1}
+    settings |= {"gradient_accumulation_steps": 1, "max_steps": 6} | variation
+    high = 1e-3 if loss_type == "cispo" else 0.03
+    bound = {"epsilon": 0.02, "epsilon_high": 1 + high if loss_type == "cispo" else high}
+    stock = make(GRPOTrainer, GRPOConfig, tmp_path / "stock", **settings | bound)
+    stock.train()
+    settings |= {"clip": FixedClip(0.02, high), "audit_steps": audit_steps}
+    ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "ours", **settings)
+    ours.train()
+    for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    clipped = 0.0
+    for mine, theirs in zip(ours.state.log_history, stock.state.log_history, strict=True):
+        for name in theirs.keys() - {
+            "step_time",
+            "train_runtime",
+            "train_samples_per_second",
+            "train_steps_per_second",
+        }:
+            if name.startswith("profiling"):
+                continue
+            # The tensors of an interval round 0.02 and 1.03 to float32, which a mean of clipped ratios shows.
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-6, abs=1e-9, nan_ok=True), name
+        clipped += theirs.get("clip_ratio/region_mean", 0.0) + theirs.get("cispo_clip_ratio", 0.0)
+    assert clipped > 0
+
+
 def gradients_of(trainer, inputs, **settings):
     """The trainer's gradient, and `policy_loss`'s on the same tensors."""
     trainer.current_gradient_accumulation_steps = 1
@@ -155,7 +222,8 @@ def gradients_of(trainer, inputs, **settings):
     assert torch.equal(inputs["advantages"], before)
     logp = logps(trainer, inputs)
     tensors = (inputs["old_per_token_logps"], inputs["advantages"], inputs["completion_mask"])
-    loss, metrics = policy_loss(logp, *tensors, clip=trainer.clip, aggregation=trainer.loss_type, **settings)
+    settings = {"clip": trainer.parts.clip, "aggregation": trainer.loss_type, **settings}
+    loss, metrics = policy_loss(logp, *tensors, **settings)
     return theirs, torch.autograd.grad(loss, weight)[0], metrics
 
 
@@ -181,37 +249,55 @@ def _trained(tmp_path_factory):
         (Surrogate(), DCPO(1e-4, 1e-4)),
         (Surrogate(0.3), Band(KL(), 1e-3)),
         (Masked(1.05), Band(TotalVariation(), 0.01, math.inf)),
+        (Masked(both_sides=True), FixedClip(0.9, 0.01)),
         (ClippedWeight(), FixedClip(0.02, 0.03)),
+        (ClippedWeight(0.9), Band(KL(), 1e-3)),
+        (KeepBound(0.5), FixedClip(0.02, 0.03)),
+        (InverseRatio(), FixedClip(0.02, 0.03)),
+        (Quadratic(), Band(KL(), 0.01)),
+        (SigmoidGate(3.0, 4.0), Unclipped()),
+        (GammaWeight(), Unclipped()),
+        (SelfAnchored(), FixedClip(0.02, 0.03)),
+        (DualClip(1.01), FixedClip(0.02, 0.03)),
+        (SequenceMask(1e-3), FixedClip(0.02, 0.03)),
+        (GeometricMean(), FixedClip(0.02, 0.03)),
+        (Balanced(low=0.98, high=1.01, max_low=0.99, max_high=1.05, step=0.01), Unclipped()),
     ],
     ids=repr,
 )
 def test_every_objective_at_both_levels(level, objective, clip, trained):
     trainer, inputs = trained
-    trainer.clip, trainer.objective, trainer.importance_sampling_level = clip, objective, level
+    trainer.parts, trainer.importance_sampling_level = Parts(clip, objective, level), level
     theirs, ours, metrics = gradients_of(trainer, inputs, objective=objective, level=level)
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
     assert ours.abs().sum() > 0
-    assert metrics["clip_high"] + metrics["clip_low"] > 0.02
+    unclipped = gradients_of(trainer, inputs, objective=Surrogate(), level=level, clip=Unclipped())[1]
+    assert not torch.allclose(ours, unclipped, rtol=1e-2)
+    if level == "token":  # TRL counts sequences, where there is one ratio for each
+        logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+        pushed_out = isinstance(objective, (Surrogate, Masked)) and not getattr(
+            objective, "both_sides", False
+        )
+        if pushed_out:
+            assert logged["clip_ratio/high_mean"] == pytest.approx(metrics["clip_high"].item(), abs=1e-6)
+            assert logged["clip_ratio/low_mean"] == pytest.approx(metrics["clip_low"].item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("objective", [Surrogate(), Masked()], ids=repr)
 def test_the_rollout_engine_as_anchor(objective, trained):
     """vLLM's log-probabilities as TRL hands them on, NaN where it had none; no vLLM runs here."""
     trainer, inputs = trained
-    trainer.clip, trainer.objective, trainer.importance_sampling_level = FixedClip(0.02), objective, "token"
+    trainer.parts, trainer.importance_sampling_level = Parts(FixedClip(0.02), objective), "token"
     old = inputs["old_per_token_logps"]
     sampled = (old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))).clamp(max=0)
     given = sampled.index_fill(1, torch.tensor([0]), math.nan)
     anchor = torch.where(given.isnan(), old, sampled)
-    trainer._anchored_at = "rollout"
+    trainer.args.anchor = "rollout"
     settings = {"objective": objective, "logp_anchor": anchor}
     theirs, ours, _ = gradients_of(trainer, inputs | {"sampling_per_token_logps": given}, **settings)
-    trainer._anchored_at = "trainer"
+    trainer.args.anchor = "trainer"
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
     assert not torch.allclose(theirs, gradients_of(trainer, inputs, objective=objective)[0], rtol=1e-2)
-
-
-LOG = {"logging_strategy": "steps", "logging_steps": 2, "max_steps": 4, "gradient_accumulation_steps": 2}
 
 
 def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
@@ -219,13 +305,13 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
     stock = make(GRPOTrainer, GRPOConfig, tmp_path / "stock", **settings)
     stock.train()
     audited = make(AuditedGRPOTrainer, GRPOConfig, tmp_path / "audited", **settings)
-    seen, of = [], Audit.of
+    seen, from_views = [], Audit.from_views
 
-    def record(*tensors, **named):
-        seen.append((tensors, named))
-        return of(*tensors, **named)
+    def record(view, run, tokens, *rest):
+        seen.append((run, tokens))
+        return from_views(view, run, tokens, *rest)
 
-    monkeypatch.setattr(Audit, "of", record)
+    monkeypatch.setattr(Audit, "from_views", record)
     audited.train()
     for ours, theirs in zip(audited.model.parameters(), stock.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -240,12 +326,12 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
             "approx_kl",
         ):  # over all tokens of the four, not a mean of four means
             metric, tokens = 0.0, 0.0
-            for (logp, old, advantages, mask), named in calls:
-                assert named["clip"] == FixedClip(0.02, 0.03)
-                n = mask.sum().item()
-                metric += (
-                    n * policy_loss(logp, old, advantages, mask, clip=named["clip"]).metrics[name].item()
-                )
+            for run, view in calls:
+                assert run == Parts(FixedClip(0.02, 0.03))
+                n = view.mask.sum().item()
+                old = view.logp_old
+                loss = policy_loss(old + view.log_ratio, old, view.advantages, view.mask, clip=run.clip)
+                metric += n * loss.metrics[name].item()
                 tokens += n
             assert row[f"audit/{name}"] == pytest.approx(metric / tokens, rel=1e-4, abs=1e-9)
         assert row["audit/entropy"] == pytest.approx(row["entropy"], rel=0.05)
@@ -261,8 +347,8 @@ from test_integrations_trl import LOG, make
 from bandpo.audit import Audit
 from bandpo.integrations.trl import AuditedGRPOTrainer
 
-seen, of = [], Audit.of
-Audit.of = lambda *tensors, **named: seen.append(of(*tensors, **named)) or seen[-1]
+seen, of = [], Audit.from_views
+Audit.from_views = lambda *views: seen.append(of(*views)) or seen[-1]
 out = Path(sys.argv[1])
 trainer = make(AuditedGRPOTrainer, GRPOConfig, out, **LOG | {"steps_per_generation": 4, "epsilon": 0.02})
 trainer.train()
@@ -293,17 +379,28 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "rule"),
+    ("settings", "method"),
     [
-        ({}, FixedClip(0.2, 0.2)),
-        ({"epsilon": 0.1, "epsilon_high": 0.3}, FixedClip(0.1, 0.3)),
-        ({"loss_type": "cispo", "epsilon_high": 5.0}, FixedClip(1.0, 4.0)),
-        ({"loss_type": "cispo"}, FixedClip(1.0, 0.0)),
-        ({"loss_type": "sapo"}, Unclipped()),
+        ({}, Parts(FixedClip(0.2, 0.2))),
+        ({"epsilon_low": 0.1, "epsilon_high": 0.3}, Parts(FixedClip(0.1, 0.3))),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, Parts(Unclipped(), ClippedWeight(5.0))),
+        ({"loss_type": "cispo", "epsilon_high": 0.2}, Parts(Unclipped(), ClippedWeight(0.2))),
+        ({"loss_type": "sapo"}, Parts(Unclipped(), SigmoidGate(1.0, 1.05))),
+        ({"loss_type": "vespo"}, Parts(Unclipped(), GammaWeight(2.0, 3.0, 3.0, 2.0))),
+        ({"importance_sampling_level": "sequence"}, Parts(FixedClip(0.2, 0.2), level="sequence")),
+        ({"delta": 3.0}, Parts(FixedClip(0.2, 0.2), DualClip(3.0))),
+        ({"off_policy_mask_threshold": 0.5}, Parts(FixedClip(0.2, 0.2), SequenceMask(0.5))),
     ],
+    ids=str,
 )
-def test_the_rule_of_a_stock_trainer(settings, rule, tmp_path):
-    assert make(AuditedGRPOTrainer, GRPOConfig, tmp_path, **settings).clip_rule == rule
+def test_the_method_of_a_stock_trainer(settings, method, trained, monkeypatch):
+    trainer, _ = trained
+    stock = {"epsilon_low": 0.2, "epsilon_high": 0.2, "importance_sampling_level": "token"}
+    for name, value in {**stock, **settings}.items():
+        for holder in (trainer, trainer.args):
+            if hasattr(holder, name) or name.startswith("epsilon_"):
+                monkeypatch.setattr(holder, name, value, raising=False)
+    assert AuditedGRPOTrainer.run_method(trainer) == method
 
 
 def test_warns_when_the_old_policy_is_at_another_temperature(tmp_path, monkeypatch):
@@ -332,7 +429,7 @@ def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeyp
     unclipped = -(ratio * inputs["advantages"][:, None] * mask).sum() / mask.sum()
     torch.testing.assert_close(trainer.compute_loss(trainer.model, inputs), unclipped, rtol=1e-5, atol=1e-6)
 
-    trainer.clip = Band()
+    trainer.parts = Parts(Band())
     clean = trainer.compute_loss(trainer.model, inputs)
     assert (mask == 0).any()
     for junk in (
@@ -340,11 +437,11 @@ def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeyp
         3.0,
     ):  # TRL multiplies the padding's ratio by 0, so a NaN there is TRL's to prevent
         dirty = inputs | {"old_per_token_logps": inputs["old_per_token_logps"].masked_fill(mask == 0, junk)}
-        bounds = trainer.clip.bounds(dirty["old_per_token_logps"].masked_fill(mask == 0, 0.0))
+        bounds = trainer.parts.clip.bounds(dirty["old_per_token_logps"].masked_fill(mask == 0, 0.0))
         assert bounds.upper.isfinite().all()
         if junk == 3.0:
             torch.testing.assert_close(trainer.compute_loss(trainer.model, dirty), clean)
-    assert (trainer.epsilon_low, trainer.epsilon_high) == (0.2, 0.2)
+    assert (float(trainer.epsilon_low), float(trainer.epsilon_high)) == (0.2, 0.2)
 
 
 @pytest.mark.filterwarnings("ignore::bandpo.watch.BandWarning")
@@ -369,14 +466,21 @@ def test_says_that_one_update_per_batch_clips_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss_type": "sapo"}, "loss_type='sapo' clips no ratio"),
+        ({"loss_type": "sapo"}, r"loss_type='sapo' is an objective of its own; .* method='SAPO\(\)'"),
         ({"objective": "Maskd()"}, "did you mean Masked"),
         ({"objective": "Masked()", "loss_type": "cispo"}, "and loss_type='cispo' both say how to clip"),
-        ({"objective": "Masked()", "delta": 3.0}, r"and delta=3.0 both say how to clip"),
+        (
+            {"objective": "Masked()", "delta": 3.0},
+            r"delta=3.0 and objective='Masked\(.*' both say how to clip",
+        ),
+        ({"delta": 0.9}, r"delta=0.9 is no bound above 1"),
+        ({"method": "SAPO()", "clip": "FixedClip()"}, "already says what clip would"),
+        ({"method": "SAPO()", "importance_sampling_level": "sequence"}, "is a method of tokens"),
+        ({"method": "CISPO()", "loss_type": "cispo"}, "CISPO.* and loss_type='cispo' both say how to clip"),
+        ({"method": "SAP()"}, "did you mean SAPO"),
         ({"anchor": "sampler"}, "anchor must be 'trainer' or 'rollout', got 'sampler'"),
-        ({"anchor": "rollout"}, "anchor='rollout' needs use_vllm"),
         ({"audit_steps": -1}, "audit_steps must be at least 0"),
-        ({"epsilon": 0.1}, r"epsilon=0.1, epsilon_high=None have no effect beside clip="),
+        ({"epsilon": 0.1}, r"epsilon=0.1, epsilon_high=None have no effect beside a clip rule"),
         ({"epsilon_high": 0.28}, r"epsilon_high=0.28 have no effect"),
         ({"clip": "Bnd()"}, "did you mean Band"),
     ],
@@ -389,6 +493,94 @@ def test_refuses_what_cannot_work(settings, message, tmp_path):
 def test_refuses_a_stock_config(tmp_path):
     with pytest.raises(TypeError, match="args must be a BandGRPOConfig, got GRPOConfig"):
         BandGRPOTrainer("model", varied_reward, GRPOConfig(str(tmp_path), **SETTINGS))
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
+def test_a_stock_trainer_refuses_our_config(loss_type, tmp_path):
+    """It would clip at its own default, whatever rule the config names."""
+    trainer = make(GRPOTrainer, BandGRPOConfig, tmp_path, loss_type=loss_type)
+    with pytest.raises(TypeError, match="which only BandGRPOTrainer knows"):
+        trainer.train()
+
+
+def test_other_trainers_refuse_our_config_and_our_mixin(tmp_path):
+    with pytest.raises(AttributeError, match=r"BandGRPOConfig has no .* not for another trainer"):
+        make(RLOOTrainer, BandGRPOConfig, tmp_path)
+    with pytest.raises(TypeError, match="Mine derives from RLOOTrainer, which is no GRPOTrainer"):
+        type("Mine", (AuditMixin, RLOOTrainer), {})
+
+
+def test_arguments_by_position(tmp_path):
+    path = multiplication.base_model_path()
+    config = BandGRPOConfig(str(tmp_path), method="SAPO()", **SETTINGS)
+    data, tokenizer = (
+        multiplication.dataset("train", 64),
+        AutoTokenizer.from_pretrained(path, padding_side="left"),
+    )
+    trainer = BandGRPOTrainer(str(path), varied_reward, config, data, None, tokenizer)
+    assert trainer.train_dataset is data
+    assert trainer.parts == Parts(Unclipped(), SigmoidGate(1.0, 1.05), aggregation="seq-mean-token-mean")
+
+
+@pytest.mark.filterwarnings("ignore:`use_liger_kernel=True` is deprecated:FutureWarning")
+def test_a_loss_that_asks_for_no_log_probabilities_is_refused(tmp_path, monkeypatch):
+    """As Liger's fused loss of TRL 1.9, or a trainer whose methods Unsloth has replaced."""
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path)
+    monkeypatch.setattr(
+        GRPOTrainer, "_get_per_token_logps_and_entropies", lambda *_, **__: (None, None, None)
+    )
+    with pytest.raises(RuntimeError, match="gets no log-probabilities"):
+        trainer.train()
+    monkeypatch.undo()
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *_: torch.zeros((), requires_grad=True))
+    with pytest.raises(RuntimeError, match="computed without asking for log-probabilities"):
+        make(BandGRPOTrainer, BandGRPOConfig, tmp_path).train()
+    monkeypatch.undo()
+    monkeypatch.setattr(GRPOTrainer, "compute_liger_loss", None, raising=False)
+    with pytest.raises(ValueError, match="use_liger_kernel=True computes the loss in a fused kernel"):
+        make(AuditedGRPOTrainer, FusedConfig, tmp_path)
+
+
+class FusedConfig(GRPOConfig):
+    """Of a TRL whose flag means the loss; here it would have transformers look for the package."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.use_liger_kernel = True
+
+
+def test_a_method_by_name(tmp_path):
+    config = BandGRPOConfig(str(tmp_path), method="GSPO(3e-4, 4e-4)", **SETTINGS)
+    assert (config.method, config.importance_sampling_level) == ("GSPO(low=0.0003, high=0.0004)", "sequence")
+    assert config.parts == GSPO().parts()._replace(aggregation="seq-mean-token-mean")
+    assert (
+        BandGRPOConfig(str(tmp_path), method=SAPO(1.0, 2.0), **SETTINGS).method
+        == "SAPO(positive=1.0, negative=2.0)"
+    )
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, method="CISPO()", **LOG)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "audit/clip_high" in row]
+    assert {row["audit/clip_high"] + row["audit/clip_low"] for row in rows} == {0.0}
+    assert CISPO().parts().clip == trainer.parts.clip
+
+
+def test_a_rollout_function_may_give_the_anchor(tmp_path):
+    with pytest.raises(ValueError, match="anchor='rollout' needs use_vllm, or a rollout_func"):
+        make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")
+
+
+def test_the_warning_of_a_still_ratio_waits_for_an_update(tmp_path):
+    """Four micro-batches before the first update are a whole log step here."""
+    settings = {
+        "gradient_accumulation_steps": 4,
+        "steps_per_generation": 8,
+        "logging_steps": 1,
+        "max_steps": 2,
+    }
+    settings |= {"logging_strategy": "steps", "per_device_train_batch_size": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BandWarning)
+        make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **settings).train()
 
 
 def test_the_rule_is_text_in_the_config(tmp_path):

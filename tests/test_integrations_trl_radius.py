@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bandpo import KL, Band, HoldClipRate, parse_rule
-from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
+from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer, HeldRadii
 from bandpo.tasks import multiplication
 from test_integrations_trl import make
 
@@ -43,7 +43,8 @@ def test_schedules_move_between_batches(tmp_path):
     assert lower == pytest.approx(thirds)
     assert upper == pytest.approx([0.05, 0.05, 0.04, 0.04, 0.02, 0.02])
     assert spread == [None] * 6
-    assert trainer.clip_rule.lower == Band(KL(), trainer.clip.lower.radius.at(trainer._moment))
+    radius = trainer.parts.clip.lower.radius.at(trainer._batch.moment)
+    assert trainer.run_method().clip.lower == Band(KL(), radius)
 
 
 def test_the_spread_over_a_window_of_several_batches(tmp_path):
@@ -66,12 +67,13 @@ def test_a_constant_in_any_form_trains_to_the_same_weights(radius, tmp_path):
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_entropies_are_the_old_policys_token_by_token(level, tmp_path, monkeypatch):
     """At a batch's first loss the current policy is the old one, and a reference model is another."""
-    seen = []
+    seen, original = [], BandGRPOTrainer._see
 
     def see(self, inputs, logp, entropy):
-        lower, upper = self._interval(inputs, inputs["old_per_token_logps"])
-        seen.append((inputs, entropy.clone(), logp.clone(), lower, upper))
-        return
+        parts = self._now(self._moment_of(inputs, entropy))
+        bounds = self._view(inputs, logp, entropy)(parts).bounds
+        seen.append((dict(inputs), entropy.clone(), logp.clone(), *bounds))
+        original(self, inputs, logp, entropy)
 
     monkeypatch.setattr(BandGRPOTrainer, "_see", see)
     clip = "Band(KL(), ByEntropy(0.01, 0.1))"
@@ -88,8 +90,8 @@ def test_entropies_are_the_old_policys_token_by_token(level, tmp_path, monkeypat
         if level == "sequence":
             old, entropies = (x.sum(1, keepdim=True) / mask.sum(1, keepdim=True) for x in (old, entropies))
         bounds = Band(KL(), 0.1 - 0.09 * (-entropies).exp()).bounds(old)
-        torch.testing.assert_close(lower, bounds.lower)
-        torch.testing.assert_close(upper, bounds.upper)
+        torch.testing.assert_close(lower[mask], bounds.lower.expand_as(mask)[mask])
+        torch.testing.assert_close(upper[mask], bounds.upper.expand_as(mask)[mask])
     ref = seen[4][0]["ref_per_token_logps"]
     assert not torch.allclose(ref, seen[4][0]["old_per_token_logps"], atol=1e-3)
 
@@ -173,9 +175,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4}
     trained(tmp_path / "plain", "Band(KL(), 0.05)", max_steps=4, **settings)
     state = tmp_path / "plain" / "checkpoint-4" / "trainer_state.json"
-    content = json.loads(state.read_text())
-    content["stateful_callbacks"].pop("HeldRadii")
-    state.write_text(json.dumps(content))
+    assert "HeldRadii" not in json.loads(state.read_text())["stateful_callbacks"]
     trainer = make(
         BandGRPOTrainer,
         BandGRPOConfig,
@@ -194,8 +194,20 @@ def test_a_batch_that_measures_nothing_leaves_the_radius(tmp_path, monkeypatch):
     assert list(trainer._held.held.values()) == [0.05]
 
 
+def test_a_removed_callback_is_named(tmp_path):
+    trainer = make(
+        BandGRPOTrainer, BandGRPOConfig, tmp_path, clip="Band(KL(), HoldKL(0.02, 0.05))", **TWO_BATCHES
+    )
+    trainer.remove_callback(HeldRadii)
+    with pytest.raises(RuntimeError, match="keeps its radii in the callback HeldRadii, which was removed"):
+        trainer.train()
+    plain = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **TWO_BATCHES)
+    plain.remove_callback(HeldRadii)
+    plain.train()
+
+
 def test_refuses_a_rule_without_a_text(tmp_path):
-    with pytest.raises(ValueError, match="unknown name 'tensor'"):
+    with pytest.raises(ValueError, match="Tensor has no text form"):
         BandGRPOConfig(str(tmp_path), clip=Band(KL(), torch.tensor([0.1])), use_cpu=True, bf16=False)
 
 

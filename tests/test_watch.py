@@ -77,7 +77,7 @@ def test_another_temperature():
     watch = Watch(Band())
     watch.before_update({"ratio_mean": 1.001, "log_ratio_abs": 0.02})
     with pytest.warns(
-        BandWarning, match=r"mean ratio is 1.4 and the mean \|log ratio\| 0.35.*full vocabulary"
+        BandWarning, match=r"mean ratio is 1.4 and the mean \|log ratio\| is 0.35.*full vocabulary"
     ):
         watch.before_update({"ratio_mean": 1.4, "log_ratio_abs": 0.35})
 

@@ -56,10 +56,10 @@ class Watch:
         if off > TEMPERATURE_TOLERANCE:
             self._say(
                 "temperature",
-                f"before any update the mean ratio is {metrics.get('ratio_mean', math.inf):.3g} and the mean |log ratio| {off:.2g}; "
-                "both policies are the same there, so they should be 1 and 0. The old log-probabilities seem to be at "
-                "another temperature, of another vocabulary slice, or of other weights: take both at the sampling "
-                "temperature over the full vocabulary",
+                f"before any update the mean ratio is {metrics.get('ratio_mean', math.inf):.3g} and the mean "
+                f"|log ratio| is {off:.2g}; both policies are the same there, so they should be 1 and 0. The old "
+                "log-probabilities seem to be at another temperature, of another vocabulary slice, or of other "
+                "weights: take both at the sampling temperature over the full vocabulary",
             )
 
     def __call__(
@@ -82,7 +82,7 @@ class Watch:
                 "num_iterations > 1 or steps_per_generation > gradient_accumulation_steps; verl: ppo_mini_batch_size "
                 "below train_batch_size, or ppo_epochs > 1)",
             )
-        elif self._can_clip:
+        elif self._can_clip and not self._still:
             self._idle = self._idle + calls if metrics["inert"] == 1 else 0.0
             if self._idle >= IDLE_CALLS:
                 self._say(

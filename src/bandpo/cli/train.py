@@ -24,7 +24,7 @@ def train(context: typer.Context) -> None:
         )
     console = Console()
     if folder.evaluations:
-        table = Table("", *folder.evaluations, title=arguments.training.clip)
+        table = Table("", *folder.evaluations, title=arguments.training.method or arguments.training.clip)
         for score in next(iter(folder.evaluations.values())):
             table.add_row(score, *(f"{scores[score]:.3f}" for scores in folder.evaluations.values()))
         console.print(table)

@@ -103,8 +103,8 @@ class AuditMixin(GRPOTrainer):
             self._loss = None
         if not loss.seen:
             raise RuntimeError(
-                "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could "
-                "act; is the trainer's loss replaced by a fused one?"
+                "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could"
+                " act; is the trainer's loss replaced by a fused one?"
             )
         return value
 
@@ -168,12 +168,17 @@ class AuditMixin(GRPOTrainer):
             return
         if self.is_world_process_zero():
             if self._watch is None:
-                per_batch = (self.args.steps_per_generation or 1) * self.num_iterations
+                per_batch = self.losses_per_batch
                 self._watch = Watch(self.run_method().clip, per_batch * self.accelerator.num_processes)
             if since.first is not None:
                 self._watch.before_update(since.first.metrics())
             self._watch(metrics, entropy=logs.get("entropy"), reward=logs.get("reward"))
         self._since_log = _SinceLog()
+
+    @property
+    def losses_per_batch(self) -> int:
+        """Losses that each process makes of one generated batch."""
+        return (cast("Any", self.args).steps_per_generation or 1) * self.num_iterations
 
     def _read(self, seen: Audit) -> dict[str, float]:
         def over_processes(sums: Tensor) -> Tensor:

@@ -78,8 +78,8 @@ class BandGRPOConfig(GRPOConfig):
             ``clip`` and ``objective``. A method of sequences sets ``importance_sampling_level``. The average is
             ``loss_type``'s.
         clip: The clip rule, as text (``"FixedClip(0.2, 0.28)"``) or as a `ClipRule`; ``Band(KL(), 0.05)`` by default.
-            Its radius may be one of `bandpo.radius`. With ``importance_sampling_level="sequence"`` it bounds GSPO's ratio,
-            see `bandpo.policy_loss`.
+            Its radius may be one of `bandpo.radius`. With ``importance_sampling_level="sequence"`` it bounds GSPO's
+            ratio, see `bandpo.policy_loss`.
         objective: What the loss makes of the rule, as text or as an `Objective`; PPO's ``Surrogate()`` by default.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
@@ -313,8 +313,7 @@ class BandGRPOTrainer(AuditMixin):
 
     def training_step(self, *arguments: Any) -> Tensor:
         loss = super().training_step(*arguments)
-        per_batch = (self.args.steps_per_generation or 1) * self.num_iterations
-        if self._batch.audit is not None and self._step % per_batch == 0:
+        if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # The batch's last loss: on every process, and before a checkpoint. The audit leaves out what is undefined.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
             self._held.held = self.parts.clip.updated(self._held.held, metrics)
