@@ -11,6 +11,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from bandpo.training.arguments import parse, reward_functions
+from bandpo.training.run_folder import RunFolder
 from bandpo.training.train import train
 
 # The embedded task, made small: three batches of two updates.
@@ -32,6 +33,13 @@ CPU = ["--use_cpu", "--bf16=False"]
 
 def small(folder, *more):
     return parse([*SMALL, "--output_dir", str(folder), *more])
+
+
+def settings(arguments):
+    """All of them but those of the place and the moment."""
+    run, training, model, mixture = arguments
+    every = vars(run) | training.to_dict() | vars(model) | vars(mixture)
+    return {k: v for k, v in every.items() if k not in ("output_dir", "logging_dir", "run_name")}
 
 
 def weights(folder):
@@ -147,6 +155,42 @@ def test_yaml_and_flags(tmp_path):
     assert [f.__name__ for f in reward_functions(arguments.run)] == ["accuracy_reward", "reward"]
 
 
+def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tmp_path):
+    (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
+    ours = parse(["--config", str(tmp_path / "run.yaml"), "--max_steps=8"])
+    plain = parse(["--clip=FixedClip(0.2)", "--max_steps=8"])
+    assert settings(ours) == settings(plain)
+    assert ours.training.num_generations == 16  # the embedded task's, not TRL's default
+
+
+@pytest.mark.parametrize("flag", ["--config=run.yaml", "--config run.yaml"])
+def test_a_file_may_follow_an_equals_sign(flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
+    assert parse(flag.split()).training.clip == "FixedClip(low=0.2, high=0.2)"
+
+
+def test_flags_may_be_written_with_hyphens():
+    with pytest.raises(ValueError, match="no data: give --dataset_name"):  # not trained on the embedded task
+        parse(["--model-name-or-path=x", *CPU])
+    one = parse(["--num-iterations", "3", "--learning-rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    other = parse(["--num_iterations", "3", "--learning_rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    assert settings(one) == settings(other)
+    assert one.training.num_iterations == 3
+
+
+def test_the_config_of_a_run_makes_the_run_again(tmp_path):
+    first = parse([*SMALL, "--clip=FixedClip(0.2, 0.28)", "--seed=7", f"--output_dir={tmp_path}/run"])
+    folder = RunFolder(tmp_path / "run")
+    folder.open(first)
+    config = str(tmp_path / "run" / "config.yaml")
+    again = parse(["--config", config, "--output_dir", str(tmp_path / "again")])
+    assert settings(again) == settings(first)
+    assert again.training.output_dir == str(tmp_path / "again")
+    changed = parse(["--config", config, "--output_dir", str(tmp_path / "again"), "--seed=8"])
+    assert (changed.training.seed, changed.training.clip) == (8, first.training.clip)
+
+
 @pytest.mark.parametrize(
     ("content", "argv", "message"),
     [
@@ -154,6 +198,7 @@ def test_yaml_and_flags(tmp_path):
         (None, ["--clip=Bnd"], "unknown name 'Bnd'; did you mean Band?"),
         (None, ["--config", "missing.yaml"], "there is no such file"),
         (None, ["--config"], "needs the path"),
+        (None, ["--config="], "needs the path"),
         (None, ["--eval_samples=0"], "eval_samples must be at least 1, got 0"),
         (None, ["--model_name_or_path=x", *CPU], "no data: give --dataset_name"),
         (None, ["--dataset_name=x", *CPU], "no model: give --model_name_or_path"),
@@ -164,7 +209,8 @@ def test_yaml_and_flags(tmp_path):
         ),
         ("clip: [", [], "is no valid YAML"),
         ("- clip", [], "must hold `option: value` lines"),
-        ("clipp: Band", [], "clipp"),
+        ("clipp: Band", [], "run.yaml: unknown option clipp; did you mean clip?"),
+        ("model-name-or-path: x", [], "unknown option model-name-or-path; did you mean model_name_or_path?"),
     ],
 )
 def test_refuses_bad_arguments(content, argv, message, tmp_path, monkeypatch):
