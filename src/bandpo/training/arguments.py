@@ -104,7 +104,10 @@ def parse(argv: Sequence[str]) -> Arguments:
     config = {} if file.config is None else _read(file.config)
     if not {"dataset_name", "datasets", "model_name_or_path"} & {*named, *config}:
         config = _read(str(resources.files("bandpo.tasks") / "multiplication.yaml")) | config
-    os.environ.update({name: str(value) for name, value in config.pop("env", {}).items()})
+    environment = config.pop("env", {})  # as in TRL's own scripts
+    if not isinstance(environment, dict):
+        raise ValueError(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")
+    os.environ.update({str(name): str(value) for name, value in environment.items()})
     parsing = parser()
     parsing.set_defaults_with_config(**config)
     arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
