@@ -131,6 +131,21 @@ def test_the_bounds_on_the_page_about_choosing_are_those_of_the_rules():
             assert shown == pytest.approx([lower.item(), upper.item()], rel=5e-3, abs=5e-5)
 
 
+def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    from bandpo.training import train as training
+    from bandpo.training.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path)
+    folder.record_evaluation("before", {"mean@4": 0.25})
+    monkeypatch.setattr(training, "train", lambda arguments: folder)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = CliRunner().invoke(app, ["train", "--use_cpu", "--bf16=False"]).output.splitlines()
+    assert "clip     Band(divergence=KL(), radius=0.05, max_ratio=10.0)" in lines
+    assert "│ mean@4 │ 0.250  │" in lines
+    assert "┏" in lines[0]  # no title above
+
+
 def test_version():
     run = CliRunner().invoke(app, ["--version"])
     assert run.output.strip() == bandpo.__version__

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from bandpo.training.arguments import parse, reward_functions
+from bandpo.training.card import card
 from bandpo.training.run_folder import RunFolder
 from bandpo.training.train import train
 
@@ -59,10 +61,25 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert 0 <= scores["before"]["mean@4"] <= scores["before"]["pass@4"] <= 1
     assert folder.curves.read_bytes().startswith(b"\x89PNG")
     assert weights(folder.path)
+    readme = (folder.path / "README.md").read_text()
+    assert "None" not in readme
+    assert "`multiplication`, trained by `bandpo train` with GRPO on `multiplication`" in readme
+    assert "| clip rule | `Band(divergence=KL(), radius=0.05, max_ratio=10.0)` |" in readme
+    assert f"| mean@4 | {scores['before']['mean@4']:.3f} | {scores['after']['mean@4']:.3f} |" in readme
+    for name in re.findall(r"^\| `([\w./*-]+)` \| .* \|$", readme.partition("| file |")[2], re.M):
+        assert list(folder.path.glob(name)), name
     # A second call with --resume finds it finished and touches nothing.
     stamp = folder.metrics.stat().st_mtime_ns
     train(small(tmp_path / "run", "--resume"))
     assert folder.metrics.stat().st_mtime_ns == stamp
+
+
+def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
+    named = parse(
+        ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
+    )
+    assert "base_model: org/model\n" in card(named, RunFolder(tmp_path))
+    assert "base_model" not in card(small(tmp_path), RunFolder(tmp_path))
 
 
 def test_scores_in_between_are_logged_and_change_nothing(tmp_path):
