@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import runpy
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from bandpo.study.collect import Record, read_records
 from bandpo.study.plan import Study, parse_study
 from bandpo.study.report import study_page
-from bandpo.study.statistics import Contrast, by_seed, differences
+from bandpo.study.statistics import Contrast, Interval, by_seed, differences
 from bandpo.tasks import multiplication
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +102,31 @@ def test_every_number_of_the_faq_s_account_is_the_data_s():
     said = section("docs/faq.md", "Is Band better than Clip-Higher?")
     assert re.findall(NUMBER, said.replace("1.5B to 8B", "")) == expected  # sizes of the paper's models
     assert re.findall(NUMBER, section("docs/faq.md", "Does Band keep entropy up?")) == lower_side()
+
+
+def test_what_is_said_of_the_control_tasks_is_the_data_s():
+    rows = list(csv.DictReader((ROOT / "benchmarks/results/discrete_actions.csv").read_text().splitlines()))
+
+    def gap(environment: str, rule: str, other: str) -> Interval:
+        returns = {
+            (row["rule"], row["seed"]): float(row["training_return"])
+            for row in rows
+            if row["environment"] == environment
+        }
+        seeds = {seed for _, seed in returns}
+        return Interval.of_gaps([returns[rule, seed] - returns[other, seed] for seed in seeds])[0]
+
+    wide, band = "FixedClip(0.4, 0.4)", "Band(KL(), 0.05)"
+    page = (ROOT / "docs/frameworks.md").read_text()
+    for rule, other in ((wide, "PPO"), (band, wide)):
+        interval = gap("Acrobot-v1", rule, other)
+        assert f"{interval.mean:.1f} ± {(interval.high - interval.low) / 2:.1f}".replace("-", "−") in page
+    assert (
+        gap("Acrobot-v1", band, wide).high < 0.1 * gap("Acrobot-v1", band, "PPO").mean
+    )  # nearly all of the gain
+    for rule in (wide, band):
+        cart_pole = gap("CartPole-v1", rule, "PPO")
+        assert cart_pole.low < 0 < cart_pole.high  # not told apart
 
 
 def test_no_printed_interval_of_a_score_leaves_its_range():
