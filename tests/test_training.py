@@ -79,7 +79,9 @@ def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
         ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
     )
     assert "base_model: org/model\n" in card(named, RunFolder(tmp_path))
-    assert "base_model" not in card(small(tmp_path), RunFolder(tmp_path))
+    ours = card(small(tmp_path, "--save_strategy=no"), RunFolder(tmp_path))
+    assert "base_model" not in ours
+    assert "checkpoint" not in ours
 
 
 def test_scores_in_between_are_logged_and_change_nothing(tmp_path):

@@ -42,6 +42,8 @@ def card(arguments: Arguments, folder: RunFolder) -> str:
     header = ModelCardData(
         library_name="transformers", base_model=base if named else None, tags=["bandpo", "grpo", "trl"]
     )
+    missing = {"evaluation.json": not run.eval_prompts, "checkpoint-*/": training.save_strategy == "no"}
+    files = [[f"`{name}`", what] for name, what in FILES.items() if not missing.get(name)]
     scores = folder.evaluations
     rows = [
         [score, *(f"{of_one[score]:.3f}" for of_one in scores.values())]
@@ -53,7 +55,7 @@ def card(arguments: Arguments, folder: RunFolder) -> str:
         f"`{base}`, trained by `bandpo train` with GRPO on {', '.join(f'`{name}`' for name in data)}.",
         _table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
         *([_table(["score", *scores], rows)] if rows else []),
-        _table(["file", "holds"], [[f"`{name}`", what] for name, what in FILES.items()]),
+        _table(["file", "holds"], files),
         "The same run again: `bandpo train --config config.yaml --output_dir ANOTHER_FOLDER`.",
     ]
     return "\n\n".join(parts) + "\n"
