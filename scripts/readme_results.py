@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bandpo.study.collect import read_records
 from bandpo.study.plan import parse_study
-from bandpo.study.report import glance_table
+from bandpo.study.tables import glance_table
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "results" / "clipping" / "results.json"

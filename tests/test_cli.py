@@ -97,6 +97,55 @@ def test_options_in_prose_exist(page):
     assert not unknown or not unknown - options_of_train()
 
 
+def test_bounds_are_those_of_the_rule(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    plain = CliRunner().invoke(app, ["bounds", "0.001", "0.01"])
+    assert plain.exit_code == 0, plain.output
+    rare, common = [line for line in plain.output.splitlines() if "│ 0.0" in line]
+    assert "… 10 " in rare  # the rule's cap; the trust region alone would give 53.55
+    assert "│ 0.01 " in rare.rpartition("0.8 … 1.28")[2]  # p after at most
+    assert "… 7.81 " in common
+    assert "10 is Band's cap, max_ratio" in plain.output
+    free = CliRunner().invoke(app, ["bounds", "0.001", "--max-ratio", "inf"])
+    assert "53.55" in free.output
+    assert "cap" not in free.output
+    refused = CliRunner().invoke(app, ["bounds", "--max-ratio", "1"])
+    assert "max_ratio must be above 1 (inf for no cap), got 1.0" in str(refused.exception)
+
+
+def test_the_bounds_on_the_page_about_choosing_are_those_of_the_rules():
+    import torch
+
+    rows = re.findall(
+        r"^\| `(\w+)\(\)` \| ([\d.]+) \| (.+) \|$", (ROOT / "docs/choosing.md").read_text(), re.M
+    )
+    assert len(rows) == 3
+    for name, radius, printed in rows:
+        divergence = bandpo.parse_divergence(name)
+        assert divergence.default_radius == float(radius)
+        bounds = bandpo.Band(divergence).bounds(
+            torch.tensor([0.01, 0.08, 0.5, 0.9], dtype=torch.float64).log()
+        )
+        for cell, lower, upper in zip(printed.split(" | "), bounds.lower, bounds.upper, strict=True):
+            shown = [float(number) for number in cell.split(" … ")]
+            assert shown == pytest.approx([lower.item(), upper.item()], rel=5e-3, abs=5e-5)
+
+
+def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    from bandpo.training import train as training
+    from bandpo.training.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path)
+    folder.record_evaluation("before", {"mean@4": 0.25})
+    monkeypatch.setattr(training, "train", lambda arguments: folder)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = CliRunner().invoke(app, ["train", "--use_cpu", "--bf16=False"]).output.splitlines()
+    assert "clip     Band(divergence=KL(), radius=0.05, max_ratio=10.0)" in lines
+    assert "│ mean@4 │ 0.250  │" in lines
+    assert "┏" in lines[0]  # no title above
+
+
 def test_version():
     run = CliRunner().invoke(app, ["--version"])
     assert run.output.strip() == bandpo.__version__

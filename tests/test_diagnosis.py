@@ -1,4 +1,6 @@
 import json
+import math
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -104,17 +106,13 @@ def test_rates_are_weighted_with_what_they_were_taken_over(tmp_path):
     assert d.blocked_mass[""]["below_0.1"] == pytest.approx(0.25)
 
 
+def rare(*rows):
+    return verdicts(*rows)["Does it suppress rare tokens?"]
+
+
 def test_verdicts():
-    acts, rare, entropy, size = verdicts(row(1), row(2)).values()
-    assert (acts.ok, rare.ok, entropy.ok, size.ok) == (
-        None,
-        False,
-        True,
-        True,
-    )  # rows not passed through read_log
-    assert "blocks 30.0%" in rare.answer
-    assert "2.0% (200 such tokens)" in rare.answer
-    assert rare.try_next == "clip='Band(KL(), 0.05)'"
+    acts, _, entropy, size = verdicts(row(1), row(2)).values()
+    assert (acts.ok, entropy.ok, size.ok) == (None, True, True)  # rows not passed through read_log
     as_read = {"clip_high": 0.01, "clip_low": 0.02}
     (acts, *_) = verdicts(row(1) | as_read).values()
     assert (acts.ok, acts.answer) == (True, "yes, on 3.00% of tokens; 50% of losses had no clipped token")
@@ -123,18 +121,58 @@ def test_verdicts():
     assert "exactly 1" in acts.answer
     (acts, *_) = verdicts(row(1) | {"clip_high": 0.0, "clip_low": 0.0}).values()
     assert acts.ok is False
-    _, rare, _, _ = verdicts(
-        row(1, **{"if/Band/blocked_mass_below_0.1": 0.29}, **{"tokens_positive/0.01_to_0.1": 60})
-    ).values()
-    assert (rare.ok, "smaller steps" in rare.try_next) == (False, True)
-    _, rare, _, _ = verdicts(row(1, **{"tokens_positive/0.01_to_0.1": 5})).values()
-    assert (rare.ok, "too few" in rare.answer) == (None, True)
-    _, rare, _, _ = verdicts(row(1, **{"blocked_mass_below_0.1": 0.01})).values()
-    assert rare.ok is True
-    _, rare, _, size = verdicts({"step": 1, "entropy": 1.0}).values()
-    assert (rare.ok, "AuditedGRPOTrainer" in rare.try_next, size.ok) == (None, True, None)
+    _, unaudited, _, size = verdicts({"step": 1, "entropy": 1.0}).values()
+    assert (unaudited.ok, "AuditedGRPOTrainer" in unaudited.try_next, size.ok) == (None, True, None)
     *_, size = verdicts(row(1, radius_used=3.0)).values()
     assert size.ok is False
+
+
+def test_rare_tokens_are_starved_where_the_whole_interval_says_so():
+    tokens = {"clip_high/0.01_to_0.1": 0.2}
+    rows = [row(k, **{"blocked_mass_below_0.1": share}, **tokens) for k, share in enumerate([0.2, 0.4] * 10)]
+    found = rare(*rows)
+    assert found.ok is False
+    own, low, high = map(float, re.findall(r"([\d.]+)%", found.answer)[:3])
+    assert own == 30
+    spread = 1.96 * 10 / math.sqrt(20)  # of the mean of 20 steps whose standard deviation is 10 points
+    assert (low, high) == pytest.approx((30 - spread, 30 + spread), abs=0.7)
+    assert "2.0% (400 of 2000 such tokens)" in found.answer
+    assert found.try_next == "clip='Band(KL(), 0.05)'"
+    found = rare(*(row(k, **{"if/Band/blocked_mass_below_0.1": 0.29}) for k in range(20)))
+    assert (found.ok, "smaller steps" in found.try_next) == (False, True)
+    found = rare(
+        *(row(k, **{"blocked_mass_below_0.1": 0.001, "clip_high/0.01_to_0.1": 0.0}) for k in range(20))
+    )
+    assert found.ok is True
+
+
+def test_six_clipped_tokens_of_146_are_no_verdict():
+    """The Band demo: all of what is blocked lies in few batches."""
+    hit = {"clip_high/0.01_to_0.1": 0.75, "blocked_mass_below_0.1": 0.9, "mass_positive/0.01_to_0.1": 5}
+    free = {"clip_high/0.01_to_0.1": 0.0, "blocked_mass_below_0.1": 0.0, "mass_positive/0.01_to_0.1": 2}
+    few = {"tokens_positive/0.01_to_0.1": 4}
+    rows = [row(k, **few, **(hit if k in (7, 21) else free)) for k in range(36)]
+    found = rare(*rows)
+    assert found.ok is None
+    assert "(6 of 144 such tokens): too few to tell whether it is more than 5%" in found.answer
+    assert found.try_next == ""
+
+
+def test_that_none_of_a_few_tokens_was_clipped_is_no_verdict_either():
+    none = {"clip_high/0.01_to_0.1": 0.0, "blocked_mass_below_0.1": 0.0}
+    few, many = ({"tokens_positive/0.01_to_0.1": count} for count in (3, 30))
+    found = rare(*(row(k, **none, **few) for k in range(12)))
+    assert found.ok is None
+    assert (
+        "0.0% [0.0%, 9.7%]" in found.answer
+    )  # 1 - 0.025 ** (1 / 36): what 36 tokens without a clipped one exclude
+    assert rare(*(row(k, **none, **many) for k in range(12))).ok is True
+
+
+def test_a_log_of_a_few_steps_is_no_verdict():
+    found = rare(*(row(k) for k in range(9)))
+    assert found.ok is None
+    assert "in 9 log steps: too few to tell" in found.answer
 
 
 @pytest.mark.parametrize(
@@ -164,6 +202,7 @@ def test_the_command_compares_runs_and_draws(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["audit", "a", "b", "--output", "figure.png"])
     assert result.exit_code == 0, result.output
     assert "it blocks 30.0% of the gradient" in result.output
+    assert "in 2 log steps: too few" in result.output
     assert "never: no token was clipped" in result.output
     assert "Band would clip high" in result.output
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

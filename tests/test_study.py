@@ -8,15 +8,17 @@ import re
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import yaml
 from scipy import stats
 
+from bandpo.study.afterwards import parse_afterwards
 from bandpo.study.collect import Record, batches_to_half
 from bandpo.study.execute import Execution, Job, launch, on_cores, on_ray
 from bandpo.study.plan import Study, parse_study, shipped, study_text
 from bandpo.study.report import found, study_page
-from bandpo.study.statistics import Interval, choose, differences, differing
+from bandpo.study.statistics import Contrast, Interval, choose, coverage, differences, differing, holm
 from pages import ROOT, blocks
 
 SMALL = """
@@ -64,8 +66,9 @@ def test_shipped_studies_are_accepted_and_report_on_seeds_they_did_not_tune_on(n
 
 
 def test_the_study_of_the_documentation_is_one():
-    [block] = blocks(ROOT / "docs" / "study.md", "yaml")
+    block, later = blocks(ROOT / "docs" / "study.md", "yaml")
     study = parse_study(block.text)
+    assert parse_afterwards(later.text, study).seen == {"long batches": [0]}
     assert len(study.searches()) == 2 * 2 * 2
     assert study.experiment("long batches").tuned_in == "main"
 
@@ -120,34 +123,118 @@ def test_a_file_that_is_not_there():
         study_text("nowhere.yaml")
 
 
-def test_intervals_are_student_s():
-    values = [0.5, 0.6, 0.9, 0.4]
-    low, high = stats.t.interval(0.95, 3, sum(values) / 4, stats.sem(values))
-    interval = Interval.of(values)
-    assert interval.mean == pytest.approx(0.6)
-    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-4)
+def test_the_interval_of_a_score_stays_within_its_range():
+    nearly_all = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6]  # Student's interval would end at 1.07
+    interval = Interval.of(nearly_all)
+    assert interval.mean == pytest.approx(0.95)
+    assert 0.6 <= interval.low < 0.95 < interval.high <= 1
     assert Interval.of([0.3]) == Interval(0.3, 0.3, 0.3)
+    assert Interval.of([0.3, 0.3]) == Interval(0.3, 0.3, 0.3)
 
 
-def test_differences_are_paired_and_corrected_after_holm():
-    clip, near, far = [0.1, 0.5, 0.9], [0.2, 0.5, 0.9], [0.3, 0.71, 1.1]
+def test_bootstrap_intervals_cover_what_they_are_said_to():
+    draws = np.random.default_rng(1).normal(size=(400, 5))
+    held = np.mean([(i := Interval.of(row.tolist())).low <= 0 <= i.high for row in draws])
+    assert held == pytest.approx(coverage(5), abs=3 * math.sqrt(0.85 * 0.15 / 400))  # three standard errors
+
+
+def test_the_interval_of_a_difference_is_student_s():
+    gaps = [0.5, 0.6, 0.9, 0.4]
+    low, high = stats.t.interval(0.95, 3, sum(gaps) / 4, stats.sem(gaps))
+    interval, p = Interval.of_gaps(gaps)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.6, low, high), abs=1e-4)
+    assert p == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert Interval.of_gaps([0.2, 0.2]) == (Interval(0.2, 0.2, 0.2), 0.0)
+
+
+def test_differences_are_paired_and_corrected_for_all_comparisons_of_the_study():
+    study = parse_study(
+        yaml.safe_dump(
+            yaml.safe_load(SMALL)
+            | {"experiments": {name: {"question": "?", "seeds": [0, 1, 2]} for name in ("main", "sweep")}}
+        )
+    )
+    scores = {"clip": [0.1, 0.5, 0.9], "band": [0.3, 0.71, 1.1]}
     records = [
-        record(arm, seed, score)
-        for arm, scores in (("clip", clip), ("near", near), ("far", far))
-        for seed, score in enumerate(scores)
+        record(arm, seed, score, experiment=experiment)
+        for experiment in ("main", "sweep")
+        for arm, of_arm in scores.items()
+        for seed, score in enumerate(of_arm)
     ]
-    by_arm = {d.arm: d for d in differences(records, "main", ["clip", "near", "far"], "clip", "mean@2")}
-    assert by_arm["far"].interval.mean == pytest.approx(0.61 / 3, abs=1e-4)
-    assert by_arm["far"].p == pytest.approx(2 * stats.ttest_rel(far, clip).pvalue)  # the smaller of two
-    assert by_arm["near"].p == pytest.approx(stats.ttest_rel(near, clip).pvalue)
-    assert by_arm["far"].claimed
-    assert not by_arm["near"].claimed
+    records = [r for r in records if (r.experiment, r.arm, r.seed) != ("sweep", "band", 2)]
+    records.append(record("band", 2, 0.5, experiment="sweep"))  # which spoils it
+    main, sweep = differences(study, records, "mean@2")
+    assert main.interval.mean == pytest.approx(0.61 / 3, abs=1e-4)
+    assert main.p == pytest.approx(2 * stats.ttest_rel(scores["band"], scores["clip"]).pvalue)
+    assert (main.experiment, main.arm, main.claimed) == ("main", "band", True)
+    assert not sweep.claimed
+    unseen = differences(study, records, "mean@2", without={"sweep": [2]})[1]
+    assert unseen.interval.mean == pytest.approx(0.205)
+
+
+def test_holm_is_what_others_compute():
+    ps = [0.01, 0.04, 0.03, 0.005]  # the example of Holm's procedure in R's p.adjust: 0.03 0.06 0.06 0.02
+    assert holm(ps) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
 
 
 def test_equal_arms_differ_by_nothing():
+    study = parse_study(SMALL)
     records = [record(arm, seed, 0.5) for arm in ("clip", "band") for seed in range(3)]
-    [same] = differences(records, "main", ["clip", "band"], "clip", "mean@2")
+    [same] = differences(study, records, "mean@2")
     assert (same.interval.mean, same.p, same.claimed) == (0.0, 1.0, False)
+
+
+def test_a_contrast_counts_each_seed_once():
+    study = parse_study(
+        yaml.safe_dump(
+            yaml.safe_load(SMALL)
+            | {"experiments": {name: {"question": "?", "seeds": [0, 1, 2]} for name in ("a", "b")}}
+        )
+    )
+    gaps = {"a": [0.1, 0.2, 0.3], "b": [0.3, -0.2, 0.1]}
+    records = [
+        record(arm, seed, 0.5 + gap * (arm == "band"), experiment=name)
+        for name, of_seeds in gaps.items()
+        for seed, gap in enumerate(of_seeds)
+        for arm in ("clip", "band")
+        if (name, seed, arm) != ("b", 2, "band")  # a run that failed: its seed is left out everywhere
+    ]
+    contrast = Contrast.of(study, records, "band", "clip", "mean@2")
+    assert contrast.by_experiment["a"].mean == pytest.approx(0.15)
+    assert contrast.overall.high == pytest.approx(Interval.of_gaps([0.2, 0.0])[0].high)
+    assert (contrast.above, contrast.pairs) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("remark: [x]", "unknown key 'remark'; did you mean 'remarks'"),
+        ("pairs: {x: {arm: band, minus: clap, why: y}}", "unknown arms clap"),
+        ("pairs: {x: {arm: band}}", "lacks minus, why"),
+        ("seen: {main: [7]}", "experiment 'main' has no seeds 7"),
+        ("seen: {elsewhere: [0]}", "experiment 'elsewhere' has no seeds 0"),
+    ],
+)
+def test_what_is_added_later_is_checked_too(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_afterwards(text, parse_study(SMALL))
+
+
+def test_what_is_added_later_has_a_section_of_its_own(tmp_path):
+    later = """
+remarks: [One run was repeated.]
+seen: {main: [0]}
+pairs: {The rule: {arm: band, minus: clip, why: They share all else.}}
+"""
+    text = study_page(results(differ=True), later).save(tmp_path / "report.md")[0].read_text()
+    _, _, section = text.partition("## Added after the runs were seen")
+    section, _, rest = section.partition("\n## ")
+    assert "One run was repeated." in section
+    assert "| pairs of runs above 0 | 0 of 3 | 0 of 3 | 3 of 3 |" in section
+    assert "| minus clip | mean@2 | p | mean@2, seeds 1, 2 | p | AUC |" in rest
+    assert "Added after" not in study_page(results(differ=True)).save(tmp_path / "plain.md")[0].read_text()
 
 
 def test_each_arm_takes_the_value_that_was_best_on_its_tuning_seeds():
@@ -218,9 +305,12 @@ def test_what_is_claimed_and_what_is_not():
     from bandpo.study.collect import read_records
 
     tie = found(study, read_records(results(differ=False)))[0]
-    assert tie == "main: clip ends at mean@2 0.310; no difference from it can be claimed."
+    assert tie.startswith(
+        "main: clip ends at mean@2 0.310. Left open, shown neither to differ nor to tie: band. Their"
+    )
+    assert "reach from -0.011 to +0.018" in tie
     claim = found(study, read_records(results(differ=True)))[0]
-    assert claim.startswith("main: clip ends at mean@2 0.310; differing from it: band +0.303 (")
+    assert claim == "main: clip ends at mean@2 0.310. Different from it: band +0.303 [+0.289, +0.318]."
 
 
 @pytest.mark.parametrize("suffix", ["html", "md"])
@@ -231,6 +321,8 @@ def test_a_report_tells_terms_numbers_failures_and_is_whole(tmp_path, suffix):
         "does it?",
         "a fixed number of steps",
         "0.310 [",
+        "never (0/3)",
+        "At learning_rate",
         "after: band, seed 0",
         "FixedClip(0.2)",
         "←",

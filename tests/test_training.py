@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from bandpo.training.arguments import parse, reward_functions
+from bandpo.training.card import card
+from bandpo.training.run_folder import RunFolder
 from bandpo.training.train import train
 
 # The embedded task, made small: three batches of two updates.
@@ -34,6 +37,13 @@ def small(folder, *more):
     return parse([*SMALL, "--output_dir", str(folder), *more])
 
 
+def settings(arguments):
+    """All of them but those of the place and the moment."""
+    run, training, model, mixture = arguments
+    every = vars(run) | training.to_dict() | vars(model) | vars(mixture)
+    return {k: v for k, v in every.items() if k not in ("output_dir", "logging_dir", "run_name")}
+
+
 def weights(folder):
     return AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
 
@@ -51,10 +61,27 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert 0 <= scores["before"]["mean@4"] <= scores["before"]["pass@4"] <= 1
     assert folder.curves.read_bytes().startswith(b"\x89PNG")
     assert weights(folder.path)
+    readme = (folder.path / "README.md").read_text()
+    assert "None" not in readme
+    assert "`multiplication`, trained by `bandpo train` with GRPO on `multiplication`" in readme
+    assert "| clip rule | `Band(divergence=KL(), radius=0.05, max_ratio=10.0)` |" in readme
+    assert f"| mean@4 | {scores['before']['mean@4']:.3f} | {scores['after']['mean@4']:.3f} |" in readme
+    for name in re.findall(r"^\| `([\w./*-]+)` \| .* \|$", readme.partition("| file |")[2], re.M):
+        assert list(folder.path.glob(name)), name
     # A second call with --resume finds it finished and touches nothing.
     stamp = folder.metrics.stat().st_mtime_ns
     train(small(tmp_path / "run", "--resume"))
     assert folder.metrics.stat().st_mtime_ns == stamp
+
+
+def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
+    named = parse(
+        ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
+    )
+    assert "base_model: org/model\n" in card(named, RunFolder(tmp_path))
+    ours = card(small(tmp_path, "--save_strategy=no"), RunFolder(tmp_path))
+    assert "base_model" not in ours
+    assert "checkpoint" not in ours
 
 
 def test_scores_in_between_are_logged_and_change_nothing(tmp_path):
@@ -147,6 +174,42 @@ def test_yaml_and_flags(tmp_path):
     assert [f.__name__ for f in reward_functions(arguments.run)] == ["accuracy_reward", "reward"]
 
 
+def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tmp_path):
+    (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
+    ours = parse(["--config", str(tmp_path / "run.yaml"), "--max_steps=8"])
+    plain = parse(["--clip=FixedClip(0.2)", "--max_steps=8"])
+    assert settings(ours) == settings(plain)
+    assert ours.training.num_generations == 16  # the embedded task's, not TRL's default
+
+
+@pytest.mark.parametrize("flag", ["--config=run.yaml", "--config run.yaml"])
+def test_a_file_may_follow_an_equals_sign(flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
+    assert parse(flag.split()).training.clip == "FixedClip(low=0.2, high=0.2)"
+
+
+def test_flags_may_be_written_with_hyphens():
+    with pytest.raises(ValueError, match="no data: give --dataset_name"):  # not trained on the embedded task
+        parse(["--model-name-or-path=x", *CPU])
+    one = parse(["--num-iterations", "3", "--learning-rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    other = parse(["--num_iterations", "3", "--learning_rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    assert settings(one) == settings(other)
+    assert one.training.num_iterations == 3
+
+
+def test_the_config_of_a_run_makes_the_run_again(tmp_path):
+    first = parse([*SMALL, "--clip=FixedClip(0.2, 0.28)", "--seed=7", f"--output_dir={tmp_path}/run"])
+    folder = RunFolder(tmp_path / "run")
+    folder.open(first)
+    config = str(tmp_path / "run" / "config.yaml")
+    again = parse(["--config", config, "--output_dir", str(tmp_path / "again")])
+    assert settings(again) == settings(first)
+    assert again.training.output_dir == str(tmp_path / "again")
+    changed = parse(["--config", config, "--output_dir", str(tmp_path / "again"), "--seed=8"])
+    assert (changed.training.seed, changed.training.clip) == (8, first.training.clip)
+
+
 @pytest.mark.parametrize(
     ("content", "argv", "message"),
     [
@@ -154,6 +217,7 @@ def test_yaml_and_flags(tmp_path):
         (None, ["--clip=Bnd"], "unknown name 'Bnd'; did you mean Band?"),
         (None, ["--config", "missing.yaml"], "there is no such file"),
         (None, ["--config"], "needs the path"),
+        (None, ["--config="], "needs the path"),
         (None, ["--eval_samples=0"], "eval_samples must be at least 1, got 0"),
         (None, ["--model_name_or_path=x", *CPU], "no data: give --dataset_name"),
         (None, ["--dataset_name=x", *CPU], "no model: give --model_name_or_path"),
@@ -164,7 +228,9 @@ def test_yaml_and_flags(tmp_path):
         ),
         ("clip: [", [], "is no valid YAML"),
         ("- clip", [], "must hold `option: value` lines"),
-        ("clipp: Band", [], "clipp"),
+        ("env: x", [], "env must hold `NAME: value` lines, got 'x'"),
+        ("clipp: Band", [], "run.yaml: unknown option clipp; did you mean clip?"),
+        ("model-name-or-path: x", [], "unknown option model-name-or-path; did you mean model_name_or_path?"),
     ],
 )
 def test_refuses_bad_arguments(content, argv, message, tmp_path, monkeypatch):

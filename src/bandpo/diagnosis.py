@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,12 @@ NAMES = {
     "clip": ("clip_ratio/region_mean", "actor/pg_clipfrac"),
 }
 """What bandpo, TRL and verl call one quantity, the best source first."""
-FEW_TOKENS = 50
+STARVED = 0.05
+"""Share of the gradient on rare tokens from which blocking it is called a fault: a rule of thumb."""
+FEW_STEPS = 10
+"""Log steps with rare tokens below which no interval is given: so few do not show how much steps differ."""
+RESAMPLED = 0
+"""Seed of the bootstrap: one log always gets the same verdict."""
 
 
 def read_log(path: str | Path) -> Sequence[Row]:
@@ -86,6 +92,55 @@ def _named(row: Row, name: str) -> float | None:
 
 
 @dataclass(frozen=True)
+class Rare:
+    """Positive-advantage tokens below p = 0.1, each counted once for every update on its batch."""
+
+    tokens: float
+    blocked: float
+    steps: Sequence[tuple[float, float]]
+    """For each log step that had any: how much of their gradient was blocked, of how much."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Rare:
+        """What a log says of them."""
+        bins = BINS[: RARE["below_0.1"]]
+        counts = [
+            (row.get(f"audit/tokens_positive/{name}", 0.0), row.get(f"audit/clip_high/{name}", 0.0))
+            for row in rows
+            for name in bins
+        ]
+        masses = [sum(row.get(f"audit/mass_positive/{name}", 0.0) for name in bins) for row in rows]
+        return cls(
+            sum(tokens for tokens, _ in counts),
+            sum(tokens * rate for tokens, rate in counts),
+            [
+                (row.get("audit/blocked_mass_below_0.1", 0.0) * mass, mass)
+                for row, mass in zip(rows, masses, strict=True)
+                if mass
+            ],
+        )
+
+    def interval(self) -> tuple[float, float] | None:
+        """Of 95 %, for the share of their gradient that is blocked; None where log steps are fewer than `FEW_STEPS`.
+
+        Tokens of one batch are no independent draws, and a few of them carry most of the gradient, so log steps are
+        drawn anew, not tokens (percentile bootstrap). That cannot see what has not happened yet: the upper end is at
+        least the exact binomial bound on the share of tokens.
+        """
+        if len(self.steps) < FEW_STEPS:
+            return None
+        stats: Any = importlib.import_module("scipy.stats")  # has no types
+
+        def share(blocked: Any, mass: Any, axis: int) -> Any:
+            return blocked.sum(axis) / mass.sum(axis)
+
+        columns = tuple(zip(*self.steps, strict=True))
+        drawn = stats.bootstrap(columns, share, paired=True, method="percentile", batch=100, rng=RESAMPLED)
+        tokens = stats.binomtest(round(self.blocked), round(self.tokens)).proportion_ci(method="exact")
+        return float(drawn.confidence_interval.low), float(max(drawn.confidence_interval.high, tokens.high))
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What a whole run's log amounts to; fields are None where the log does not tell."""
 
@@ -103,8 +158,8 @@ class Diagnosis:
     """For each bin of old probability the clip-high rate, and the positive tokens it was taken over."""
     blocked_mass: Mapping[str, Mapping[str, float]]
     """For each rule ("" for the run's own) and each of `RARE`: share of the positive gradient that it blocks."""
-    rare_tokens: float
-    """Positive-advantage tokens below p = 0.1 that the shares in ``blocked_mass`` are taken over."""
+    rare: Rare
+    """What the run's own share in ``blocked_mass`` below p = 0.1 is taken over."""
     counterfactuals: Mapping[str, tuple[float, float]]
     """For each rule tried on the run's tensors: its clip-high and clip-low rates."""
 
@@ -163,7 +218,7 @@ def diagnose(rows: Sequence[Row]) -> Diagnosis:
             for rule, prefix in {"": "", **{name: f"if/{name}/" for name in would}}.items()
             if (shares := blocked(prefix))
         },
-        rare_tokens=sum(by_bin.get(name, (0.0, 0.0))[1] for name in BINS[: RARE["below_0.1"]]),
+        rare=Rare.of(rows),
         counterfactuals=would,
     )
 
@@ -235,20 +290,18 @@ def _rare(d: Diagnosis) -> Finding:
         return Finding(question, None, "no token below p = 0.1 had a positive advantage")
     band = d.blocked_mass.get("Band", {}).get("below_0.1")
     beside = "" if band is None else f"; Band, on the same tensors, {band:.1%}"
-    answer = f"it blocks {own:.1%} of the gradient that would raise tokens below p = 0.1{beside}"
-    answer += f" ({d.rare_tokens:.0f} such tokens)"
-    if d.rare_tokens < FEW_TOKENS:
-        return Finding(question, None, answer + ": too few to tell")
-    much_less = band is not None and band < 0.5 * own
-    if own > 0.05 and much_less:
-        return Finding(question, False, answer, "clip='Band(KL(), 0.05)'")
-    if own > 0.05:
-        return Finding(
-            question,
-            False,
-            answer,
-            "smaller steps (learning rate, fewer updates per batch) before a wider rule",
-        )
+    interval = d.rare.interval()
+    within = f" [{interval[0]:.1%}, {interval[1]:.1%}]" if interval else ""
+    answer = f"it blocks {own:.1%}{within} of the gradient that would raise tokens below p = 0.1{beside}"
+    answer += f" ({d.rare.blocked:.0f} of {d.rare.tokens:.0f} such tokens)"
+    if interval is None:
+        return Finding(question, None, f"{answer}, in {len(d.rare.steps)} log steps: too few to tell")
+    if interval[0] > STARVED:
+        wider = band is not None and band < 0.5 * own
+        smaller = "smaller steps (learning rate, fewer updates per batch) before a wider rule"
+        return Finding(question, False, answer, "clip='Band(KL(), 0.05)'" if wider else smaller)
+    if interval[1] > STARVED:
+        return Finding(question, None, f"{answer}: too few to tell whether it is more than {STARVED:.0%}")
     return Finding(question, True, answer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
@@ -24,6 +23,9 @@ def bounds(
     radius: Annotated[
         float | None, typer.Option(help="Its radius; the divergence's default if not given.")
     ] = None,
+    max_ratio: Annotated[
+        float, typer.Option(help="Cap on Band's upper bound, as the rule itself has it; inf for none.")
+    ] = 10.0,
 ) -> None:
     """Print Band's ratio interval, and the probability it lets a token reach, beside clip 0.2 and Clip-Higher."""
     import torch
@@ -37,7 +39,7 @@ def bounds(
             raise ValueError(f"probability {p} is not in (0, 1]")
     p_old = torch.tensor(probabilities or SPREAD, dtype=torch.float64)
     trust_region = parse_divergence(divergence)
-    band = Band(trust_region, trust_region.default_radius if radius is None else radius, max_ratio=math.inf)
+    band = Band(trust_region, trust_region.default_radius if radius is None else radius, max_ratio)
     rules = {
         f"Band {band.divergence}, radius {band.radius:g}": band,
         "clip 0.2": FixedClip(),
@@ -45,6 +47,8 @@ def bounds(
     }
     table = Table("p", *rules, "p after at most", title="allowed ratio π/π_old")
     intervals = [rule.bounds(p_old.log()) for rule in rules.values()]
+    if intervals[0].upper.max() >= max_ratio * (1 - 1e-9):
+        table.caption = f"{max_ratio:g} is Band's cap, max_ratio"
     for row, p in enumerate(p_old.tolist()):
         cells = [f"{b.lower[row].item():.4g} … {b.upper[row].item():.4g}" for b in intervals]
         table.add_row(f"{p:g}", *cells, f"{p * intervals[0].upper[row].item():.4g}")

@@ -23,12 +23,16 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Write a report: of a study, or of any runs of TRL or verl."""
+    from bandpo.study.afterwards import FILE
     from bandpo.study.report import study_page
     from bandpo.study.run_report import run_page
 
     first = runs[0] / "results.json" if runs[0].is_dir() else runs[0]
     if len(runs) == 1 and first.name == "results.json" and first.is_file():
-        page = study_page(json.loads(first.read_text()))
+        afterwards = first.with_name(FILE)
+        page = study_page(
+            json.loads(first.read_text()), afterwards.read_text() if afterwards.is_file() else ""
+        )
     else:
         page = run_page(runs)
     for path in page.save(output):

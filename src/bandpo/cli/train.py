@@ -24,9 +24,10 @@ def train(context: typer.Context) -> None:
         )
     console = Console()
     if folder.evaluations:
-        table = Table("", *folder.evaluations, title=arguments.training.method or arguments.training.clip)
+        table = Table("", *folder.evaluations)
         for score in next(iter(folder.evaluations.values())):
             table.add_row(score, *(f"{scores[score]:.3f}" for scores in folder.evaluations.values()))
         console.print(table)
+    console.print(f"{'clip':8} {arguments.training.clip}", highlight=False, soft_wrap=True)
     for what, path in (("model", folder.model), ("curves", folder.curves), ("metrics", folder.metrics)):
         console.print(f"{what:8} {path}", highlight=False, soft_wrap=True)

@@ -77,7 +77,8 @@ def _mean(values: Sequence[float | None]) -> float:
 
 METRICS: Mapping[str, Callable[[Record], float]] = {
     "batches to half": batches_to_half,
-    "mean reward": lambda record: _mean(record.curves["reward"]),
+    "AUC": lambda record: _mean(record.curves["reward"]),
+    "mean entropy": lambda record: _mean(record.curves["entropy"]),
     "entropy midway": lambda record: _mean(
         record.curves["entropy"][len(record.curves["entropy"]) // 2 :][:1]
     ),

@@ -217,7 +217,7 @@ def parse_study(text: str) -> Study:
     if not isinstance(experiments, dict) or not experiments:
         raise ValueError("the study needs `experiments`, each with a name, a question and seeds")
     raw["experiments"] = [_experiment(name, value) for name, value in experiments.items()]
-    return _build(Study, raw, "the study")
+    return build(Study, raw, "the study")
 
 
 def _experiment(name: str, value: Any) -> Experiment:
@@ -225,11 +225,16 @@ def _experiment(name: str, value: Any) -> Experiment:
         raise ValueError(f"experiment {name!r} must hold `key: value` lines, got {value!r}")
     raw = {"name": name, **value}
     if "tune" in raw:
-        raw["tune"] = _build(Tuning, raw["tune"], f"`tune` of experiment {name!r}")
-    return _build(Experiment, raw, f"experiment {name!r}")
+        raw["tune"] = build(Tuning, raw["tune"], f"`tune` of experiment {name!r}")
+    return build(Experiment, raw, f"experiment {name!r}")
 
 
-def _build(kind: type[T], raw: Mapping[str, Any], what: str) -> T:
+def build(kind: type[T], raw: Mapping[str, Any], what: str) -> T:
+    """A dataclass from the keys and values of a file.
+
+    Raises:
+        ValueError: unknown or missing keys; ``what`` says where.
+    """
     known = {f.name: f for f in fields(kind)}  # pyright: ignore[reportArgumentType]
     for key in raw:
         if key not in known:

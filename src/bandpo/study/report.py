@@ -8,86 +8,119 @@ from typing import Any
 import matplotlib as mpl
 
 from bandpo.study import figures
-from bandpo.study.collect import METRICS, WINDOW, Record, read_records
+from bandpo.study.afterwards import Afterwards, parse_afterwards
+from bandpo.study.collect import Record, read_records
 from bandpo.study.page import FIGURE_STYLE, Page, Picture, Section, Table, Verbatim
 from bandpo.study.plan import Experiment, Study, parse_study
-from bandpo.study.statistics import Interval, by_seed, choose, differences, differing, tuning_score
+from bandpo.study.statistics import (
+    Contrast,
+    Difference,
+    Interval,
+    by_seed,
+    choose,
+    coverage,
+    differences,
+    differing,
+)
+from bandpo.study.tables import (
+    clip_table,
+    differences_table,
+    glance_table,
+    options_text,
+    scores_table,
+    seeds_text,
+    signed,
+    tuning_table,
+)
 
-SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 
+def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
+    """The whole report of a study.
 
-def study_page(results: Mapping[str, Any]) -> Page:
-    """The whole report of a ``results.json``, from what the file holds alone."""
+    Args:
+        results: What its ``results.json`` holds.
+        afterwards: The text of the ``afterwards.yaml`` beside it, if there is one.
+    """
     study, records = parse_study(results["study"]), read_records(results)
+    said = parse_afterwards(afterwards, study)
     with mpl.rc_context(FIGURE_STYLE):
-        sections = [_experiment(study, e, records, results) for e in study.experiments]
+        sections = [_experiment(study, e, records, said) for e in study.experiments]
     return Page(
         study.title,
         [study.question, *found(study, records)],
         [
-            Section("At a glance", [glance_table(study, records)]),
-            _terms(study),
+            *([_said(study, records, said)] if afterwards else []),
+            _terms(study, records),
+            Section(
+                "At a glance",
+                [glance_table(study, records, metric) for metric in dict.fromkeys((study.primary, "AUC"))],
+            ),
             *sections,
             _made(results, records),
         ],
     )
 
 
-def glance_table(study: Study, records: Sequence[Record]) -> Table:
-    """One row per arm, one column per experiment: the primary metric, and the difference from the baseline."""
-    compared = [e for e in study.experiments if not e.identical]
-    columns: list[list[str]] = []
-    for e in compared:
-        gaps = {
-            d.arm: d for d in differences(records, e.name, study.arms_of(e), study.baseline, study.primary)
-        }
-        column: list[str] = []
-        for arm in study.arms:
-            values = by_seed(records, e.name, arm, study.primary).values()
-            text = f"{Interval.of(list(values)).mean:.3f}" if values else "–"
-            if gap := gaps.get(arm):
-                half = (gap.interval.high - gap.interval.low) / 2
-                text += f" ({gap.interval.mean:+.2f} ± {half:.2f}{' *' if gap.claimed else ''})"
-            column.append(text)
-        columns.append(column)
-    return Table(
-        ["", *(f"{e.name}, n = {len(e.seeds)}" for e in compared)],
-        [list(row) for row in zip(study.arms, *columns, strict=True)],
-        f"{study.primary}, mean over n seeds; in parentheses the difference from {study.baseline}, paired by seed, and "
-        "the half-width of its 95 % interval; * where a difference can be claimed.",
-    )
-
-
 def found(study: Study, records: Sequence[Record]) -> list[str]:
-    """A sentence or two for each experiment: who differs from the baseline, by how much, and who does not."""
-    return [_sentence(study, e, records) for e in study.experiments]
+    """A few sentences for each experiment: what can be claimed, and what is left open."""
+    apart = differences(study, records, study.primary)
+    return [
+        f"{e.name}: {_sentence(study, e, records, [d for d in apart if d.experiment == e.name])}"
+        for e in study.experiments
+    ]
 
 
-def _sentence(study: Study, e: Experiment, records: Sequence[Record]) -> str:
+def _sentence(study: Study, e: Experiment, records: Sequence[Record], apart: Sequence[Difference]) -> str:
     if e.identical:
         others = differing(records, e.name)
-        return f"{e.name}: " + (
+        return (
             f"the arms should coincide and do not: {'; '.join(others)}."
             if others
             else "all arms coincide exactly."
         )
-    arms = study.arms_of(e)
-    gaps = differences(records, e.name, arms, study.baseline, study.primary)
-    base = Interval.of(
-        list(by_seed(records, e.name, study.baseline, study.primary).values()) or [float("nan")]
-    )
-    said = [
-        f"{d.arm} {d.interval.mean:+.3f} ({d.interval.low:+.3f} to {d.interval.high:+.3f})"
-        for d in gaps
-        if d.claimed
-    ]
-    rest = [d.arm for d in gaps if not d.claimed]
-    text = f"{e.name}: {study.baseline} ends at {study.primary} {base.mean:.3f}; "
-    text += f"differing from it: {'; '.join(said)}." if said else "no difference from it can be claimed."
-    return text + (f" No difference can be claimed for {', '.join(rest)}." if said and rest else "")
+    base = list(by_seed(records, e.name, study.baseline, study.primary).values())
+    if not base:
+        return f"{study.baseline} has no run to compare with."
+    text = f"{study.baseline} ends at {study.primary} {Interval.of(base).mean:.3f}."
+    if said := [f"{d.arm} {signed(d.interval)}" for d in apart if d.claimed]:
+        text += f" Different from it: {'; '.join(said)}."
+    if rest := [d for d in apart if not d.claimed]:
+        low, high = min(d.interval.low for d in rest), max(d.interval.high for d in rest)
+        text += (
+            f" Left open, shown neither to differ nor to tie: {'; '.join(d.arm for d in rest)}. Their intervals, not "
+            f"corrected for the number of comparisons, reach from {low:+.3f} to {high:+.3f}."
+        )
+    return text
 
 
-def _terms(study: Study) -> Section:
+def _said(study: Study, records: Sequence[Record], said: Afterwards) -> Section:
+    """What was added once the runs had been seen."""
+    content: list[Any] = [*said.remarks]
+    for title, pair in said.pairs.items():
+        contrasts = {
+            name: Contrast.of(study, records, pair.arm, pair.minus, name)
+            for name in dict.fromkeys(("mean entropy", "AUC", study.primary))
+        }
+        rows = [
+            [name, *(signed(c.by_experiment[name]) for c in contrasts.values())]
+            for name in next(iter(contrasts.values())).by_experiment
+        ]
+        rows.append(["all", *(signed(c.overall) for c in contrasts.values())])
+        rows.append(["pairs of runs above 0", *(f"{c.above} of {c.pairs}" for c in contrasts.values())])
+        content += [
+            f"{title}. {pair.why}",
+            Table(
+                ["", *contrasts],
+                rows,
+                f"{pair.arm} minus {pair.minus}, paired by seed, with Student's 95 % intervals. Mean entropy is in "
+                "nats per token, over all batches. In the row “all” each seed counts once, with its mean over the "
+                "experiments. Nobody announced this comparison, so it carries no star.",
+            ),
+        ]
+    return Section("Added after the runs were seen", content)
+
+
+def _terms(study: Study, records: Sequence[Record]) -> Section:
     rows = []
     for e in study.experiments:
         tuned = ""
@@ -95,18 +128,31 @@ def _terms(study: Study) -> Section:
             grid = "; ".join(
                 f"{name} {', '.join(map(str, values))}" for name, values in e.tune.options.items()
             )
-            tuned = f"{grid}, on seeds {_numbers(e.tune.seeds)}"
+            tuned = f"{grid}, on seeds {seeds_text(e.tune.seeds)}"
         elif e.tuned_in:
             tuned = f"as in {e.tuned_in}"
-        rows.append([e.name, _numbers(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
+        rows.append([e.name, seeds_text(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
+    fewest = min(len(e.seeds) for e in study.experiments if not e.identical or len(study.experiments) == 1)
+    too_narrow = (
+        f" It is too narrow where seeds are few: of {fewest} normal scores it holds the mean in "
+        f"{coverage(fewest):.0%} of cases."
+        if fewest > 1
+        else ""
+    )
     return Section(
         "Terms",
         [
             f"Decided by {study.primary}, every arm against {study.baseline}, paired by seed. Stopping rule: "
             f"{study.stopping}.",
-            "Intervals are Student's, 95 %, over seeds. A difference is claimed where the paired t-test, corrected "
-            "after Holm for all arms of the experiment, gives p < 0.05. Where options were tuned, each arm took those "
-            f"with the best {study.primary} on tuning seeds, and is reported on others.",
+            "Two kinds of interval, both for 95 %, both over seeds. A score has a bootstrap interval, which stays "
+            f"between 0 and 1.{too_narrow} A difference has Student's.",
+            f"A difference is claimed where the paired t-test gives p < 0.05, corrected after Holm for all "
+            f"{len(differences(study, records, study.primary))} comparisons of the study. Everything else is left "
+            "open: it is no evidence of a difference, and none of equality.",
+            f"Where options were tuned, each arm took those with the best {study.primary} on tuning seeds, and is "
+            "reported on others.",
+            f"{study.primary} is measured after training. AUC, the area under the curve of training reward, is the "
+            "mean reward over all batches: it sees how early an arm learns, too.",
             Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
             Table(
                 ["arm", "clip rule"],
@@ -117,13 +163,7 @@ def _terms(study: Study) -> Section:
     )
 
 
-def _numbers(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
-
-
-def _experiment(
-    study: Study, e: Experiment, records: Sequence[Record], results: Mapping[str, Any]
-) -> Section:
+def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Afterwards) -> Section:
     arms = {
         arm: mine
         for arm in study.arms_of(e)
@@ -131,18 +171,21 @@ def _experiment(
     }
     if not arms:
         return Section(e.name, [e.question, "No run of this experiment ended."])
-    said = _sentence(study, e, records).partition(": ")[2]
-    content: list[Any] = [e.question, said[0].upper() + said[1:]]
+    apart = [d for d in differences(study, records, study.primary) if d.experiment == e.name]
+    sentence = _sentence(study, e, records, apart)
+    content: list[Any] = [e.question, sentence[0].upper() + sentence[1:]]
     if e.identical:
         return Section(e.name, content)
+    if e.tune or e.tuned_in:
+        content.append(_tuned_values(study, e, records))
     places, slug = {arm: place for place, arm in enumerate(study.arms)}, e.name.replace(" ", "-")
     content.append(scores_table(study, e, records))
-    metrics = [study.primary, "batches to half", "entropy midway"]
+    content.append(differences_table(study, e, records, said.seen))
     content.append(
         Picture(
             f"{slug}-seeds",
-            figures.seeds(arms, metrics, places),
-            "A dot for every seed; the diamond is their mean, with its 95 % interval.",
+            figures.seeds(arms, list(dict.fromkeys((study.primary, "AUC", "mean entropy"))), places),
+            "A dot for every seed; the diamond is their mean, with its 95 % bootstrap interval.",
         )
     )
     content.append(
@@ -152,7 +195,7 @@ def _experiment(
             "Mean over seeds of every batch, ± one standard error.",
         )
     )
-    content.append(_clip_table(e, arms))
+    content.append(clip_table(arms))
     content.append(
         Picture(
             f"{slug}-bins",
@@ -161,88 +204,28 @@ def _experiment(
         )
     )
     if e.tune:
-        content.append(_tuning_table(study, e, records))
+        content.append(tuning_table(study, e, records))
     return Section(e.name, content)
 
 
-def scores_table(study: Study, e: Experiment, records: Sequence[Record]) -> Table:
-    """One row per arm: final scores with intervals, speed, entropy, and the difference from the baseline."""
-    gaps = {d.arm: d for d in differences(records, e.name, study.arms_of(e), study.baseline, study.primary)}
-    rows: list[list[str]] = []
-    for arm in study.arms_of(e):
-        mine = [r for r in records if r.experiment == e.name and r.arm == arm and r.tuning is None]
-        if not mine:
-            rows.append([arm, "no run ended", *[""] * 6])
-            continue
-        halves = [r.metric("batches to half") for r in mine]
-        reached = sum(half <= len(r.curves["reward"]) for half, r in zip(halves, mine, strict=True))
-        gap = gaps.get(arm)
-        passed = next((name for name in mine[0].after if name.startswith("pass@")), None)
-        rows.append(
-            [
-                arm,
-                _interval(Interval.of([r.metric(study.primary) for r in mine])),
-                _interval(Interval.of([r.metric(passed) for r in mine])) if passed else "–",
-                f"{sum(halves) / len(halves):.1f} ({reached}/{len(mine)})",
-                f"{Interval.of([r.metric('entropy midway') for r in mine]).mean:.2f}",
-                f"{Interval.of([r.metric('entropy at end') for r in mine]).mean:.2f}",
-                f"{gap.interval.mean:+.3f} [{gap.interval.low:+.3f}, {gap.interval.high:+.3f}]"
-                if gap
-                else "–",
-                (f"{gap.p:.3f}" + (" *" if gap.claimed else "")) if gap else "–",
-            ]
-        )
-    passed = next((n for r in records for n in r.after if n.startswith("pass@")), "pass@k")
-    return Table(
-        [
-            "arm", study.primary, passed, "batches to half", "entropy midway", "entropy at end",
-            f"{study.primary} − {study.baseline}", "p (Holm)",
-        ],
-        rows,
-        f"Means over seeds with 95 % intervals. Batches to half: until the training reward, averaged over {WINDOW} "
-        "batches, reached 0.5; a run that never did counts as one batch more than it had (how many did, in brackets). "
-        "* marks what is claimed.",
-    )  # fmt: skip
-
-
-def _interval(interval: Interval) -> str:
-    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
-
-
-def _clip_table(e: Experiment, arms: Mapping[str, Sequence[Record]]) -> Table:
-    return Table(
-        ["arm", *SHARES],
-        [
-            [arm, *(f"{Interval.of([METRICS[name](r) for r in mine]).mean:.2%}" for name in SHARES)]
-            for arm, mine in arms.items()
-        ],
-        "Over the whole run: share of tokens clipped with A > 0 and with A < 0; share of tokens with p < 0.1 that won "
-        "(A > 0); share of the gradient on those that the rule blocked.",
-    )
-
-
-def _tuning_table(study: Study, e: Experiment, records: Sequence[Record]) -> Table:
-    assert e.tune is not None
+def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str:
+    """Which arms ran at which tuned values, and whether that lets a difference be put down to the rule."""
+    source = study.experiment(e.tuned_in or e.name)
+    assert source.tune is not None
     chosen = choose(study, records)
-    choices = e.tune.choices()
-    rows = []
+    arms: dict[str, list[str]] = {}
+    edge: list[str] = []
     for arm in study.arms_of(e):
-        scores = [tuning_score(records, e.name, arm, choice, study.primary) for choice in choices]
-        rows.append(
-            [
-                arm,
-                *(
-                    "–" if score is None else f"{score:.3f}" + (" ←" if choice == chosen[e.name, arm] else "")
-                    for choice, score in zip(choices, scores, strict=True)
-                ),
-            ]
-        )
-    header = [", ".join(f"{name} {value}" for name, value in choice.items()) for choice in choices]
-    return Table(
-        ["arm", *header],
-        rows,
-        f"Tuning: mean {study.primary} on seeds {_numbers(e.tune.seeds)}; ← marks the value taken.",
-    )
+        values = chosen[source.name, arm]
+        arms.setdefault(options_text(values), []).append(arm)
+        if any(values[name] in (tried[0], tried[-1]) for name, tried in source.tune.options.items()):
+            edge.append(arm)
+    text = " ".join(f"At {values}: {'; '.join(names)}." for values, names in arms.items())
+    if len(arms) > 1:
+        text += " A difference between arms at unequal values is one of rule and values together."
+    if edge:
+        text += f" Chosen at the edge of what was tried, so that the best may lie beyond: {'; '.join(edge)}."
+    return text
 
 
 def _made(results: Mapping[str, Any], records: Sequence[Record]) -> Section:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
@@ -71,40 +74,43 @@ class Arguments(NamedTuple):
     mixture: DatasetMixtureConfig
 
 
+PARTS: Any = (RunArguments, BandGRPOConfig, ModelConfig, DatasetMixtureConfig)
+KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help"}
+
+
 def parser() -> TrlParser:
     """The parser of every flag and YAML key."""
-    dataclasses: Any = (RunArguments, BandGRPOConfig, ModelConfig, DatasetMixtureConfig)
-    return TrlParser(dataclasses, prog="bandpo train")
+    return TrlParser(PARTS, prog="bandpo train")
 
 
 def parse(argv: Sequence[str]) -> Arguments:
     """Settings from flags and, with ``--config FILE``, a YAML file that the flags override.
 
-    Where neither a model nor data is named, the embedded task's own settings stand below the flags.
+    A flag may be written with hyphens. The file may be the ``config.yaml`` of a run, which makes that run again. Where
+    flags and file name neither a model nor data, the embedded task's own settings stand below them.
 
     Raises:
         ValueError: an unknown key or flag, a malformed file, or a refused value; the message names it.
         SystemExit: ``--help``, or a flag whose value is of another type (after printing usage).
     """
-    argv = list(argv)
-    names_its_own = any(
-        a.split("=")[0] in ("--config", "--dataset_name", "--model_name_or_path") for a in argv
-    )
-    if not names_its_own:
-        argv = ["--config", str(resources.files("bandpo.tasks") / "multiplication.yaml"), *argv]
-    if "--config" in argv:
-        _check_yaml(argv[argv.index("--config") + 1 :][:1])
-    known = {
-        f.name
-        for cls in (RunArguments, BandGRPOConfig, ModelConfig, DatasetMixtureConfig)
-        for f in fields(cls)
-    }
-    for flag in (a.split("=")[0] for a in argv if a.startswith("--")):
-        name = flag.removeprefix("--").removeprefix("no_").replace("-", "_")
-        if name not in known | {"config", "help"}:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise ValueError(f"unknown option {flag}" + (f"; did you mean --{close[0]}?" if close else ""))
-    arguments = Arguments(*parser().parse_args_and_config(argv))
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", nargs="?", const="")
+    file, flags = first.parse_known_args(argv)
+    flags = [re.sub("^--[^=]+", lambda m: "--" + m[0][2:].replace("-", "_"), flag) for flag in flags]
+    named = [flag.split("=")[0].removeprefix("--") for flag in flags if flag.startswith("--")]
+    for name in named:
+        if name not in KNOWN and name.removeprefix("no_") not in KNOWN:
+            raise ValueError(f"unknown option --{name}{_meant(name, '--')}")
+    config = {} if file.config is None else _read(file.config)
+    if not {"dataset_name", "datasets", "model_name_or_path"} & {*named, *config}:
+        config = _read(str(resources.files("bandpo.tasks") / "multiplication.yaml")) | config
+    environment = config.pop("env", {})  # as in TRL's own scripts
+    if not isinstance(environment, dict):
+        raise ValueError(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")
+    os.environ.update({str(name): str(value) for name, value in environment.items()})
+    parsing = parser()
+    parsing.set_defaults_with_config(**config)
+    arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
     if not (arguments.run.dataset_name or arguments.mixture.datasets):
         raise ValueError(
             "no data: give --dataset_name (a hub name, 'multiplication', or 'lock') or `datasets` in the YAML file"
@@ -116,10 +122,16 @@ def parse(argv: Sequence[str]) -> Arguments:
     return arguments
 
 
-def _check_yaml(path: list[str]) -> None:
+def _meant(name: str, prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, KNOWN, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _read(path: str) -> dict[str, Any]:
+    """The options in a YAML file, or in the ``config.yaml`` of a run."""
     if not path:
         raise ValueError("--config needs the path of a YAML file")
-    file = Path(path[0])
+    file = Path(path)
     if not file.is_file():
         raise ValueError(f"--config {file}: there is no such file")
     try:
@@ -128,6 +140,13 @@ def _check_yaml(path: list[str]) -> None:
         raise ValueError(f"--config {file} is no valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"--config {file} must hold `option: value` lines, got a {type(content).__name__}")
+    options: dict[str, Any] = content
+    if options.keys() == {"versions", "arguments"}:
+        options = options["arguments"]
+        del options["generation_batch_size"]  # TRL worked it out from others, and refuses it beside them
+    for name in options.keys() - KNOWN - {"env"}:
+        raise ValueError(f"--config {file}: unknown option {name}{_meant(name)}")
+    return options
 
 
 def reward_functions(run: RunArguments) -> list[Callable[..., list[float]]]:

@@ -21,6 +21,7 @@ from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo.tasks import EMBEDDED, multiplication
 from bandpo.training.arguments import Arguments, reward_functions
 from bandpo.training.callbacks import MetricsLog, ProgressBar, Scores
+from bandpo.training.card import card
 from bandpo.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ def train(arguments: Arguments) -> RunFolder:
     )
     trainer.remove_callback(PrinterCallback)
 
+    def describe(**_: Any) -> None:
+        if trainer.is_world_process_zero():
+            (folder.path / "README.md").write_text(card(arguments, folder))
+
+    cast("Any", trainer).create_model_card = describe  # TRL calls it with each checkpoint
+
     def scores() -> dict[str, float]:
         return evaluation(trainer.model, tokenizer, test_set, rewards, arguments)
 
@@ -109,6 +116,7 @@ def train(arguments: Arguments) -> RunFolder:
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(str(folder.model))
     evaluate("after")
+    describe()
     training_curves({"": named_rows(folder.history())}).savefig(folder.curves, dpi=150)
     return folder
 
