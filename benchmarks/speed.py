@@ -111,7 +111,7 @@ def loss_contest(tokens, device, backend="inductor"):
     return "textbook clip 0.2", runs
 
 
-CONTESTS = {"bounds": bounds_contest, "loss": loss_contest}
+CONTESTS = {"loss": loss_contest, "bounds": bounds_contest}
 
 
 def race(what, tokens, device, rounds, backend="inductor"):
