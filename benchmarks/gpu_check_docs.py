@@ -118,7 +118,7 @@ def trl(rows):
         "s a batch",
         "times GRPOTrainer (quartiles)",
         "an update alone",
-        "peak above the weights, GiB",
+        "peak, GiB",
     ]
     lead = f"{rows[0]['parameters'] / 1e6:,.1f} M parameters, bfloat16, a batch of generation, scoring and 4 updates."
     cells = [

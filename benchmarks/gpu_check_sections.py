@@ -218,9 +218,8 @@ def trl_step(allowance, device, *, model, sequences, completion, rounds):
 
     from trainer_step import ARMS, batches, in_turn
 
-    weights = random_weights(model, device)
     arguments = {
-        "model": weights,
+        "make_model": partial(random_weights, model, device),
         "reward": reward,
         "device": device,
         "per_device_train_batch_size": sequences,
@@ -243,7 +242,7 @@ def trl_step(allowance, device, *, model, sequences, completion, rounds):
     for arm, own in found.items():
         yield {
             "model": model,
-            "parameters": weights.num_parameters(),
+            "parameters": random_weights(model, "meta").num_parameters(),
             "arm": arm,
             "seconds": median(whole(own)),
             "batch": paired(whole(own), whole(stock)),

@@ -8,6 +8,7 @@ resident set over what it was before the pass, so inputs and lm_head are not cou
 
 from __future__ import annotations
 
+import math
 import resource
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def one_pass(
     head = (torch.randn(vocabulary, hidden_size, **options) / hidden_size**0.5).requires_grad_()
     ids = torch.randint(vocabulary, shape, device=device)
     batch = {
-        "logp_old": -11 - torch.rand(shape, device=device),
+        # About those of the random head, so that some ratios lie inside the bounds and some do not.
+        "logp_old": -math.log(vocabulary) - torch.rand(shape, device=device),
         "advantages": torch.randn(SEQUENCES, device=device),
         "mask": torch.ones(shape, device=device),
     }

@@ -57,7 +57,7 @@ class Clock(TrainerCallback):
         self.marks.append(now(self.device))
 
 
-def batches(arm, batches, *, model, reward, device="cpu", **settings):
+def batches(arm, batches, *, make_model, reward, device="cpu", **settings):
     """Seconds of each update, one list a batch; generation and scoring are part of a batch's first update."""
     trainer_class, config_class, own = ARMS[arm]
     settings = SETTINGS | settings
@@ -66,7 +66,7 @@ def batches(arm, batches, *, model, reward, device="cpu", **settings):
     with tempfile.TemporaryDirectory() as folder:
         settings |= {"use_cpu": device == "cpu", "max_steps": batches * per_batch} | own
         trainer = trainer_class(
-            model=model,
+            model=make_model(),  # a new one, because trainers leave their hooks on it
             reward_funcs=reward,
             args=config_class(folder, **settings),
             train_dataset=multiplication.dataset("train", 256),
@@ -78,7 +78,7 @@ def batches(arm, batches, *, model, reward, device="cpu", **settings):
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     del trainer
-    gc.collect()  # the optimiser's state, before the next arm needs the room
+    gc.collect()  # weights and optimiser, before the next arm needs the room
     updates = [after - before for before, after in pairwise(clock.marks)]
     return [updates[k : k + per_batch] for k in range(0, len(updates), per_batch)]
 
@@ -104,8 +104,8 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    model, reward = str(multiplication.base_model_path()), multiplication.reward
-    *_, found = in_turn(options.rounds, 4, model=model, reward=reward)
+    path = str(multiplication.base_model_path())
+    *_, found = in_turn(options.rounds, 4, make_model=lambda: path, reward=multiplication.reward)
     stock, *_ = seconds = [[sum(updates) for updates in found[arm]] for arm in ARMS]
     for arm, own in zip(ARMS, seconds, strict=True):
         against = paired(own, stock)
