@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 CORE_TESTS := $(addprefix tests/test_, audit.py bounds.py clipping.py combinators.py custom.py diagnosis.py losses.py \
   notation.py objectives.py radius.py rivals.py watch.py)
 
-.PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps clean
+.PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps gpu-check \
+  clean
 
 demo: $(READY)
 	$(BIN)/bandpo train --output_dir runs/demo --resume
@@ -53,6 +54,11 @@ release-check: $(READY)
 audit-deps: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt pip-audit
 	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+
+# What only a GPU can tell, in at most 20 minutes, and the table of it in docs/benchmarks.md. In the Python at hand, not in
+# $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only speed' for a part.
+gpu-check:
+	PYTHONPATH=src:tests $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
 # torch first and pinned: any later step would otherwise be free to pick another build of it.
 $(READY): pyproject.toml constraints.txt

@@ -10,16 +10,26 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections.abc import Callable
 
 import mpmath as mp
 import torch
 
 import oracle
-from bandpo import FDivergence, parse_divergence, ratio_bounds
+from bandpo import FDivergence, RatioBounds, parse_divergence, ratio_bounds
 
 
-def worst_error(name: str, dtype: torch.dtype, points: int) -> tuple[float, float, float]:
-    """The largest relative margin error, and the log-probability and radius where it occurs."""
+def worst_error(
+    name: str,
+    dtype: torch.dtype,
+    points: int,
+    device: str = "cpu",
+    solve: Callable[..., RatioBounds] = ratio_bounds,
+) -> tuple[float, float, float]:
+    """The largest relative margin error, and the log-probability and radius where it occurs.
+
+    Points are rounded to ``dtype`` before either side sees them.
+    """
     triangular = FDivergence(lambda u: (u - 1) ** 2 / (u + 1))
     divergence = triangular if name == "triangular" else parse_divergence(name)
     draw = random.Random(0)
@@ -27,7 +37,7 @@ def worst_error(name: str, dtype: torch.dtype, points: int) -> tuple[float, floa
     common = [math.log1p(-(10 ** draw.uniform(-6.9, -0.1))) for _ in range(points - points // 2)]
     logp = torch.tensor(rare + common, dtype=dtype)
     radius = torch.tensor([10 ** draw.uniform(-4, 0) for _ in range(points)], dtype=dtype)
-    bounds = ratio_bounds(logp, divergence, radius)
+    bounds = solve(logp.to(device), divergence, radius.to(device))
     worst = (0.0, 0.0, 0.0)
     columns = (logp, radius, bounds.log_lower, bounds.log_upper)
     for lp, r, lower, upper in zip(*(x.tolist() for x in columns), strict=True):

@@ -13,17 +13,13 @@ is read, so that other processes do not count. The ratio of medians is what to q
 
 import argparse
 import csv
-import platform
-import statistics
-import subprocess
-import time
-from datetime import date
+from functools import cache
 from pathlib import Path
 
 import torch
 
-import bandpo
 from bandpo import KL, Band, FixedClip, JensenShannon, PearsonChi2, TotalVariation, policy_loss, ratio_bounds
+from measuring import compete, stamp
 
 RADIUS = 0.05
 
@@ -79,56 +75,51 @@ def forward_backward(loss, tensors):
     return run
 
 
-def time_of(run, device):
-    if device == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-    begin = time.process_time()
-    run()
-    return time.process_time() - begin
+LOSSES = {
+    "textbook clip 0.2": textbook_clip,
+    "FixedClip(0.2)": rule_loss(FixedClip(0.2)),
+    "Band(KL)": rule_loss(Band(KL(), RADIUS)),
+    "Band(TotalVariation)": rule_loss(Band(TotalVariation(), RADIUS)),
+}
 
 
-def compete(contestants, device, rounds):
-    """Median seconds of each, taking turns."""
-    for run in contestants.values():
-        run(), run()
-    times = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            times[name].append(time_of(run, device))
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+@cache
+def compiled(run, backend):
+    """Once for all sizes: dynamo gives up on a function that it has compiled too often."""
+    return torch.compile(run, dynamic=True, backend=backend)
 
 
-def bounds_contest(tokens, device):
+def bounds_contest(tokens, device, backend="inductor"):
     logp = batch(tokens, device)[1]
-    compiled = torch.compile(both_bounds, dynamic=True)
+    run = compiled(both_bounds, backend)
     return "bisection, 50 steps", {
         "bisection, 50 steps": lambda: bisection(logp),
         "KL": lambda: ratio_bounds(logp, KL(), RADIUS),
         "TotalVariation": lambda: ratio_bounds(logp, TotalVariation(), RADIUS),
         "PearsonChi2": lambda: ratio_bounds(logp, PearsonChi2(), RADIUS),
-        "KL, compiled": lambda: compiled(logp, KL()),
+        "KL, compiled": lambda: run(logp, KL()),
         "JensenShannon": lambda: ratio_bounds(logp, JensenShannon(), RADIUS),
-        "JensenShannon, compiled": lambda: compiled(logp, JensenShannon()),
+        "JensenShannon, compiled": lambda: run(logp, JensenShannon()),
     }
 
 
-def loss_contest(tokens, device):
+def loss_contest(tokens, device, backend="inductor"):
     tensors = batch(tokens, device)
-    losses = {
-        "textbook clip 0.2": textbook_clip,
-        "FixedClip(0.2)": rule_loss(FixedClip(0.2)),
-        "Band(KL)": rule_loss(Band(KL(), RADIUS)),
-        "Band(TotalVariation)": rule_loss(Band(TotalVariation(), RADIUS)),
-    }
-    runs = {name: forward_backward(loss, tensors) for name, loss in losses.items()}
-    for name, loss in losses.items():
-        runs[f"{name}, compiled"] = forward_backward(torch.compile(loss, dynamic=True), tensors)
+    runs = {name: forward_backward(loss, tensors) for name, loss in LOSSES.items()}
+    for name, loss in LOSSES.items():
+        runs[f"{name}, compiled"] = forward_backward(compiled(loss, backend), tensors)
     return "textbook clip 0.2", runs
+
+
+CONTESTS = {"loss": loss_contest, "bounds": bounds_contest}
+
+
+def race(what, tokens, device, rounds, backend="inductor"):
+    """Median seconds of each contestant, and how many times the baseline's they are, one after the other."""
+    baseline, contestants = CONTESTS[what](tokens, device, backend)
+    seconds = compete(contestants, device, rounds)
+    for name, value in seconds.items():
+        yield {"what": what, "tokens": tokens, "contestant": name}, value, value / seconds[baseline]
 
 
 def main():
@@ -141,25 +132,13 @@ def main():
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("speed.csv"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    stamp = {
-        "date": date.today().isoformat(),
-        "revision": git.stdout.strip() or bandpo.__version__,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name()
-        if options.device == "cuda"
-        else platform.machine() + " CPU, 1 thread",
-    }
-    rows = []
+    stamped, rows = stamp(options.device), []
     for tokens in options.tokens:
-        for what, contest in (("bounds", bounds_contest), ("loss", loss_contest)):
-            baseline, contestants = contest(tokens, options.device)
-            seconds = compete(contestants, options.device, options.rounds)
-            for name, value in seconds.items():
-                ratio = value / seconds[baseline]
-                rows.append({**stamp, "what": what, "tokens": tokens, "contestant": name})
-                rows[-1] |= {"milliseconds": f"{value * 1e3:.3f}", "ratio": f"{ratio:.4f}"}
-                print(f"{what:6} {tokens:8} {name:30} {value * 1e3:10.3f} ms   {ratio:8.3f} × {baseline}")
+        for what in CONTESTS:
+            for row, seconds, ratio in race(what, tokens, options.device, options.rounds):
+                milliseconds = f"{seconds * 1e3:.3f}"
+                rows.append({**stamped, **row, "milliseconds": milliseconds, "ratio": f"{ratio:.4f}"})
+                print(f"{what:6} {tokens:8} {row['contestant']:30} {milliseconds:>10} ms   {ratio:8.3f}")
     new = not options.output.exists()
     with options.output.open("a", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())

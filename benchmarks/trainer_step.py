@@ -1,16 +1,17 @@
 """What Band adds to a TRL step: BandGRPOTrainer against GRPOTrainer on the embedded task.
 
-    python benchmarks/trainer_step.py [--rounds 20] [--audit-steps 1]
+    python benchmarks/trainer_step.py [--rounds 20]
 
-Both trainers do whole batches in turn (generation, scoring and 8 updates each), from the same weights and seed, so a
-machine whose speed drifts slows both. Prints the median processor time of a batch and the ratio, pair by pair.
+The trainers do whole batches in turn (generation, scoring and 8 updates each), from the same weights and seed, so a
+machine whose speed drifts slows all. Prints the median processor time of a batch and the ratio, pair by pair.
 """
 
 import argparse
+import gc
 import statistics
 import tempfile
-import time
 import warnings
+from itertools import pairwise
 
 import torch
 from transformers import AutoTokenizer, TrainerCallback
@@ -19,10 +20,15 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo.tasks import multiplication
+from measuring import now, paired
 
-UPDATES_PER_BATCH = 8
+# The first is what the others are measured by.
+ARMS = {
+    "GRPOTrainer": (GRPOTrainer, GRPOConfig, {}),
+    "BandGRPOTrainer": (BandGRPOTrainer, BandGRPOConfig, {"audit_steps": 1}),
+    "BandGRPOTrainer, no audit": (BandGRPOTrainer, BandGRPOConfig, {"audit_steps": 0}),
+}
 SETTINGS = {
-    "use_cpu": True,
     "bf16": False,
     "report_to": "none",
     "save_strategy": "no",
@@ -33,63 +39,80 @@ SETTINGS = {
     "num_iterations": 2,
     "num_generations": 16,
     "max_completion_length": 40,
-    "learning_rate": 0.0,  # both stay at the same policy, so both generate the same completions
+    "learning_rate": 0.0,  # all stay at the same policy, so all generate the same completions
     "lr_scheduler_type": "constant",
 }
 
 
 class Clock(TrainerCallback):
-    """Reads the processor time (one thread, so a busy machine does not count) at the end of each batch's updates."""
+    """Reads the clock when an optimiser step begins, and at the end of training."""
 
-    def __init__(self):
-        self.batches = []
+    def __init__(self, device):
+        self.device, self.marks = device, []
 
     def on_step_begin(self, args, state, control, **_):
-        if state.global_step % UPDATES_PER_BATCH == 0:
-            self._start = time.process_time()
+        self.marks.append(now(self.device))
 
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step % UPDATES_PER_BATCH == 0:
-            self.batches.append(time.process_time() - self._start)
+    def on_train_end(self, args, state, control, **_):
+        self.marks.append(now(self.device))
 
 
-def batch_times(trainer_class, config_class, folder, batches, **more):
-    path = multiplication.base_model_path()
-    clock = Clock()
-    trainer = trainer_class(
-        model=str(path),
-        reward_funcs=multiplication.reward,
-        args=config_class(folder, max_steps=batches * UPDATES_PER_BATCH, **SETTINGS, **more),
-        train_dataset=multiplication.dataset("train", 256),
-        processing_class=AutoTokenizer.from_pretrained(path, padding_side="left"),
-        callbacks=[clock],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return clock.batches[1:]  # the first warms up
+def batches(arm, batches, *, make_model, reward, device="cpu", **settings):
+    """Seconds of each update, one list a batch; generation and scoring are part of a batch's first update."""
+    trainer_class, config_class, own = ARMS[arm]
+    settings = SETTINGS | settings
+    per_batch = settings["steps_per_generation"] * settings["num_iterations"]
+    clock = Clock(device)
+    with tempfile.TemporaryDirectory() as folder:
+        settings |= {"use_cpu": device == "cpu", "max_steps": batches * per_batch} | own
+        trainer = trainer_class(
+            model=make_model(),  # a new one, because trainers leave their hooks on it
+            reward_funcs=reward,
+            args=config_class(folder, **settings),
+            train_dataset=multiplication.dataset("train", 256),
+            processing_class=AutoTokenizer.from_pretrained(
+                multiplication.base_model_path(), padding_side="left"
+            ),
+            callbacks=[clock],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    del trainer
+    gc.collect()  # weights and optimiser, before the next arm needs the room
+    updates = [after - before for before, after in pairwise(clock.marks)]
+    return [updates[k : k + per_batch] for k in range(0, len(updates), per_batch)]
+
+
+def in_turn(rounds, number, **arguments):
+    """Yields, after each round, all batches of all rounds so far: a dictionary of lists by arm.
+
+    The first batch of each run warms up and is left out. Who begins changes from round to round.
+    """
+    found = {arm: [] for arm in ARMS}
+    for k in range(rounds):
+        order = [*ARMS][k % len(ARMS) :] + [*ARMS][: k % len(ARMS)]
+        for arm in order:
+            found[arm] += batches(arm, number, **arguments)[1:]
+        yield found
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=10, help="pairs of runs, of three timed batches each")
-    parser.add_argument("--audit-steps", type=int, default=1, help="of BandGRPOConfig; 0 for no audit")
+    parser.add_argument("--rounds", type=int, default=10, help="of three timed batches by each trainer")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    stock, band = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(options.rounds):
-            stock += batch_times(GRPOTrainer, GRPOConfig, folder, 4)
-            band += batch_times(BandGRPOTrainer, BandGRPOConfig, folder, 4, audit_steps=options.audit_steps)
-    ratios = sorted(b / s for s, b in zip(stock, band, strict=True))
-    print(f"GRPOTrainer      {statistics.median(stock):.4f} s per batch of {UPDATES_PER_BATCH} updates")
-    print(f"BandGRPOTrainer  {statistics.median(band):.4f} s")
-    low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-    print(
-        f"ratio            {statistics.median(ratios):.3f} (quartiles {low:.3f} to {high:.3f}, {len(ratios)} pairs)"
-    )
+    path = str(multiplication.base_model_path())
+    *_, found = in_turn(options.rounds, 4, make_model=lambda: path, reward=multiplication.reward)
+    stock, *_ = seconds = [[sum(updates) for updates in found[arm]] for arm in ARMS]
+    for arm, own in zip(ARMS, seconds, strict=True):
+        against = paired(own, stock)
+        print(
+            f"{arm:26} {statistics.median(own):.4f} s a batch, ratio {against['ratio']:.3f} "
+            f"(quartiles {against['low']:.3f} to {against['high']:.3f}, {against['pairs']} pairs)"
+        )
 
 
 if __name__ == "__main__":

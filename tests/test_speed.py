@@ -8,41 +8,15 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
-from bandpo import (
-    DCPO,
-    KL,
-    Band,
-    ClippedWeight,
-    FixedClip,
-    JensenShannon,
-    Masked,
-    TotalVariation,
-    policy_loss,
-    ratio_bounds,
+from bandpo import KL, policy_loss, ratio_bounds
+from lean import (
+    SETTINGS,
+    batch,
+    graphs_over_shapes,
+    replay_as_a_cuda_graph,
+    run_without_synchronisation,
+    step,
 )
-
-SETTINGS = [
-    {"clip": Band(KL(), 0.05)},
-    {"clip": Band(JensenShannon(), 0.0125), "dual_clip": 3.0},
-    {"clip": FixedClip(0.2, 0.28), "aggregation": "seq-mean-token-mean"},
-    {"clip": DCPO(), "level": "sequence"},
-    {"clip": Band(KL(), 0.05), "objective": ClippedWeight()},
-    {"clip": Band(TotalVariation(), 0.15), "objective": Masked()},
-]
-
-
-def batch(rows=3, columns=5, device="cpu"):
-    logp_old = -torch.rand(rows, columns, device=device) * 6 - 0.01
-    logp = logp_old + 0.3 * torch.randn(rows, columns, device=device)
-    return logp.clamp(max=-1e-4), logp_old, torch.randn(rows, device=device), torch.ones_like(logp)
-
-
-def step(settings):
-    def run(logp, *rest):
-        outputs = policy_loss(logp, *rest, **settings)
-        return outputs.loss, outputs.metrics
-
-    return run
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -60,28 +34,19 @@ def test_no_value_is_read_on_an_accelerator(settings):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_no_synchronisation_on_cuda(settings):
-    logp, *rest = batch(device="cuda")
-    step(settings)(logp.requires_grad_(), *rest)  # lazy initialisation may synchronise
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step(settings)(logp, *rest)[0].backward()
-        settings["clip"].bounds(rest[0])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    run_without_synchronisation(settings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_captured_by_a_cuda_graph(settings):
+    replay_as_a_cuda_graph(settings)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_one_graph_for_all_batch_shapes(settings):
     """Compiled for the first shape, once more with symbolic ones for the second, and never again."""
-    torch._dynamo.reset()
-    graphs = CompileCounterWithBackend("eager")
-    compiled = torch.compile(step(settings), backend=graphs, fullgraph=True)
-    for rows, columns in ((3, 5), (4, 7), (8, 16), (5, 33), (16, 9), (31, 2)):
-        logp, *rest = batch(rows, columns)
-        loss, metrics = compiled(logp.requires_grad_(), *rest)
-        expected = policy_loss(logp, *rest, **settings)
-        torch.testing.assert_close((loss, metrics), (expected.loss, expected.metrics))
-    assert graphs.frame_count <= 2
+    assert graphs_over_shapes(settings) <= 2
 
 
 def test_one_graph_of_bounds_for_all_shapes():

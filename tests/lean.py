@@ -1,0 +1,87 @@
+"""What makes the loss cheap on any device, as checks that run on any: graphs, synchronisation, CUDA graphs."""
+
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from bandpo import (
+    DCPO,
+    KL,
+    Band,
+    ClippedWeight,
+    FixedClip,
+    JensenShannon,
+    Masked,
+    TotalVariation,
+    policy_loss,
+)
+
+SETTINGS = [
+    {"clip": Band(KL(), 0.05)},
+    {"clip": Band(JensenShannon(), 0.0125), "dual_clip": 3.0},
+    {"clip": FixedClip(0.2, 0.28), "aggregation": "seq-mean-token-mean"},
+    {"clip": DCPO(), "level": "sequence"},
+    {"clip": Band(KL(), 0.05), "objective": ClippedWeight()},
+    {"clip": Band(TotalVariation(), 0.15), "objective": Masked()},
+]
+SHAPES = ((3, 5), (4, 7), (8, 16), (5, 33), (16, 9), (31, 2))
+
+
+def batch(rows=3, columns=5, device="cpu"):
+    logp_old = -torch.rand(rows, columns, device=device) * 6 - 0.01
+    logp = logp_old + 0.3 * torch.randn(rows, columns, device=device)
+    return logp.clamp(max=-1e-4), logp_old, torch.randn(rows, device=device), torch.ones_like(logp)
+
+
+def step(settings):
+    def run(logp, *rest):
+        outputs = policy_loss(logp, *rest, **settings)
+        return outputs.loss, outputs.metrics
+
+    return run
+
+
+def graphs_over_shapes(settings, device="cpu"):
+    """How many graphs the compiler makes of the loss over batches of six shapes, each compared with the eager one."""
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("eager")
+    compiled = torch.compile(step(settings), backend=graphs, fullgraph=True)
+    for rows, columns in SHAPES:
+        logp, *rest = batch(rows, columns, device)
+        loss, metrics = compiled(logp.requires_grad_(), *rest)
+        torch.testing.assert_close((loss, metrics), step(settings)(logp, *rest))
+    return graphs.frame_count
+
+
+def run_without_synchronisation(settings):
+    """Loss, backward pass and bounds on CUDA; raises where one of them waits for the device."""
+    logp, *rest = batch(device="cuda")
+    step(settings)(logp.requires_grad_(), *rest)[0].backward()  # lazy initialisation may synchronise
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(settings)(logp, *rest)[0].backward()
+        settings["clip"].bounds(rest[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def replay_as_a_cuda_graph(settings):
+    """Capture loss and gradient once, replay them on another batch, compare with eager ones."""
+    held, other = batch(8, 128, "cuda"), batch(8, 128, "cuda")
+
+    def gradient(logp, *rest):
+        leaf = logp.detach().requires_grad_()
+        loss, _ = step(settings)(leaf, *rest)
+        return loss.detach(), *torch.autograd.grad(loss, leaf)
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # where torch wants the warm-up before a capture
+        gradient(*held)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradient(*held)
+    for mine, new in zip(held, other, strict=True):
+        mine.copy_(new)
+    graph.replay()
+    torch.testing.assert_close(captured, gradient(*other))

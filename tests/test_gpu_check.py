@@ -1,0 +1,230 @@
+"""The GPU measurement on the CPU, in its small form; how it bears what breaks; and what the docs say of it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpu_check
+import gpu_check_docs
+import gpu_check_sections as sections
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_page_says_what_the_data_say():
+    page = gpu_check_docs.PAGE.read_text()
+    assert gpu_check_docs.renewed(page) == page
+
+
+def test_only_a_full_run_on_a_gpu_is_published():
+    results = gpu_check_docs.RESULTS
+    stamp = json.loads(results.read_text())["stamp"] if results.exists() else None
+    assert stamp is None or (stamp["cuda"] and not stamp["small"])
+    assert (stamp is None) == ("On a GPU: not yet measured." in gpu_check_docs.PAGE.read_text())
+
+
+def test_a_page_without_marks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has lost its marks"):
+        gpu_check_docs.renewed("# Benchmarks\n", tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_the_sections_fit_into_20_minutes(small):
+    assert sum(section.seconds for section in gpu_check.plan(small)) < 20 * 60
+
+
+def one_row_and(end):
+    """Rows of a section that ends in a way of its own; here, because the section's process imports them."""
+
+    def rows(allowance, device):
+        yield {"device": device}
+        end()
+
+    return rows
+
+
+def raises(allowance, device):
+    yield from one_row_and(lambda: 1 / 0)(allowance, device)
+
+
+def dies(allowance, device):
+    yield from one_row_and(lambda: os._exit(3))(allowance, device)
+
+
+def ends(allowance, device):
+    yield from one_row_and(lambda: None)(allowance, device)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "needs", "expected"),
+    [
+        (raises, 120, (), {"status": "failed", "rows": [{"device": "cpu"}], "error": "ZeroDivisionError"}),
+        (dies, 120, (), {"status": "failed", "error": "its process ended with exit code 3"}),
+        (ends, 0.01, (), {"status": "failed", "rows": [], "error": "stopped after its 0.01 s"}),
+        (
+            ends,
+            120,
+            ("no_such_module",),
+            {"status": "skipped", "rows": [], "reason": "no_such_module not installed"},
+        ),
+    ],
+    ids=["raises", "dies", "too slow", "skipped"],
+)
+def test_a_section_that_breaks_leaves_its_rows_and_its_error(rows, seconds, needs, expected):
+    found = gpu_check.measured(gpu_check.Section("x", seconds, needs, rows), "cpu")
+    assert "Traceback" in found.get("error", "") or rows is not raises
+    for key, value in expected.items():
+        assert found[key] == value or (key == "error" and value in found[key])
+
+
+def test_another_piece_is_begun_while_one_as_slow_as_the_slowest_fits(monkeypatch):
+    clock = iter([0.0, 3.0, 5.0, 6.5, 7.5])
+    monkeypatch.setattr(sections.time, "monotonic", lambda: next(clock))
+    allowance = sections.Allowance(10.0)
+    # Pieces of 3, 2, 1.5 and 1 seconds: at 6.5 another 3 fit, at 7.5 they do not.
+    assert [allowance.another() for _ in range(5)] == [True, True, True, True, False]
+
+
+def test_an_inaccurate_margin_fails_the_section(monkeypatch):
+    monkeypatch.setattr(sections, "ACCURACY", 1e-12)
+    names = ("TotalVariation()",)
+    rows = sections.accuracy(
+        sections.Allowance(float("inf")), "cpu", points=4, backend="eager", eager=names, compiled=names
+    )
+    with pytest.raises(AssertionError, match="more than 1e-12"):
+        assert all(row["error"] > 0 for row in rows)
+
+
+def test_a_failed_check_is_named_and_the_others_run(monkeypatch):
+    import lean
+    import speed
+
+    def wrong(logp, *rest):
+        return (2 * speed.textbook_clip(logp, *rest)[0],)
+
+    monkeypatch.setattr(lean, "SETTINGS", lean.SETTINGS[2:3])
+    monkeypatch.setattr(lean, "graphs_over_shapes", lambda settings, device: 3)
+    monkeypatch.setattr(
+        speed, "LOSSES", {"textbook": speed.textbook_clip, "FixedClip": speed.LOSSES["FixedClip(0.2)"]}
+    )
+    monkeypatch.setattr(
+        speed, "compiled", lambda loss, backend: wrong if loss is speed.textbook_clip else loss
+    )
+    found = sections.habits(sections.Allowance(float("inf")), "cpu", tokens=1024, backend="eager")
+    rows = list(islice(found, 9))
+    with pytest.raises(AssertionError, match="2 checks failed"):
+        next(found)
+    outcomes = {(row["check"], row["of"]): row.get("failed", row.get("found")) for row in rows}
+    assert (
+        outcomes["graphs", "clip=FixedClip(low=0.2, high=0.28), aggregation=seq-mean-token-mean"]
+        == "AssertionError: 3 graphs for 6 shapes"
+    )
+    assert "not close" in outcomes["compiled equals eager", "textbook"]
+    assert outcomes["compiled equals eager", "FixedClip"] == "holds"
+    assert outcomes["peak buffers", "FixedClip"] == "skipped: needs CUDA"
+    assert "failed: AssertionError: 3 graphs for 6 shapes (1)" in gpu_check_docs.habits(rows)
+
+
+@pytest.mark.parametrize(("model", "parameters"), [("135M", 134.5e6), ("1.5B", 1543.7e6)])
+def test_the_models_have_the_sizes_of_those_they_stand_for(model, parameters):
+    assert sections.random_weights(model, "meta").num_parameters() == pytest.approx(parameters, rel=1e-3)
+
+
+def test_goals_are_judged_at_the_largest_size():
+    def loss(contestant, tokens, seconds, of_copy):
+        row = {"what": "loss", "tokens": tokens, "contestant": f"{contestant}, compiled"}
+        return row | {"seconds": seconds, "of_copy": of_copy}
+
+    def step(arm, ratio):
+        return {"model": "135M", "arm": arm, "batch": {"ratio": ratio}}
+
+    text = gpu_check_docs.goals(
+        {
+            "speed": {
+                "rows": [
+                    {"what": "copy"},
+                    loss("Band(KL)", 2**24, 1.2, 0.85),
+                    loss("textbook clip 0.2", 2**24, 1.0, 0.9),
+                    loss("Band(KL)", 2**16, 1.0, 0.1),
+                    {"what": "loss", "tokens": 2**26, "skipped": "no time left"},
+                ]
+            },
+            "trl 135M": {"rows": [step("GRPOTrainer", 1.0), step("BandGRPOTrainer", 1.02)]},
+        }
+    )
+    judged = [line.split(" | ")[-3:] for line in text.splitlines()[2:]]
+    assert judged == [
+        ["at least 0.8", "0.850", "yes |"],
+        ["at most 1.1", "1.200", "no |"],
+        ["at most 1.01", "1.020", "no |"],
+    ]
+    assert "16,777,216 tokens" in text
+
+
+def run(*arguments, paths=("src", "tests")):
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in paths)}
+    return subprocess.run(
+        [sys.executable, "benchmarks/gpu_check.py", *map(str, arguments)],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--small"], "--small measures nothing to publish; give another --output"),
+        (["--small", "--only", "sped"], "no section sped; there are speed, habits"),
+        pytest.param(
+            ["--output", "x.json"],
+            "torch sees no CUDA device; --small runs on the CPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA"),
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        gpu_check.main()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_small_form_runs_to_its_end(tmp_path):
+    output = tmp_path / "gpu_check.json"
+    whole = run("--small", "--output", output)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    results = json.loads(output.read_text())
+    found = results["sections"]
+    assert list(found) == ["speed", "habits", "trl tiny", "liger", "accuracy"]
+    assert all(part["rows"] for part in found.values() if part["status"] == "done")
+    assert {part["status"] for part in found.values()} <= {"done", "skipped"}
+    assert all("not installed" in part["reason"] for part in found.values() if part["status"] == "skipped")
+    if not torch.cuda.is_available():
+        reasons = {row["found"] for row in found["habits"]["rows"] if row["check"] == "CUDA graph"}
+        assert reasons == {"skipped: needs CUDA"}
+    page = gpu_check_docs.renewed(gpu_check_docs.PAGE.read_text(), output)
+    assert results["stamp"]["device"] in page
+    tables = re.findall(r"(?:^\|.*\n)+", page.split(gpu_check_docs.START)[1], re.M)
+    assert all(len({line.count("|") for line in table.splitlines()}) == 1 for table in tables)
+
+    # A part alone, and broken: without tests/ there is no oracle. The other sections stay.
+    part = run("--small", "--only", "accuracy", "--output", output, paths=["src"])
+    assert part.returncode == 1
+    assert "error: failed: accuracy; see" in part.stderr
+    after = json.loads(output.read_text())["sections"]
+    assert "No module named 'oracle'" in after["accuracy"]["error"]
+    assert (
+        "**Accuracy: worst relative error of the margins** (failed: ModuleNotFoundError"
+        in gpu_check_docs.block({"stamp": results["stamp"], "sections": after})
+    )
+    assert after | {"accuracy": None} == found | {"accuracy": None}
