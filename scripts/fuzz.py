@@ -179,7 +179,7 @@ def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | f
                 change = torch.expm1(log_bound) * factor
                 moved = torch.log1p(change.clamp(min=-1)).to(lower)
                 legal = inside & (change > -1) & (moved < -x) & (moved.isfinite()) & (change.abs() > 1e-4)
-                verdict = getattr(band.apply(moved, logp), side)
+                verdict = getattr(band.outside(moved, logp), side)
                 broken[f"apply {side}"] = broken.get(f"apply {side}", False) | (
                     legal & (verdict != (factor > 1))
                 )

@@ -17,7 +17,7 @@ from pages import PAGES, ROOT, blocks
 
 # Those of frameworks.md need their frameworks: tests/integrations runs each. Those with a title are files.
 PYTHON = [
-    pytest.param(block.text, id=f"{block.page}-{number}")
+    pytest.param(page, block.text, id=f"{block.page}-{number}")
     for page in PAGES
     if page.name != "frameworks.md"
     for number, block in enumerate(blocks(page, "python"))
@@ -25,9 +25,14 @@ PYTHON = [
 ]
 
 
-@pytest.mark.parametrize("block", PYTHON)
-def test_python(block, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "block"), PYTHON)
+def test_python(page, block, tmp_path, monkeypatch, capsys):
+    """Beside the files that the page has the reader write; what is printed is what the comment says, up to a colon."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for file in blocks(page, "python"):
+        if file.title and "/" not in file.title:
+            (tmp_path / file.title).write_text(file.text)
     if block.startswith(">>>"):
         example = doctest.DocTestParser().get_doctest(block, {}, "docs", "docs", 0)
         assert doctest.DocTestRunner().run(example).failed == 0
@@ -35,6 +40,8 @@ def test_python(block, tmp_path, monkeypatch):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of the frameworks at their own defaults
             exec(compile(block, "docs", "exec"), {})
+        said = re.findall(r"^print\(.*\)  # (.*?)(?:: .*)?$", block, re.M)
+        assert capsys.readouterr().out.splitlines()[: len(said)] == said or not said
 
 
 def shell(command: str, folder: Path, source: Path = ROOT / "src") -> str:

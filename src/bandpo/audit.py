@@ -7,9 +7,10 @@ tokens. They stay on the device until they are read. docs/audit.md explains ever
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -117,6 +118,12 @@ class Audit:
             )
 
         return cls.from_views(view, run, view(run), counterfactuals)
+
+    @classmethod
+    def of(cls, *tensors: Any, **named: Any) -> Audit:
+        """The former name of `from_batch`."""
+        warnings.warn("Audit.of is now Audit.from_batch", DeprecationWarning, stacklevel=2)
+        return cls.from_batch(*tensors, **named)
 
     @classmethod
     @torch.no_grad()

@@ -38,6 +38,14 @@ class Outside(NamedTuple):
 class ClipRule(ABC):
     """An interval of allowed ratios for each token."""
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if "apply" in cls.__dict__:
+            raise TypeError(
+                f"{cls.__name__} overrides apply, which nothing calls any more; override outside(log_ratio, logp_old), "
+                "which returns Outside(below, above)"
+            )
+
     @abstractmethod
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
         """The interval for tokens of old log-probability ``logp_old`` (nats, any shape)."""
