@@ -72,6 +72,22 @@ class TestSlime(Contract):
         call(policy_loss, batch, advantage_estimator="gspo")
 
 
+def test_a_method_is_taken_for_its_bounds_alone():
+    batch = make_batch(14)
+    named, rule = (
+        call(policy_loss, batch, method="DAPO()"),
+        call(policy_loss, batch, clip="FixedClip(0.2, 0.28)"),
+    )
+    assert named[0] == rule[0]
+    with pytest.raises(
+        ValueError,
+        match=r"^method: 'SAPO\(\)' is SigmoidGate\(.*\) per token, but this framework's loss can only be given bounds",
+    ):
+        call(policy_loss, batch, method="SAPO()")
+    with pytest.raises(ValueError, match=r"'GSPO\(\)' is Surrogate\(.*\) per sequence, but"):
+        call(policy_loss, batch, method="GSPO()")
+
+
 def test_the_anchor_follows_slimes_own_switch():
     batch = make_batch(12)
     trainer, sampler = (call(policy_loss, batch, use_rollout_logprobs=flag)[1] for flag in (False, True))

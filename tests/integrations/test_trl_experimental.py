@@ -1,6 +1,7 @@
 """The loss methods of TRL's own trainers, on trainers that were not constructed: that needs a vLLM server, or a model
 and a data set, none of which the loss looks at."""
 
+import dataclasses
 import math
 from collections import defaultdict
 from types import SimpleNamespace
@@ -115,7 +116,13 @@ class TestSDPO(Contract):
     ("config", "settings", "message"),
     [
         (BandAsyncGRPOConfig, {"epsilon": 0.1}, r"epsilon=0.1, epsilon_high=None have no effect"),
-        (BandAsyncGRPOConfig, {"clip": "Bnd()"}, "did you mean Band"),
+        (BandAsyncGRPOConfig, {"clip": "Bnd()"}, "clip: .*did you mean Band"),
+        (
+            BandAsyncGRPOConfig,
+            {"method": "SAPO()"},
+            r"^method: 'SAPO\(\)' is SigmoidGate\(.*\) per token, but this framework's loss can only be given bounds",
+        ),
+        (BandSDPOConfig, {"method": "CISPO()"}, r"^method: 'CISPO\(\)' is ClippedWeight"),
         (
             BandSDPOConfig,
             {"distillation_weight": 0.5, "epsilon_high": 0.28},
@@ -134,6 +141,8 @@ def test_the_rule_is_text_in_the_config(config, tmp_path):
     settings = {"distillation_weight": 0.5} if config is BandSDPOConfig else {}
     made = config(str(tmp_path), clip="FixedClip(0.2)", **CPU, **settings)
     assert made.clip == "FixedClip(low=0.2, high=0.2)"
+    assert dataclasses.replace(made).clip == made.clip
+    assert config(str(tmp_path), method="GRPO()", **CPU, **settings).clip == made.clip
     assert math.isclose(made.epsilon, 0.2)
 
 

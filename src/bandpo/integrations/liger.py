@@ -73,8 +73,8 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
         arguments: Liger's other settings (``beta``, ``chunk_size``, ``temperature``, ``compiled``, …).
 
     Raises:
-        ValueError: a setting cannot be read, a method that is more than bounds, another ``loss_type``, sequence-level ratios,
-            or ``epsilon_low`` or ``epsilon_high`` given too.
+        ValueError: a setting cannot be read, a method that is more than bounds, another ``loss_type``, sequence-level
+            ratios, or ``epsilon_low`` or ``epsilon_high`` given too.
     """
 
     def __init__(

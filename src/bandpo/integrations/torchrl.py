@@ -39,8 +39,9 @@ class BandPPOLoss(ClipPPOLoss):
         arguments: `ClipPPOLoss`'s other settings; ``clip_value``, the value function's clip, as a number.
 
     Raises:
-        ValueError: a setting cannot be read; a method that is more than bounds; ``clip_epsilon`` or ``clip_value=True`` is given, which mean TorchRL's
-            constant; ``delay_actor``. On a batch: continuous actions, or not one log-probability for each action.
+        ValueError: a setting cannot be read; a method that is more than bounds; ``clip_epsilon`` or
+            ``clip_value=True`` is given, which mean TorchRL's constant; ``delay_actor``. On a batch: continuous
+            actions, or not one log-probability for each action.
     """
 
     def __init__(
