@@ -1,7 +1,6 @@
 """The loss methods of TRL's own trainers, on trainers that were not constructed: that needs a vLLM server, or a model
 and a data set, none of which the loss looks at."""
 
-import dataclasses
 import math
 from collections import defaultdict
 from types import SimpleNamespace
@@ -141,8 +140,8 @@ def test_the_rule_is_text_in_the_config(config, tmp_path):
     settings = {"distillation_weight": 0.5} if config is BandSDPOConfig else {}
     made = config(str(tmp_path), clip="FixedClip(0.2)", **CPU, **settings)
     assert made.clip == "FixedClip(low=0.2, high=0.2)"
-    assert dataclasses.replace(made).clip == made.clip
-    assert config(str(tmp_path), method="GRPO()", **CPU, **settings).clip == made.clip
+    for again in ({"clip": made.clip}, {"method": "GRPO()"}):
+        assert config(str(tmp_path), **again, **CPU, **settings).clip == made.clip
     assert math.isclose(made.epsilon, 0.2)
 
 

@@ -32,7 +32,7 @@ _METHOD_HELP = {"help": "In place of clip a method that is PPO's surrogate on ot
 def _settle(config: BandAsyncGRPOConfig | BandSDPOConfig) -> None:
     """Put the rule into ``clip``, as text, and refuse epsilons beside it."""
     config.clip, config.method = as_text(read_rule(method=config.method, clip=config.clip)), None
-    if config.epsilon != 0.2 or config.epsilon_high not in (None, 0.2):  # TRL writes 0.2 where None stood
+    if (config.epsilon, config.epsilon_high) != (0.2, None):
         raise ValueError(
             f"epsilon={config.epsilon}, epsilon_high={config.epsilon_high} have no effect beside "
             f"clip={config.clip!r}; write the interval as clip='FixedClip(low, high)'"

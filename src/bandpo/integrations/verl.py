@@ -15,7 +15,6 @@ Written for and tested with verl 0.9.1.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +48,9 @@ def _skip_a_patch_of_what_trl_no_longer_has() -> None:
     if any((trl / home).exists() for home in ("experimental/ppo", "models/modeling_value_head.py")):
         return
     with contextlib.suppress(ImportError):  # FSDP alone needs this module, other engines run without it
-        patches = importlib.import_module("verl.models.transformers.monkey_patch")
-        patches.is_trl_available = lambda: False
+        from verl.models.transformers import monkey_patch
+
+        monkey_patch.is_trl_available = lambda: False
 
 
 _skip_a_patch_of_what_trl_no_longer_has()
