@@ -31,7 +31,7 @@ alone is a method too: PPO's surrogate on its interval.
 | `GSPO` | 2507.18071 | ``FixedClip(3e-4, 4e-4)``, per sequence | `Surrogate` |
 | `GMPO` | 2507.20673 | ``[e^−0.4, e^0.4]`` | `GeometricMean` |
 | `VESPO` | 2602.10693 | none | `GammaWeight` |
-| off-policy sequence mask | 2512.02556 | any | ``SequenceMask(max_kl)`` around any |
+| off-policy sequence mask | 2512.02556 | any | ``SequenceMask(0.5)`` around any |
 """
 
 from __future__ import annotations

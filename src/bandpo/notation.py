@@ -16,6 +16,7 @@ from bandpo.divergences import Divergence
 from bandpo.methods import Method, Parts
 from bandpo.objectives import DualClip, Objective
 from bandpo.radius import Radius
+from bandpo.tokens import known_level
 
 Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
 
@@ -131,7 +132,7 @@ def as_parts(
 
     Raises:
         TypeError: an argument is of another kind.
-        ValueError: ``method`` stands beside what it fixes, or a text cannot be read.
+        ValueError: ``method`` stands beside what it fixes, a text cannot be read, or ``level`` is unknown.
 
     >>> as_parts("DPPO()").objective, as_parts(clip="FixedClip(0.2)").clip
     (Masked(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
@@ -143,6 +144,8 @@ def as_parts(
             given["clip"] = _read(clip, ClipRule, "clip")
         if objective is not None:
             given["objective"] = _read(objective, Objective, "objective")
+        if level is not None:
+            known_level(level)
         parts = Parts(**given)  # pyright: ignore[reportArgumentType]
     elif given:
         raise ValueError(f"method={method!r} already says what {' and '.join(given)} would; leave one out")

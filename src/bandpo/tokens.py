@@ -239,9 +239,18 @@ def at_level(
     >>> at_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
     tensor([[-2., -2., -2.]])
     """
-    if level not in LEVELS:
-        raise ValueError(f"level must be 'token' or 'sequence', got {level!r}")
-    if level == "token":
+    if known_level(level) == "token":
         return logp
     mean = (logp * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
     return mean.expand_as(logp).contiguous()
+
+
+def known_level(level: str) -> str:
+    """``level``, unless there is none of that name.
+
+    Raises:
+        ValueError: see above.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"level must be 'token' or 'sequence', got {level!r}")
+    return level

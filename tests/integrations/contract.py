@@ -8,6 +8,11 @@ import torch
 
 from bandpo import parse_rule
 
+SAPO_IS_MORE_THAN_BOUNDS = (
+    r"^method: 'SAPO\(\)' is SigmoidGate\(.*\) per token, but this framework's loss can only be given bounds"
+)
+"""What an adapter says that can hand its framework bounds and no more."""
+
 
 @dataclass
 class Batch:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from contract import Contract, dense_loss, make_batch
 
+from bandpo import policy_loss
 from bandpo.integrations.prime_rl import loss
 from pages import framework_blocks
 
@@ -50,6 +51,15 @@ def test_weights_multiply_and_the_penalty_is_prime_rls():
     torch.testing.assert_close(loss(inputs, clip="Unclipped()", kl_tau=0.3).loss, expected.sum())
 
 
+@pytest.mark.parametrize("method", ["GSPO(0.1, 0.2)", "GMPO()", "SAPO()", "IcePop()", "VESPO()"])
+def test_a_method_is_the_cores(method):
+    batch = make_batch(18, spread=1.5)
+    found = torch.stack([loss(inputs, method=method).loss for inputs in sequences(batch)]).sum()
+    rest = (batch.logp_old, batch.advantages, batch.mask)
+    expected = policy_loss(batch.logp, *rest, method=method, aggregation="sum").loss
+    TestPrimeRL().compare(batch, found, expected)
+
+
 def test_a_sequence_without_counted_tokens_is_zero_and_has_the_same_metrics():
     batch = make_batch(6)
     inputs = next(sequences(batch))
@@ -65,7 +75,12 @@ def test_a_sequence_without_counted_tokens_is_zero_and_has_the_same_metrics():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"clip": "Bnd()"}, "did you mean Band"), ({"kl_tau": -1.0}, "kl_tau must be at least 0")],
+    [
+        ({"clip": "Bnd()"}, r"trainer\.loss\.kwargs\.clip: .*did you mean Band"),
+        ({"method": "SAP0()"}, r"trainer\.loss\.kwargs\.method: .*did you mean SAPO"),
+        ({"dual_clip": 0.5}, r"trainer\.loss\.kwargs\.dual_clip: dual_clip must be above 1"),
+        ({"kl_tau": -1.0}, "kl_tau must be at least 0"),
+    ],
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -16,6 +16,7 @@ if sys.version_info < (3, 12):
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry, ppo_policy_loss
 from skyrl.train.config.config import AlgorithmConfig
 
+from bandpo import policy_loss
 from bandpo.integrations.skyrl import BandAlgorithmConfig, band, settings
 
 
@@ -67,9 +68,20 @@ def test_the_command_line_reaches_the_loss():
     assert (algorithm.policy_loss_type, algorithm.clip) == ("band", "FixedClip(0.1, 0.3)")
 
 
-def test_a_bad_rule_is_refused_before_training():
-    with pytest.raises(ValueError, match=r"trainer\.algorithm\.clip: .*did you mean Band"):
-        settings(["trainer.algorithm.clip=Bnd()"])
+def test_a_method_from_the_command_line_is_the_cores():
+    algorithm = settings(["trainer.algorithm.method=GSPO(0.1, 0.2)"]).trainer.algorithm
+    batch = make_batch(18, spread=1.5)
+    loss, metrics = call(band, algorithm, batch)
+    rest = (batch.logp_old, batch.advantages, batch.mask)
+    expected = policy_loss(batch.logp, *rest, method="GSPO(0.1, 0.2)", aggregation="sum")
+    TestSkyRL().compare(batch, loss, expected.loss)
+    assert metrics["approx_kl"] == pytest.approx(expected.metrics["approx_kl"].item())
+
+
+@pytest.mark.parametrize(("name", "near"), [("clip=Bnd()", "Band"), ("method=SAP0()", "SAPO")])
+def test_a_bad_setting_is_refused_before_training(name, near):
+    with pytest.raises(ValueError, match=rf"trainer\.algorithm\.{name[:4]}.*: .*did you mean {near}"):
+        settings([f"trainer.algorithm.{name}"])
 
 
 def test_the_registry_takes_it():

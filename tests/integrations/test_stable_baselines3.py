@@ -2,14 +2,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from contract import Contract
+from contract import Contract, make_batch
 
 pytest.importorskip("stable_baselines3", reason="needs the extra bandpo[sb3]")
 
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from bandpo import FixedClip
+from bandpo import FixedClip, policy_loss
 from bandpo.integrations.stable_baselines3 import BandPPO
 from pages import framework_blocks
 
@@ -71,13 +71,26 @@ def test_a_constant_clip_trains_to_ppos_own_parameters(settings):
 def test_saves_and_loads_with_its_rule(tmp_path):
     BandPPO("MlpPolicy", "CartPole-v1", clip="Band(KL(), 0.02)", **SMALL).save(tmp_path / "model")
     model = BandPPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1"))
-    assert model.clip.radius == 0.02
+    assert model.parts.clip.radius == 0.02
     model.learn(64)
 
 
 def test_continuous_actions_are_refused():
     with pytest.raises(ValueError, match=r"the actions are Box.* is a density"):
         BandPPO("MlpPolicy", "Pendulum-v1", **SMALL)
+
+
+@pytest.mark.parametrize("method", ["SAPO()", "GSPO(0.1, 0.2)", "GMPO()"])
+def test_a_method_sees_each_action_alone(method):
+    """As a sequence of one token; of a minibatch as one sequence all ratios would be one."""
+    batch = make_batch(18, spread=1.5)
+    model = BandPPO("MlpPolicy", "CartPole-v1", method=method, **SMALL, **ONE_TERM)
+    minibatch, model.policy.evaluate_actions = TestStableBaselines3().rollout(batch)
+    _, logp, _ = model.policy.evaluate_actions()
+    tensors = (x[:, None] for x in (logp, minibatch.old_log_prob, minibatch.advantages))
+    TestStableBaselines3().compare(
+        batch, model._loss(minibatch)[0], policy_loss(*tensors, method=method).loss
+    )
 
 
 def test_clip_range_is_refused():

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from contract import Contract, make_batch
@@ -7,6 +9,7 @@ pytest.importorskip("trinity", reason="needs the extra bandpo[trinity]")
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
 
+from bandpo import DualClip, Surrogate, policy_loss
 from pages import framework_blocks
 
 PATH = "bandpo.integrations.trinity.BandPolicyLossFn"
@@ -26,7 +29,7 @@ class TestTrinity(Contract):
     shows_clipped_value = False
 
     def ours(self, batch, clip):
-        return call(POLICY_LOSS_FN.get(PATH)(clip=clip, dual_clip=None), batch)[0]
+        return call(POLICY_LOSS_FN.get(PATH)(clip=clip, dual_clip=math.inf), batch)[0]
 
     def stock(self, batch, low, high):
         return call(PPOPolicyLossFn(clip_range_low=low, clip_range_high=high, clip_ratio_c=1e9), batch)[0]
@@ -51,12 +54,32 @@ def test_aggregation_and_dual_clip_are_trinitys(mode):
 
 def test_the_default_args_build_the_default_loss():
     cls = POLICY_LOSS_FN.get(PATH)
-    assert cls(**cls.default_args()).clip == cls().clip
+    assert cls(**cls.default_args()).parts == cls().parts
 
 
-def test_a_bad_rule_is_refused_when_the_trainer_is_built():
-    with pytest.raises(ValueError, match="did you mean Band"):
-        POLICY_LOSS_FN.get(PATH)(clip="Bnd()")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": "Bnd()"}, "clip: .*did you mean Band"),
+        ({"method": "SAP0()"}, "method: .*did you mean SAPO"),
+        ({"method": "SAPO()", "level": "token"}, "method: .*already says what level would"),
+    ],
+)
+def test_bad_settings_are_refused_when_the_trainer_is_built(settings, message):
+    with pytest.raises(ValueError, match=rf"^algorithm\.policy_loss_fn_args\.{message}"):
+        POLICY_LOSS_FN.get(PATH)(**settings)
+
+
+def test_a_method_is_the_whole_loss():
+    """Trinity's dual clip of 3 is a rule's, and no method's."""
+    batch = make_batch(18, spread=1.5)
+    found = call(POLICY_LOSS_FN.get(PATH)(method="CISPO(0.2, 0.28)"), batch)[0]
+    advantages = batch.advantages[:, None].expand_as(batch.logp)
+    expected = policy_loss(batch.logp, batch.logp_old, advantages, batch.mask, method="CISPO(0.2, 0.28)").loss
+    TestTrinity().compare(batch, found, expected)
+    rule, method = (POLICY_LOSS_FN.get(PATH)(**{k: "FixedClip()"}).parts for k in ("clip", "method"))
+    assert rule.objective == DualClip(3.0)
+    assert method.objective == Surrogate()
 
 
 def test_the_documented_configuration():

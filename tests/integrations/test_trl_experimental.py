@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from contract import Contract, make_batch
+from contract import SAPO_IS_MORE_THAN_BOUNDS, Contract, make_batch
 
 pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
 
@@ -115,7 +115,13 @@ class TestSDPO(Contract):
     ("config", "settings", "message"),
     [
         (BandAsyncGRPOConfig, {"epsilon": 0.1}, r"epsilon=0.1, epsilon_high=None have no effect"),
-        (BandAsyncGRPOConfig, {"clip": "Bnd()"}, "did you mean Band"),
+        (BandAsyncGRPOConfig, {"clip": "Bnd()"}, "clip: .*did you mean Band"),
+        (
+            BandAsyncGRPOConfig,
+            {"method": "SAPO()"},
+            SAPO_IS_MORE_THAN_BOUNDS,
+        ),
+        (BandSDPOConfig, {"method": "CISPO()"}, r"^method: 'CISPO\(\)' is ClippedWeight"),
         (
             BandSDPOConfig,
             {"distillation_weight": 0.5, "epsilon_high": 0.28},
@@ -134,6 +140,8 @@ def test_the_rule_is_text_in_the_config(config, tmp_path):
     settings = {"distillation_weight": 0.5} if config is BandSDPOConfig else {}
     made = config(str(tmp_path), clip="FixedClip(0.2)", **CPU, **settings)
     assert made.clip == "FixedClip(low=0.2, high=0.2)"
+    for again in ({"clip": made.clip}, {"method": "GRPO()"}):
+        assert config(str(tmp_path), **again, **CPU, **settings).clip == made.clip
     assert math.isclose(made.epsilon, 0.2)
 
 

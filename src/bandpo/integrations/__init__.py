@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bandpo.integrations._adapt import Epsilons, as_rule, epsilons
+from bandpo.integrations._adapt import Epsilons, epsilons
 
-__all__ = ["ADAPTERS", "Adapter", "Epsilons", "as_rule", "epsilons"]
+__all__ = ["ADAPTERS", "Adapter", "Epsilons", "epsilons"]
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,81 @@
-"""What the adapters share: rules from text, PPO's epsilons per token, and the loss of packed tokens."""
+"""What the adapters share: settings read, PPO's epsilons per token, and a loss that the framework has averaged."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from bandpo.clipping import ClipRule, bands
 from bandpo.losses import LossOutputs, policy_loss
-from bandpo.notation import parse_rule
+from bandpo.methods import Parts
+from bandpo.notation import as_parts
+from bandpo.objectives import Surrogate
 from bandpo.radius import Radius
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-DEFAULT_CLIP = "Band(KL(), 0.05)"
-"""The rule where a framework's settings name none."""
 
+def read_parts(prefix: str = "", **settings: Any) -> Parts:
+    """What the settings of a framework ask for, refused where it cannot be had there.
 
-@functools.lru_cache
-def as_rule(clip: ClipRule | str) -> ClipRule:
-    """A clip rule from its text form or as it is; text is parsed once per process, not once per batch.
+    Args:
+        prefix: Where the settings stand, for the error: ``trainer.algorithm.``.
+        settings: ``method``, ``clip``, ``objective``, ``level`` and ``dual_clip`` as for `bandpo.policy_loss`, None
+            where not given. By default PPO's surrogate under ``Band(KL(), 0.05)``.
 
     Raises:
-        ValueError: the text names no rule, or its radius depends on what a framework does not tell its loss.
+        ValueError: a setting cannot be read, or a radius depends on what a framework does not tell its loss; the
+            message starts with the setting's name.
+
+    >>> read_parts(method="DAPO()").clip
+    FixedClip(low=0.2, high=0.28)
     """
-    rule = clip if isinstance(clip, ClipRule) else parse_rule(clip)
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, value in given.items():
+        with _naming(prefix + name):
+            _refuse_moving_radii(as_parts(**{name: value}).clip)
+    with _naming(f"{prefix}method"):
+        return as_parts(**given)
+
+
+def read_rule(prefix: str = "", **settings: Any) -> ClipRule:
+    """`read_parts` for a framework that can be given bounds alone, since the rest of the loss is its own.
+
+    Raises:
+        ValueError: see `read_parts`; or the method is not PPO's surrogate on one ratio per token.
+
+    >>> read_rule(method="DAPO()"), read_rule()
+    (FixedClip(low=0.2, high=0.28), Band(divergence=KL(), radius=0.05, max_ratio=10.0))
+    """
+    parts = read_parts(prefix, **settings)
+    if (parts.objective, parts.level) != (Surrogate(), "token"):
+        raise ValueError(
+            f"{prefix}method: {settings['method']!r} is {parts.objective!r} per {parts.level}, but this framework's "
+            "loss can only be given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
+        )
+    return parts.clip
+
+
+@contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{setting}: {error}") from error
+
+
+def _refuse_moving_radii(rule: ClipRule) -> None:
     for radius in (band.radius for band in bands(rule).values()):
         if isinstance(radius, Radius) and radius.needs:
             raise ValueError(
                 f"{radius!r} depends on the moment's {radius.needs}, which this framework does not tell its loss; give "
                 "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
             )
-    return rule
 
 
 class Epsilons(NamedTuple):
@@ -74,29 +114,44 @@ def epsilons(
 
 
 def sum_loss(
+    parts: Parts,
     logp: Tensor,
     logp_old: Tensor,
     advantages: Tensor,
     mask: Tensor,
     weights: Tensor | None = None,
-    *,
-    clip: ClipRule,
-    dual_clip: float | None = None,
 ) -> LossOutputs:
-    """`bandpo.policy_loss` summed over the counted tokens, 0 if there are none (rejected or truncated samples).
+    """`bandpo.policy_loss` summed over the counted tokens, for a framework that averages before or after.
 
-    ``weights ≥ 0`` multiply each token's loss: it is proportional to the advantage's size, so they go there.
+    Without a counted token (rejected or truncated samples) it is 0 and has a gradient, and the same metrics: other
+    processes may wait for both.
     """
     if not mask.any():
         metrics = policy_loss(*torch.zeros(3, 1, 1, device=logp.device)).metrics
         return LossOutputs(logp.masked_fill(mask == 0, 0.0).sum(), metrics)
-    if weights is not None:
-        advantages = advantages * weights
-    return policy_loss(logp, logp_old, advantages, mask, clip=clip, dual_clip=dual_clip, aggregation="sum")
+    settings = parts._replace(aggregation="sum")._asdict()
+    return policy_loss(logp, logp_old, advantages, mask, weights=weights, **settings)
 
 
-def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
-    """What each token's loss counts for in a framework's own reduction, by differentiating the latter: it is linear."""
+def reduced_loss(
+    parts: Parts,
+    logp: Tensor,
+    logp_old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    reduce: Callable[[Tensor], Tensor],
+    weights: Tensor | None = None,
+) -> LossOutputs:
+    """`sum_loss` averaged by a framework's own reduction of per-token losses, which knows of the global batch.
+
+    A reduction is linear, so its derivative is what each token counts for.
+    """
     with torch.enable_grad():
         probe = torch.zeros_like(mask, dtype=torch.float32, requires_grad=True)
-        return torch.autograd.grad(reduce(probe), probe)[0]
+        (counts,) = torch.autograd.grad(reduce(probe), probe)
+    return sum_loss(parts, logp, logp_old, advantages, mask, counts if weights is None else counts * weights)
+
+
+def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Metrics as numbers, read from the device at once."""
+    return dict(zip(metrics, torch.stack([*metrics.values()]).tolist(), strict=True))

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction, LigerFusedLinearGRPOLoss
 
 from bandpo.clipping import ClipRule
-from bandpo.integrations._adapt import DEFAULT_CLIP, as_rule, epsilons
+from bandpo.integrations._adapt import epsilons, read_rule
+from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -65,20 +66,22 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
     """`LigerFusedLinearGRPOLoss` with a clip rule in place of ``epsilon_low`` and ``epsilon_high``.
 
     Args:
-        clip: A clip rule or its text form.
+        clip: A clip rule or its text form; ``Band(KL(), 0.05)`` by default.
+        method: In its place a method that is PPO's surrogate on other bounds, such as ``DAPO()``.
         loss_type: Liger's aggregation, one of `LOSS_TYPES`.
         importance_sampling_level: ``"token"``; taken so that anything else is refused here.
         arguments: Liger's other settings (``beta``, ``chunk_size``, ``temperature``, ``compiled``, …).
 
     Raises:
-        ValueError: ``clip`` is no clip rule, another ``loss_type``, sequence-level ratios,
-            or ``epsilon_low`` or ``epsilon_high`` given too.
+        ValueError: a setting cannot be read, a method that is more than bounds, another ``loss_type``, sequence-level
+            ratios, or ``epsilon_low`` or ``epsilon_high`` given too.
     """
 
     def __init__(
         self,
-        clip: ClipRule | str = DEFAULT_CLIP,
+        clip: ClipRule | str | None = None,
         *,
+        method: Method | ClipRule | str | None = None,
         loss_type: str = "dapo",
         importance_sampling_level: str = "token",
         **arguments: Any,
@@ -98,7 +101,7 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
                 f"{', '.join(sorted(given))} would have no effect beside clip; use clip='FixedClip(…)'"
             )
         super().__init__(loss_type=loss_type, **arguments)
-        self.epsilon_low, self.epsilon_high = as_rule(clip), None
+        self.epsilon_low, self.epsilon_high = read_rule(method=method, clip=clip), None
 
     def forward(
         self,

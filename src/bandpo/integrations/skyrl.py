@@ -1,9 +1,10 @@
-"""Band, and every other clip rule, as a policy loss of SkyRL: three arguments of its own command.
+"""Band, and every other method, as a policy loss of SkyRL: three arguments of its own command.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=bandpo.integrations.skyrl \
-        trainer.algorithm.policy_loss_type=band trainer.algorithm.clip='Band(KL(), 0.05)' ...
+        trainer.algorithm.policy_loss_type=band trainer.algorithm.method='SAPO(1.0, 1.05)' ...
 
-SkyRL hands over to `main` here, which registers the loss and adds `clip` and `dual_clip` to SkyRL's settings. The
+In place of ``method``, ``clip`` names a clip rule; without both it is ``Band(KL(), 0.05)``. SkyRL hands over to `main`
+here, which registers the loss and adds the settings of `BandAlgorithmConfig` to SkyRL's. The
 registry reaches the workers through Ray; bandpo must be installed where they run.
 
 Anchor: the trainer's own log-probabilities at the start of the step; SkyRL makes that forward pass for any loss whose
@@ -23,7 +24,8 @@ from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_o
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.integrations._adapt import DEFAULT_CLIP, as_rule, sum_loss
+from bandpo.integrations._adapt import numbers, read_parts, sum_loss
+from bandpo.methods import Parts
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,28 +34,36 @@ if TYPE_CHECKING:
 
 @dataclass
 class BandAlgorithmConfig(AlgorithmConfig):
-    """SkyRL's ``trainer.algorithm`` with a clip rule; its ``eps_clip_*`` and ``clip_ratio_c`` have no effect.
+    """SkyRL's ``trainer.algorithm`` with a method; its ``eps_clip_*`` and ``clip_ratio_c`` have no effect.
 
     Attributes:
-        clip: A clip rule in its text form, see `bandpo.parse_rule`.
+        method: A method in its text form, see `bandpo.parse_method`. SkyRL averages, by its ``loss_reduction``.
+        clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
+        objective: Beside ``clip``, see `bandpo.policy_loss`.
+        level: Beside ``clip``, see `bandpo.policy_loss`.
         dual_clip: See `bandpo.policy_loss`; SkyRL's ``dual_clip`` loss has 3.
 
     Raises:
-        ValueError: ``clip`` is no clip rule, when the settings are built.
+        ValueError: a setting cannot be read, or ``method`` stands beside what it fixes, when the settings are built.
     """
 
     policy_loss_type: str = "band"
-    clip: str = DEFAULT_CLIP
+    method: str | None = None
+    clip: str | None = None
+    objective: str | None = None
+    level: str | None = None
     dual_clip: float | None = None
 
     def __post_init__(self) -> None:
         parent = getattr(super(), "__post_init__", None)
         if parent is not None:
             parent()
-        try:
-            as_rule(self.clip)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"trainer.algorithm.clip: {error}") from error
+        _parts(self)
+
+
+def _parts(settings: BandAlgorithmConfig) -> Parts:
+    names = ("method", "clip", "objective", "level", "dual_clip")
+    return read_parts("trainer.algorithm.", **{name: getattr(settings, name) for name in names})
 
 
 def band(
@@ -76,16 +86,8 @@ def band(
     weights, mask, corrections = apply_off_policy_correction(
         torch.ones_like(old_log_probs), old_log_probs, rollout_logprobs, mask, config.off_policy_correction
     )
-    loss, metrics = sum_loss(
-        log_probs,
-        old_log_probs,
-        advantages,
-        mask,
-        weights,
-        clip=as_rule(config.clip),
-        dual_clip=config.dual_clip,
-    )
-    scalars = {name: value.item() for name, value in metrics.items()}
+    loss, metrics = sum_loss(_parts(config), log_probs, old_log_probs, advantages, mask, weights)
+    scalars = numbers(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}
 
 

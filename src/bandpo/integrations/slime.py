@@ -3,7 +3,8 @@
     --loss-type custom_loss --custom-loss-function-path bandpo.integrations.slime.policy_loss
     --custom-config-path band.yaml
 
-where ``band.yaml`` holds ``clip: Band(KL(), 0.05)``; every key in it becomes an argument of slime.
+where ``band.yaml`` holds ``clip: Band(KL(), 0.05)``, or ``method: DAPO()``; every key in it becomes an argument of
+slime. Of the methods only those that are PPO's surrogate on other bounds are possible, since the loss stays slime's.
 
 slime's KL term, importance-sampling correction, entropy bonus, context parallelism and metrics (``pg_clipfrac``,
 ``ppo_kl``) stay as they are: its ``policy_loss_function`` does the work and takes tensors where it expects two numbers.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo.integrations._adapt import DEFAULT_CLIP, as_rule, epsilons
+from bandpo.integrations._adapt import epsilons, read_rule
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -36,21 +37,22 @@ def policy_loss(
     logits: Float[Tensor, "1 tokens vocabulary"],
     sum_of_sample_mean: Callable[[Tensor], Tensor],
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """slime's custom-loss interface; ``args.clip`` is a clip rule in its text form, `DEFAULT_CLIP` if missing.
+    """slime's custom-loss interface.
 
     Args:
-        args: slime's arguments; not changed.
+        args: slime's arguments; not changed. ``clip`` is a clip rule in its text form, or ``method`` a method;
+            ``Band(KL(), 0.05)`` without both.
         batch: slime's micro-batch; not changed.
         logits: The model's output.
         sum_of_sample_mean: slime's reduction.
 
     Raises:
-        ValueError: ``args.clip`` is no clip rule, sequence-level ratios (``--advantage-estimator gspo``), or a counted
-            old log-probability that is NaN or above 0.
+        ValueError: ``clip`` or ``method`` cannot be read, a method that is more than bounds, sequence-level ratios
+            (``--advantage-estimator gspo``), or a counted old log-probability that is NaN or above 0.
     """
     from slime.backends.megatron_utils.loss import policy_loss_function
 
-    rule = as_rule(getattr(args, "clip", DEFAULT_CLIP))
+    rule = read_rule(method=getattr(args, "method", None), clip=getattr(args, "clip", None))
     if args.advantage_estimator == "gspo":
         raise ValueError(
             "--advantage-estimator gspo makes one ratio of a sequence, but the bounds are per token; choose another"

@@ -1,4 +1,4 @@
-"""Clip rules in Stable-Baselines3's PPO, for discrete actions.
+"""Clip rules and other methods in Stable-Baselines3's PPO, for discrete actions.
 
     model = BandPPO("MlpPolicy", "CartPole-v1", clip="Band(KL(), 0.05)").learn(100_000)
 
@@ -21,8 +21,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.utils import explained_variance
 
 from bandpo.clipping import ClipRule
-from bandpo.integrations._adapt import DEFAULT_CLIP, as_rule
+from bandpo.integrations._adapt import read_parts
 from bandpo.losses import policy_loss
+from bandpo.methods import Method
+from bandpo.objectives import Objective
 
 if TYPE_CHECKING:
     from stable_baselines3.common.type_aliases import RolloutBufferSamples
@@ -30,26 +32,36 @@ if TYPE_CHECKING:
 
 
 class BandPPO(PPO):
-    """`PPO` with a clip rule in place of ``clip_range``.
+    """`PPO` with a clip rule, or another method, in place of ``clip_range``.
 
     Args:
         policy: As for `PPO`.
         env: As for `PPO`; its actions must be discrete.
-        clip: A clip rule or its text form.
+        clip: A clip rule or its text form; ``Band(KL(), 0.05)`` by default.
+        objective: What the loss makes of the rule, see `bandpo.objectives`.
+        method: In place of both a method or its text form. An action is a sequence of one token to it.
         arguments: `PPO`'s other settings. ``clip_range_vf``, the value function's clip, is one of them.
 
     Raises:
-        ValueError: ``clip`` is no clip rule, ``clip_range`` is given too, or the actions are continuous.
+        ValueError: a setting cannot be read, ``method`` stands beside what it fixes, ``clip_range`` is given too, or
+            the actions are continuous.
     """
 
     def __init__(
-        self, policy: Any, env: Any, *, clip: ClipRule | str = DEFAULT_CLIP, **arguments: Any
+        self,
+        policy: Any,
+        env: Any,
+        *,
+        clip: ClipRule | str | None = None,
+        objective: Objective | str | None = None,
+        method: Method | ClipRule | str | None = None,
+        **arguments: Any,
     ) -> None:
         if "clip_range" in arguments:
             raise ValueError(
                 f"clip_range={arguments['clip_range']!r} has no effect beside clip; use clip='FixedClip(low, high)'"
             )
-        self.clip = as_rule(clip)
+        self.parts = read_parts(method=method, clip=clip, objective=objective)
         super().__init__(policy, env, **arguments)
 
     def _setup_model(self) -> None:
@@ -98,7 +110,8 @@ class BandPPO(PPO):
         advantages = batch.advantages
         if self.normalize_advantage and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy, metrics = policy_loss(logp, batch.old_log_prob, advantages, clip=self.clip)
+        per_action = (x.unsqueeze(-1) for x in (logp, batch.old_log_prob, advantages))
+        policy, metrics = policy_loss(*per_action, **self.parts._asdict())
 
         values = values.flatten()
         if self.clip_range_vf is not None:

@@ -1,8 +1,8 @@
-"""Band, and every other clip rule, as a custom loss of the Tinker SDK.
+"""Band, and every other method, as a custom loss of the Tinker SDK.
 
-On the client, with any clip rule, at the cost of one more forward pass per step:
+On the client, with any method, at the cost of one more forward pass per step:
 
-    training_client.forward_backward_custom(data, custom_loss("Band(KL(), 0.05)"))
+    training_client.forward_backward_custom(data, custom_loss("SAPO(1.0, 1.05)"))
 
 On the server (Tinker's ``create_custom_loss``, alpha), for `Band`, in one pass:
 
@@ -23,9 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from torch.nn.utils.rnn import pad_sequence
 
 from bandpo.clipping import Band, ClipRule
-from bandpo.integrations._adapt import DEFAULT_CLIP, as_rule, sum_loss
+from bandpo.integrations._adapt import numbers, read_parts, read_rule, sum_loss
+from bandpo.methods import Method
+from bandpo.objectives import Objective
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -37,7 +40,12 @@ INPUT_RANKS = {"logprobs": 1, "old_logprobs": 1, "advantages": 1, "mask": 1}
 
 
 def custom_loss(
-    clip: ClipRule | str = DEFAULT_CLIP, *, dual_clip: float | None = None
+    method: Method | ClipRule | str | None = None,
+    *,
+    clip: ClipRule | str | None = None,
+    objective: Objective | str | None = None,
+    level: str | None = None,
+    dual_clip: float | None = None,
 ) -> Callable[[list[Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]:
     """A loss for ``TrainingClient.forward_backward_custom``.
 
@@ -45,23 +53,31 @@ def custom_loss(
     where present, ``mask`` (1 for tokens that count). Its metrics are those of `bandpo.policy_loss`.
 
     Args:
-        clip: A clip rule or its text form.
+        method: A method, a clip rule, or the text form of one; ``Band(KL(), 0.05)`` by default.
+        clip: In place of ``method``, see `bandpo.policy_loss`.
+        objective: Beside ``clip``, see `bandpo.policy_loss`.
+        level: Beside ``clip``, see `bandpo.policy_loss`.
         dual_clip: See `bandpo.policy_loss`.
 
     Raises:
-        ValueError: ``clip`` is no clip rule; when called, if an input's shape is not that of the target tokens.
+        ValueError: a setting cannot be read, or ``method`` stands beside what it fixes; when called, if an input's
+            shape is not that of the target tokens.
     """
-    rule = as_rule(clip)
+    parts = read_parts(method=method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
 
     def band(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        def packed(name: str) -> Tensor:
-            return torch.cat([_input(datum, name, logp) for datum, logp in zip(data, logprobs, strict=True)])
+        def padded(name: str) -> Tensor:  # one row a datum, for methods that look at its whole sequence
+            pairs = zip(data, logprobs, strict=True)
+            return pad_sequence([_input(datum, name, logp) for datum, logp in pairs], batch_first=True)
 
-        logp = torch.cat(logprobs)
         total, metrics = sum_loss(
-            logp, packed("logprobs"), packed("advantages"), packed("mask"), clip=rule, dual_clip=dual_clip
+            parts,
+            pad_sequence(logprobs, batch_first=True),
+            padded("logprobs"),
+            padded("advantages"),
+            padded("mask"),
         )
-        return total, {name: value.item() for name, value in metrics.items()}
+        return total, numbers(metrics)
 
     return band
 
@@ -93,7 +109,7 @@ class _TypedTracer(torch.fx.Tracer):
         return _TypedProxy(node, self)
 
 
-def traceable_loss(clip: Band | str = DEFAULT_CLIP) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
+def traceable_loss(clip: Band | str = "Band(KL(), 0.05)") -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
     """A per-datum loss that ``ServiceClient.create_custom_loss`` can trace and send to the server.
 
     `Band` alone, because whether it clips a token is one elementwise formula without a solver. Each datum needs in its
@@ -105,7 +121,7 @@ def traceable_loss(clip: Band | str = DEFAULT_CLIP) -> Callable[..., tuple[Tenso
     Raises:
         ValueError: ``clip`` is another rule.
     """
-    rule = as_rule(clip)
+    rule = read_rule(clip=clip)
     if not isinstance(rule, Band) or not isinstance(radius := rule.radius, int | float):
         raise ValueError(
             f"the server-side loss knows Band with a number as its radius alone, got {rule!r}; use custom_loss for "

@@ -20,7 +20,8 @@ import torch
 from torchrl.objectives import ClipPPOLoss
 
 from bandpo.clipping import ClipRule
-from bandpo.integrations._adapt import DEFAULT_CLIP, as_rule
+from bandpo.integrations._adapt import read_rule
+from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -33,12 +34,14 @@ class BandPPOLoss(ClipPPOLoss):
     Args:
         actor_network: As for `ClipPPOLoss`.
         critic_network: As for `ClipPPOLoss`.
-        clip: A clip rule or its text form.
+        clip: A clip rule or its text form; ``Band(KL(), 0.05)`` by default.
+        method: In its place a method that is PPO's surrogate on other bounds, such as ``DAPO()``.
         arguments: `ClipPPOLoss`'s other settings; ``clip_value``, the value function's clip, as a number.
 
     Raises:
-        ValueError: ``clip`` is no clip rule; ``clip_epsilon`` or ``clip_value=True`` is given, which mean TorchRL's
-            constant; ``delay_actor``. On a batch: continuous actions, or not one log-probability for each action.
+        ValueError: a setting cannot be read; a method that is more than bounds; ``clip_epsilon`` or
+            ``clip_value=True`` is given, which mean TorchRL's constant; ``delay_actor``. On a batch: continuous
+            actions, or not one log-probability for each action.
     """
 
     def __init__(
@@ -46,7 +49,8 @@ class BandPPOLoss(ClipPPOLoss):
         actor_network: Any = None,
         critic_network: Any = None,
         *,
-        clip: ClipRule | str = DEFAULT_CLIP,
+        clip: ClipRule | str | None = None,
+        method: Method | ClipRule | str | None = None,
         **arguments: Any,
     ) -> None:
         if "clip_epsilon" in arguments or arguments.get("clip_value") is True:
@@ -57,7 +61,7 @@ class BandPPOLoss(ClipPPOLoss):
             raise ValueError(
                 "delay_actor=True clips around a third policy, whose log-probabilities are not stored"
             )
-        rule = as_rule(clip)
+        rule = read_rule(method=method, clip=clip)
         super().__init__(actor_network, critic_network, **arguments)
         self.clip = rule
         self._batch_bounds: tuple[Tensor, Tensor] | None = None

@@ -1,11 +1,13 @@
-"""Band, and every other clip rule, as a policy loss of Trinity-RFT: settings only, no code.
+"""Band, and every other method, as a policy loss of Trinity-RFT: settings only, no code.
 
     algorithm:
       algorithm_type: grpo
       policy_loss_fn: bandpo.integrations.trinity.BandPolicyLossFn
       policy_loss_fn_args:
-        clip: Band(KL(), 0.05)
+        method: SAPO(1.0, 1.05)
         loss_agg_mode: token-mean
+
+In place of ``method``, ``clip`` names a clip rule; without both it is ``Band(KL(), 0.05)``.
 
 Anchor: Trinity's ``old_logprob``, which by default (``bypass_old_logprobs: true``) are the sampler's log-probabilities,
 otherwise the trainer's own at the start of the step.
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.utils import aggregate_loss
 
-from bandpo.integrations._adapt import DEFAULT_CLIP, as_rule, sum_loss, token_weights
+from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -29,27 +31,45 @@ if TYPE_CHECKING:
 
 
 class BandPolicyLossFn(PolicyLossFn):
-    """Trinity's ``ppo`` with a clip rule in place of ``clip_range``, ``clip_range_low`` and ``clip_range_high``.
+    """Trinity's ``ppo`` with a method in place of ``clip_range``, ``clip_range_low`` and ``clip_range_high``.
 
     Args:
         backend: Given by Trinity: the trainer whose names the batch uses.
-        clip: A clip rule in its text form, see `bandpo.parse_rule`.
-        dual_clip: Trinity's ``clip_ratio_c``, with its default; None for no dual clip.
+        method: A method in its text form, see `bandpo.parse_method`.
+        clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
+        objective: Beside ``clip``, see `bandpo.policy_loss`.
+        level: Beside ``clip``, see `bandpo.policy_loss`.
+        dual_clip: See `bandpo.policy_loss`, ``inf`` for none. If omitted, none beside a method, which brings its own,
+            and else 3, as Trinity's ``clip_ratio_c``.
         loss_agg_mode: Trinity's aggregation; done by Trinity.
 
     Raises:
-        ValueError: ``clip`` is no clip rule.
+        ValueError: a setting cannot be read, or ``method`` stands beside what it fixes.
     """
 
     def __init__(
         self,
         backend: str = "verl",
-        clip: str = DEFAULT_CLIP,
-        dual_clip: float | None = 3.0,
+        *,
+        method: str | None = None,
+        clip: str | None = None,
+        objective: str | None = None,
+        level: str | None = None,
+        dual_clip: float | None = None,
         loss_agg_mode: str = "token-mean",
     ) -> None:
         super().__init__(backend=backend)
-        self.clip, self.dual_clip, self.loss_agg_mode = as_rule(clip), dual_clip, loss_agg_mode
+        if dual_clip is None and method is None:
+            dual_clip = 3.0
+        self.parts = read_parts(
+            "algorithm.policy_loss_fn_args.",
+            method=method,
+            clip=clip,
+            objective=objective,
+            level=level,
+            dual_clip=dual_clip,
+        )
+        self.loss_agg_mode = loss_agg_mode
 
     # Trinity reads this signature: the names are the batch's keys, and the catch-all must be called kwargs.
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -65,13 +85,15 @@ class BandPolicyLossFn(PolicyLossFn):
         Raises:
             ValueError: see `bandpo.policy_loss`.
         """
-        weights = token_weights(
-            lambda values: aggregate_loss(values, action_mask, self.loss_agg_mode), action_mask
+        loss, metrics = reduced_loss(
+            self.parts,
+            logprob,
+            old_logprob,
+            advantages,
+            action_mask,
+            lambda values: aggregate_loss(values, action_mask, self.loss_agg_mode),
         )
-        loss, metrics = sum_loss(
-            logprob, old_logprob, advantages, action_mask, weights, clip=self.clip, dual_clip=self.dual_clip
-        )
-        scalars = {name: value.item() for name, value in metrics.items()}
+        scalars = numbers(metrics)
         return loss, scalars | {
             "pg_clipfrac": scalars["clip_high"] + scalars["clip_low"],
             "pg_clipfrac_lower": scalars["dual_clip"],
@@ -80,4 +102,4 @@ class BandPolicyLossFn(PolicyLossFn):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        return {"clip": DEFAULT_CLIP, "dual_clip": 3.0, "loss_agg_mode": "token-mean"}
+        return {"loss_agg_mode": "token-mean"}

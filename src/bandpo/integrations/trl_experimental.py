@@ -19,19 +19,23 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from bandpo.clipping import ClipRule
-from bandpo.integrations._adapt import DEFAULT_CLIP, Epsilons, as_rule, epsilons
+from bandpo.integrations._adapt import Epsilons, epsilons, read_rule
+from bandpo.notation import as_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CLIP_HELP = {"help": "Clip rule, e.g. 'Band(KL(), 0.05)', 'FixedClip(0.2, 0.28)', 'Unclipped()'."}
+_CLIP_HELP = {"help": "Clip rule, e.g. 'FixedClip(0.2, 0.28)', 'Unclipped()'; by default 'Band(KL(), 0.05)'."}
+_METHOD_HELP = {"help": "In place of clip a method that is PPO's surrogate on other bounds, e.g. 'DAPO()'."}
 
 
-def _refuse_epsilon(epsilon: float, epsilon_high: float | None, clip: str) -> None:
-    if (epsilon, epsilon_high) != (0.2, None):
+def _settle(config: BandAsyncGRPOConfig | BandSDPOConfig) -> None:
+    """Put the rule into ``clip``, as text, and refuse epsilons beside it."""
+    config.clip, config.method = as_text(read_rule(method=config.method, clip=config.clip)), None
+    if (config.epsilon, config.epsilon_high) != (0.2, None):
         raise ValueError(
-            f"epsilon={epsilon}, epsilon_high={epsilon_high} have no effect beside clip={clip!r}; "
-            "write the interval as clip='FixedClip(low, high)'"
+            f"epsilon={config.epsilon}, epsilon_high={config.epsilon_high} have no effect beside "
+            f"clip={config.clip!r}; write the interval as clip='FixedClip(low, high)'"
         )
 
 
@@ -51,17 +55,19 @@ class BandAsyncGRPOConfig(AsyncGRPOConfig):
     """`AsyncGRPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
-        clip: The rule, as text or as a `ClipRule`.
+        clip: The rule, as a `ClipRule` or as text; text from then on.
+        method: In its place a method that is PPO's surrogate on other bounds; its rule goes to ``clip``.
 
     Raises:
-        ValueError: the text names no rule, or ``epsilon`` or ``epsilon_high`` is given too.
+        ValueError: a setting cannot be read; a method that is more than bounds; ``epsilon`` or ``epsilon_high`` given
+            too.
     """
 
-    clip: str = field(default=DEFAULT_CLIP, metadata=_CLIP_HELP)
+    clip: str | None = field(default=None, metadata=_CLIP_HELP)
+    method: str | None = field(default=None, metadata=_METHOD_HELP)
 
     def __post_init__(self) -> None:
-        self.clip = repr(as_rule(self.clip))
-        _refuse_epsilon(self.epsilon, self.epsilon_high, self.clip)
+        _settle(self)
         super().__post_init__()
 
 
@@ -73,7 +79,7 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
     @property
     def clip(self) -> ClipRule:
         """The rule that ``args.clip`` names."""
-        return as_rule(self.args.clip)
+        return read_rule(clip=self.args.clip)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -88,18 +94,20 @@ class BandSDPOConfig(SDPOConfig):
     """`SDPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
-        clip: The rule, as text or as a `ClipRule`.
+        clip: The rule, as a `ClipRule` or as text; text from then on.
+        method: In its place a method that is PPO's surrogate on other bounds; its rule goes to ``clip``.
 
     Raises:
-        ValueError: the text names no rule; sequence-level ratios; ``distillation_weight=1``, TRL's default, under
-            which nothing is clipped; ``epsilon`` or ``epsilon_high`` given too.
+        ValueError: a setting cannot be read; a method that is more than bounds; sequence-level ratios;
+            ``distillation_weight=1``, TRL's default, under which nothing is clipped; ``epsilon`` or ``epsilon_high``
+            given too.
     """
 
-    clip: str = field(default=DEFAULT_CLIP, metadata=_CLIP_HELP)
+    clip: str | None = field(default=None, metadata=_CLIP_HELP)
+    method: str | None = field(default=None, metadata=_METHOD_HELP)
 
     def __post_init__(self) -> None:
-        self.clip = repr(as_rule(self.clip))
-        _refuse_epsilon(self.epsilon, self.epsilon_high, self.clip)
+        _settle(self)
         if self.importance_sampling_level != "token":
             raise ValueError(
                 f"importance_sampling_level={self.importance_sampling_level!r}: the bounds are per token and would "
@@ -120,7 +128,7 @@ class BandSDPOTrainer(SDPOTrainer):
     @property
     def clip(self) -> ClipRule:
         """The rule that ``args.clip`` names."""
-        return as_rule(self.args.clip)
+        return read_rule(clip=self.args.clip)
 
     def _compute_policy_loss(self, inputs: dict[str, Any], student_logits: Tensor) -> Tensor:
         logp_old = inputs.get("old_per_token_logps")

@@ -179,19 +179,22 @@ class Balanced(Objective):
             )
         above_0(step=self.step)
 
-    def _bounds(self, tokens: Tokens) -> Tensor:
-        """The lower and the upper bound that this batch gets."""
-        lows = _steps(self.low, self.max_low, self.step)
-        highs = _steps(self.high, self.max_high, self.step)
+    def _bounds(self, tokens: Tokens) -> tuple[Tensor, ...]:
+        """The lower and the upper bound that this batch gets, each of shape (1,)."""
+        lows, highs = _steps(self.low, self.max_low, self.step), _steps(self.high, self.max_high, self.step)
+        wider = len(highs) - 1  # steps of the upper bound, after those of the lower one
         pairs = tokens.ratio.new_tensor(
-            [(low, self.high) for low in lows] + [(lows[-1], high) for high in highs[1:]]
+            [(low, self.high) for low in lows] + [(lows[-1], x) for x in highs[1:]]
         )
         gain, loss = ((tokens.advantages * sign * tokens.mask).clamp(min=0.0) for sign in (1, -1))
-        gains = torch.stack([(tokens.ratio.clamp(max=high) * gain).sum() for high in pairs[:, 1]])
-        losses = torch.stack([(tokens.ratio.clamp(min=low) * loss).sum() for low in pairs[:, 0]])
+        gains = torch.stack([(tokens.ratio.clamp(max=high) * gain).sum() for high in highs])
+        losses = torch.stack([(tokens.ratio.clamp(min=low) * loss).sum() for low in lows])
+        gains = torch.cat([gains[:1].expand(len(lows)), gains[1:]])
+        losses = torch.cat([losses, losses[-1:].expand(wider)])
         enough = gains >= self.share * (gains + losses)
         enough[-1] = True  # there is nothing wider
-        return pairs[enough.byte().argmax()]
+        first = enough.byte().argmax().view(1)  # a tensor still: as an index it would be read from the device
+        return pairs.index_select(0, first).unbind(-1)
 
     def _blocked(self, tokens: Tokens) -> Tensor:
         low, high = self._bounds(tokens)

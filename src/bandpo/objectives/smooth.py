@@ -109,8 +109,10 @@ class SigmoidGate(Objective):
         above_0(positive=self.positive, negative=self.negative)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        gate = torch.sigmoid(self._temperature(tokens) * (tokens.ratio - 1))
-        return tokens.ratio * 4 * gate * (1 - gate)
+        x = self._temperature(tokens) * (tokens.ratio - 1)
+        return (
+            tokens.ratio * 4 * torch.sigmoid(x) * torch.sigmoid(-x)
+        )  # 1 − σ would lose its digits where σ is near 1
 
     def value(self, tokens: Tokens) -> Tensor:
         temperature = self._temperature(tokens)
