@@ -1,9 +1,13 @@
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from bandpo.training.arguments import parse, reward_functions
-from bandpo.training.train import train
+from bandpo.training.run_folder import RunFolder
+from bandpo.training.train import RunTrainer, train
 
 # The embedded task, made small: three batches of two updates.
 SMALL = [
@@ -36,6 +41,36 @@ def small(folder, *more):
 
 def weights(folder):
     return AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run."""
+    return train(small(tmp_path_factory.mktemp("whole") / "run")).path
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def assert_same(folder, whole):
+    """Weights bit for bit, every row logged but for times, scores, and a picture."""
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
+    ours, theirs = (
+        [{**row, "step_time": 0} for row in RunFolder(place).history()] for place in (folder, whole)
+    )
+    assert ours == theirs
+    assert RunFolder(folder).evaluations == RunFolder(whole).evaluations
+    assert (folder / "curves.png").read_bytes() == (whole / "curves.png").read_bytes()
+    assert yaml.safe_load((folder / "config.yaml").read_text())
+    assert not list(folder.glob(".unfinished*"))
+
+
+def cut(path):
+    """Leave the first half of a file."""
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def test_a_run_leaves_everything_behind(tmp_path):
@@ -112,6 +147,97 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     assert all(torch.equal(value, expected[name]) for name, value in weights(cut.path).items())
 
 
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "trainer_state.json", "config.json", "manifest.json"]
+)
+def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
+    """Killed after the last checkpoint, which is damaged: those before it are whole."""
+    for left in ("manifest.json", "curves.png"):
+        (copied / left).unlink()
+    shutil.rmtree(copied / "model")
+    cut(copied / "checkpoint-6" / name)
+    train(small(copied, "--resume"))
+    said = capsys.readouterr().err
+    assert re.search(rf"checkpoint-6 is damaged \({name} (has|cannot)", said)
+    assert "going on from step 4" in said
+    assert_same(copied, whole)
+    assert (copied / "damaged" / "checkpoint-6" / name).exists()
+
+
+def test_starts_again_where_no_checkpoint_is_whole(whole, copied, capsys):
+    (copied / "manifest.json").unlink()
+    for checkpoint in copied.glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    train(small(copied, "--resume"))
+    assert "no checkpoint is whole: starting again from step 0" in capsys.readouterr().err
+    assert_same(copied, whole)
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
+    """The second checkpoint cannot be written; the error is in the folder, and resuming needs nothing else."""
+
+    def full(self, folder):
+        if self.state.global_step == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, folder)
+
+    save = RunTrainer._save_optimizer_and_scheduler
+    with monkeypatch.context() as patched:
+        patched.setattr(RunTrainer, "_save_optimizer_and_scheduler", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(small(tmp_path))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    logged = (tmp_path / "error.log").read_text()
+    assert "Traceback" in logged
+    assert "No space left on device" in logged
+    train(small(tmp_path, "--resume"))
+    assert_same(tmp_path, whole)
+
+
+def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
+    (copied / "manifest.json").unlink()
+    shutil.rmtree(copied / "model")
+    train(small(copied, "--resume"))
+    assert_same(copied, whole)
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "evaluation.json", "config.yaml", "curves.png", "model/model.safetensors"]
+)
+def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, capsys):
+    cut(copied / name)
+    train(small(copied, "--resume"))
+    assert f"was finished, but {name} has" in capsys.readouterr().err
+    assert_same(copied, whole)
+    train(small(copied, "--resume"))
+    assert "made again" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rubbish", [b'{"step": 5, "rew', b"\x00\xff\n\x00", b"not json\n"])
+def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
+    (copied / "manifest.json").unlink()
+    shutil.rmtree(copied / "checkpoint-6")
+    with (copied / "metrics.jsonl").open("ab") as file:
+        file.write(rubbish)
+    train(small(copied, "--resume"))
+    assert_same(copied, whole)
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path):
+    code = "import sys, time; from bandpo.training.run_folder import RunFolder\n"
+    code += "with RunFolder(sys.argv[1]).held(): print('held', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            with pytest.raises(BlockingIOError, match=rf"in use by process {other.pid} on .*, since 20"):
+                train(small(tmp_path, "--resume"))
+        finally:
+            other.kill()
+    with RunFolder(tmp_path).held():  # a dead holder holds nothing
+        RunFolder(tmp_path).check(small(tmp_path))  # and has not used the folder
+
+
 def test_refuses_a_used_folder_and_other_settings(tmp_path):
     train(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
     with pytest.raises(ValueError, match="already used; add --resume"):
@@ -132,6 +258,33 @@ def test_refuses_a_checkpoint_in_the_middle_of_a_batch(tmp_path):
     with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
         train(small(tmp_path / "run", "--save_steps=3"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--learning_rate=-1", "learning_rate must be at least 0, got -1.0"),
+        ("--learning_rate=nan", "learning_rate must be at least 0, got nan"),
+        ("--max_steps=0", r"max_steps must be at least 1, or -1 to go by num_train_epochs, got 0"),
+        ("--logging_steps=0", "logging_steps must be above 0, got 0"),
+        ("--save_steps=0", "save_steps must be above 0, got 0"),
+        ("--temperature=0", "temperature must be above 0, got 0.0"),
+        ("--num_iterations=0", "num_iterations must be above 0, got 0"),
+        ("--seed=-1", "seed must be at least 0, got -1"),
+        ("--adam_beta2=2", "the optimizer refuses its settings: .*beta"),
+        ("--report_to=wandb", "report_to: WandbCallback cannot begin: No API key"),
+        ("--eval_every=2", "eval_every needs"),
+    ],
+)
+def test_refuses_settings_before_it_uses_the_folder(option, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # and no ~/.netrc
+    with pytest.raises(ValueError, match=message):
+        train(small(tmp_path / "run", "--eval_prompts=0", option))
+    assert "evaluating" not in capsys.readouterr().err
+    with RunFolder(tmp_path / "run").held():
+        RunFolder(tmp_path / "run").check(small(tmp_path / "run"))
 
 
 def test_yaml_and_flags(tmp_path):

@@ -62,18 +62,49 @@ class RunArguments(GRPOScriptArguments):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
+ABOVE_0 = (
+    "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "logging_steps", "save_steps",
+)  # fmt: skip
+AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
+
+
+@dataclass
+class TrainingConfig(BandGRPOConfig):
+    """`BandGRPOConfig` that refuses numbers with which a run would end late, or never begin.
+
+    Raises:
+        ValueError: such a number.
+    """
+
+    def __post_init__(self) -> None:
+        for names, fits, said in (
+            (ABOVE_0, lambda value: value > 0, "above 0"),
+            (AT_LEAST_0, lambda value: value >= 0, "at least 0"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if isinstance(value, int | float) and not fits(value):
+                    raise ValueError(f"{name} must be {said}, got {value}")
+        if self.max_steps == 0 or self.max_steps < -1:
+            raise ValueError(
+                f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}"
+            )
+        super().__post_init__()
+
+
 class Arguments(NamedTuple):
     """All settings of one run."""
 
     run: RunArguments
-    training: BandGRPOConfig
+    training: TrainingConfig
     model: ModelConfig
     mixture: DatasetMixtureConfig
 
 
 def parser() -> TrlParser:
     """The parser of every flag and YAML key."""
-    dataclasses: Any = (RunArguments, BandGRPOConfig, ModelConfig, DatasetMixtureConfig)
+    dataclasses: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
     return TrlParser(dataclasses, prog="bandpo train")
 
 
@@ -96,7 +127,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         _check_yaml(argv[argv.index("--config") + 1 :][:1])
     known = {
         f.name
-        for cls in (RunArguments, BandGRPOConfig, ModelConfig, DatasetMixtureConfig)
+        for cls in (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
         for f in fields(cls)
     }
     for flag in (a.split("=")[0] for a in argv if a.startswith("--")):
@@ -104,7 +135,10 @@ def parse(argv: Sequence[str]) -> Arguments:
         if name not in known | {"config", "help"}:
             close = difflib.get_close_matches(name, known, n=1)
             raise ValueError(f"unknown option {flag}" + (f"; did you mean --{close[0]}?" if close else ""))
-    arguments = Arguments(*parser().parse_args_and_config(argv))
+    try:
+        arguments = Arguments(*parser().parse_args_and_config(argv))
+    except (ValueError, ImportError) as error:
+        raise ValueError(str(error)) from error
     if not (arguments.run.dataset_name or arguments.mixture.datasets):
         raise ValueError(
             "no data: give --dataset_name (a hub name, 'multiplication', or 'lock') or `datasets` in the YAML file"
