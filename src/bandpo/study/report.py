@@ -17,13 +17,16 @@ SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 
 
 def study_page(results: Mapping[str, Any]) -> Page:
-    """The whole report of a ``results.json``, from what the file holds alone."""
+    """The whole report of a ``results.json``, from what the file holds alone.
+
+    If it says ``unfinished``, the report does too.
+    """
     study, records = parse_study(results["study"]), read_records(results)
     with mpl.rc_context(FIGURE_STYLE):
         sections = [_experiment(study, e, records, results) for e in study.experiments]
     return Page(
         study.title,
-        [study.question, *found(study, records)],
+        [study.question, *_unfinished(results), *found(study, records)],
         [
             Section("At a glance", [glance_table(study, records)]),
             _terms(study),
@@ -31,6 +34,11 @@ def study_page(results: Mapping[str, Any]) -> Page:
             _made(results, records),
         ],
     )
+
+
+def _unfinished(results: Mapping[str, Any]) -> list[str]:
+    runs = len(results["runs"])
+    return [f"This study has not ended: {runs} runs have so far."] if results.get("unfinished") else []
 
 
 def glance_table(study: Study, records: Sequence[Record]) -> Table:
@@ -64,6 +72,8 @@ def found(study: Study, records: Sequence[Record]) -> list[str]:
 
 
 def _sentence(study: Study, e: Experiment, records: Sequence[Record]) -> str:
+    if not any(r.experiment == e.name and r.tuning is None for r in records):
+        return f"{e.name}: no run has ended."
     if e.identical:
         others = differing(records, e.name)
         return f"{e.name}: " + (
@@ -254,8 +264,9 @@ def _made(results: Mapping[str, Any], records: Sequence[Record]) -> Section:
         f"By `bandpo study` with the file below, and `bandpo report`: {len(records)} runs, {hours:.1f} hours in all, "
         f"with {made}."
     ]
-    content.append(
-        f"Failed and not counted: {'; '.join(results['failed'])}." if results["failed"] else "No run failed."
-    )
+    if results["failed"]:
+        content.append(f"Failed and not counted: {'; '.join(results['failed'])}.")
+    elif not results.get("unfinished"):
+        content.append("No run failed.")
     content.append(Verbatim("The study file", results["study"]))
     return Section("How it was made", content)
