@@ -113,7 +113,10 @@ def of_bandpo(text):
     [
         ("raise ValueError('radius must be positive')", "error: radius must be positive"),
         ("raise FileNotFoundError('no such run')", "error: no such run"),
-        ("try:\n  int('x')\nexcept ValueError as e:\n  raise ValueError('n: no number') from e", "error: n: no number"),
+        (
+            "try:\n  int('x')\nexcept ValueError as e:\n  raise ValueError('n: no number') from e",
+            "error: n: no number",
+        ),
         ("import no_such_package", "error: this command needs the package no_such_package"),
     ],
 )

@@ -95,7 +95,9 @@ def test_says_what_is_wrong_with_a_log(content, message, tmp_path):
 
 def test_half_a_trainer_state_is_named(tmp_path):
     (tmp_path / "trainer_state.json").write_text('{"log_history": [{"step": 1')
-    with pytest.raises(ValueError, match=r"trainer_state.json is no trainer_state.json, or only a part of one"):
+    with pytest.raises(
+        ValueError, match=r"trainer_state.json is no trainer_state.json, or only a part of one"
+    ):
         read_log(tmp_path)
 
 

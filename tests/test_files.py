@@ -7,22 +7,31 @@ import pytest
 from bandpo._files import read_jsonl, replacing
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "picture.png"
-    path.write_text("old")
-    with pytest.raises(OSError, match="full"), replacing(path) as unfinished:
-        assert unfinished.suffix == ".png"
+def half_a_file(path):
+    with replacing(path) as unfinished:
+        assert unfinished.suffix == path.suffix
         unfinished.write_text("half")
         raise OSError("disk full")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(OSError, match="full"), replacing(tmp_path / "folder") as unfinished:
+
+
+def half_a_folder(path):
+    with replacing(path) as unfinished:
         unfinished.mkdir()
         (unfinished / "part").write_text("half")
         raise OSError("disk full")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_text("old")
+    with pytest.raises(OSError, match="disk full"):
+        half_a_file(path)
+    with pytest.raises(OSError, match="disk full"):
+        half_a_folder(tmp_path / "folder")
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ValueError, match="there is no folder"), replacing(tmp_path / "no" / "file"):
-        pass
+    assert path.read_text() == "old"
+    with pytest.raises(ValueError, match="there is no folder"):
+        half_a_file(tmp_path / "no" / "file")
 
 
 @pytest.mark.parametrize("tail", ['{"step": 2, "rew', '{"step"', "\x00\x00\x00", "\ufffd"])

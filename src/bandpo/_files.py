@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ UNFINISHED = ".unfinished"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Generator[Path, None, None]:
     """A path to write a file or a folder to, which takes the place of ``path`` when the block ends.
 
     If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder.
@@ -69,15 +69,14 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"))
+            row: Any = json.loads(line.decode("utf-8"))
             fault = "" if isinstance(row, dict) else f"a {type(row).__name__}, not an object"
         except (ValueError, RecursionError) as error:
             row, fault = None, str(error)
         if not fault:
             yield number, row
-        elif number == len(lines):
-            warnings.warn(
-                f"{path}, line {number}: the last line is cut off and is left out ({line[:60]!r})", stacklevel=2
-            )
-        else:
-            raise ValueError(f"{path}, line {number} is no JSON object: {line[:60]!r} ({fault})")
+            continue
+        said = f"{path}, line {number}", f"{line[:60]!r}"
+        if number < len(lines):
+            raise ValueError(f"{said[0]} is no JSON object: {said[1]} ({fault})")
+        warnings.warn(f"{said[0]}: the last line is cut off and is left out: {said[1]}", stacklevel=2)

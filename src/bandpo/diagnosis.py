@@ -67,11 +67,10 @@ def _trainer_state(path: Path) -> Sequence[Mapping[str, Any]]:
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     for number, row in read_jsonl(path):
-        if "data" in row:  # verl's
-            if not isinstance(row["data"], dict):
-                raise ValueError(f"{path}, line {number}: data is a {type(row['data']).__name__}, not an object")
-            row = row["data"] | {"step": row.get("step")}
-        yield row
+        data: Any = row.get("data", row)  # verl keeps them there
+        if not isinstance(data, dict):
+            raise ValueError(f"{path}, line {number}: data is a {type(data).__name__}, not an object")
+        yield {**data, "step": row.get("step")}
 
 
 def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:

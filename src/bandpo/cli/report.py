@@ -13,8 +13,8 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="A study's folder, ended or not, or its results.json; or run folders, trainer_state.json files, or the "
-            ".jsonl of verl's file logger, side by side.",
+            help="A study's folder, ended or not, or its results.json; or run folders, trainer_state.json files, or "
+            "the .jsonl of verl's file logger, side by side.",
             metavar="RUN...",
         ),
     ],

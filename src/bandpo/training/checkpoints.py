@@ -78,11 +78,13 @@ class WholeCheckpoints(Trainer):
             self._writing = False
         best = folder / f"checkpoint-{self.state.best_global_step}"
         if best == finished or best.is_dir():
-            self.state.best_model_checkpoint = str(best)  # transformers looked for it where this one was written
+            # transformers has looked for it where this one was written
+            self.state.best_model_checkpoint = str(best)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             self.state.save_to_json(str(unfinished / "trainer_state.json"))
             seal(unfinished, (file for file in unfinished.rglob("*") if file.is_file()))
+            remove(finished)  # of the same step, where transformers saves twice
             unfinished.replace(finished)
             if self.args.save_total_limit:
                 _rotate(folder, self.args.save_total_limit, {finished, best} if best.is_dir() else {finished})
@@ -91,7 +93,8 @@ class WholeCheckpoints(Trainer):
             self._push_from_checkpoint(str(finished))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._writing:  # the upload runs beside the training, and this folder is renamed before it ends
+        # The upload goes on beside the training: not from a folder that is about to be renamed.
+        if not self._writing:
             super()._push_from_checkpoint(checkpoint_folder)
 
     def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:

@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -53,7 +53,7 @@ class RunFolder:
         self._main = main
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None, None, None]:
         """Keep other processes out of the folder, which is made if need be.
 
         The system gives the lock back when its holder dies, however it dies.
@@ -104,12 +104,16 @@ class RunFolder:
             return
         before, now = self._settings_before(), self._settings
         if before is None:
-            _say(f"{self._config} is damaged, so the settings given cannot be compared with it; they are taken")
+            _say(
+                f"{self._config} is damaged, so the settings given cannot be compared with it; they are taken"
+            )
             return
         changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
         if changed:
             was = ", ".join(f"{k}: {before.get(k)!r} → {now.get(k)!r}" for k in changed)
-            raise ValueError(f"output_dir {self.path} holds a run with other settings ({was}); choose another")
+            raise ValueError(
+                f"output_dir {self.path} holds a run with other settings ({was}); choose another"
+            )
 
     def _settings_before(self) -> dict[str, Any] | None:
         """The settings in config.yaml; None if it is damaged."""
@@ -122,7 +126,7 @@ class RunFolder:
             return None
 
     def begin(self) -> Path | None:
-        """Write the settings that were checked, clear away what was never finished, and set aside checkpoints that are damaged.
+        """Write the settings that were checked, remove what was never finished, and set damaged checkpoints aside.
 
         Returns:
             The newest whole checkpoint, if there is one.
@@ -186,7 +190,9 @@ class RunFolder:
         """Put these rows in the place of the metrics."""
         if self._main:
             with replacing(self.metrics) as unfinished:
-                unfinished.write_text("".join(json.dumps({"step": row["step"], **row}) + "\n" for row in rows))
+                unfinished.write_text(
+                    "".join(json.dumps({"step": row["step"], **row}) + "\n" for row in rows)
+                )
 
     def history(self) -> list[dict[str, Any]]:
         """The logged metrics, one row per log step."""

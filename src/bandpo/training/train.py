@@ -147,7 +147,9 @@ def _trainer(
         trainer.create_optimizer_and_scheduler(max(training.max_steps, 1))
     except (ValueError, TypeError) as error:
         raise ValueError(f"the optimizer refuses its settings: {error}") from error
-    trainer.optimizer = trainer.lr_scheduler = None  # the trainer makes its own, once the model is where it will be
+    trainer.optimizer = trainer.lr_scheduler = (
+        None  # the trainer makes its own, once the model is where it will be
+    )
     for callback in trainer.callback_handler.callbacks:
         if getattr(callback, "_initialized", True) is False:
             try:
