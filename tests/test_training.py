@@ -341,5 +341,11 @@ def test_a_missing_model_is_named(tmp_path):
     argv = ["--reward_funcs=bandpo.tasks.multiplication.reward", "--save_strategy=no", *CPU]
     names = ["--dataset_name=multiplication", f"--model_name_or_path={tmp_path}/nothing"]
     arguments = parse([*names, f"--output_dir={tmp_path}/run", *argv])
-    with pytest.raises((OSError, ValueError), match="nothing"):
+    with pytest.raises(ValueError, match=f"model_name_or_path {tmp_path}/nothing: "):
         train(arguments)
+
+
+def test_a_missing_dataset_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"dataset_name {tmp_path}/nothing: "):
+        train(small(tmp_path / "run", f"--dataset_name={tmp_path}/nothing", "--model_name_or_path=multiplication",
+                    "--reward_funcs=bandpo.tasks.multiplication.reward", *CPU))  # fmt: skip

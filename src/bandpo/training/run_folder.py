@@ -80,7 +80,10 @@ class RunFolder:
                 f"output_dir {self.path} cannot be written: {error.strerror}; choose another"
             ) from error
         with lock:
-            yield
+            try:
+                yield
+            finally:
+                remove(self.path / HOLDER)
 
     def _holder(self) -> str:
         try:
@@ -114,6 +117,45 @@ class RunFolder:
             raise ValueError(
                 f"output_dir {self.path} holds a run with other settings ({was}); choose another"
             )
+
+    def _settings_before(self) -> dict[str, Any] | None:
+        """The settings in config.yaml; None if it is damaged."""
+        text = self._config.read_text(errors="replace")
+        if not text.endswith("\n...\n"):  # the end mark: half of a YAML file may well be YAML
+            return None
+        try:
+            return dict(yaml.safe_load(text)["arguments"])
+        except (yaml.YAMLError, LookupError, TypeError, ValueError):
+            return None
+
+    def begin(self) -> Path | None:
+        """Write the settings that were checked, remove what was never finished, and set damaged checkpoints aside.
+
+        Returns:
+            The newest whole checkpoint, if there is one.
+        """
+        if self._main:
+            for left in self.path.glob(f"{UNFINISHED}*"):
+                remove(left)
+            packages = ("bandpo", "torch", "transformers", "trl", "datasets", "accelerate")
+            versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
+            settings = {"versions": versions, "arguments": self._settings}
+            with replacing(self._config) as unfinished:
+                unfinished.write_text(yaml.safe_dump(settings, sort_keys=False, explicit_end=True))
+            for checkpoint in checkpoints(self.path):
+                if (fault := damage(checkpoint)) is None:
+                    break
+                aside = self.path / DAMAGED / checkpoint.name
+                remove(aside)
+                aside.parent.mkdir(exist_ok=True)
+                checkpoint.replace(aside)
+                _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
+        newest = next(iter(checkpoints(self.path)), None)
+        if self._main and newest:
+            _say(f"going on from step {step_of(newest)}")
+        elif self._main and (self.path / DAMAGED).exists():
+            _say("no checkpoint is whole: starting again from step 0")
+        return newest
 
     def _settings_before(self) -> dict[str, Any] | None:
         """The settings in config.yaml; None if it is damaged."""

@@ -122,7 +122,7 @@ def _trainer(
             padding_side="left",
         )
     except OSError as error:
-        raise ValueError(f"model_name_or_path: {error}") from error
+        raise ValueError(f"model_name_or_path {path}: {error}") from error
     training.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,
@@ -166,11 +166,14 @@ def load_data(arguments: Arguments) -> tuple[Any, Any]:
         task = importlib.import_module(f"bandpo.tasks.{run.dataset_name}")
         return task.dataset("train", run.train_prompts), task.dataset("eval", run.eval_prompts)
     dataset: Any
-    if mixture.datasets:
-        dataset = get_dataset(mixture)
-    else:
-        load: Any = datasets.load_dataset  # its overloads want literal arguments
-        dataset = load(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
+    try:
+        if mixture.datasets:
+            dataset = get_dataset(mixture)
+        else:
+            load: Any = datasets.load_dataset  # its overloads want literal arguments
+            dataset = load(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"dataset_name {run.dataset_name or mixture.datasets}: {error}") from error
     if run.dataset_train_split not in dataset:
         raise ValueError(
             f"the data has no split {run.dataset_train_split!r}, only {', '.join(dataset)}; set dataset_train_split"
