@@ -68,6 +68,10 @@ def assert_same(folder, whole):
     assert not list(folder.glob(".unfinished*"))
 
 
+def slow(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def cut(path):
     """Leave the first half of a file."""
     os.truncate(path, path.stat().st_size // 2)
@@ -119,14 +123,14 @@ def test_other_methods_by_name(tmp_path):
 def test_resumes_to_the_same_trajectory(tmp_path):
     """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice.
 
-    With a controller, whose state is in the checkpoint too.
+    With a controller, whose state is in the checkpoint too, and scores taken in between.
     """
     steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
-    whole = train(small(tmp_path / "whole", steered))
-    radii = [row["radius"] for row in whole.history()]
+    whole = train(small(tmp_path / "whole", steered, "--eval_every=2"))
+    radii = [row["radius"] for row in whole.history() if "radius" in row]
     assert len(set(radii)) == 3
     assert radii[::2] == radii[1::2]  # one for each batch
-    argv = [*SMALL, steered, "--output_dir", str(tmp_path / "cut")]
+    argv = [*SMALL, steered, "--eval_every=2", "--output_dir", str(tmp_path / "cut")]
     code = (
         "import sys; from bandpo.training import arguments, train; train.train(arguments.parse(sys.argv[1:]))"
     )
@@ -140,15 +144,13 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     cut = train(parse([*argv, "--resume"]))
-    assert [row["step"] for row in cut.history()] == [1, 2, 3, 4, 5, 6]
-    for ours, theirs in zip(cut.history(), whole.history(), strict=True):
-        assert {**ours, "step_time": 0} == {**theirs, "step_time": 0}
-    expected = weights(whole.path)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(cut.path).items())
+    assert [row["step"] for row in cut.history() if "mean@4" in row] == [2, 4, 6]
+    assert_same(cut.path, whole.path)
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.pt", "trainer_state.json", "config.json", "manifest.json"]
+    "name",
+    ["model.safetensors", "manifest.json", *slow("optimizer.pt", "trainer_state.json", "config.json")],
 )
 def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
     """Killed after the last checkpoint, which is damaged: those before it are whole."""
@@ -202,7 +204,8 @@ def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "evaluation.json", "config.yaml", "curves.png", "model/model.safetensors"]
+    "name",
+    ["metrics.jsonl", "evaluation.json", *slow("config.yaml", "curves.png", "model/model.safetensors")],
 )
 def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, capsys):
     cut(copied / name)
@@ -213,7 +216,7 @@ def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, caps
     assert "made again" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rubbish", [b'{"step": 5, "rew', b"\x00\xff\n\x00", b"not json\n"])
+@pytest.mark.parametrize("rubbish", [b'{"step": 5, "rew', *slow(b"\x00\xff\n\x00", b"not json\n")])
 def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
     (copied / "manifest.json").unlink()
     shutil.rmtree(copied / "checkpoint-6")

@@ -97,6 +97,8 @@ class RunFolder:
         Raises:
             ValueError: the folder holds a run and ``resume`` is off, or a run with other settings.
         """
+        if not self._main:
+            return
         self._settings = _settings(arguments)  # now: the training fills some of them in
         used = any(not entry.name.startswith((LOCK, UNFINISHED)) for entry in self.path.iterdir())
         if used and not arguments.run.resume:
@@ -107,9 +109,7 @@ class RunFolder:
             return
         before, now = self._settings_before(), self._settings
         if before is None:
-            _say(
-                f"{self._config} is damaged, so the settings given cannot be compared with it; they are taken"
-            )
+            _say(f"{self._config} is damaged: the settings given are taken, without a comparison")
             return
         changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
         if changed:
@@ -154,45 +154,6 @@ class RunFolder:
         if self._main and newest:
             _say(f"going on from step {step_of(newest)}")
         elif self._main and (self.path / DAMAGED).exists():
-            _say("no checkpoint is whole: starting again from step 0")
-        return newest
-
-    def _settings_before(self) -> dict[str, Any] | None:
-        """The settings in config.yaml; None if it is damaged."""
-        text = self._config.read_text(errors="replace")
-        if not text.endswith("\n...\n"):  # the end mark: half of a YAML file may well be YAML
-            return None
-        try:
-            return dict(yaml.safe_load(text)["arguments"])
-        except (yaml.YAMLError, LookupError, TypeError, ValueError):
-            return None
-
-    def begin(self) -> Path | None:
-        """Write the settings that were checked, remove what was never finished, and set damaged checkpoints aside.
-
-        Returns:
-            The newest whole checkpoint, if there is one.
-        """
-        if self._main:
-            for left in self.path.glob(f"{UNFINISHED}*"):
-                remove(left)
-            packages = ("bandpo", "torch", "transformers", "trl", "datasets", "accelerate")
-            versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
-            settings = {"versions": versions, "arguments": self._settings}
-            with replacing(self._config) as unfinished:
-                unfinished.write_text(yaml.safe_dump(settings, sort_keys=False, explicit_end=True))
-            for checkpoint in checkpoints(self.path):
-                if (fault := damage(checkpoint)) is None:
-                    break
-                aside = self.path / DAMAGED / checkpoint.name
-                remove(aside)
-                aside.parent.mkdir(exist_ok=True)
-                checkpoint.replace(aside)
-                _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
-        newest = next(iter(checkpoints(self.path)), None)
-        if newest:
-            _say(f"going on from step {step_of(newest)}")
-        elif (self.path / DAMAGED).exists():
             _say("no checkpoint is whole: starting again from step 0")
         return newest
 
