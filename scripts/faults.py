@@ -93,7 +93,7 @@ class Faults:
         if rows(folder) != rows(self.whole):
             found.append("metrics.jsonl")
         if differing := names(folder) ^ names(self.whole):
-            found.append(f"files {', '.join(sorted(differing))}")
+            found.append(f"{len(differing)} files, as {min(differing)}")
         self.counts["compared"] += 1
         if found:
             kept = self.work / f"wrong-{len(self.wrong)}"
