@@ -143,13 +143,11 @@ def _trainer(
         peft_config=get_peft_config(model),
     )
     trainer.remove_callback(PrinterCallback)
-    try:
-        trainer.create_optimizer_and_scheduler(max(training.max_steps, 1))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the optimizer refuses its settings: {error}") from error
-    trainer.optimizer = trainer.lr_scheduler = (
-        None  # the trainer makes its own, once the model is where it will be
-    )
+    if not trainer.is_fsdp_enabled:  # which shards the parameters first
+        try:
+            trainer.create_optimizer()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"the optimizer refuses its settings: {error}") from error
     for callback in trainer.callback_handler.callbacks:
         if getattr(callback, "_initialized", True) is False:
             try:
