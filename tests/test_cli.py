@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import bandpo
+from bandpo.cli import main
 from bandpo.cli.app import app
 from pages import PAGES, ROOT, commands
 
@@ -149,6 +150,88 @@ def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypat
 def test_version():
     run = CliRunner().invoke(app, ["--version"])
     assert run.output.strip() == bandpo.__version__
+
+
+def of_bandpo(text):
+    """Run code as if it stood in a module of bandpo."""
+    exec(compile(text, "bandpo/module.py", "exec"), {"__name__": "bandpo.module"})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("raise ValueError('radius must be positive')", "error: radius must be positive"),
+        ("raise FileNotFoundError('no such run')", "error: no such run"),
+        (
+            "try:\n  int('x')\nexcept ValueError as e:\n  raise ValueError('n: no number') from e",
+            "error: n: no number",
+        ),
+        ("import no_such_package", "error: this command needs the package no_such_package"),
+    ],
+)
+def test_an_error_of_our_own_checks_is_one_line(text, shown, monkeypatch):
+    monkeypatch.setattr("bandpo.cli.app.app", lambda: of_bandpo(text))
+    with pytest.raises(SystemExit, match=shown):
+        main()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int('x')",  # a slip of ours
+        "import json; json.loads('{')",
+        "open('/no/such/file')",
+        "import importlib; importlib.import_module('no_such_package')",
+        "raise RuntimeError('no check')",
+    ],
+)
+def test_any_other_error_keeps_its_traceback(text, monkeypatch):
+    monkeypatch.setattr("bandpo.cli.app.app", lambda: of_bandpo(text))
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (of any kind)
+        main()
+    assert caught.value.__traceback__ is not None
+
+
+def test_an_error_within_trl_keeps_its_traceback(monkeypatch):
+    """As a ValueError of a library ten hours into a run would."""
+
+    def trl():
+        raise ValueError("shapes do not match")
+
+    monkeypatch.setattr("bandpo.cli.app.app", trl)
+    with pytest.raises(ValueError, match="shapes do not match"):
+        main()
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Files cannot grow beyond 1 kB."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_spoils_no_picture_and_leaves_no_half_copies(tmp_path, monkeypatch, request):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    Path("old.png").write_bytes(b"a picture")
+    from bandpo import figures  # noqa: F401  (whose fonts are looked up before the disk is full)
+
+    request.getfixturevalue("full_disk")
+    drawn = CliRunner().invoke(app, ["plot", "old.png"])
+    copied = CliRunner().invoke(app, ["recipes", "copy"])
+    assert isinstance(drawn.exception, OSError)
+    assert isinstance(copied.exception, OSError)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
+    assert Path("old.png").read_bytes() == b"a picture"
+
+
+def test_a_figure_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"figure.xyz: a figure is written as .png, .svg or .pdf"):
+        CliRunner().invoke(app, ["plot", str(tmp_path / "figure.xyz")], catch_exceptions=False)
 
 
 def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):

@@ -81,8 +81,9 @@ def test_reads_three_formats_alike(tmp_path):
     ("content", "message"),
     [
         (None, "is no log of a run; give a run folder"),
-        ("not json\n", "is neither a trainer_state.json nor JSONL"),
-        ("[1, 2]\n", "is neither a trainer_state.json nor JSONL"),
+        ("not json\n", "metrics.jsonl, line 1 is no JSON object"),
+        ('{"step": 1}\n[1, 2]\n', "metrics.jsonl, line 2 is no JSON object: .*a list, not an object"),
+        ('{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is a int, not an object"),
         ('{"step": 1, "loss": 2.0}\n', "logs none of entropy, reward"),
     ],
 )
@@ -92,6 +93,28 @@ def test_says_what_is_wrong_with_a_log(content, message, tmp_path):
         path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_log(path)
+
+
+def test_half_a_trainer_state_is_named(tmp_path):
+    (tmp_path / "trainer_state.json").write_text('{"log_history": [{"step": 1')
+    with pytest.raises(
+        ValueError, match=r"trainer_state.json is no trainer_state.json, or only a part of one"
+    ):
+        read_log(tmp_path)
+
+
+def test_a_log_that_is_cut_off_or_still_being_written_is_read_up_to_there(tmp_path, monkeypatch):
+    """By `bandpo audit` and `bandpo report` too."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "run" / "metrics.jsonl", [row(1), row(2)])
+    with path.open("a") as file:
+        file.write(json.dumps(row(3))[:30])
+    for command in (["audit", "run"], ["report", "run"]):
+        with pytest.warns(UserWarning, match=r"run/metrics.jsonl, line 3: the last line is cut off"):
+            result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    with pytest.warns(UserWarning, match="line 3"):
+        assert [r["step"] for r in read_log("run")] == [1, 2]
 
 
 def test_rates_are_weighted_with_what_they_were_taken_over(tmp_path):

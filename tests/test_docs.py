@@ -75,6 +75,16 @@ def test_console(step, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_objective_is_added_as_the_page_says(tmp_path):
+    """The command of verl alone is not run: tests/test_integrations_verl.py builds what it configures."""
+    steps = [b for b in blocks(ROOT / "docs/add-an-objective.md") if b.title or b.text.startswith("bandpo ")]
+    assert len(steps) == 4
+    follow(steps, tmp_path)
+    logged = (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    assert '"audit/softened"' in logged
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("heading", ["For commands and trainers", "For everyone"])
 def test_a_divergence_is_added_as_the_page_says(heading, tmp_path):
     """In an empty folder, or in a copy of the checkout."""

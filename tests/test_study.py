@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import yaml
 from scipy import stats
+from typer.testing import CliRunner
 
+from bandpo.cli.app import app
 from bandpo.study.afterwards import parse_afterwards
 from bandpo.study.collect import Record, batches_to_half
 from bandpo.study.execute import Execution, Job, launch, on_cores, on_ray
@@ -338,6 +340,27 @@ def test_a_report_tells_terms_numbers_failures_and_is_whole(tmp_path, suffix):
     else:
         assert all(f"]({file.name})" in text for file in files[1:])
         assert len(files) == 4
+
+
+def test_a_study_that_was_interrupted_has_a_report_too(tmp_path):
+    """Of the runs that have ended; what has none says so."""
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "study.yaml").write_text(SMALL)
+    command = ["report", str(folder), "--output", str(tmp_path / "report.md")]
+    runs = results(differ=True)["runs"]
+    nothing = CliRunner().invoke(app, command)
+    assert "of which no run has ended yet" in str(nothing.exception)
+    for k, run in enumerate(runs[:4] + runs[6:]):
+        place = folder / "runs" / str(k)
+        place.mkdir(parents=True)
+        (place / "record.json").write_text(json.dumps(run))
+        (place / "config.yaml").write_text("versions: {python: '3'}")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "This study has not ended: 8 runs have so far." in text
+    assert "after: no run has ended." in text
+    assert "No run failed" not in text
 
 
 def study_of(tmp_path, **options) -> tuple[Study, str]:

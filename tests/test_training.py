@@ -1,10 +1,13 @@
+import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from bandpo.training.arguments import parse, reward_functions
 from bandpo.training.card import card
 from bandpo.training.run_folder import RunFolder
-from bandpo.training.train import train
+from bandpo.training.train import RunTrainer, train
 
 # The embedded task, made small: three batches of two updates.
 SMALL = [
@@ -46,6 +49,40 @@ def settings(arguments):
 
 def weights(folder):
     return AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run."""
+    return train(small(tmp_path_factory.mktemp("whole") / "run")).path
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def assert_same(folder, whole):
+    """Weights bit for bit, every row logged but for times, scores, and a picture."""
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
+    ours, theirs = (
+        [{**row, "step_time": 0} for row in RunFolder(place).history()] for place in (folder, whole)
+    )
+    assert ours == theirs
+    assert RunFolder(folder).evaluations == RunFolder(whole).evaluations
+    assert (folder / "curves.png").read_bytes() == (whole / "curves.png").read_bytes()
+    assert yaml.safe_load((folder / "config.yaml").read_text())
+    assert not list(folder.glob(".unfinished*"))
+
+
+def slow(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def cut(path):
+    """Leave the first half of a file."""
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def test_a_run_leaves_everything_behind(tmp_path):
@@ -111,14 +148,14 @@ def test_other_methods_by_name(tmp_path):
 def test_resumes_to_the_same_trajectory(tmp_path):
     """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice.
 
-    With a controller, whose state is in the checkpoint too.
+    With a controller, whose state is in the checkpoint too, and scores taken in between.
     """
     steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
-    whole = train(small(tmp_path / "whole", steered))
-    radii = [row["radius"] for row in whole.history()]
+    whole = train(small(tmp_path / "whole", steered, "--eval_every=2"))
+    radii = [row["radius"] for row in whole.history() if "radius" in row]
     assert len(set(radii)) == 3
     assert radii[::2] == radii[1::2]  # one for each batch
-    argv = [*SMALL, steered, "--output_dir", str(tmp_path / "cut")]
+    argv = [*SMALL, steered, "--eval_every=2", "--output_dir", str(tmp_path / "cut")]
     code = (
         "import sys; from bandpo.training import arguments, train; train.train(arguments.parse(sys.argv[1:]))"
     )
@@ -132,11 +169,101 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     cut = train(parse([*argv, "--resume"]))
-    assert [row["step"] for row in cut.history()] == [1, 2, 3, 4, 5, 6]
-    for ours, theirs in zip(cut.history(), whole.history(), strict=True):
-        assert {**ours, "step_time": 0} == {**theirs, "step_time": 0}
-    expected = weights(whole.path)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(cut.path).items())
+    assert [row["step"] for row in cut.history() if "mean@4" in row] == [2, 4, 6]
+    assert_same(cut.path, whole.path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "manifest.json", *slow("optimizer.pt", "trainer_state.json", "config.json")],
+)
+def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
+    """Killed after the last checkpoint, which is damaged: those before it are whole."""
+    for left in ("manifest.json", "curves.png"):
+        (copied / left).unlink()
+    shutil.rmtree(copied / "model")
+    cut(copied / "checkpoint-6" / name)
+    train(small(copied, "--resume"))
+    said = capsys.readouterr().err
+    assert re.search(rf"checkpoint-6 is damaged \({name} (has|cannot)", said)
+    assert "going on from step 4" in said
+    assert_same(copied, whole)
+    assert (copied / "damaged" / "checkpoint-6" / name).exists()
+
+
+def test_starts_again_where_no_checkpoint_is_whole(whole, copied, capsys):
+    (copied / "manifest.json").unlink()
+    for checkpoint in copied.glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    train(small(copied, "--resume"))
+    assert "no checkpoint is whole: starting again from step 0" in capsys.readouterr().err
+    assert_same(copied, whole)
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
+    """The second checkpoint cannot be written; the error is in the folder, and resuming needs nothing else."""
+
+    def full(self, folder):
+        if self.state.global_step == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, folder)
+
+    save = RunTrainer._save_optimizer_and_scheduler
+    with monkeypatch.context() as patched:
+        patched.setattr(RunTrainer, "_save_optimizer_and_scheduler", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(small(tmp_path))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    logged = (tmp_path / "error.log").read_text()
+    assert "Traceback" in logged
+    assert "No space left on device" in logged
+    train(small(tmp_path, "--resume"))
+    assert_same(tmp_path, whole)
+
+
+def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
+    (copied / "manifest.json").unlink()
+    shutil.rmtree(copied / "model")
+    train(small(copied, "--resume"))
+    assert_same(copied, whole)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "evaluation.json", *slow("config.yaml", "curves.png", "model/model.safetensors")],
+)
+def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, capsys):
+    cut(copied / name)
+    train(small(copied, "--resume"))
+    assert f"was finished, but {name} has" in capsys.readouterr().err
+    assert_same(copied, whole)
+    train(small(copied, "--resume"))
+    assert "made again" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rubbish", [b'{"step": 5, "rew', *slow(b"\x00\xff\n\x00", b"not json\n")])
+def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
+    (copied / "manifest.json").unlink()
+    shutil.rmtree(copied / "checkpoint-6")
+    with (copied / "metrics.jsonl").open("ab") as file:
+        file.write(rubbish)
+    train(small(copied, "--resume"))
+    assert_same(copied, whole)
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path):
+    code = "import sys, time; from bandpo.training.run_folder import RunFolder\n"
+    code += "with RunFolder(sys.argv[1]).held(): print('held', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            with pytest.raises(BlockingIOError, match=rf"in use by process {other.pid} on .*, since 20"):
+                train(small(tmp_path, "--resume"))
+        finally:
+            other.kill()
+    with RunFolder(tmp_path).held():  # a dead holder holds nothing
+        RunFolder(tmp_path).check(small(tmp_path))  # and has not used the folder
 
 
 def test_refuses_a_used_folder_and_other_settings(tmp_path):
@@ -159,6 +286,33 @@ def test_refuses_a_checkpoint_in_the_middle_of_a_batch(tmp_path):
     with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
         train(small(tmp_path / "run", "--save_steps=3"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--learning_rate=-1", "learning_rate must be at least 0, got -1.0"),
+        ("--learning_rate=nan", "learning_rate must be at least 0, got nan"),
+        ("--max_steps=0", r"max_steps must be at least 1, or -1 to go by num_train_epochs, got 0"),
+        ("--logging_steps=0", "logging_steps must be above 0, got 0"),
+        ("--save_steps=0", "save_steps must be above 0, got 0"),
+        ("--temperature=0", "temperature must be above 0, got 0.0"),
+        ("--num_iterations=0", "num_iterations must be above 0, got 0"),
+        ("--seed=-1", "seed must be at least 0, got -1"),
+        ("--adam_beta2=2", "the optimizer refuses its settings: .*beta"),
+        ("--report_to=wandb", "report_to: WandbCallback cannot begin: No API key"),
+        ("--eval_every=2", "eval_every needs"),
+    ],
+)
+def test_refuses_settings_before_it_uses_the_folder(option, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # and no ~/.netrc
+    with pytest.raises(ValueError, match=message):
+        train(small(tmp_path / "run", "--eval_prompts=0", option))
+    assert "evaluating" not in capsys.readouterr().err
+    with RunFolder(tmp_path / "run").held():
+        RunFolder(tmp_path / "run").check(small(tmp_path / "run"))
 
 
 def test_yaml_and_flags(tmp_path):
@@ -254,5 +408,11 @@ def test_a_missing_model_is_named(tmp_path):
     argv = ["--reward_funcs=bandpo.tasks.multiplication.reward", "--save_strategy=no", *CPU]
     names = ["--dataset_name=multiplication", f"--model_name_or_path={tmp_path}/nothing"]
     arguments = parse([*names, f"--output_dir={tmp_path}/run", *argv])
-    with pytest.raises((OSError, ValueError), match="nothing"):
+    with pytest.raises(ValueError, match=f"model_name_or_path {tmp_path}/nothing: "):
         train(arguments)
+
+
+def test_a_missing_dataset_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"dataset_name {tmp_path}/nothing: "):
+        train(small(tmp_path / "run", f"--dataset_name={tmp_path}/nothing", "--model_name_or_path=multiplication",
+                    "--reward_funcs=bandpo.tasks.multiplication.reward", *CPU))  # fmt: skip

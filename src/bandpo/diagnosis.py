@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bandpo._files import read_jsonl
 from bandpo.audit import BINS, COUNTERFACTUALS, RARE
 from bandpo.watch import ENTROPY_LEFT, ENTROPY_RISE
 
@@ -38,8 +39,11 @@ def read_log(path: str | Path) -> Sequence[Row]:
         path: A run folder (its ``metrics.jsonl``, else the newest ``trainer_state.json`` in it or its checkpoints),
             a TRL ``trainer_state.json``, a ``metrics.jsonl``, or the JSONL of verl's file logger.
 
+    A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
+
     Raises:
-        ValueError: there is no such log, or it holds no metrics; the message says what was looked for.
+        ValueError: there is no such log, or it holds no metrics; the message says what was looked for. A line that
+            cannot be read; the message names it.
     """
     path = Path(path)
     if path.is_dir():
@@ -51,17 +55,7 @@ def read_log(path: str | Path) -> Sequence[Row]:
             f"{path} is no log of a run; give a run folder with metrics.jsonl or trainer_state.json, one of these "
             "files, or the .jsonl of verl's file logger"
         )
-    try:
-        if path.suffix == ".json":
-            raw = json.loads(path.read_text())["log_history"]
-        else:
-            raw = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-            raw = [row.get("data", {}) | {"step": row["step"]} if "data" in row else row for row in raw]
-        rows = named_rows(raw)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is neither a trainer_state.json nor JSONL with a step per line ({error!r})"
-        ) from error
+    rows = named_rows(_trainer_state(path) if path.suffix == ".json" else _lines(path))
     if not rows:
         raise ValueError(
             f"{path} logs none of {', '.join(NAMES)}; set logging_steps (TRL) or the file logger (verl)"
@@ -69,7 +63,23 @@ def read_log(path: str | Path) -> Sequence[Row]:
     return rows
 
 
-def named_rows(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _trainer_state(path: Path) -> Sequence[Mapping[str, Any]]:
+    try:
+        history = json.loads(path.read_bytes())["log_history"]
+        return [dict(row) for row in history]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is no trainer_state.json, or only a part of one ({error!r})") from error
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    for number, row in read_jsonl(path):
+        data: Any = row.get("data", row)  # verl keeps them there
+        if not isinstance(data, dict):
+            raise ValueError(f"{path}, line {number}: data is a {type(data).__name__}, not an object")
+        yield {**data, "step": row.get("step")}
+
+
+def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Logged rows with the names of `NAMES` added, without what is no number and without rows that tell nothing."""
     rows = [_numbers(row) for row in raw]
     rows = [row | {name: value for name in NAMES if (value := _named(row, name)) is not None} for row in rows]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bandpo.cli.plot import save
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -45,7 +47,7 @@ def audit(
         console.print(table)
         console.print()
     console.print(_numbers(diagnoses))
-    audit_figure(logs).savefig(output, dpi=150)
+    save(audit_figure(logs), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)
 
 

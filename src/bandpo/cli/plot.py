@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from bandpo._files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEFAULT = ("FixedClip(0.2, 0.2)", "FixedClip(0.2, 0.28)", "DCPO(0.16, 0.2)", "Band(KL(), 0.05)")
 
@@ -50,5 +55,13 @@ def plot(
         drawn = figures.clipped_regions(named)
     else:
         drawn = figures.allowed_change(named)
-    drawn.savefig(output, dpi=150)
+    save(drawn, output)
     typer.echo(output)
+
+
+def save(figure: Figure, output: Path) -> None:
+    """Write a figure; if that fails, an earlier one of this name stays as it was."""
+    if output.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"{output}: a figure is written as .png, .svg or .pdf")
+    with replacing(output) as unfinished:
+        figure.savefig(unfinished, dpi=150)

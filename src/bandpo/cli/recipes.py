@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from bandpo._files import replacing
+
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
@@ -17,5 +19,7 @@ def recipes(
     """Copy the recipes for verl and TRL, and their launchers, into a folder of yours."""
     if folder.exists():
         raise ValueError(f"{folder} is there already, and nothing was copied; name another folder")
-    shutil.copytree(SHIPPED, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as unfinished:
+        shutil.copytree(SHIPPED, unfinished, ignore=shutil.ignore_patterns("__pycache__"))
     typer.echo(folder / "README.md")

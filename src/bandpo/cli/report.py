@@ -13,8 +13,8 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="A study's folder or results.json; or run folders, trainer_state.json files, or the .jsonl of verl's "
-            "file logger, side by side.",
+            help="A study's folder, ended or not, or its results.json; or run folders, trainer_state.json files, or "
+            "the .jsonl of verl's file logger, side by side.",
             metavar="RUN...",
         ),
     ],
@@ -24,6 +24,7 @@ def report(
 ) -> None:
     """Write a report: of a study, or of any runs of TRL or verl."""
     from bandpo.study.afterwards import FILE
+    from bandpo.study.execute import results_so_far
     from bandpo.study.report import study_page
     from bandpo.study.run_report import run_page
 
@@ -33,6 +34,8 @@ def report(
         page = study_page(
             json.loads(first.read_text()), afterwards.read_text() if afterwards.is_file() else ""
         )
+    elif len(runs) == 1 and (runs[0] / "study.yaml").is_file():
+        page = study_page(results_so_far(runs[0]))
     else:
         page = run_page(runs)
     for path in page.save(output):

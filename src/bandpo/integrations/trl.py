@@ -163,6 +163,9 @@ class BandGRPOConfig(GRPOConfig):
             )
         self.epsilon = _Replaced(self.epsilon)
 
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"epsilon": float(self.epsilon)}
+
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
             f"BandGRPOConfig has no {name!r}; it is a GRPOConfig for BandGRPOTrainer, not for another trainer"

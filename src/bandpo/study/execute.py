@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from bandpo._files import replacing
 from bandpo.study.collect import collect, read_records, versions
 from bandpo.study.plan import PREPARED, Run, Study
 from bandpo.study.statistics import choose
@@ -122,7 +123,8 @@ class Execution:
             "failed": [str(run) for run in failed],
             "runs": [self._record(run) for run in [*searches, *runs] if self._done(run)],
         }
-        (self.folder / "results.json").write_text(_compact(results))
+        with replacing(self.folder / "results.json") as unfinished:
+            unfinished.write_text(_compact(results))
         return results
 
     def _open(self) -> None:
@@ -133,7 +135,8 @@ class Execution:
                 "fixed before it runs, so choose another --output_dir"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(self.text)
+        with replacing(kept) as unfinished:
+            unfinished.write_text(self.text)
 
     def _check(self, runs: Sequence[Run]) -> None:
         """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
@@ -206,9 +209,9 @@ class Execution:
                 failed.append(run)
                 said = f"FAILED: {_last_line(jobs[place].log)} (see {jobs[place].log})"
             else:
-                self._done_file(run).write_text(
-                    json.dumps({"seconds": round(outcome.seconds, 1), **collect(self._place(run))})
-                )
+                record = {**_names(run), "seconds": round(outcome.seconds, 1), **collect(self._place(run))}
+                with replacing(self._done_file(run)) as unfinished:
+                    unfinished.write_text(json.dumps(record))
                 [record] = self._records([run])
                 said = f"{self.study.primary} {record.metric(self.study.primary):.3f}"
             left = (time.monotonic() - start) / ended * (len(todo) - ended) / 60
@@ -233,11 +236,38 @@ class Execution:
         return found
 
     def _record(self, run: Run) -> dict[str, Any]:
-        named = {"experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": run.tuning}
-        return named | json.loads(self._done_file(run).read_text())
+        return _names(run) | json.loads(self._done_file(run).read_text())
 
     def _records(self, runs: Sequence[Run]) -> Any:
         return read_records({"runs": [self._record(run) for run in runs if self._done(run)]})
+
+
+def results_so_far(folder: Path) -> dict[str, Any]:
+    """What ``results.json`` would hold if the study ended with the runs that have ended.
+
+    Args:
+        folder: Of a study that is at work or was interrupted.
+
+    Raises:
+        ValueError: no run has ended yet.
+    """
+    done = sorted((folder / "runs").rglob("record.json"))
+    records = [record for file in done if "experiment" in (record := json.loads(file.read_text()))]
+    if not records:
+        raise ValueError(f"{folder} holds a study of which no run has ended yet")
+    return {
+        "study": (folder / "study.yaml").read_text(),
+        "versions": versions(done[0].parent),
+        "commit": _commit(),
+        "chosen": [],
+        "failed": [],
+        "unfinished": True,
+        "runs": records,
+    }
+
+
+def _names(run: Run) -> dict[str, Any]:
+    return {"experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": run.tuning}
 
 
 def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:

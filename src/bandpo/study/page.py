@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from bandpo._files import replacing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -94,7 +96,8 @@ class Page:
         if path.suffix == ".md":
             for picture in self._pictures():
                 written.append(path.parent / f"{path.stem}-{picture.name}.png")
-                picture.figure.savefig(written[-1], dpi=110, facecolor="white")
+                with replacing(written[-1]) as unfinished:
+                    picture.figure.savefig(unfinished, dpi=110, facecolor="white")
         environment = Environment(
             loader=PackageLoader("bandpo.study", "templates"),
             autoescape=path.suffix == ".html",  # noqa: S701  (the other is Markdown)
@@ -105,7 +108,8 @@ class Page:
         environment.globals["svg"] = svg
         environment.tests["of_kind"] = lambda value, kind: type(value).__name__ == kind
         text = environment.get_template(f"report{path.suffix}.jinja").render(page=self, stem=path.stem)
-        path.write_text(text, encoding="utf-8")
+        with replacing(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
         return written
 
     def _pictures(self) -> list[Picture]:

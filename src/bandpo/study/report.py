@@ -35,7 +35,7 @@ from bandpo.study.tables import (
 
 
 def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
-    """The whole report of a study.
+    """The whole report of a study. If its results say ``unfinished``, the report does too.
 
     Args:
         results: What its ``results.json`` holds.
@@ -47,7 +47,7 @@ def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
         sections = [_experiment(study, e, records, said) for e in study.experiments]
     return Page(
         study.title,
-        [study.question, *found(study, records)],
+        [study.question, *_unfinished(results), *found(study, records)],
         [
             *([_said(study, records, said)] if afterwards else []),
             _terms(study, records),
@@ -61,6 +61,11 @@ def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
     )
 
 
+def _unfinished(results: Mapping[str, Any]) -> list[str]:
+    runs = len(results["runs"])
+    return [f"This study has not ended: {runs} runs have so far."] if results.get("unfinished") else []
+
+
 def found(study: Study, records: Sequence[Record]) -> list[str]:
     """A few sentences for each experiment: what can be claimed, and what is left open."""
     apart = differences(study, records, study.primary)
@@ -71,6 +76,8 @@ def found(study: Study, records: Sequence[Record]) -> list[str]:
 
 
 def _sentence(study: Study, e: Experiment, records: Sequence[Record], apart: Sequence[Difference]) -> str:
+    if not any(r.experiment == e.name and r.tuning is None for r in records):
+        return "no run has ended."
     if e.identical:
         others = differing(records, e.name)
         return (
@@ -237,8 +244,9 @@ def _made(results: Mapping[str, Any], records: Sequence[Record]) -> Section:
         f"By `bandpo study` with the file below, and `bandpo report`: {len(records)} runs, {hours:.1f} hours in all, "
         f"with {made}."
     ]
-    content.append(
-        f"Failed and not counted: {'; '.join(results['failed'])}." if results["failed"] else "No run failed."
-    )
+    if results["failed"]:
+        content.append(f"Failed and not counted: {'; '.join(results['failed'])}.")
+    elif not results.get("unfinished"):
+        content.append("No run failed.")
     content.append(Verbatim("The study file", results["study"]))
     return Section("How it was made", content)

@@ -65,16 +65,47 @@ class RunArguments(GRPOScriptArguments):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
+ABOVE_0 = (
+    "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "logging_steps", "save_steps",
+)  # fmt: skip
+AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
+
+
+@dataclass
+class TrainingConfig(BandGRPOConfig):
+    """`BandGRPOConfig` that refuses numbers with which a run would end late, or never begin.
+
+    Raises:
+        ValueError: such a number.
+    """
+
+    def __post_init__(self) -> None:
+        for names, fits, said in (
+            (ABOVE_0, lambda value: value > 0, "above 0"),
+            (AT_LEAST_0, lambda value: value >= 0, "at least 0"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if isinstance(value, int | float) and not fits(value):
+                    raise ValueError(f"{name} must be {said}, got {value}")
+        if self.max_steps == 0 or self.max_steps < -1:
+            raise ValueError(
+                f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}"
+            )
+        super().__post_init__()
+
+
 class Arguments(NamedTuple):
     """All settings of one run."""
 
     run: RunArguments
-    training: BandGRPOConfig
+    training: TrainingConfig
     model: ModelConfig
     mixture: DatasetMixtureConfig
 
 
-PARTS: Any = (RunArguments, BandGRPOConfig, ModelConfig, DatasetMixtureConfig)
+PARTS: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
 KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help"}
 
 
@@ -109,8 +140,11 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise ValueError(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")
     os.environ.update({str(name): str(value) for name, value in environment.items()})
     parsing = parser()
-    parsing.set_defaults_with_config(**config)
-    arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
+    try:
+        parsing.set_defaults_with_config(**config)
+        arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
+    except (ValueError, ImportError) as error:
+        raise ValueError(str(error)) from error
     if not (arguments.run.dataset_name or arguments.mixture.datasets):
         raise ValueError(
             "no data: give --dataset_name (a hub name, 'multiplication', or 'lock') or `datasets` in the YAML file"

@@ -22,10 +22,19 @@ SHOWN = {
 
 
 class MetricsLog(TrainerCallback):
-    """Appends each log step to the run folder's metrics.jsonl."""
+    """Appends each log step to the run folder's metrics.jsonl.
+
+    A checkpoint holds all rows up to its step. A run that goes on from it writes the file anew from them, so nothing
+    logged after the checkpoint stays, and nothing depends on what a kill left of the file.
+    """
 
     def __init__(self, folder: RunFolder):
         self._folder = folder
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._folder.rewrite_log([row for row in state.log_history if "train_runtime" not in row])
 
     def on_log(
         self,
@@ -35,7 +44,7 @@ class MetricsLog(TrainerCallback):
         logs: dict[str, Any],
         **_: Any,
     ) -> None:
-        if state.is_world_process_zero and "train_runtime" not in logs:
+        if "train_runtime" not in logs:
             self._folder.log({"step": state.global_step, **logs})
 
 
@@ -50,7 +59,9 @@ class Scores(TrainerCallback):
     ) -> None:
         if state.global_step % self._every == 0:
             scores = {name: score for name, score in self._evaluate().items() if "@" in name}
-            self._folder.log({"step": state.global_step, **scores})
+            row = {"step": state.global_step, **scores}
+            state.log_history.append(row)  # and so into the next checkpoint
+            self._folder.log(row)
 
 
 class ProgressBar(TrainerCallback):

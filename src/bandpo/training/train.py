@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
+from bandpo._files import replacing
 from bandpo.diagnosis import named_rows
 from bandpo.evals.generate import sample
 from bandpo.evals.metrics import mean_at_k, pass_at_k
@@ -22,6 +23,7 @@ from bandpo.tasks import EMBEDDED, multiplication
 from bandpo.training.arguments import Arguments, reward_functions
 from bandpo.training.callbacks import MetricsLog, ProgressBar, Scores
 from bandpo.training.card import card
+from bandpo.training.checkpoints import WholeCheckpoints
 from bandpo.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -30,17 +32,23 @@ if TYPE_CHECKING:
 EVALUATION_SEED = 1234
 
 
+class RunTrainer(WholeCheckpoints, BandGRPOTrainer):
+    """`BandGRPOTrainer` whose checkpoints are written whole or not at all."""
+
+
 def train(arguments: Arguments) -> RunFolder:
     """Train, evaluating before and after, and leave everything in ``output_dir``.
 
-    With ``resume``, goes on from the last checkpoint to the same weights an uninterrupted run would have reached
-    (bit for bit on one machine), and does nothing where the run had finished.
+    With ``resume``, goes on from the newest whole checkpoint to the same weights an uninterrupted run would have
+    reached (bit for bit on one machine), and does nothing where the run had finished. An error that ends the run is
+    in the folder's error.log, with its traceback.
 
     Raises:
-        ValueError: settings that cannot work together, or an unusable run folder; before anything is trained.
-        OSError: a model or dataset that cannot be found.
+        ValueError: settings that cannot work together, or an unusable run folder; before anything is evaluated or
+            trained, and the folder is not used up.
+        BlockingIOError: another process is at work in the folder.
     """
-    run, training, model, _ = arguments
+    run, training, _, _ = arguments
     rewards = reward_functions(run)
     per_batch = training.updates_per_batch
     if training.save_strategy == "steps" and training.save_steps % per_batch:
@@ -48,53 +56,35 @@ def train(arguments: Arguments) -> RunFolder:
             f"save_steps={training.save_steps} would cut a batch's {per_batch} updates in two, and a resumed run would "
             f"leave the trajectory; use a multiple of {per_batch}"
         )
-    folder = RunFolder(training.output_dir or "")
-    folder.open(arguments)
-    if folder.finished:
-        return folder
+    folder = RunFolder(training.output_dir or "", main=training.process_index == 0)
+    with folder.held():
+        with training.main_process_first(local=False):
+            folder.check(arguments)
+            finished = folder.finished
+        if not finished:
+            _run(arguments, folder, rewards)
+    return folder
+
+
+def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., list[float]]]) -> None:
+    run, training, _, _ = arguments
     if run.threads:
         torch.set_num_threads(run.threads)
-
-    path = (
-        str(multiplication.base_model_path())
-        if model.model_name_or_path == "multiplication"
-        else model.model_name_or_path
-    )
-    tokenizer = AutoTokenizer.from_pretrained(
-        path, revision=model.model_revision, trust_remote_code=training.trust_remote_code, padding_side="left"
-    )
     train_set, test_set = load_data(arguments)
-    training.model_init_kwargs = {
-        "revision": model.model_revision,
-        "trust_remote_code": training.trust_remote_code,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-        **cast("dict[str, Any]", training.model_init_kwargs or {}),
-    }
-    training.disable_tqdm = True  # the bar is ours
-    trainer = BandGRPOTrainer(
-        model=path,
-        reward_funcs=[*rewards, *filter(None, [run.reward_model_name_or_path])],
-        args=training,
-        train_dataset=train_set,
-        eval_dataset=test_set if training.eval_strategy != "no" else None,
-        processing_class=tokenizer,
-        callbacks=[MetricsLog(folder), ProgressBar()],
-        quantization_config=get_quantization_config(model),
-        peft_config=get_peft_config(model),
-    )
-    trainer.remove_callback(PrinterCallback)
+    can_evaluate = test_set is not None and run.eval_prompts and rewards
+    if run.eval_every and not can_evaluate:
+        raise ValueError("eval_every needs a test split, eval_prompts above 0 and a reward function")
+    trainer, tokenizer = _trainer(arguments, train_set, test_set, rewards)
 
     def describe(**_: Any) -> None:
         if trainer.is_world_process_zero():
-            (folder.path / "README.md").write_text(card(arguments, folder))
+            with replacing(folder.readme) as unfinished:
+                unfinished.write_text(card(arguments, folder))
 
     cast("Any", trainer).create_model_card = describe  # TRL calls it with each checkpoint
 
     def scores() -> dict[str, float]:
         return evaluation(trainer.model, tokenizer, test_set, rewards, arguments)
-
-    can_evaluate = test_set is not None and run.eval_prompts and rewards
 
     def evaluate(when: str) -> None:
         if when not in folder.evaluations and can_evaluate:
@@ -104,21 +94,76 @@ def train(arguments: Arguments) -> RunFolder:
             )
             folder.record_evaluation(when, scores())
 
+    trainer.add_callback(MetricsLog(folder))
     if run.eval_every:
-        if not can_evaluate:
-            raise ValueError("eval_every needs a test split, eval_prompts above 0 and a reward function")
         trainer.add_callback(Scores(folder, run.eval_every, scores))
-
-    checkpoint = folder.checkpoint
-    if checkpoint is None:
+    with training.main_process_first(local=False):
+        checkpoint = folder.begin()
+    try:
         evaluate("before")
-    folder.forget_after(int(checkpoint.rpartition("-")[2]) if checkpoint else 0)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(str(folder.model))
-    evaluate("after")
-    describe()
-    training_curves({"": named_rows(folder.history())}).savefig(folder.curves, dpi=150)
-    return folder
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        folder.save_model(trainer)
+        evaluate("after")
+        describe()
+        with replacing(folder.curves) as unfinished:
+            training_curves({"": named_rows(folder.history())}).savefig(unfinished, dpi=150)
+        folder.finish()
+    except Exception:
+        folder.record_error()
+        raise
+
+
+def _trainer(
+    arguments: Arguments, train_set: Any, test_set: Any, rewards: list[Callable[..., list[float]]]
+) -> tuple[RunTrainer, PreTrainedTokenizerBase]:
+    """The trainer, with everything made once that its settings could forbid, and the tokenizer."""
+    run, training, model, _ = arguments
+    path = (
+        str(multiplication.base_model_path())
+        if model.model_name_or_path == "multiplication"
+        else model.model_name_or_path
+    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path,
+            revision=model.model_revision,
+            trust_remote_code=training.trust_remote_code,
+            padding_side="left",
+        )
+    except OSError as error:
+        raise ValueError(f"model_name_or_path {path}: {error}") from error
+    training.model_init_kwargs = {
+        "revision": model.model_revision,
+        "trust_remote_code": training.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **cast("dict[str, Any]", training.model_init_kwargs or {}),
+    }
+    training.disable_tqdm = True  # the bar is ours
+    trainer = RunTrainer(
+        model=path,
+        reward_funcs=[*rewards, *filter(None, [run.reward_model_name_or_path])],
+        args=training,
+        train_dataset=train_set,
+        eval_dataset=test_set if training.eval_strategy != "no" else None,
+        processing_class=tokenizer,
+        callbacks=[ProgressBar()],
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+    )
+    trainer.remove_callback(PrinterCallback)
+    if not trainer.is_fsdp_enabled:  # which shards the parameters first
+        try:
+            trainer.create_optimizer()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"the optimizer refuses its settings: {error}") from error
+    for callback in trainer.callback_handler.callbacks:
+        if getattr(callback, "_initialized", True) is False:
+            try:
+                callback.setup(training, trainer.state, trainer.model)
+            except Exception as error:  # each service has its own
+                raise ValueError(f"report_to: {type(callback).__name__} cannot begin: {error}") from error
+    return trainer, tokenizer
 
 
 def load_data(arguments: Arguments) -> tuple[Any, Any]:
@@ -128,11 +173,14 @@ def load_data(arguments: Arguments) -> tuple[Any, Any]:
         task = importlib.import_module(f"bandpo.tasks.{run.dataset_name}")
         return task.dataset("train", run.train_prompts), task.dataset("eval", run.eval_prompts)
     dataset: Any
-    if mixture.datasets:
-        dataset = get_dataset(mixture)
-    else:
-        load: Any = datasets.load_dataset  # its overloads want literal arguments
-        dataset = load(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
+    try:
+        if mixture.datasets:
+            dataset = get_dataset(mixture)
+        else:
+            load: Any = datasets.load_dataset  # its overloads want literal arguments
+            dataset = load(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"dataset_name {run.dataset_name or mixture.datasets}: {error}") from error
     if run.dataset_train_split not in dataset:
         raise ValueError(
             f"the data has no split {run.dataset_train_split!r}, only {', '.join(dataset)}; set dataset_train_split"

@@ -1,0 +1,22 @@
+"""`scripts/faults.py`, made short."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pages import ROOT
+
+pytest.importorskip("trl")
+
+
+@pytest.mark.exhaustive
+def test_a_run_survives_kills_full_disks_and_cuts(tmp_path):
+    script = [sys.executable, str(ROOT / "scripts" / "faults.py"), "--work", str(tmp_path / "work")]
+    run = subprocess.run(
+        [*script, "--kills", "5", "--disks", "3", "--cuts", "5"], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "kills: 5\n" in run.stdout
+    assert "cuts: 5\n" in run.stdout
+    assert "wrong: 0;" in run.stdout
