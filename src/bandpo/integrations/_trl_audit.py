@@ -64,12 +64,9 @@ class AuditMixin(GRPOTrainer):
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
-        for base in cls.__mro__:
-            if (
-                issubclass(base, Trainer)
-                and not issubclass(base, GRPOTrainer)
-                and base not in GRPOTrainer.__mro__
-            ):
+        for base in cls.__mro__:  # a mixin of Trainer has no loss of its own; TRL's trainers have
+            other = base.__module__.startswith("trl.") and issubclass(base, Trainer)
+            if other and not issubclass(base, GRPOTrainer) and base not in GRPOTrainer.__mro__:
                 raise TypeError(
                     f"{cls.__name__} derives from {base.__name__}, which is no GRPOTrainer; AuditMixin and "
                     "BandGRPOTrainer know the loss of GRPOTrainer alone"
