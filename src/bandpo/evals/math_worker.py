@@ -19,7 +19,7 @@ sys.path.pop(0)  # this folder: the neighbours' names must not shadow other pack
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from math_verify.grader import is_equation, take_first_relation, take_last_relation
-from sympy import Basic, Eq, Expr, Float, nsimplify, simplify, solve
+from sympy import Basic, Expr, Float, MatrixBase, nan, nsimplify, simplify, solve, zoo
 
 # Boxed: every caller puts the answer into a box, so that prose is never read as LaTeX.
 LATEX = LatexExtractionConfig(boxed_match_priority=0)
@@ -75,22 +75,23 @@ def decimals(gold: list) -> int:
 
 
 def says_nothing(answer: object, gold: object) -> bool:
-    """Whether an equation has no solution that could be compared, such as x = x, and is not the gold's own.
+    """Whether an equation has no solution that could be compared with the gold's, such as x = x.
 
     math-verify compares the solutions of two equations, and where neither has any, it calls them equal.
     """
-    if not is_equation(answer):
+    if not (is_equation(answer) and is_equation(gold)):
         return False
-    left, right = take_first_relation(answer).lhs, take_last_relation(answer).rhs
-    equation = Eq(left, right, evaluate=False)
-    if simplify(left - right) == 0:
+    ours, golds = (
+        take_first_relation(equation).lhs - take_last_relation(equation).rhs for equation in (answer, gold)
+    )
+    if simplify(ours) == 0:
         return True
-    if solve(equation, equation.free_symbols):
+    if simplify(ours - golds) == 0 or simplify(ours + golds) == 0:
         return False
-    if not is_equation(gold):
-        return True
-    other = take_first_relation(gold).lhs - take_last_relation(gold).rhs
-    return all(simplify(left - right + sign * other) != 0 for sign in (1, -1))
+    try:
+        return not solve(ours, ours.free_symbols)
+    except NotImplementedError:  # then solutions are not what was compared
+        return False
 
 
 def canonical(parsed: list) -> str | None:
@@ -107,6 +108,9 @@ def canonical(parsed: list) -> str | None:
 
 def compare(answer: str, boxed: bool, gold: str) -> dict:
     golds, answers = read(gold, True), read(answer, boxed)
+    understood = isinstance(golds[0], Basic | MatrixBase) and not golds[0].has(nan, zoo)
+    if golds[-1:] == answers[-1:]:  # the same text
+        return {"right": True, "answer": gold, "read": understood}
     rounding = decimals(golds)
     right = bool(answers) and verify(
         golds,
@@ -116,9 +120,8 @@ def compare(answer: str, boxed: bool, gold: str) -> dict:
         allow_set_relation_comp=True,  # x <= 0 for (-oo, 0]
         timeout_seconds=0,
     )
-    if right and golds[-1] != answers[-1] and says_nothing(answers[0], golds[0]):
-        right = False
-    return {"right": bool(right), "answer": canonical(answers), "read": isinstance(golds[0], Basic)}
+    right = right and not says_nothing(answers[0], golds[0])
+    return {"right": bool(right), "answer": None if right else canonical(answers), "read": understood}
 
 
 def limit_time(seconds: float) -> None:

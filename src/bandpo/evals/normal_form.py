@@ -19,6 +19,7 @@ _PRODUCTS = str.maketrans({"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 # A product of ten's power with what stands before it: not after a letter, a point, a power, a quotient or a group.
 _ALONE = r"(?<![\w.\\^/}])"
+_MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
 # Words in roman type, but not the numbers e and i, nor what joins two answers.
 _UNIT = (
     r"\\(?:text|mathrm|mbox|hbox)\s*\{(?!\s*(?:[ei]|and|or|if|for)\b)[a-zA-Z\u00b5\u03a9 ./-]+\}"
@@ -73,7 +74,7 @@ _RULES: tuple[_Rule, ...] = tuple(
         # The unit after a number, also of several parts: \mathrm{m}/\mathrm{s}^2.
         (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", ""),
         (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}(?!\s*_)", r"\1"),
-        (r"^(\s*[-+]?[\d.,]+)\s+\([a-zA-Z]{3,}[a-zA-Z ,-]*\)\s*$", r"\1"),
+        (r"^(\s*[-+]?[\d.,]+)\s+\((?:\\text\{)?[a-zA-Z]{3,}[a-zA-Z ,-]*\}?\)\s*$", r"\1"),
         # -1./3
         (r"(?<=\d)\.(?![\d.\\])", ""),
         # 4.5e33 and 4.5 \times 10^{33}
@@ -85,11 +86,16 @@ _RULES: tuple[_Rule, ...] = tuple(
         ),
         # 10 %: a bare % begins a comment in LaTeX.
         (r"(?<=\d)\s*\\?%", r"\\%"),
-        # Python's spelling.
-        (r"\*\*", "^"),
-        (r"(?<![\w\\])(?:np|numpy|math)\.log(?=\s*\()", r"\\ln"),
-        (r"(?<![\w\\])(?:np|numpy|math)\.(?=[a-z])", ""),
-        (r"(?<![\w\\])(?:arc)?(?:sin|cos|tan)(?=\s*\()|(?<![\w\\])(?:exp|log|ln)(?=\s*\()", r"\\\g<0>"),
+        # Python's spelling. A chain 2**3**2 stays: Python and math-verify bracket it differently.
+        (r"\*\*\s*(-?\w+(?:\.\d+)?)(?![\w.(]|\s*(?:\*\*|\^))", r"^{\1}"),
+        (r"\*\*(?=\s*\()", "^"),
+        (rf"{_MODULE}a(?:rc)?(sin|cos|tan)(?=\s*\()", r"\\arc\1"),
+        (rf"{_MODULE}(sin|cos|tan|exp|pi)(?![a-zA-Z])", r"\\\1 "),
+        (rf"{_MODULE}(?=sqrt\s*\()", ""),
+        (rf"{_MODULE}log(?=\s*\()", r"\\ln"),
+        (r"(?<![\w\\.])((?:arc)?(?:sin|cos|tan)|exp|log|ln)(?=\s*\()", r"\\\1"),
+        # Words are one text, and not the product of their letters.
+        (r"^\s*([a-zA-Z]{2,}(?:\s+[a-zA-Z]+)+)\s*$", r"\\text{\1}"),
         # E_1 is a name, and not the number e.
         (r"(?<![a-zA-Z\\])([eE])(?=_)", r"\\mathrm{\1}"),
     )
