@@ -1,7 +1,3 @@
-import re
-import runpy
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("math_verify")
@@ -42,22 +38,22 @@ UNUSABLE = [
 
 
 def test_other_spellings_of_usable_golds_are_right(grader):
-    assert unreadable([Gold(gold, gold) for gold in USABLE], grader) == {}
+    assert unreadable([Gold(gold, gold) for gold in USABLE], grader) == []
 
 
 @pytest.mark.parametrize(("gold", "reason"), UNUSABLE)
 def test_golds_that_cannot_be_used_are_named_with_the_reason(grader, gold, reason):
-    assert reason in unreadable([Gold("x", gold)], grader)["x"]
+    assert reason in unreadable([Gold("x", gold)], grader)[0].reason
 
 
 def test_a_gold_that_accepts_another_value_is_found(monkeypatch, grader):
     monkeypatch.setattr("bandpo.evals.golds.renderings", lambda gold: ([gold], [r"\frac{54}{2}"]))
-    assert "accepts" in unreadable([Gold("x", "27")], grader)["x"]
+    assert "accepts" in unreadable([Gold("x", "27")], grader)[0].reason
 
 
 def test_each_rule_checks_its_own_golds():
     golds = [Gold("a", Problem((1, 2), 3).answer, "countdown"), Gold("b", "7", "countdown")]
-    assert set(unreadable([*golds, Gold("c", "36", "multiplication")])) == {"b"}
+    assert [bad.gold for bad in unreadable([*golds, Gold("c", "36", "multiplication")])] == golds[1:]
 
 
 @pytest.mark.parametrize(
@@ -87,4 +83,4 @@ def test_every_gold_of_the_real_sets_can_be_used(real_data, grader):
         for problem in load(str(real_data / f"{name}.jsonl")).problems
     ]
     assert len(golds) == 8892
-    assert unreadable(golds, grader) == {}
+    assert unreadable(golds, grader) == []

@@ -92,7 +92,8 @@ def _read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         # The stricter parser: half a surrogate pair or a NaN could not be written again.
         row = from_json(line, allow_inf_nan=False)
     except ValueError as error:
-        raise ValueError(f"{path}, line {number}: not a JSON object, {error}: {line[:80]!r}") from error
+        reason = str(error).replace("at line 1 column", "in column")
+        raise ValueError(f"{path}, line {number}: not a JSON object, {reason}: {line[:80]!r}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{path}, line {number}: not a JSON object: {line[:80]!r}")
     return row

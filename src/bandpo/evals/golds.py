@@ -42,6 +42,14 @@ class Gold:
     data_source: str = "math"
 
 
+@dataclass(frozen=True)
+class BadGold:
+    """A gold that cannot be used, and why."""
+
+    gold: Gold
+    reason: str
+
+
 def value_of(gold: str) -> Fraction | None:
     r"""The value of a plain number, read by Python and not by math-verify; None for anything else.
 
@@ -111,17 +119,17 @@ def renderings(gold: str) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(right)), [*wrong, "x=x"] if "=" in gold else wrong
 
 
-def unreadable(golds: Sequence[Gold], grader: MathGrader | None = None) -> dict[str, str]:
+def unreadable(golds: Sequence[Gold], grader: MathGrader | None = None) -> list[BadGold]:
     """The golds that cannot be used, and why.
 
     Args:
-        golds: With ids of their own.
+        golds: Right answers.
         grader: Grades; one of its own if not given.
 
     Returns:
-        Reasons by id, in the order of the golds.
+        Those that cannot be used, in order.
 
-    >>> list(unreadable([Gold("a", "4.5e33"), Gold("b", "9**9**9**9")]))
+    >>> [bad.gold.id for bad in unreadable([Gold("a", "4.5e33"), Gold("b", "9**9**9**9")])]
     ['b']
     """
     if grader is None:
@@ -131,8 +139,8 @@ def unreadable(golds: Sequence[Gold], grader: MathGrader | None = None) -> dict[
     with ThreadPoolExecutor(grader.workers) as executor:
         found = executor.map(lambda pair: _reason(*pair, grader), different)
         reasons = dict(zip(different, found, strict=True))
-    by_id = {gold.id: reasons[gold.answer, gold.data_source] for gold in golds}
-    return {id: reason for id, reason in by_id.items() if reason is not None}
+    checked = ((gold, reasons[gold.answer, gold.data_source]) for gold in golds)
+    return [BadGold(gold, reason) for gold, reason in checked if reason is not None]
 
 
 def _own_rule(answer: str, data_source: str) -> str | None:
