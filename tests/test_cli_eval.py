@@ -86,7 +86,9 @@ def test_all_of_gsm8k_from_preparation_to_report(bandpo, reader, real_data, tmp_
 
 def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, reader, tmp_path, monkeypatch):
     rows = [("1+1?", "2"), ("Which N?", "N=n"), ("How much?", "9**9**9**9")]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows))
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows)
+    )
     evaluate = ["eval", reader, "--data", "sums.jsonl", "--n", 1, "--max-new-tokens", 4]
     assert "2 golds cannot be used, 2 kept" in bandpo(*evaluate, "--output-dir", "kept")
     assert len(samples(tmp_path / "kept")) == 3

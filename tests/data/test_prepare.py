@@ -97,8 +97,12 @@ def test_golds_that_cannot_be_graded_are_dropped_or_kept_and_listed(tmp_path, ro
 
 
 def test_train_is_a_training_set_and_its_copies_of_the_test_set_are_dropped(sets, tmp_path):
-    copies = [{"problem": f"What is {i} + {i + 1}, and why is that so?", "answer": 2 * i + 1} for i in range(100)]
-    train = write(tmp_path / "train.jsonl", [*copies, {"problem": "How many sides has a square?", "answer": 4}])
+    copies = [
+        {"problem": f"What is {i} + {i + 1}, and why is that so?", "answer": 2 * i + 1} for i in range(100)
+    ]
+    train = write(
+        tmp_path / "train.jsonl", [*copies, {"problem": "How many sides has a square?", "answer": 4}]
+    )
     test = write(tmp_path / "test.jsonl", copies)
     manifest = prepare([train, test], tmp_path / "out")
     assert (manifest["train"]["role"], manifest["train"]["rows"]) == ("train", 1)
@@ -108,7 +112,9 @@ def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets,
     out = tmp_path / "out"
     prepare([sets[0], "multiplication-train"], out, size=3)
     before = sorted(out.rglob("*"))
-    with pytest.raises(ValueError, match="my-train, prepared earlier .* repeats 1 of .*my-train-0 repeats held-0"):
+    with pytest.raises(
+        ValueError, match=r"my-train, prepared earlier .* repeats 1 of .*my-train-0 repeats held-0"
+    ):
         prepare(sets[1:], out)
     assert sorted(out.rglob("*")) == before
     prepare(["multiplication"], out, size=3)
@@ -118,7 +124,10 @@ def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets,
 def test_problems_that_differ_in_a_sign_are_kept(tmp_path):
     path = write(
         tmp_path / "my-train.jsonl",
-        [{"problem": "Solve x^2+5x+6=0.", "answer": "-2, -3"}, {"problem": "Solve x^2-5x-6=0.", "answer": "6, -1"}],
+        [
+            {"problem": "Solve x^2+5x+6=0.", "answer": "-2, -3"},
+            {"problem": "Solve x^2-5x-6=0.", "answer": "6, -1"},
+        ],
     )
     assert prepare([path], tmp_path / "out")["my-train"]["rows"] == 2
 

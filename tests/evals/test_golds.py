@@ -19,7 +19,7 @@ USABLE = [
     "-1./3", "62.5%", r"8 \%", "9 (apples)", "np.arcsin(10/13)", "2*np.pi", "1/3", r"\frac{1}{2}", r"11\sqrt2",
     r"(3, \frac{\pi}{2})", "1, 2", "[1, 2)", r"\text{Evelyn}", "Evelyn", r"\text{(B)}", "No solution",
     "x^2 + 2x + 1", "f(x)=2x", "x=2", r"90^\circ", "52_8", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}", "40, 200",
-    r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\mathbb{R}", "k \\geqslant 2",
+    r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\mathbb{R}", "k \\geqslant 2", "x=-1,3",
 ]  # fmt: skip
 
 UNUSABLE = [
@@ -64,7 +64,9 @@ def test_values_are_read_without_math_verify(gold, value):
     assert value_of(gold) == value
 
 
-@pytest.mark.parametrize("gold", ["52_8", "40, 200", "5 4.6", "$48$, $384$", "1e999", "nan", "1/0", "x", "2e"])
+@pytest.mark.parametrize(
+    "gold", ["52_8", "40, 200", "5 4.6", "$48$, $384$", "1e999", "nan", "1/0", "x", "2e"]
+)
 def test_what_is_no_plain_number_has_no_value(gold):
     assert value_of(gold) is None
 

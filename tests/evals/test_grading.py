@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ pytest.importorskip("math_verify")
 
 from bandpo.data.sources import load
 from bandpo.evals import grading
+from bandpo.evals.golds import Gold, unreadable
 from bandpo.evals.grading import LONGEST_ANSWER, MathGrader, compute_score, extract, grade, reward
 from bandpo.tasks.countdown import Problem
 
@@ -82,6 +84,12 @@ RIGHT = [
     ("9", "<answer>The total is 9 apples.</answer>"),
     ("9", r"<think>\boxed{9}</think>"),
     (r"\frac{14}{3}", "The answer is 14/3."),
+    ("4.5e33", "The answer is $4.5e33$."),
+    (r"4.5 \times 10^{33}", "The answer is 4.5e33."),
+    ("-1./3", "The answer is $-1./3$."),
+    (r"x=\frac{\mathrm{gb}}{f}", r"The answer is $x=\frac{\mathrm{gb}}{f}$."),
+    ("27", r"The answer is $27 \text{ miles}$."),
+    ("all real numbers", "The answer is $all real numbers$."),
     ("5", "#### 5."),
     ("5", "#### **5**"),
     ("5", "#### 5\n" + "And so on. " * 200),
@@ -142,6 +150,24 @@ WRONG = [
     ("12", "<think>It may be 12</think><answer>9</answer>", "wrong"),
     ("2", "#### 2**3**2", "wrong"),
 ]
+
+DEBATABLE = re.findall(
+    r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$",
+    (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("gold", "answer", "verdict", "why"), DEBATABLE)
+def test_the_documented_disagreements_are_as_documented(grader, gold, answer, verdict, why):
+    assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == verdict
+    if "listed" in why:
+        assert unreadable([Gold("x", gold)], grader)
+
+
+def test_all_rows_of_the_table_are_run():
+    assert len(DEBATABLE) == 21
+
 
 MATCH_EVERYTHING = [
     r"\boxed{27, 28}",
@@ -207,7 +233,9 @@ def test_bombs_end_at_the_time_limit_and_the_next_answer_is_graded(grader, bomb)
 def test_a_costly_answer_is_graded_once(monkeypatch):
     asked = []
     ask = MathGrader._ask
-    monkeypatch.setattr(MathGrader, "_ask", lambda self, *question: asked.append(question) or ask(self, *question))
+    monkeypatch.setattr(
+        MathGrader, "_ask", lambda self, *question: asked.append(question) or ask(self, *question)
+    )
     with MathGrader(time_limit=TIME_LIMIT, workers=1) as grader:
         verdicts = {grader.grade(r"\boxed{10^{10^{10}}}", "27").reason for _ in range(5)}
     assert verdicts <= {"timeout", "failed"}

@@ -141,7 +141,9 @@ def test_k_must_fit(k):
         pass_at_k([[1, 0]], k)
 
 
-@pytest.mark.parametrize("metric", [pass_at_k, verl_best_at_k, lambda correct, k: maj_at_k(correct, [[1, 2]], k)])
+@pytest.mark.parametrize(
+    "metric", [pass_at_k, verl_best_at_k, lambda correct, k: maj_at_k(correct, [[1, 2]], k)]
+)
 @pytest.mark.parametrize("k", [1.5, 1.0, "1"])
 def test_k_must_be_whole(metric, k):
     with pytest.raises(TypeError, match="whole number of samples"):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from bandpo.data.sources import Problem
 
 GRAM = 8
-"""Words, numbers and signs per fragment. Shorter ones are common phrases; longer ones miss a problem with a word changed."""
+"""Words, numbers and signs per fragment. Shorter ones are common phrases; longer ones miss a problem with a word
+changed."""
 
 THRESHOLD = 0.5
 """Share of the shorter problem's fragments that also stand in the other, from which the two are the same."""

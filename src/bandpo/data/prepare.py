@@ -257,7 +257,9 @@ def _earlier(
     earlier = [name for name, entry in manifest.items() if entry["role"] == role and name not in named]
     return {
         name: [
-            Problem(row["extra_info"]["id"], row["extra_info"]["problem"], row["reward_model"]["ground_truth"])
+            Problem(
+                row["extra_info"]["id"], row["extra_info"]["problem"], row["reward_model"]["ground_truth"]
+            )
             for row in pyarrow.parquet.read_table(out / "verl" / f"{name}.parquet").to_pylist()
         ]
         for name in earlier

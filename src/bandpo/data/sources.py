@@ -186,7 +186,9 @@ def _read(
         except ValueError as error:
             unreadable[id] = str(error)
     if not problems:
-        first = "".join(f"; row {id.removeprefix(f'{name}-')}: {why}" for id, why in list(unreadable.items())[:1])
+        first = "".join(
+            f"; row {id.removeprefix(f'{name}-')}: {why}" for id, why in list(unreadable.items())[:1]
+        )
         raise ValueError(f"{name}: no row with a problem and an answer{first}")
     return ProblemSet(
         name,

@@ -137,7 +137,7 @@ def unreadable(golds: Sequence[Gold], grader: MathGrader | None = None) -> list[
             return unreadable(golds, grader)
     different = list(dict.fromkeys((gold.answer, gold.data_source) for gold in golds))
     with ThreadPoolExecutor(grader.workers) as executor:
-        found = executor.map(lambda pair: _reason(*pair, grader), different)
+        found = executor.map(lambda pair: _reason(pair[0], pair[1], grader), different)
         reasons = dict(zip(different, found, strict=True))
     checked = ((gold, reasons[gold.answer, gold.data_source]) for gold in golds)
     return [BadGold(gold, reason) for gold, reason in checked if reason is not None]

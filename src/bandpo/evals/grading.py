@@ -87,11 +87,9 @@ def extract(completion: str) -> Extracted | None:
     text = after if after.strip() else completion
     tagged = text.rpartition("<answer>")[2].partition("</answer>")[0].strip() if "<answer>" in text else ""
     text = tagged or text
-    box = None
-    for box in _BOX.finditer(text):
-        pass
-    if box is not None:
-        return _box_content(text, box.end())
+    boxes = [box.end() for box in _BOX.finditer(text)]
+    if boxes:
+        return _box_content(text, boxes[-1])
     for mark in reversed(list(_MARKED.finditer(text))):
         followed = text[mark.end() :].strip()
         if not (followed and _HEADING.match(mark[1])):

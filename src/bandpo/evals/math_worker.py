@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 sys.path.pop(0)  # this folder: the neighbours' names must not shadow other packages
 
@@ -26,11 +27,9 @@ LATEX = LatexExtractionConfig(boxed_match_priority=0)
 BOXED = [LATEX, ExprExtractionConfig()]
 # math-verify takes all from the first \\text to a brace at the end for a unit. Real units are gone before (see
 # `normal_form`), so what is left is no unit.
-WITH_TEXT = [
-    replace(LATEX, normalization_config=replace(LATEX.normalization_config, units=False)),
-    ExprExtractionConfig(),
-]
-ANYWHERE = [LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig()]
+NO_UNITS = replace(LATEX, normalization_config=replace(LATEX.normalization_config, units=False))
+WITH_TEXT = [NO_UNITS, ExprExtractionConfig()]
+ANYWHERE = [replace(NO_UNITS, boxed_match_priority=-1), ExprExtractionConfig()]
 TEXT = re.compile(r"\\(?:text|mbox|math(?:rm|it|bf))")
 
 DECIMALS = 6
@@ -74,16 +73,19 @@ def decimals(gold: list) -> int:
     return max([DECIMALS, *(3 - math.floor(math.log10(size)) for size in sizes)])
 
 
-def says_nothing(answer: object, gold: object) -> bool:
+def says_nothing(answer: Any, gold: Any) -> bool:
     """Whether an equation has no solution that could be compared with the gold's, such as x = x.
 
     math-verify compares the solutions of two equations, and where neither has any, it calls them equal.
     """
     if not (is_equation(answer) and is_equation(gold)):
         return False
-    ours, golds = (
-        take_first_relation(equation).lhs - take_last_relation(equation).rhs for equation in (answer, gold)
-    )
+    sides: list[tuple[Any, Any]] = [
+        (take_first_relation(equation).lhs, take_last_relation(equation).rhs) for equation in (answer, gold)
+    ]
+    if not all(isinstance(side, Expr) for pair in sides for side in pair):  # x = {1, 2}
+        return False
+    ours, golds = (left - right for left, right in sides)
     if simplify(ours) == 0:
         return True
     if simplify(ours - golds) == 0 or simplify(ours + golds) == 0:

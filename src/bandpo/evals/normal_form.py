@@ -49,6 +49,18 @@ def _without_grouping(match: re.Match[str]) -> str:
     return re.sub(r"\D", "", match[0])
 
 
+# 4.5e33 and 4.5 \times 10^{33}
+_EXPONENTS = (
+    (re.compile(rf"{_ALONE}({_NUMBER})[eE]([+-]?)(\d{{1,3}})(?![\w{{^]|\.\d|\s*!)"), _e_notation),
+    (
+        re.compile(
+            rf"{_ALONE}({_NUMBER})\s*(?:\\times|\\cdot|\*|×)\s*10\s*\^\s*"
+            r"(?:\{\s*([+-]?\d{1,3})\s*\}|(-?\d))(?![\d^!]|\.\d)"
+        ),
+        _power_of_ten,
+    ),
+)
+
 _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 _RULES: tuple[_Rule, ...] = tuple(
@@ -77,13 +89,6 @@ _RULES: tuple[_Rule, ...] = tuple(
         (r"^(\s*[-+]?[\d.,]+)\s+\((?:\\text\{)?[a-zA-Z]{3,}[a-zA-Z ,-]*\}?\)\s*$", r"\1"),
         # -1./3
         (r"(?<=\d)\.(?![\d.\\])", ""),
-        # 4.5e33 and 4.5 \times 10^{33}
-        (rf"{_ALONE}({_NUMBER})[eE]([+-]?)(\d{{1,3}})(?![\w.^{{]|\s*!)", _e_notation),
-        (
-            rf"{_ALONE}({_NUMBER})\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*"
-            r"(?:\{\s*([+-]?\d{1,3})\s*\}|(-?\d))(?![\d.^!])",
-            _power_of_ten,
-        ),
         # 10 %: a bare % begins a comment in LaTeX.
         (r"(?<=\d)\s*\\?%", r"\\%"),
         # Python's spelling. A chain 2**3**2 stays: Python and math-verify bracket it differently.
@@ -117,18 +122,23 @@ def normal_form(text: str) -> str:
     ('-1/3', '13535', '62.5\\%')
     """
     text = text.translate(_CHARACTERS).translate(_PRODUCTS)
-    for pattern, replacement in _RULES:
+    for pattern, replacement in _RULES + _EXPONENTS:
         text = pattern.sub(replacement, text)
     return text.strip()
 
 
 _SENTENCE_END = re.compile(r"(?<=\d)\.(?=\s|$)")
+_INLINE = re.compile(r"(?<!\\)(\$|\\\(|\\\[)(?=\S)([^$\n]*?\S)(\$|\\\)|\\\])")
 
 
 def normal_prose(text: str) -> str:
-    """Prose in which the last expression is searched: a full stop after a number is no decimal point.
+    r"""Prose in which the last expression is searched: formulas in their normal form, and no full stop after a
+    number, which would be read as a decimal point.
 
-    >>> normal_prose("The answer is 14/3.")
-    'The answer is 14/3,'
+    >>> normal_prose("The answer is 14/3."), normal_prose("It is $4.5e3$.")
+    ('The answer is 14/3,', 'It is $4500$.')
     """
-    return _SENTENCE_END.sub(",", text.translate(_CHARACTERS))
+    text = _INLINE.sub(lambda match: match[1] + normal_form(match[2]) + match[3], text.translate(_CHARACTERS))
+    for pattern, written_out in _EXPONENTS:
+        text = pattern.sub(written_out, text)
+    return _SENTENCE_END.sub(",", text)
