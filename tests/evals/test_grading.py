@@ -77,6 +77,7 @@ RIGHT = [
     ("1.25", r"\boxed{\text{1.25}}"),
     ("3.5", r"\boxed{3 1/2}"),
     # Where the answer stands.
+    ("1" * 40, r"\boxed{1." + "1" * 39 + "e39}"),
     ("27", r"\boxed {27}"),
     ("27", r"\fbox{27}"),
     ("9", "<think>It may be 12</think><answer>9</answer>"),

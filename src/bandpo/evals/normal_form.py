@@ -6,7 +6,7 @@ replaces a spelling by another one of the same meaning. What has two meanings st
 
 import re
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Context, Decimal
 
 LARGEST_EXPONENT = 300
 """Of a power of ten that is written out, close to the largest one of a float."""
@@ -30,7 +30,7 @@ _UNIT = (
 def _written_out(mantissa: str, exponent: str) -> str | None:
     if abs(int(exponent)) > LARGEST_EXPONENT:
         return None
-    return format(Decimal(mantissa).scaleb(int(exponent)), "f")
+    return format(Decimal(mantissa).scaleb(int(exponent), Context(prec=len(mantissa))), "f")
 
 
 def _power_of_ten(match: re.Match[str]) -> str:
