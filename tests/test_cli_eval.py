@@ -84,6 +84,29 @@ def test_all_of_gsm8k_from_preparation_to_report(bandpo, reader, real_data, tmp_
     assert report["gsm8k"]["metrics"]["pass@2"]["mean"] < 0.2
 
 
+def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, reader, tmp_path, monkeypatch):
+    rows = [("1+1?", "2"), ("Which N?", "N=n"), ("How much?", "9**9**9**9")]
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows)
+    )
+    evaluate = ["eval", reader, "--data", "sums.jsonl", "--n", 1, "--max-new-tokens", 4]
+    assert "2 golds cannot be used, 2 kept" in bandpo(*evaluate, "--output-dir", "kept")
+    assert len(samples(tmp_path / "kept")) == 3
+    bandpo(*evaluate, "--output-dir", "left", "--golds", "drop")
+    report = json.loads((tmp_path / "left" / "report.json").read_text())["sums"]
+    assert (report["problems"], list(report["unreadable golds"]["dropped"])) == (1, ["sums-1", "sums-2"])
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "Which?", "answer": "N=n"}) + "\n")
+    arguments = ["bandpo", *map(str, evaluate), "--golds", "drop", "--output-dir", "none"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match="no problem is left"):
+        cli.main()
+
+
+def test_the_role_of_a_file_is_an_option(bandpo, tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    assert " train " in bandpo("data", "prepare", "sums.jsonl", "--role", "train")
+
+
 def test_a_chat_template_can_be_given(bandpo, reader, tmp_path, monkeypatch):
     (tmp_path / "sums.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
     (tmp_path / "nothing.jinja").write_text("{% if false %}{{ messages }}{% endif %}")

@@ -1,3 +1,5 @@
+import pytest
+
 from bandpo.data.overlap import overlaps, words
 from bandpo.data.sources import Problem
 
@@ -30,4 +32,36 @@ def test_repeats_inside_the_training_set():
 
 
 def test_words_keep_letters_of_all_scripts_and_numbers():
-    assert words("求 x² 的值 $x=10$") == ["求", "x2", "的值", "x", "10"]
+    assert words("求 x² 的值 $x=10$") == ["求", "x", "^", "2", "的值", "x", "=", "10"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Solve $x^2+5x+6=0$.", "Solve $x^2-5x-6=0$."),
+        ("Simplify $a+b$.", "Simplify $a-b$."),
+        ("Simplify $a/b$.", "Simplify $a \\cdot b$."),
+        ("Solve $x<3$.", "Solve $x>3$."),
+        ("Solve $x \\le 3$.", "Solve $x \\ge 3$."),
+        ("Find $5!$.", "Find $5$."),
+        ("Find $2^3$.", "Find $23$."),
+        ("Find $1.5$.", "Find $15$."),
+        ("Find $|x|$ for $x=2$.", "Find $x$ for $x=2$."),
+    ],
+)
+def test_problems_that_differ_in_a_sign_are_different(one, other):
+    assert found([one, other]) == []
+    assert found([one], [other]) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Find $x^2-1$.", "find x² − 1"),
+        ("Find $2 \\cdot 3$.", "Find $2 \\times 3$."),
+        ("Solve $x \\leq 3$.", "Solve $x\\le3$."),
+        ("A four-digit number", "A four digit number"),
+    ],
+)
+def test_spellings_of_one_problem_are_the_same(one, other):
+    assert found([one, other]) == [("t1", "t0")]

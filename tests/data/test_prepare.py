@@ -60,8 +60,8 @@ def test_both_forms_the_manifest_and_what_was_dropped(sets, tmp_path):
     }
     assert reasons["my-train-0"] == "repeats held-0 (100%)"
     assert reasons["my-train-2"] == "repeats my-train-1 (100%)"
-    assert reasons["my-train-3"] == "no problem or no answer"
-    assert reasons["my-train-4"].startswith("its own answer is graded:")
+    assert reasons["my-train-3"] == "answer is ''"
+    assert reasons["my-train-4"].startswith("answer: '\\\\frac{' is not read as mathematics")
 
 
 def test_later_calls_know_the_evaluation_sets_of_earlier_ones(sets, tmp_path):
@@ -73,6 +73,70 @@ def test_later_calls_know_the_evaluation_sets_of_earlier_ones(sets, tmp_path):
     dropped = (out / "dropped.jsonl").read_text()
     prepare(sets[:1], out)
     assert (out / "dropped.jsonl").read_text() == dropped
+
+
+GOLDS = ["4.5e33", "-1./3", "62.5%", "9 (apples)", "np.arcsin(10/13)", "9**9**9**9", "N=n", "2e-3"]
+
+
+@pytest.mark.parametrize(
+    ("role", "golds", "rows", "kept_bad"),
+    [("train", None, 5, 0), ("eval", None, 8, 3), ("train", "keep", 8, 3), ("eval", "drop", 5, 0)],
+)
+def test_golds_that_cannot_be_graded_are_dropped_or_kept_and_listed(tmp_path, role, golds, rows, kept_bad):
+    numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    path = write(
+        tmp_path / "my.jsonl",
+        [{"problem": f"What is {n}?", "answer": a} for n, a in zip(numbers, GOLDS, strict=True)],
+    )
+    entry = prepare([path], tmp_path / "out", role=role, golds=golds)["my"]
+    assert (entry["role"], entry["rows"], len(entry["unreadable golds"])) == (role, rows, kept_bad)
+    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    bad = entry["unreadable golds"] or {d["id"]: d["reason"] for d in dropped}
+    assert list(bad) == ["my-5", "my-6", "my-7"]
+    assert "9**9**9**9" in bad["my-5"]
+
+
+def test_train_is_a_training_set_and_its_copies_of_the_test_set_are_dropped(sets, tmp_path):
+    copies = [
+        {"problem": f"What is {i} + {i + 1}, and why is that so?", "answer": 2 * i + 1} for i in range(100)
+    ]
+    train = write(
+        tmp_path / "train.jsonl", [*copies, {"problem": "How many sides has a square?", "answer": 4}]
+    )
+    test = write(tmp_path / "test.jsonl", copies)
+    manifest = prepare([train, test], tmp_path / "out")
+    assert (manifest["train"]["role"], manifest["train"]["rows"]) == ("train", 1)
+
+
+def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets, tmp_path):
+    out = tmp_path / "out"
+    prepare([sets[0], "multiplication-train"], out, size=3)
+    before = sorted(out.rglob("*"))
+    with pytest.raises(
+        ValueError, match=r"my-train, prepared earlier .* repeats 1 of .*my-train-0 repeats held-0"
+    ):
+        prepare(sets[1:], out)
+    assert sorted(out.rglob("*")) == before
+    prepare(["multiplication"], out, size=3)
+    assert prepare(sets, out)["my-train"]["rows"] == 1
+
+
+def test_problems_that_differ_in_a_sign_are_kept(tmp_path):
+    path = write(
+        tmp_path / "my-train.jsonl",
+        [
+            {"problem": "Solve x^2+5x+6=0.", "answer": "-2, -3"},
+            {"problem": "Solve x^2-5x-6=0.", "answer": "6, -1"},
+        ],
+    )
+    assert prepare([path], tmp_path / "out")["my-train"]["rows"] == 2
+
+
+def test_nothing_is_written_where_one_set_of_several_cannot_be(sets, tmp_path):
+    copy = write(tmp_path / "copy-train.jsonl", [{"problem": "What is 1+1?", "answer": "2"}])
+    with pytest.raises(ValueError, match="nothing left"):
+        prepare([sets[1], copy], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_repeat_byte_for_byte(sets, tmp_path):

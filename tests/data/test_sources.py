@@ -35,6 +35,9 @@ def write(path, rows):
         ("\\boxed{1", ""),
         (None, ""),
         ("  ", ""),
+        (4.5e33, "45" + 32 * "0"),
+        (2e-05, "0.00002"),
+        (["2", None], "2"),
     ],
 )
 def test_answers_of_every_schema(value, answer):
@@ -139,7 +142,77 @@ def test_verls_own_schema_is_read(tmp_path):
 
 def test_rows_without_an_answer_are_named(tmp_path):
     rows = [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": ""}, {"problem": "", "answer": "1"}]
-    assert load(str(write(tmp_path / "x.jsonl", rows))).unreadable == ("x-1", "x-2")
+    found = load(str(write(tmp_path / "x.jsonl", rows))).unreadable
+    assert found == {"x-1": "answer is ''", "x-2": "problem is ''"}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"problem": "a", "answer": None}, "answer is null"),
+        ({"problem": None, "answer": "1"}, "problem is null"),
+        ({"problem": 5, "answer": "1"}, "problem: 5 is neither text nor messages of text"),
+        ({"problem": [1, 2], "answer": "1"}, "problem: [1, 2] is neither text"),
+        ({"problem": [{"role": "user"}], "answer": "1"}, "is neither text nor messages"),
+        (
+            {"problem": [{"role": "user", "content": [{"type": "image", "image": "…"}]}], "answer": "1"},
+            "is neither text nor messages",
+        ),
+        ({"problem": "a", "answer": True}, "answer: True is no answer"),
+        ({"problem": "a", "answer": []}, "answer is []"),
+        ({"problem": "a"}, "the row has the columns problem, and needs one of answer"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_bad_row_is_dropped_with_its_reason_and_the_others_stay(tmp_path, row, reason, suffix):
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "jsonl":
+        write(path, [row, {"problem": "b", "answer": "2"}])
+        problems = load(str(path))
+        assert [p.id for p in problems.problems] == ["x-1"]
+        assert reason in problems.unreadable["x-0"]
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+        with pytest.raises(ValueError, match="x: no row with a problem and an answer; row 0: ") as error:
+            load(str(path))
+        assert reason in str(error.value) or "image" in str(row)
+
+
+def test_an_empty_answer_does_not_hide_a_solution(tmp_path):
+    for empty in (None, "", [], {"ground_truth": None}):
+        row = {"problem": "a", "answer": empty, "solution": "So it is \\boxed{2}."}
+        assert load(str(write(tmp_path / "x.jsonl", [row]))).problems[0].answer == "2"
+
+
+def test_messages_in_parts_are_read(tmp_path):
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]
+    row = {"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": parts}], "answer": 2}
+    assert load(str(write(tmp_path / "x.jsonl", [row]))).problems[0].problem == "1+1?"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "role"),
+    [
+        ("train", None, "train"),
+        ("my_train", None, "train"),
+        ("train-00000-of-00001", None, "train"),
+        ("training-wheels", None, "eval"),
+        ("my", None, "eval"),
+        ("my", "train", "train"),
+        ("my-train", "eval", "eval"),
+        ("gsm8k", "eval", "eval"),
+    ],
+)
+def test_the_role_is_an_option_and_else_in_the_name(tmp_path, name, asked, role):
+    path = write(tmp_path / f"{name}.jsonl", [{"problem": "1+1?", "answer": 2}])
+    assert load(str(path), role=asked).role == role
+
+
+def test_a_role_that_is_not_the_sets_own_is_refused(tmp_path):
+    path = write(tmp_path / "gsm8k.jsonl", [SCHEMAS["gsm8k"]])
+    for spec in (str(path), "gsm8k", "countdown"):
+        with pytest.raises(ValueError, match="has the role eval, not train: give a file of it another name"):
+            load(spec, role="train")
 
 
 def test_generated_sets():
@@ -156,6 +229,9 @@ def test_generated_sets():
         ('{"problem": "a", "answer": "1"}\nnot json\n', "line 2: not a JSON object"),
         ("[1]\n", "line 1: not a JSON object"),
         ("", "no row with a problem and an answer"),
+        ('{"problem": "a", "answer": "1"}\n{"problem": "b", "answ', "line 2: not a JSON object, EOF"),
+        ('{"problem": "\\ud800", "answer": "1"}\n', "line 1: not a JSON object, .*hex escape in column 20"),
+        ('{"problem": "a", "answer": NaN}\n', "line 1: not a JSON object"),
         ('{"text": "a"}\n', "the columns text, and needs one of problem"),
     ],
 )
@@ -163,6 +239,13 @@ def test_malformed_files_are_refused(tmp_path, content, message):
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
+        load(str(path))
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 no more")
+    with pytest.raises(ValueError, match=r"x\.parquet cannot be read as parquet"):
         load(str(path))
 
 

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("math_verify")
 
 from bandpo.data.sources import load
+from bandpo.evals import grading
+from bandpo.evals.golds import Gold, unreadable
 from bandpo.evals.grading import LONGEST_ANSWER, MathGrader, compute_score, extract, grade, reward
 from bandpo.tasks.countdown import Problem
 
@@ -48,6 +51,59 @@ RIGHT = [
     ("2500", r"\boxed{2.5 \times 10^3}"),
     ("x^2 + 2x + 1", r"\boxed{(x+1)^2}"),
     (r"90^\circ", r"\boxed{90}"),
+    # E-notation, and numbers as Python writes them.
+    ("4.5e33", r"\boxed{4.5 \times 10^{33}}"),
+    (r"4.5 \times 10^{33}", r"\boxed{4.5e33}"),
+    ("4.5e+33", r"\boxed{45 \cdot 10^{32}}"),
+    ("1e-5", r"\boxed{10^{-5}}"),
+    ("6.63e-34", r"\boxed{6.63 × 10^{-34}}"),
+    ("2018", r"\boxed{2.018\times10^3}"),
+    ("-1./3", r"\boxed{-\frac13}"),
+    ("np.arcsin(10/13)", r"\boxed{\arcsin\frac{10}{13}}"),
+    ("2**10", r"\boxed{1024}"),
+    # Per cent, notes and units.
+    ("62.5%", r"\boxed{62.5\%}"),
+    ("62.5%", r"\boxed{\frac58}"),
+    ("10", r"\boxed{10 \%}"),
+    ("0.1", r"\boxed{10 \%}"),
+    ("9 (apples)", r"\boxed{9}"),
+    ("9", r"\boxed{9~\mathrm{m/s}}"),
+    ("9", r"\boxed{9\,\mathrm{m}/\mathrm{s}^2}"),
+    # Points, groups of digits, wrapped numbers.
+    ("27", r"\boxed{27.}"),
+    ("27", r"\boxed{−27.} or rather \boxed{27.}"),
+    ("13535", r"\boxed{13\,535}"),
+    ("1234", r"\boxed{1{,}234}"),
+    ("1.25", r"\boxed{\text{1.25}}"),
+    ("3.5", r"\boxed{3 1/2}"),
+    # Where the answer stands.
+    ("1" * 40, r"\boxed{1." + "1" * 39 + "e39}"),
+    ("27", r"\boxed {27}"),
+    ("27", r"\fbox{27}"),
+    ("9", "<think>It may be 12</think><answer>9</answer>"),
+    ("9", r"<think>\boxed{12}</think> The answer is 9."),
+    ("9", "<answer>The total is 9 apples.</answer>"),
+    ("9", r"<think>\boxed{9}</think>"),
+    (r"\frac{14}{3}", "The answer is 14/3."),
+    ("4.5e33", "The answer is $4.5e33$."),
+    (r"4.5 \times 10^{33}", "The answer is 4.5e33."),
+    ("-1./3", "The answer is $-1./3$."),
+    (r"x=\frac{\mathrm{gb}}{f}", r"The answer is $x=\frac{\mathrm{gb}}{f}$."),
+    ("27", r"The answer is $27 \text{ miles}$."),
+    ("all real numbers", "The answer is $all real numbers$."),
+    ("5", "#### 5."),
+    ("5", "#### **5**"),
+    ("5", "#### 5\n" + "And so on. " * 200),
+    ("27", "#### Step 1: add 3\nThe answer is 27."),
+    ("27", "#### 1. First add 3\nThe answer is 27."),
+    # Sets, equations and texts.
+    (r"(-\infty, 0]", r"\boxed{x \le 0}"),
+    ("x^2 = -1", r"\boxed{x^2 + 1 = 0}"),
+    ("f(x) = 2x", r"\boxed{f(x)=x+x}"),
+    (r"\frac{1}{3}E_1+\frac{2}{3}E_2", r"\boxed{\frac{2}{3}E_{2} + \frac{1}{3}E_{1}}"),
+    ("52_8", r"\boxed{52_{8}}"),
+    ("No solution", r"\boxed{\text{no solution}}"),
+    ("5", r"\boxed{2+3=5}"),
 ]
 
 
@@ -73,7 +129,46 @@ WRONG = [
     ("1, 2", r"\boxed{1}", "wrong"),
     ("[1, 2)", r"\boxed{[1, 2]}", "wrong"),
     (r"\text{Evelyn}", r"\boxed{Karla}", "wrong"),
+    ("3e6", r"\boxed{18e}", "wrong"),
+    ("4.5e33", r"\boxed{4.5e32}", "wrong"),
+    ("6.63e-34", r"\boxed{5 \times 10^{-34}}", "wrong"),
+    ("6.63e-34", r"\boxed{0}", "wrong"),
+    ("0.0000001", r"\boxed{0.0000002}", "wrong"),
+    ("N=n", r"\boxed{x=x}", "wrong"),
+    ("N=n", r"\boxed{1=1}", "wrong"),
+    ("x^2 = -1", r"\boxed{x^2 = -2}", "wrong"),
+    ("x^2 = -1", r"\boxed{x = x + 1}", "wrong"),
+    ("52_8", r"\boxed{52_9}", "wrong"),
+    ("52_8", r"\boxed{53_8}", "wrong"),
+    ("235", r"\boxed{1\,234}", "wrong"),
+    ("235", r"\boxed{1 234}", "wrong"),
+    ("6", r"\boxed{1 2 3}", "wrong"),
+    (r"\frac{1}{3}E_1+\frac{2}{3}E_2", r"\boxed{\frac{2}{3}}", "wrong"),
+    (r"\frac{2}{3}", r"\boxed{\frac{1}{3}E_1+\frac{2}{3}E_2}", "wrong"),
+    ("5", r"\boxed{5\mathrm{i}+\frac{1}{2}}", "wrong"),
+    ("3", r"\boxed{3\mathrm{e}^{2}}", "wrong"),
+    ("2", r"\boxed{10 + 2\%}", "wrong"),
+    ("12", "<think>It may be 12</think><answer>9</answer>", "wrong"),
+    ("2", "#### 2**3**2", "wrong"),
 ]
+
+DEBATABLE = re.findall(
+    r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$",
+    (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("gold", "answer", "verdict", "why"), DEBATABLE)
+def test_the_documented_disagreements_are_as_documented(grader, gold, answer, verdict, why):
+    assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == verdict
+    if "listed" in why:
+        assert unreadable([Gold("x", gold)], grader)
+
+
+def test_all_rows_of_the_table_are_run():
+    assert len(DEBATABLE) == 21
+
 
 MATCH_EVERYTHING = [
     r"\boxed{27, 28}",
@@ -136,11 +231,40 @@ def test_bombs_end_at_the_time_limit_and_the_next_answer_is_graded(grader, bomb)
     assert grader.grade(r"\boxed{\frac{54}{2}}", "27").score == 1.0
 
 
+def test_a_costly_answer_is_graded_once(monkeypatch):
+    asked = []
+    ask = MathGrader._ask
+    monkeypatch.setattr(
+        MathGrader, "_ask", lambda self, *question: asked.append(question) or ask(self, *question)
+    )
+    with MathGrader(time_limit=TIME_LIMIT, workers=1) as grader:
+        verdicts = {grader.grade(r"\boxed{10^{10^{10}}}", "27").reason for _ in range(5)}
+    assert verdicts <= {"timeout", "failed"}
+    assert len(asked) <= 2
+
+
+def test_an_answer_whose_process_ended_otherwise_is_asked_once_more():
+    class Dying(MathGrader):
+        deaths = 1
+
+        def _ask(self, *question):
+            if self.deaths:
+                self.deaths -= 1
+                raise grading._Died("failed")
+            return super()._ask(*question)
+
+    with Dying(workers=1) as grader:
+        assert grader.grade("#### 5", "5").reason == "right"
+        grader.deaths = 2
+        assert [grader.grade("#### 6", "6").reason for _ in range(2)] == ["failed", "failed"]
+
+
 def test_nothing_in_an_answer_is_executed(grader, tmp_path):
     target = tmp_path / "touched"
     code = f"__import__('pathlib').Path('{target}').touch()"
-    for completion in (rf"\boxed{{{code}}}", code, f"#### {code}"):
+    for completion in (rf"\boxed{{{code}}}", code, f"#### {code}", f"<answer>{code}</answer>"):
         assert grader.grade(completion, "27").score == 0.0
+        assert grader.grade("#### 27", completion).score == 0.0
         assert not Problem((27,), 27).solved_by(code)
     assert not target.exists()
 
@@ -165,6 +289,7 @@ def test_what_sympy_evaluates_holds_no_name():
     """SymPy reads a number by evaluating it as Python: nothing but digits and operators may reach that."""
     code = f"""
 import json, runpy
+from bandpo.evals.normal_form import normal_form, normal_prose
 import sympy.parsing.sympy_parser as parser
 compare = runpy.run_path({WORKER!r})["compare"]
 seen, stringify = [], parser.stringify_expr
@@ -173,7 +298,7 @@ parser.stringify_expr = lambda text, *rest: seen.append(text) or stringify(text,
 for answer in {HOSTILE!r}:
     for boxed in (False, True):
         try:
-            compare(answer, boxed, "27")
+            compare(normal_form(answer) if boxed else normal_prose(answer), boxed, "27")
         except Exception:
             pass
 print(json.dumps(seen))

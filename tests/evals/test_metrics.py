@@ -141,6 +141,16 @@ def test_k_must_fit(k):
         pass_at_k([[1, 0]], k)
 
 
+@pytest.mark.parametrize(
+    "metric", [pass_at_k, verl_best_at_k, lambda correct, k: maj_at_k(correct, [[1, 2]], k)]
+)
+@pytest.mark.parametrize("k", [1.5, 1.0, "1"])
+def test_k_must_be_whole(metric, k):
+    with pytest.raises(TypeError, match="whole number of samples"):
+        metric([[1, 0]], k)
+    assert metric([[1, 0]], np.int64(2)).shape == (1,)
+
+
 def test_other_bad_input_is_refused():
     with pytest.raises(ValueError, match="level"):
         estimate([1.0], level=95)

@@ -7,6 +7,7 @@ pytest.importorskip("math_verify")
 pytest.importorskip("filelock")
 
 from bandpo.evals.generate import Completion, GenerationError, Sampling
+from bandpo.evals.golds import BadGold, Gold
 from bandpo.evals.problems import EvalProblem, embedded_problems, fingerprint, read_problems
 from bandpo.evals.report import as_json, as_markdown, score
 from bandpo.evals.run import evaluate, read_samples
@@ -189,6 +190,44 @@ def test_files_that_cannot_be_evaluated_are_refused(tmp_path):
     (tmp_path / "x.csv").touch()
     with pytest.raises(ValueError, match=r"must be a \.parquet or \.jsonl"):
         read_problems([tmp_path / "x.csv"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", "answer": ', "line 2: not a JSON object, EOF"),
+        ('{"prompt": "\\ud800", "answer": "1"}', "line 2: not a JSON object, .*hex escape"),
+        ("[1]", "line 2: not a JSON object"),
+        ('{"prompt": 5, "answer": "1"}', "row 1 .*5 is neither text nor messages of text"),
+        ('{"prompt": "a", "answer": null}', "row 1 .*the answer is empty.*bandpo data prepare"),
+        ('{"prompt": "a", "answer": true}', "row 1 .*True is no answer"),
+        ('{"prompt": "a", "reward_model": null}', "row 1 .*the answer is empty"),
+    ],
+)
+def test_a_row_that_cannot_be_evaluated_is_named(tmp_path, line, message):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=rf"x\.jsonl, {message}"):
+        read_problems([path])
+
+
+def test_message_parts_and_list_golds_are_read(tmp_path):
+    path = tmp_path / "x.jsonl"
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "Roots of x^2=4?"}]}]
+    path.write_text(json.dumps({"prompt": prompt, "answer": ["2", -2], "data_source": 7}) + "\n")
+    (problem,) = read_problems([path])
+    assert problem.prompt == [{"role": "user", "content": "Roots of x^2=4?"}]
+    assert (problem.answer, problem.data_source) == ("2, -2", "7")
+
+
+def test_golds_that_cannot_be_used_are_in_the_report(tmp_path):
+    samples = evaluate(Counting(), PROBLEMS, 1, tmp_path, progress=False)
+    bad = [BadGold(Gold("sum-1", "2", "sums"), "why"), BadGold(Gold("z", "1", "others"), "other")]
+    kept, dropped = score(samples, kept=bad), score(samples, dropped=bad)
+    assert as_json(kept)["sums"]["unreadable golds"] == {"kept": {"sum-1": "why"}, "dropped": {}}
+    assert "sums: 1 golds cannot be used, 1 kept" in as_markdown(kept)
+    assert "0 kept (right answers may score 0 there) and 1 left out: sum-1." in as_markdown(dropped)
+    assert "cannot be used" not in as_markdown(score(samples))
 
 
 def test_the_fingerprint_sees_every_change():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,20 @@ import typer
 from bandpo.data.sources import GENERATED, HUB
 
 app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
+
+
+class Role(str, Enum):
+    """What a set is for."""
+
+    train = "train"
+    eval = "eval"
+
+
+class Golds(str, Enum):
+    """What becomes of problems whose right answer cannot be graded."""
+
+    drop = "drop"
+    keep = "keep"
 
 
 @app.callback()
@@ -36,6 +51,18 @@ def prepare(
     plain: Annotated[
         bool, typer.Option("--plain", help="TRL's prompts as text, for models without a chat template.")
     ] = False,
+    role: Annotated[
+        Role | None,
+        typer.Option(
+            help="Of the files; if not given, train for a name with the word train, such as my-train, else eval.",
+        ),
+    ] = None,
+    golds: Annotated[
+        Golds | None,
+        typer.Option(
+            help="Problems whose answer cannot be graded; if not given, dropped for training, kept for evaluation."
+        ),
+    ] = None,
     revision: Annotated[
         str | None, typer.Option(help="Of the hub's repository; the newest if not given.")
     ] = None,
@@ -49,10 +76,22 @@ def prepare(
     from bandpo.data.prepare import INSTRUCTION, PromptForm, prepare
 
     form = PromptForm(INSTRUCTION if instruction is None else instruction, system, plain)
-    manifest = prepare(sets, output_dir, form=form, revision=revision, size=size, seed=seed)
-    table = Table("set", "role", "rows", "dropped", "licence", "revision")
+    manifest = prepare(
+        sets,
+        output_dir,
+        form=form,
+        role=None if role is None else role.value,
+        golds=None if golds is None else golds.value,
+        revision=revision,
+        size=size,
+        seed=seed,
+    )
+    table = Table("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
     for name, entry in manifest.items():
-        counts = str(entry["rows"]), str(entry["dropped"])
+        bad = entry.get("unreadable golds", {})
+        for id, reason in bad.items():
+            typer.echo(f"kept {id}: {reason}", err=True)
+        counts = str(entry["rows"]), str(entry["dropped"]), str(len(bad))
         table.add_row(name, entry["role"], *counts, entry["licence"], entry["origin"]["revision"][:20])
     console = Console()
     console.print(table)

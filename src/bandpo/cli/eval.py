@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bandpo.cli.data import Golds
+
 if TYPE_CHECKING:
     from bandpo.evals.generate import Generator, Sampling
 
@@ -48,6 +50,9 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option(help="Completions drawn at once: 64, with vLLM 1024, requests in flight 32.")
     ] = None,
+    golds: Annotated[
+        Golds, typer.Option(help="What becomes of problems whose right answer cannot be graded.")
+    ] = Golds.keep,
     limit: Annotated[int | None, typer.Option(help="Only the first problems of the data.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file to use in place of the model's chat template.")
@@ -58,6 +63,7 @@ def evaluate(
     from rich.markdown import Markdown
 
     from bandpo.evals.generate import Sampling
+    from bandpo.evals.golds import Gold, unreadable
     from bandpo.evals.problems import embedded_problems, read_problems
     from bandpo.evals.report import as_json, as_markdown, score
     from bandpo.evals.run import evaluate as run
@@ -68,6 +74,14 @@ def evaluate(
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit} must be at least 1")
     problems = (read_problems(data) if data else embedded_problems())[:limit]
+    bad = unreadable([Gold(p.id, p.answer, p.data_source) for p in problems])
+    for gold in bad:
+        typer.echo(f"{gold.gold.id}: {gold.reason} ({golds.value})", err=True)
+    if golds is Golds.drop:
+        ids = {gold.gold.id for gold in bad}
+        problems = [p for p in problems if p.id not in ids]
+        if not problems:
+            raise ValueError("no problem is left whose right answer can be graded: see --golds keep")
     if max_new_tokens is None:
         max_new_tokens = 4096 if data else MAX_COMPLETION_LENGTH
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
@@ -85,7 +99,7 @@ def evaluate(
         sys.exit(
             f"interrupted; the samples so far are kept in {folder}, and the same command goes on from there"
         )
-    scores = score(samples)
+    scores = score(samples, **{"dropped" if golds is Golds.drop else "kept": bad})
     report = as_markdown(scores)
     (folder / "report.json").write_text(json.dumps(as_json(scores), indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(report, encoding="utf-8")

@@ -9,13 +9,23 @@ from dataclasses import dataclass
 from bandpo.data.sources import Problem
 
 GRAM = 8
-"""Words per fragment. Shorter ones are common phrases; longer ones miss a problem with a word changed."""
+"""Words, numbers and signs per fragment. Shorter ones are common phrases; longer ones miss a problem with a word
+changed."""
 
 THRESHOLD = 0.5
 """Share of the shorter problem's fragments that also stand in the other, from which the two are the same."""
 
-_WORDS = re.compile(r"[^\W_]+")
+# A hyphen between two words is no minus.
+_WORDS = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|(?<![^\W\d_]{2})[-]|[-](?![^\W\d_]{2})|[+*/=<>!^|%]")
 _LAYOUT = re.compile(r"\\(left|right|displaystyle|text|mathrm|quad|qquad|[,;:! ])")
+_SPELLINGS = (
+    (re.compile(r"\\[dt]frac"), r"\\frac"),
+    (re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·⋅]"), "*"),
+    (re.compile(r"\\(le|ge)qs?(?:lant)?(?![a-zA-Z])"), r"\\\1"),
+    (re.compile(r"[−–—]"), "-"),
+    # Normalising would turn x² into x2.
+    (re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹]+"), r"^\g<0>"),
+)
 
 
 @dataclass(frozen=True)
@@ -28,15 +38,14 @@ class Overlap:
 
 
 def words(text: str) -> list[str]:
-    r"""A problem's words without case, punctuation and layout.
+    r"""A problem's words, numbers and signs, without case, punctuation and layout.
 
     >>> words(r"Find \left(x + 1\right) for $x=\dfrac{1}{2}$.")
-    ['find', 'x', '1', 'for', 'x', 'frac', '1', '2']
+    ['find', 'x', '+', '1', 'for', 'x', '=', 'frac', '1', '2']
     """
-    text = unicodedata.normalize("NFKC", text)
-    return _WORDS.findall(
-        _LAYOUT.sub(" ", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").lower()
-    )
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    return _WORDS.findall(_LAYOUT.sub(" ", unicodedata.normalize("NFKC", text)).lower())
 
 
 def fragments(text: str) -> set[tuple[str, ...]]:

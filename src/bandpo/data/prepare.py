@@ -9,11 +9,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bandpo.data.overlap import overlaps
-from bandpo.data.sources import Problem, ProblemSet, load
+from bandpo.data.sources import Problem, ProblemSet, Role, load
+from bandpo.evals.golds import Gold, unreadable
 from bandpo.evals.grading import MathGrader
+
+Golds = Literal["drop", "keep"]
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """How to answer, so that grading finds the answer; the sentence that Qwen's models were trained with."""
@@ -64,6 +67,8 @@ def prepare(
     out: Path,
     *,
     form: PromptForm | None = None,
+    role: Role | None = None,
+    golds: Golds | None = None,
     revision: str | None = None,
     size: int = 1000,
     seed: int = 0,
@@ -74,13 +79,16 @@ def prepare(
     `data_source` and `id`, which `bandpo.evals.grading.reward` and `bandpo eval` read. ``out/manifest.json``
     says what each file holds and ``out/dropped.jsonl`` which rows were left out: training problems that
     repeat an evaluation problem of this call or of an earlier one into the same folder, or an earlier
-    training problem; rows without problem or answer; and training problems whose own answer is not graded as
-    right.
+    training problem; rows without problem or answer; and problems whose answer cannot be used (see
+    `bandpo.evals.golds.unreadable`). Where the last are kept, the manifest names them.
 
     Args:
         specs: Names and files, as `bandpo.data.sources.load` takes them.
         out: Folder to write to; sets that are there already and not named stay.
         form: How problems become prompts.
+        role: Of the files (see `bandpo.data.sources.load`).
+        golds: Whether problems whose answer cannot be used are dropped or kept; left out, they are dropped
+            from training sets and kept in evaluation sets, which stay comparable with others' figures.
         revision: Of the hub's repository, where a single set is named.
         size: Problems to make, for generated sets.
         seed: Of generated sets.
@@ -89,8 +97,9 @@ def prepare(
         The manifest.
 
     Raises:
-        ValueError: No set, the same set twice, an unknown name, a file that does not hold problems, or a set
-            of which nothing is left.
+        ValueError: No set, the same set twice, an unknown name, a role that is not the set's own, a file that
+            does not hold problems, a set of which nothing is left, or an evaluation set whose problems stand
+            in a training set prepared earlier.
         FileNotFoundError: A file does not exist.
         ConnectionError: The hub cannot be reached.
     """
@@ -99,21 +108,18 @@ def prepare(
         raise ValueError("no set named: give names or files, for example aime24 or my.jsonl")
     if revision is not None and len(specs) > 1:
         raise ValueError(f"revision {revision!r} belongs to one repository: name one set, not {len(specs)}")
-    sets = [load(spec, revision=revision, size=size, seed=seed) for spec in specs]
+    sets = [load(spec, role=role, revision=revision, size=size, seed=seed) for spec in specs]
     names = [s.name for s in sets]
     if len(set(names)) < len(names):
         raise ValueError(f"the same set twice among {', '.join(names)}: give each another name, NAME=FILE")
     manifest = _read_manifest(out)
     evaluation = [p for s in sets if s.role == "eval" for p in s.problems]
-    evaluation += _earlier_evaluation(out, manifest, names)
+    _refuse_leaks(out, manifest, names, evaluation)
+    evaluation += [p for problems in _earlier(out, manifest, names, "eval").values() for p in problems]
     dropped = [d for d in _read_dropped(out) if d.set not in names]
-    for problems in sets:
-        gone = _find_dropped(problems, evaluation)
-        kept = [p for p in problems.problems if p.id not in {d.id for d in gone}]
-        if not kept:
-            raise ValueError(
-                f"{problems.name}: nothing left, all rows are dropped; the first: {gone[0].reason}"
-            )
+    with MathGrader() as grader:
+        sifted = [_sift(problems, evaluation, golds, grader) for problems in sets]
+    for problems, (kept, gone, unusable) in zip(sets, sifted, strict=True):
         dropped += gone
         files = {
             "verl": _write(out / "verl" / f"{problems.name}.parquet", _verl_rows(problems, kept, form)),
@@ -123,6 +129,7 @@ def prepare(
             "role": problems.role,
             "rows": len(kept),
             "dropped": len(gone),
+            "unreadable golds": unusable,
             "licence": problems.licence,
             "origin": dict(problems.origin),
             "prompt": asdict(form) | ({"instruction": ""} if problems.complete else {}),
@@ -133,27 +140,48 @@ def prepare(
     return manifest
 
 
-def _find_dropped(problems: ProblemSet, evaluation: Sequence[Problem]) -> list[Dropped]:
-    dropped = [Dropped(problems.name, id, "no problem or no answer", "") for id in problems.unreadable]
-    if problems.role == "eval":
-        return dropped
+def _sift(
+    problems: ProblemSet, evaluation: Sequence[Problem], golds: Golds | None, grader: MathGrader
+) -> tuple[list[Problem], list[Dropped], dict[str, str]]:
+    """What is kept of a set, what is dropped, and which of the kept golds cannot be used."""
+    name = problems.name
+    dropped = [Dropped(name, id, reason, "") for id, reason in problems.unreadable.items()]
+    kept, unusable = list(problems.problems), {}
     # The generated sets have answers by construction, and splits that share nothing.
-    if "generator" in problems.origin:
-        return dropped
-    repeated = overlaps(problems.problems, evaluation)
-    dropped += [
-        Dropped(problems.name, o.problem.id, f"repeats {o.other} ({o.share:.0%})", o.problem.problem)
-        for o in repeated
-    ]
-    gone = {o.problem.id for o in repeated}
-    kept = [p for p in problems.problems if p.id not in gone]
-    with MathGrader() as grader:
-        grades = grader.grade_all([f"\\boxed{{{p.answer}}}" for p in kept], [p.answer for p in kept])
-    return dropped + [
-        Dropped(problems.name, p.id, f"its own answer is graded: {grade.reason}", p.problem)
-        for p, grade in zip(kept, grades, strict=True)
-        if not grade.score
-    ]
+    if "generator" not in problems.origin:
+        if problems.role == "train":
+            repeats = overlaps(kept, evaluation)
+            dropped += [
+                Dropped(name, o.problem.id, f"repeats {o.other} ({o.share:.0%})", o.problem.problem)
+                for o in repeats
+            ]
+            kept = [p for p in kept if p.id not in {o.problem.id for o in repeats}]
+        golds_of = [Gold(p.id, p.answer, problems.data_source) for p in kept]
+        unusable = {bad.gold.id: bad.reason for bad in unreadable(golds_of, grader)}
+        if golds == "drop" or (golds is None and problems.role == "train"):
+            dropped += [
+                Dropped(name, p.id, f"answer: {unusable[p.id]}", p.problem) for p in kept if p.id in unusable
+            ]
+            kept, unusable = [p for p in kept if p.id not in unusable], {}
+    if not kept:
+        raise ValueError(f"{name}: nothing left, all rows are dropped; the first: {dropped[0].reason}")
+    return kept, dropped, unusable
+
+
+def _refuse_leaks(
+    out: Path, manifest: Mapping[str, Any], named: Sequence[str], evaluation: Sequence[Problem]
+) -> None:
+    ids = {p.id for p in evaluation}
+    for name, problems in _earlier(out, manifest, named, "train").items():
+        if "generator" in manifest[name]["origin"]:
+            continue
+        leaks = [o for o in overlaps(problems, evaluation) if o.other in ids]
+        if leaks:
+            raise ValueError(
+                f"{name}, prepared earlier into {out}, repeats {len(leaks)} of these evaluation problems (the "
+                f"first: {leaks[0].problem.id} repeats {leaks[0].other}): name {name} in the same call to drop "
+                "them from it, or choose another folder"
+            )
 
 
 def _verl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) -> list[dict[str, Any]]:
@@ -220,16 +248,19 @@ def _read_dropped(out: Path) -> list[Dropped]:
     return [Dropped(**json.loads(line)) for line in lines]
 
 
-def _earlier_evaluation(out: Path, manifest: Mapping[str, Any], named: Sequence[str]) -> list[Problem]:
+def _earlier(
+    out: Path, manifest: Mapping[str, Any], named: Sequence[str], role: Role
+) -> dict[str, list[Problem]]:
+    """The sets of a role that earlier calls wrote and this one does not write again."""
     import pyarrow.parquet
 
-    earlier = [name for name, entry in manifest.items() if entry["role"] == "eval" and name not in named]
-    rows = [
-        row
+    earlier = [name for name, entry in manifest.items() if entry["role"] == role and name not in named]
+    return {
+        name: [
+            Problem(
+                row["extra_info"]["id"], row["extra_info"]["problem"], row["reward_model"]["ground_truth"]
+            )
+            for row in pyarrow.parquet.read_table(out / "verl" / f"{name}.parquet").to_pylist()
+        ]
         for name in earlier
-        for row in pyarrow.parquet.read_table(out / "verl" / f"{name}.parquet").to_pylist()
-    ]
-    return [
-        Problem(row["extra_info"]["id"], row["extra_info"]["problem"], row["reward_model"]["ground_truth"])
-        for row in rows
-    ]
+    }

@@ -4,13 +4,15 @@ generators."""
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
+from bandpo.data.rows import read_prompt, read_rows
 from bandpo.evals.grading import extract
 
 Role = Literal["train", "eval"]
@@ -37,7 +39,7 @@ class ProblemSet:
         origin: Source, revision and the like, for the manifest.
         licence: As the source states it.
         complete: The problem is the whole prompt, without an instruction on how to answer.
-        unreadable: Ids of the source's rows without a problem or an answer.
+        unreadable: Ids of the source's rows without a problem or an answer, each with the reason.
     """
 
     name: str
@@ -47,7 +49,7 @@ class ProblemSet:
     origin: Mapping[str, Any]
     licence: str
     complete: bool = False
-    unreadable: tuple[str, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,23 @@ GENERATED = ("multiplication", "multiplication-train", "countdown", "countdown-t
 
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
 ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "reward_model", "solution")
-"""Columns searched, in this order; the first that is there holds the problem or the answer."""
+"""Columns searched, in this order; the first that holds one has the problem or the answer."""
 
 
 _FILE = re.compile(r"(?:([\w.-]+)=)?(.+\.(?:jsonl|parquet))")
+_TRAIN = re.compile(r"(?:^|[-_.])train(?=$|[-_.])", re.IGNORECASE)
 
 
-def load(spec: str, *, revision: str | None = None, size: int = 1000, seed: int = 0) -> ProblemSet:
+def load(
+    spec: str, *, role: Role | None = None, revision: str | None = None, size: int = 1000, seed: int = 0
+) -> ProblemSet:
     """Loads one set.
 
     Args:
         spec: A name of `HUB` or `GENERATED`, a JSONL or parquet file, or ``NAME=FILE``. A file
-            takes its name from its stem; where the name is one of the hub's, also role and licence; else it
-            is for training if the name ends in ``-train``, and for evaluation if not.
+            takes its name from its stem; where the name is one of the hub's, also role and licence.
+        role: Of a file. Left out, a file is for training if its name has the word ``train`` (``train``,
+            ``my-train``, ``my_train``), and for evaluation if not.
         revision: Of the hub's repository; default the newest, whose hash the manifest records.
         size: Problems to make, for generated sets.
         seed: Of generated sets.
@@ -110,23 +116,32 @@ def load(spec: str, *, revision: str | None = None, size: int = 1000, seed: int 
         The set.
 
     Raises:
-        ValueError: Unknown name, or a file that does not hold problems.
+        ValueError: Unknown name, a role that is not the set's own, or a file that does not hold problems.
         FileNotFoundError: No such file.
         ConnectionError: The hub cannot be reached.
     """
     file = _FILE.fullmatch(spec)
     if file is not None:
-        return _load_file(file[1] or Path(file[2]).stem, Path(file[2]))
+        return _load_file(file[1] or Path(file[2]).stem, Path(file[2]), role)
     if spec in GENERATED:
-        return _generate(spec, size, seed)
+        return _generate(spec, role, size, seed)
     if spec in HUB:
-        return _load_hub(spec, HUB[spec], revision)
+        return _load_hub(spec, HUB[spec], role, revision)
     raise ValueError(
         f"{spec!r} is neither a .jsonl or .parquet file nor one of {', '.join([*HUB, *GENERATED])}"
     )
 
 
-def _load_hub(name: str, hub: Hub, revision: str | None) -> ProblemSet:
+def _own_role(name: str, own: Role, asked: Role | None) -> Role:
+    if asked not in (None, own):
+        raise ValueError(
+            f"{name} has the role {own}, not {asked}: give a file of it another name, NAME=FILE, to use it so"
+        )
+    return own
+
+
+def _load_hub(name: str, hub: Hub, role: Role | None, revision: str | None) -> ProblemSet:
+    _own_role(name, hub.role, role)
     from datasets import load_dataset
     from huggingface_hub import HfApi
 
@@ -141,74 +156,82 @@ def _load_hub(name: str, hub: Hub, revision: str | None) -> ProblemSet:
         ) from error
     origin = {"hub": hub.repo, "config": hub.config, "split": hub.split, "revision": info.sha}
     licence = (info.card_data or {}).get("license")
-    return _read(name, rows, origin, str(licence) if licence else None)
+    return _read(name, rows, origin, role, str(licence) if licence else None)
 
 
-def _load_file(name: str, path: Path) -> ProblemSet:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
-    content = path.read_bytes()
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    else:
-        rows = [_parse(path, i, line) for i, line in enumerate(content.splitlines(), 1) if line.strip()]
-    return _read(name, rows, {"file": path.name, "revision": f"sha256:{hashlib.sha256(content).hexdigest()}"})
-
-
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-        if isinstance(row, dict):
-            return row
-    except ValueError:
-        pass
-    raise ValueError(f"{path}, line {number}: not a JSON object: {line[:80]!r}")
+def _load_file(name: str, path: Path, role: Role | None) -> ProblemSet:
+    rows = read_rows(path)
+    revision = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return _read(name, rows, {"file": path.name, "revision": revision}, role)
 
 
 def _read(
-    name: str, rows: Iterable[Mapping[str, Any]], origin: Mapping[str, Any], licence: str | None = None
+    name: str,
+    rows: Iterable[Mapping[str, Any]],
+    origin: Mapping[str, Any],
+    role: Role | None,
+    licence: str | None = None,
 ) -> ProblemSet:
     hub = HUB.get(name)
+    own: Role = hub.role if hub else role or ("train" if _TRAIN.search(name) else "eval")
     problems: list[Problem] = []
-    unreadable: list[str] = []
-    columns: list[str] = []
+    unreadable: dict[str, str] = {}
     for i, row in enumerate(rows):
-        columns = list(row)
         if hub is not None and hub.levels and row.get("level", hub.levels[0]) not in hub.levels:
             continue
-        problem = next((row[c] for c in PROBLEM_COLUMNS if c in row), None)
-        answer = next((row[c] for c in ANSWER_COLUMNS if c in row), None)
-        if problem is None or answer is None:
-            raise ValueError(
-                f"{name}: a row has the columns {', '.join(columns)}, and needs one of "
-                f"{', '.join(PROBLEM_COLUMNS)} and one of {', '.join(ANSWER_COLUMNS)}"
-            )
-        read = Problem(f"{name}-{i}", read_problem(problem), read_answer(answer))
-        if read.problem and read.answer:
-            problems.append(read)
-        else:
-            unreadable.append(read.id)
+        id = f"{name}-{i}"
+        try:
+            problem = _first(row, PROBLEM_COLUMNS, read_problem)
+            problems.append(Problem(id, problem, _first(row, ANSWER_COLUMNS, read_answer)))
+        except ValueError as error:
+            unreadable[id] = str(error)
     if not problems:
-        raise ValueError(
-            f"{name}: no row with a problem and an answer (columns: {', '.join(columns) or 'none'})"
+        first = "".join(
+            f"; row {id.removeprefix(f'{name}-')}: {why}" for id, why in list(unreadable.items())[:1]
         )
-    role: Role = hub.role if hub else "train" if name.endswith("-train") else "eval"
-    licence = licence or (hub.licence if hub else "not stated")
-    source = name.removesuffix("-train")
-    return ProblemSet(name, source, role, tuple(problems), origin, licence, unreadable=tuple(unreadable))
+        raise ValueError(f"{name}: no row with a problem and an answer{first}")
+    return ProblemSet(
+        name,
+        _TRAIN.sub("", name) or name,
+        _own_role(name, own, role),
+        tuple(problems),
+        origin,
+        licence or (hub.licence if hub else "not stated"),
+        unreadable=unreadable,
+    )
+
+
+def _first(row: Mapping[str, Any], columns: tuple[str, ...], read: Callable[[Any], str]) -> str:
+    """The first of the columns that holds something."""
+    there = [column for column in columns if column in row]
+    if not there:
+        raise ValueError(f"the row has the columns {', '.join(row)}, and needs one of {', '.join(columns)}")
+    reasons = []
+    for column in there:
+        try:
+            if text := read(row[column]):
+                return text
+            reasons.append(f"{column} is {'null' if row[column] is None else f'{row[column]!r:.40}'}")
+        except ValueError as error:
+            reasons.append(f"{column}: {error}")
+    raise ValueError("; ".join(reasons))
 
 
 def read_problem(value: Any) -> str:
     """The text of a problem: a string, or messages, of which the last one of the user holds it.
 
+    Raises:
+        ValueError: Neither of the two.
+
     >>> read_problem([{"role": "user", "content": "1+1?"}])
     '1+1?'
     """
-    if isinstance(value, str):
-        return value.strip()
-    return next((m["content"].strip() for m in reversed(value) if m["role"] == "user"), "")
+    if value is None:
+        return ""
+    prompt = read_prompt(value)
+    if isinstance(prompt, str):
+        return prompt.strip()
+    return next((m["content"].strip() for m in reversed(prompt) if m["role"] == "user"), "")
 
 
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
@@ -218,8 +241,13 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 def read_answer(value: Any) -> str:
     r"""The answer in the forms that data sets use: numbers, lists, worked solutions, verl's reward model.
 
+    A number is written out, without an exponent. The answers of a list are all asked for, in any order.
+
     Returns:
         Plain text or LaTeX; empty where there is no answer.
+
+    Raises:
+        ValueError: A value that is no answer, such as true.
 
     >>> read_answer(27.0), read_answer("5 + 5 = 10\n#### 1,234"), read_answer(r"So $\boxed{\frac{1}{2}}$.")
     ('27', '1234', '\\frac{1}{2}')
@@ -227,7 +255,11 @@ def read_answer(value: Any) -> str:
     if isinstance(value, Mapping):
         value = value.get("ground_truth")
     if isinstance(value, list | tuple):
-        return ", ".join(read_answer(item) for item in value)
+        return ", ".join(filter(None, map(read_answer, value)))
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{value} is no answer")
+    if isinstance(value, float):
+        value = format(Decimal(repr(value)), "f")
     text = "" if value is None else str(value).strip()
     if "####" in text or "\\boxed{" in text:
         extracted = extract(text)
@@ -240,10 +272,10 @@ def read_answer(value: Any) -> str:
     return whole[1] if whole else text
 
 
-def _generate(name: str, size: int, seed: int) -> ProblemSet:
+def _generate(name: str, asked: Role | None, size: int, seed: int) -> ProblemSet:
     from bandpo.tasks import countdown, multiplication
 
-    role: Role = "train" if name.endswith("-train") else "eval"
+    role = _own_role(name, "train" if name.endswith("-train") else "eval", asked)
     task = name.removesuffix("-train")
     rows = {"countdown": countdown, "multiplication": multiplication}[task].problems(role, size, seed)
     problems = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))

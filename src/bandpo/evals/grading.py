@@ -1,10 +1,9 @@
 """Whether a completion's answer is right: math-verify in separate processes, and the reward functions on it.
 
-The answer is one piece of the completion: the content of the last ``\\boxed{}``, else what follows the last
-``####``, else the last expression in the last lines. Only that piece is compared, so that a completion cannot
-win by listing everything, and it is compared in a process of its own that is ended when it takes too long or
-too much memory: signals, the usual way, fail outside the main thread and do not interrupt arithmetic on huge
-numbers.
+The answer is one piece of the completion (see `extract`). Only that piece is compared, so that a completion
+cannot win by listing everything, and it is compared in a process of its own that is ended when it takes too
+long or too much memory: signals, the usual way, fail outside the main thread and do not interrupt arithmetic on
+huge numbers.
 """
 
 import importlib.util
@@ -24,12 +23,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bandpo.evals.normal_form import normal_form, normal_prose
+
 LONGEST_ANSWER = 1000
 """Characters. A longer final answer is wrong; a longer text is searched for its last expression at its
 end."""
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
+_HEADING = re.compile(r"$|#|[*_]*(?:[^\W\d_]{2}|\d+[.):]\s+\S)")
+_TWO_WORDS = re.compile(r"(?<![\\{a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")
+_BASE = re.compile(r"(?=[A-F]*\d)[\dA-F]+_\{?\s*(\d{1,2})\s*\}?")
 
 
 @dataclass(frozen=True)
@@ -58,34 +63,58 @@ class Extracted:
 def extract(completion: str) -> Extracted | None:
     r"""The final answer of a completion, in time linear in its length.
 
-    A box that is opened last and never closed is no answer: the completion was cut, or hides something.
+    What stands before the last ``</think>`` does not count, unless nothing follows it, and where there is a last
+    ``<answer>``, only its content does. In the rest, the answer is the content of the last ``\boxed{}`` or
+    ``\fbox{}``, else the line after the last ``####`` that is no heading, else the last expression of the last
+    `LONGEST_ANSWER` characters. A box that is opened last and never closed is no answer: the completion was cut,
+    or hides something.
 
     Args:
         completion: What the model wrote.
 
     Returns:
-        The answer; None where there is none. A box is cut at one character more than `LONGEST_ANSWER`.
+        The answer; None where there is none. One that is too long is cut at one character more than
+        `LONGEST_ANSWER`.
 
     >>> extract(r"So $x = \boxed{\frac{1}{2}}$.").text
     '\\frac{1}{2}'
     >>> extract("She has 5 left. #### 5").text
     '5'
+    >>> extract("<think>Is it 12?</think> <answer>9</answer>").text
+    '9'
     """
-    start = completion.rfind("\\boxed{")
-    if start >= 0:
-        start += len("\\boxed{")
-        depth = 1
-        for brace in _BRACES.finditer(completion, start, start + LONGEST_ANSWER + 2):
-            depth += {"{": 1, "}": -1}.get(brace[0], 0)
-            if depth == 0:
-                return Extracted(completion[start : brace.start()], boxed=True)
-        rest = completion[start : start + LONGEST_ANSWER + 1]
-        return Extracted(rest, boxed=True) if len(rest) > LONGEST_ANSWER else None
-    tail = completion[-LONGEST_ANSWER:]
-    marked = _MARKED.findall(tail)
-    if marked:
-        return Extracted(marked[-1].strip(), boxed=True)
+    after = completion.rpartition("</think>")[2]
+    text = after if after.strip() else completion
+    tagged = text.rpartition("<answer>")[2].partition("</answer>")[0].strip() if "<answer>" in text else ""
+    text = tagged or text
+    boxes = [box.end() for box in _BOX.finditer(text)]
+    if boxes:
+        return _box_content(text, boxes[-1])
+    for mark in reversed(list(_MARKED.finditer(text))):
+        followed = text[mark.end() :].strip()
+        if not (followed and _HEADING.match(mark[1])):
+            return _marked_answer(mark[1])
+    if tagged:
+        return _marked_answer(tagged)
+    tail = text[-LONGEST_ANSWER:]
     return Extracted(tail, boxed=False) if tail.strip() else None
+
+
+def _box_content(text: str, start: int) -> Extracted | None:
+    depth = 1
+    for brace in _BRACES.finditer(text, start, start + LONGEST_ANSWER + 2):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return Extracted(text[start : brace.start()], boxed=True)
+    rest = text[start : start + LONGEST_ANSWER + 1]
+    return Extracted(rest, boxed=True) if len(rest) > LONGEST_ANSWER else None
+
+
+def _marked_answer(text: str) -> Extracted:
+    # "The total is 9" is a sentence with an answer in it, and not the product of its letters.
+    if _TWO_WORDS.search(text) and any(character.isdecimal() for character in text):
+        return Extracted(text[-LONGEST_ANSWER:], boxed=False)
+    return Extracted(text.strip()[: LONGEST_ANSWER + 1], boxed=True)
 
 
 class MathGrader:
@@ -115,8 +144,8 @@ class MathGrader:
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(workers):
             self._slots.put(None)
-        # A model repeats its answers. Failures are raised, and so not remembered.
-        self._compare = lru_cache(maxsize=100_000)(self._ask)
+        # A model repeats its answers, the costly ones too.
+        self._compare = lru_cache(maxsize=100_000)(self._verdict)
 
     def grade(self, completion: str, gold: str) -> Grade:
         """Grades one completion.
@@ -133,13 +162,22 @@ class MathGrader:
             return Grade(0.0, None, "no answer")
         if len(extracted.text) > LONGEST_ANSWER:
             return Grade(0.0, None, "too long")
-        try:
-            right, answer = self._compare(extracted.text, extracted.boxed, gold)
-        except _Died as death:
-            return Grade(0.0, None, death.reason)
-        if right:
+        normal = normal_form if extracted.boxed else normal_prose
+        verdict = self._compare(normal(extracted.text), extracted.boxed, normal_form(gold))
+        if verdict.reason is not None:
+            return Grade(0.0, None, verdict.reason)
+        if verdict.right:
             return Grade(1.0, gold, "right")
-        return Grade(0.0, answer, "no answer" if answer is None else "wrong")
+        return Grade(0.0, verdict.answer, "no answer" if verdict.answer is None else "wrong")
+
+    def reads(self, gold: str) -> bool:
+        """Whether math-verify reads a gold as mathematics, and not as a text that only itself can match.
+
+        Args:
+            gold: The right answer.
+        """
+        normal = normal_form(gold)
+        return self._compare(normal, True, normal).read
 
     def grade_all(self, completions: Sequence[str], golds: Sequence[str]) -> list[Grade]:
         """Grades many completions on all workers.
@@ -175,7 +213,22 @@ class MathGrader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, answer: str, boxed: bool, gold: str) -> tuple[bool, str | None]:
+    def _verdict(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
+        bases = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
+        if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify does not look at them
+            return _Verdict(answer=answer)
+        try:
+            return self._ask(answer, boxed, gold)
+        except _Died as death:
+            if death.reason == "timeout":
+                return _Verdict(reason=death.reason)
+        # Something else than this answer may have ended the process.
+        try:
+            return self._ask(answer, boxed, gold)
+        except _Died as death:
+            return _Verdict(reason=death.reason)
+
+    def _ask(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
         worker = self._slots.get()
         survivor = None
         try:
@@ -187,7 +240,15 @@ class MathGrader:
             self._slots.put(survivor)
             if survivor is None and worker is not None:
                 worker.stop()
-        return verdict["right"], verdict["answer"]
+        return _Verdict(**verdict)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    right: bool = False
+    answer: str | None = None
+    read: bool = False
+    reason: str | None = None  # why the process died
 
 
 class _Died(Exception):

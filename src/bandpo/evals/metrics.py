@@ -7,6 +7,7 @@ the metric, `estimate` puts an interval around it, and `bandpo.evals.compare` pa
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +25,8 @@ def _scores(correct: ArrayLike) -> Values:
 
 
 def _check_k(k: int, n: int) -> None:
+    if not isinstance(k, Integral):
+        raise TypeError(f"k = {k!r} must be a whole number of samples")
     if not 1 <= k <= n:
         raise ValueError(
             f"k = {k} needs between k and n samples per problem, and there are n = {n}: draw more samples"

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bandpo.data.rows import read_prompt, read_rows
+from bandpo.data.sources import read_answer
 from bandpo.evals.generate import Prompt
 
 
@@ -73,29 +75,23 @@ def read_problems(paths: Sequence[Path]) -> list[EvalProblem]:
 
 
 def _read_file(path: Path) -> list[EvalProblem]:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; `bandpo data prepare` writes files for evaluation")
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    elif path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
-    else:
-        raise ValueError(f"{path} must be a .parquet or .jsonl file")
-    return [_read_row(path, i, row) for i, row in enumerate(rows)]
+    return [_read_row(path, i, row) for i, row in enumerate(read_rows(path))]
 
 
-def _read_row(path: Path, i: int, row: dict[str, Any]) -> EvalProblem:
-    answer = row["reward_model"]["ground_truth"] if "reward_model" in row else row.get("answer")
-    prompt = row.get("prompt")
-    if not prompt or answer is None:
+def _read_row(path: Path, i: int, row: Mapping[str, Any]) -> EvalProblem:
+    extra, model = row.get("extra_info"), row.get("reward_model")
+    gold = model.get("ground_truth") if isinstance(model, Mapping) else row.get("answer")
+    try:
+        prompt, answer = read_prompt(row.get("prompt")), read_answer(gold)
+        if not prompt or not answer:
+            raise ValueError(f"{'the prompt' if not prompt else 'the answer'} is empty")
+    except ValueError as error:
         raise ValueError(
-            f"{path}, row {i} has the columns {', '.join(row)} and needs a prompt and an answer: "
-            f"make it ready with `bandpo data prepare {path}`"
-        )
-    id = row.get("id") or (row.get("extra_info") or {}).get("id") or f"{path.stem}-{i}"
-    return EvalProblem(str(id), prompt, str(answer), row.get("data_source") or path.stem)
+            f"{path}, row {i} with the columns {', '.join(row)} needs a prompt and an answer ({error}): "
+            f"make the file ready with `bandpo data prepare {path}`"
+        ) from error
+    id = row.get("id") or (extra.get("id") if isinstance(extra, Mapping) else None) or f"{path.stem}-{i}"
+    return EvalProblem(str(id), prompt, answer, str(row.get("data_source") or path.stem))
 
 
 def fingerprint(problems: Sequence[EvalProblem]) -> str:

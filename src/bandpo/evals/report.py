@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from bandpo.evals.golds import BadGold
 from bandpo.evals.metrics import Estimate, Values, estimate, per_problem
 from bandpo.evals.run import Sample
 
@@ -22,22 +23,30 @@ class Scores:
         values: Metrics by name (see `bandpo.evals.metrics.per_problem`), each of shape (problems,).
         endings: Shares of all samples: ``no answer``, ``cut`` at the limit, ``timeout`` of grading; and
             ``tokens``, their mean length.
+        kept: Reasons by id of the golds that cannot be used and were kept: right answers may score 0 there.
+        dropped: Those of the golds that were left out.
     """
 
     problems: tuple[str, ...]
     values: Mapping[str, Values]
     endings: Mapping[str, float]
+    kept: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
     def estimates(self, level: float = 0.95) -> dict[str, Estimate]:
         """Each metric with its interval over problems."""
         return {name: estimate(values, level=level) for name, values in self.values.items()}
 
 
-def score(samples: Sequence[Sample]) -> dict[str, Scores]:
+def score(
+    samples: Sequence[Sample], kept: Sequence[BadGold] = (), dropped: Sequence[BadGold] = ()
+) -> dict[str, Scores]:
     """Metrics of a finished run.
 
     Args:
         samples: The same number for each problem, as `bandpo.evals.run.evaluate` returns them.
+        kept: Golds among them that cannot be used.
+        dropped: Golds that were left out.
 
     Returns:
         Scores for each data source.
@@ -63,6 +72,8 @@ def score(samples: Sequence[Sample]) -> dict[str, Scores]:
                 "timeout": float(np.mean([s.reason == "timeout" for s in flat])),
                 "tokens": float(np.mean([s.tokens for s in flat])),
             },
+            kept={bad.gold.id: bad.reason for bad in kept if bad.gold.data_source == source},
+            dropped={bad.gold.id: bad.reason for bad in dropped if bad.gold.data_source == source},
         )
     return scores
 
@@ -74,6 +85,7 @@ def as_json(scores: Mapping[str, Scores]) -> dict[str, Any]:
             "problems": len(s.problems),
             "metrics": {name: asdict(value) for name, value in s.estimates().items()},
             "samples": dict(s.endings),
+            "unreadable golds": {"kept": dict(s.kept), "dropped": dict(s.dropped)},
         }
         for source, s in scores.items()
     }
@@ -93,4 +105,9 @@ def as_markdown(scores: Mapping[str, Scores]) -> str:
             f"{s.endings['cut']:.1%} cut at the token limit, {s.endings['timeout']:.1%} not graded in time; "
             f"{s.endings['tokens']:.0f} tokens on average."
         )
-    return "\n".join([*lines, "", *notes, ""])
+        if s.kept or s.dropped:
+            notes.append(
+                f"{source}: {len(s.kept) + len(s.dropped)} golds cannot be used, {len(s.kept)} kept (right answers "
+                f"may score 0 there) and {len(s.dropped)} left out: {', '.join([*s.kept, *s.dropped])}."
+            )
+    return "\n\n".join(["\n".join(lines), *notes]) + "\n"

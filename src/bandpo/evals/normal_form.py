@@ -1,0 +1,144 @@
+r"""One spelling for what has one meaning, before math-verify reads it.
+
+math-verify reads ``27.`` as no number, ``4.5e33`` as 4.5·e·33 and ``1\,234`` as the sum 1 + 234. Each rule here
+replaces a spelling by another one of the same meaning. What has two meanings stays as it is written.
+"""
+
+import re
+from collections.abc import Callable
+from decimal import Context, Decimal
+
+LARGEST_EXPONENT = 300
+"""Of a power of ten that is written out, close to the largest one of a float."""
+
+_CHARACTERS = str.maketrans(
+    dict.fromkeys("\u00a0\u2009\u202f\u3000", " ")  # no-break, thin, narrow and wide space
+    | {"\u2212": "-", "\uff05": "%", "\u00b0": r"^\circ "}
+)
+_PRODUCTS = str.maketrans({"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot "})
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)"
+# A product of ten's power with what stands before it: not after a letter, a point, a power, a quotient or a group.
+_ALONE = r"(?<![\w.\\^/}])"
+_MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
+# Words in roman type, but not the numbers e and i, nor what joins two answers.
+_UNIT = (
+    r"\\(?:text|mathrm|mbox|hbox)\s*\{(?!\s*(?:[ei]|and|or|if|for)\b)[a-zA-Z\u00b5\u03a9 ./-]+\}"
+    r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+)
+
+
+def _written_out(mantissa: str, exponent: str) -> str | None:
+    if abs(int(exponent)) > LARGEST_EXPONENT:
+        return None
+    return format(Decimal(mantissa).scaleb(int(exponent), Context(prec=len(mantissa))), "f")
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    return _written_out(match[1], match[2] or match[3]) or match[0]
+
+
+def _e_notation(match: re.Match[str]) -> str:
+    mantissa, sign, digits = match.groups()
+    # 3e-2 may be 3·e - 2 as well. Nobody writes 1·e, 2.5·e or e - 02.
+    if sign == "-" and len(digits) == 1 and mantissa.isdecimal() and mantissa != "1":
+        return match[0]
+    return _written_out(mantissa, sign + digits) or match[0]
+
+
+def _without_grouping(match: re.Match[str]) -> str:
+    return re.sub(r"\D", "", match[0])
+
+
+# 4.5e33 and 4.5 \times 10^{33}
+_EXPONENTS = (
+    (re.compile(rf"{_ALONE}({_NUMBER})[eE]([+-]?)(\d{{1,3}})(?![\w{{^]|\.\d|\s*!)"), _e_notation),
+    (
+        re.compile(
+            rf"{_ALONE}({_NUMBER})\s*(?:\\times|\\cdot|\*|×)\s*10\s*\^\s*"
+            r"(?:\{\s*([+-]?\d{1,3})\s*\}|(-?\d))(?![\d^!]|\.\d)"
+        ),
+        _power_of_ten,
+    ),
+)
+
+_Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+
+_RULES: tuple[_Rule, ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # Markdown's emphasis, and the end of a sentence.
+        (r"^\s*(\*\*|__|`)(.+)\1(\.?)\s*$", r"\2\3"),
+        (r"(?<=[^\s.])\s*[.,;]\s*$", ""),
+        # 1\,234 and 1{,}234: groups of three digits.
+        (r"(?<![\d.])[1-9]\d{0,2}(?:(?:(?<!\\)\\[,;:! ]|~|\{,\})\d{3})+(?!\d)", _without_grouping),
+        (r"^\s*[1-9]\d{0,2}(?: \d{3})+\s*$", _without_grouping),
+        # Other spaces.
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)(?:\\[,;: ]|~|\\q?quad(?![a-zA-Z]))", " "),
+        # 3 1/2 is a mixed number; 3 5 is a list, which math-verify would add up.
+        (r"^(\s*[-+]?\d+)\s+(\d+)/(\d+)\s*$", r"\1\\frac{\2}{\3}"),
+        (r"^\s*[-+]?\d+(?:\s+\d+)+\s*$", lambda match: ", ".join(match[0].split())),
+        # \text{1.25}, 9 (apples)
+        (
+            r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|hbox)\s*\{\s*([-+]?[\d.,/]*\d[\d.,/]*)\s*\}",
+            r"\1",
+        ),
+        # The unit after a number, also of several parts: \mathrm{m}/\mathrm{s}^2.
+        (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", ""),
+        (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}(?!\s*_)", r"\1"),
+        (r"^(\s*[-+]?[\d.,]+)\s+\((?:\\text\{)?[a-zA-Z]{3,}[a-zA-Z ,-]*\}?\)\s*$", r"\1"),
+        # -1./3
+        (r"(?<=\d)\.(?![\d.\\])", ""),
+        # 10 %: a bare % begins a comment in LaTeX.
+        (r"(?<=\d)\s*\\?%", r"\\%"),
+        # Python's spelling. A chain 2**3**2 stays: Python and math-verify bracket it differently.
+        (r"\*\*\s*(-?\w+(?:\.\d+)?)(?![\w.(]|\s*(?:\*\*|\^))", r"^{\1}"),
+        (r"\*\*(?=\s*\()", "^"),
+        (rf"{_MODULE}a(?:rc)?(sin|cos|tan)(?=\s*\()", r"\\arc\1"),
+        (rf"{_MODULE}(sin|cos|tan|exp|pi)(?![a-zA-Z])", r"\\\1 "),
+        (rf"{_MODULE}(?=sqrt\s*\()", ""),
+        (rf"{_MODULE}log(?=\s*\()", r"\\ln"),
+        (r"(?<![\w\\.])((?:arc)?(?:sin|cos|tan)|exp|log|ln)(?=\s*\()", r"\\\1"),
+        # Words are one text, and not the product of their letters.
+        (r"^\s*([a-zA-Z]{2,}(?:\s+[a-zA-Z]+)+)\s*$", r"\\text{\1}"),
+        # E_1 is a name, and not the number e.
+        (r"(?<![a-zA-Z\\])([eE])(?=_)", r"\\mathrm{\1}"),
+    )
+)
+
+
+def normal_form(text: str) -> str:
+    r"""The normal spelling of one answer.
+
+    Args:
+        text: LaTeX or a plain number.
+
+    Returns:
+        LaTeX of the same meaning.
+
+    >>> normal_form("4.5e33") == normal_form(r"4.5 \times 10^{33}")
+    True
+    >>> normal_form("-1./3"), normal_form(r"13\,535."), normal_form("62.5 %")
+    ('-1/3', '13535', '62.5\\%')
+    """
+    text = text.translate(_CHARACTERS).translate(_PRODUCTS)
+    for pattern, replacement in _RULES + _EXPONENTS:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+_SENTENCE_END = re.compile(r"(?<=\d)\.(?=\s|$)")
+_INLINE = re.compile(r"(?<!\\)(\$|\\\(|\\\[)(?=\S)([^$\n]*?\S)(\$|\\\)|\\\])")
+
+
+def normal_prose(text: str) -> str:
+    r"""Prose in which the last expression is searched: formulas in their normal form, and no full stop after a
+    number, which would be read as a decimal point.
+
+    >>> normal_prose("The answer is 14/3."), normal_prose("It is $4.5e3$.")
+    ('The answer is 14/3,', 'It is $4500$.')
+    """
+    text = _INLINE.sub(lambda match: match[1] + normal_form(match[2]) + match[3], text.translate(_CHARACTERS))
+    for pattern, written_out in _EXPONENTS:
+        text = pattern.sub(written_out, text)
+    return _SENTENCE_END.sub(",", text)
