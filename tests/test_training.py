@@ -137,10 +137,15 @@ def test_other_methods_by_name(tmp_path):
     dppo = ["--clip", "Band(TotalVariation, 0.15, inf)", "--objective", "Masked(20)"]
     folder = train(small(tmp_path / "dppo", *dppo, "--max_steps=2", "--eval_prompts=0"))
     config = yaml.safe_load((folder.path / "config.yaml").read_text())["arguments"]
-    assert config["objective"] == "Masked(max_weight=20)"
+    assert config["objective"] == "Masked(max_weight=20, both_sides=False)"
     assert {"audit/clip_high", "audit/if/Band/clip_high", "audit/radius_used"} <= folder.history()[-1].keys()
     gspo = small(tmp_path / "gspo", "--clip=FixedClip(3e-4, 4e-4)", "--importance_sampling_level=sequence")
     assert gspo.training.importance_sampling_level == "sequence"
+    named = small(tmp_path / "named", "--method=GSPO()")
+    assert named.training.parts.clip == gspo.training.parts.clip
+    file = tmp_path / "named.yaml"
+    file.write_text("method: GSPO()\n")
+    assert parse([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"]).training.method is None
     with pytest.raises(ValueError, match="did you mean Masked"):
         small(tmp_path / "typo", "--objective=Mask")
 
@@ -355,7 +360,9 @@ def test_flags_may_be_written_with_hyphens():
 def test_the_config_of_a_run_makes_the_run_again(tmp_path):
     first = parse([*SMALL, "--clip=FixedClip(0.2, 0.28)", "--seed=7", f"--output_dir={tmp_path}/run"])
     folder = RunFolder(tmp_path / "run")
-    folder.open(first)
+    with folder.held():
+        folder.check(first)
+        folder.begin()
     config = str(tmp_path / "run" / "config.yaml")
     again = parse(["--config", config, "--output_dir", str(tmp_path / "again")])
     assert settings(again) == settings(first)

@@ -135,6 +135,13 @@ def parse(argv: Sequence[str]) -> Arguments:
     config = {} if file.config is None else _read(file.config)
     if not {"dataset_name", "datasets", "model_name_or_path"} & {*named, *config}:
         config = _read(str(resources.files("bandpo.tasks") / "multiplication.yaml")) | config
+    for name, others in (
+        ("method", ("clip", "objective")),
+        ("clip", ("method",)),
+        ("objective", ("method",)),
+    ):
+        if name in named:  # a flag replaces whatever says the same in the file
+            config = {key: value for key, value in config.items() if key not in others}
     environment = config.pop("env", {})  # as in TRL's own scripts
     if not isinstance(environment, dict):
         raise ValueError(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")
