@@ -123,6 +123,24 @@ def test_the_verl_overrides_compose():
     assert OmegaConf.is_config(config)
 
 
+def test_the_verl_page_composes():
+    """Its two overrides, with each of those that may come third, through hydra and into verl's own config object."""
+    hydra = pytest.importorskip("hydra")
+    from verl.utils.config import omega_conf_to_dataclass
+
+    page = (ROOT / "docs/verl.md").read_text()
+    lines = re.findall(r'^    "?(\+?actor_rollout_ref\.actor\.policy_loss\..*?)"?$', page, re.M)
+    first, named = [x for x in lines if x[0] != "+"], [x for x in lines if x[0] == "+"]
+    assert (len(first), len(named)) == (2, 2)
+    for third in named:
+        with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+            config = hydra.compose("ppo_trainer", [*first, third])
+        loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+        name, _, text = third.rpartition("policy_loss.")[2].partition("=")
+        assert loss.loss_mode == "band"
+        assert getattr(loss, name) == text.strip("'")
+
+
 def names_in(file: Path) -> set[str]:
     """What a module defines or imports, its classes' attributes included."""
     names: set[str] = set()

@@ -16,6 +16,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from bandpo.integrations.verl import BandPolicyLossConfig
+from bandpo.methods import Method
 
 AGGREGATIONS = [
     "token-mean",
@@ -126,6 +127,20 @@ def test_the_gradient_is_that_of_verls_own_loss(name, mode):
     torch.testing.assert_close(found[1], theirs[1], check_dtype=False)
     blocked = (theirs[1] == 0)[tensors["response_mask"]].double().mean()
     assert blocked == 0 if name in ("sapo", "gpg", "cispo") else 0.05 < blocked < 0.95
+
+
+@pytest.mark.parametrize("method", Method.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_every_method_is_the_cores(method):
+    tensors = batch(8)
+    _, gradient, metrics = evaluate(actor_config(BandPolicyLossConfig(method=method.__name__)), tensors)
+    logp = tensors["log_prob"].clone().requires_grad_()
+    rest = (tensors["old_log_prob"], tensors["advantages"], tensors["response_mask"])
+    weights = tensors["rollout_is_weights"]
+    loss, expected = bandpo.policy_loss(
+        logp, *rest, weights=weights, method=method(), aggregation="token-mean"
+    )
+    torch.testing.assert_close(gradient, torch.autograd.grad(loss, logp)[0], check_dtype=False)
+    assert metrics["actor/clip_high"] == pytest.approx(expected["clip_high"].item())
 
 
 def test_the_dual_clip_of_verl_acts_beside_a_rule_and_not_beside_a_method():

@@ -87,9 +87,10 @@ def test_bad_settings_are_refused(settings, message):
         loss(next(sequences(make_batch())), **settings)
 
 
-def test_the_documented_configuration():
+@pytest.mark.parametrize("block", framework_blocks("prime-rl"))
+def test_the_documented_configuration(block):
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
-    settings = tomllib.loads(framework_blocks("prime-rl")[0])["trainer"]["loss"]
+    settings = tomllib.loads(block)["trainer"]["loss"]
     module, _, name = settings["import_path"].rpartition(".")
     custom = getattr(importlib.import_module(module), name)
     inputs = next(sequences(make_batch(16)))

@@ -82,8 +82,9 @@ def test_a_method_is_the_whole_loss():
     assert method.objective == Surrogate()
 
 
-def test_the_documented_configuration():
+@pytest.mark.parametrize("block", framework_blocks("Trinity-RFT"))
+def test_the_documented_configuration(block):
     yaml = pytest.importorskip("yaml")
-    settings = yaml.safe_load(framework_blocks("Trinity-RFT")[0])["algorithm"]
+    settings = yaml.safe_load(block)["algorithm"]
     cls = POLICY_LOSS_FN.get(settings["policy_loss_fn"])
     assert call(cls(**settings["policy_loss_fn_args"]), make_batch(17))[0].isfinite()
