@@ -14,8 +14,9 @@ pytest.importorskip("math_verify")
 
 from bandpo.data.sources import load
 from bandpo.evals import grading
+from bandpo.evals.extraction import LONGEST_ANSWER, extract
 from bandpo.evals.golds import Gold, unreadable
-from bandpo.evals.grading import LONGEST_ANSWER, MathGrader, compute_score, extract, grade, reward
+from bandpo.evals.grading import MathGrader, compute_score, grade, reward
 from bandpo.tasks.countdown import Problem
 
 TIME_LIMIT = 1.5

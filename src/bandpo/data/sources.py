@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bandpo.data.rows import read_prompt, read_rows
-from bandpo.evals.grading import extract
+from bandpo.evals.extraction import extract
 
 Role = Literal["train", "eval"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from fractions import Fraction
 
-from bandpo.evals.grading import LONGEST_ANSWER, RULES, MathGrader, grade
+from bandpo.evals.extraction import LONGEST_ANSWER
+from bandpo.evals.grading import RULES, MathGrader, grade
 
 LONGEST_NUMBER = 60
 """Digits of a number that is spelled in other ways."""
