@@ -3,8 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CORE_TESTS := $(addprefix tests/test_, audit.py bounds.py clipping.py combinators.py custom.py diagnosis.py losses.py \
-  notation.py objectives.py radius.py rivals.py watch.py)
+CORE_TESTS := $(addprefix tests/test_, audit.py bounds.py clipping.py combinators.py custom.py diagnosis.py files.py losses.py \
+  method_references.py methods.py notation.py objectives.py radius.py rivals.py tokens.py watch.py)
 
 .PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps gpu-check \
   clean

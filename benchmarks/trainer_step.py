@@ -1,6 +1,6 @@
 """What Band adds to a TRL step: BandGRPOTrainer against GRPOTrainer on the embedded task.
 
-    python benchmarks/trainer_step.py [--rounds 20]
+    python benchmarks/trainer_step.py [--rounds 20] [--model embedded|30M]
 
 The trainers do whole batches in turn (generation, scoring and 8 updates each), from the same weights and seed, so a
 machine whose speed drifts slows all. Prints the median processor time of a batch and the ratio, pair by pair.
@@ -14,7 +14,7 @@ import warnings
 from itertools import pairwise
 
 import torch
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -42,6 +42,23 @@ SETTINGS = {
     "learning_rate": 0.0,  # all stay at the same policy, so all generate the same completions
     "lr_scheduler_type": "constant",
 }
+
+
+def random_30m():
+    """Random weights in the embedded model's vocabulary: 8 layers of width 512."""
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(multiplication.base_model_path())
+    config.update(
+        {"hidden_size": 512, "intermediate_size": 1792, "num_attention_heads": 8, "num_key_value_heads": 8}
+    )
+    config.num_hidden_layers, config.layer_types = 8, config.layer_types[:1] * 8
+    config.head_dim = 64
+    return AutoModelForCausalLM.from_config(config)
+
+
+def varied(completions, **_):
+    """A reward that differs within a group, so that there is a gradient."""
+    return [len(text) % 7 + 0.1 * (k % 3) for k, text in enumerate(completions)]
 
 
 class Clock(TrainerCallback):
@@ -101,11 +118,23 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=10, help="of three timed batches by each trainer")
+    parser.add_argument(
+        "--model",
+        choices=["embedded", "30M"],
+        default="embedded",
+        help="335 thousand parameters, or 30 million",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    path = str(multiplication.base_model_path())
-    *_, found = in_turn(options.rounds, 4, make_model=lambda: path, reward=multiplication.reward)
+    make_model, settings = {
+        "embedded": (lambda: str(multiplication.base_model_path()), {}),
+        "30M": (
+            random_30m,
+            {"per_device_train_batch_size": 8, "max_completion_length": 64, "num_generations": 8},
+        ),
+    }[options.model]
+    *_, found = in_turn(options.rounds, 4, make_model=make_model, reward=varied, **settings)
     stock, *_ = seconds = [[sum(updates) for updates in found[arm]] for arm in ARMS]
     for arm, own in zip(ARMS, seconds, strict=True):
         against = paired(own, stock)

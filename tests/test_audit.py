@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bandpo import DCPO, KL, Band, FixedClip, Unclipped, policy_loss
-from bandpo.audit import BINS, COUNTERFACTUALS, Audit
+from bandpo import DCPO, KL, Audit, Band, Capped, FixedClip, Sides, Unclipped, policy_loss
+from bandpo.audit import BINS, COUNTERFACTUALS
 
 
 def batch(seed, rows=8, columns=64):
@@ -166,3 +166,22 @@ def test_the_glossary_has_every_metric():
         general = re.sub("/(" + "|".join(map(re.escape, BINS)) + ")$", "/BIN", general)
         assert f"`{general}`" in PAGE, name
     assert all(f"`{name}`" in PAGE for name in (*BINS, *COUNTERFACTUALS))
+
+
+@pytest.mark.parametrize("wrap", [lambda band: Capped(band, 4.0), lambda band: Sides(FixedClip(), band)])
+def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
+    tensors = batch(6)
+    band = Band(KL(), 0.5)
+    used = Audit.from_batch(*tensors, clip=band).metrics()["radius_used"]
+    assert Audit.from_batch(*tensors, clip=wrap(band)).metrics()["radius_used"] == pytest.approx(used)
+    default = Audit.from_batch(*tensors, clip=FixedClip()).metrics()["radius_used"]
+    assert default == pytest.approx(10 * used, rel=1e-5)  # Band's own, 0.05
+    both = Sides(Band(KL(), 0.5), Band(KL(), 0.05))  # of two bands, the one that is spent most
+    assert Audit.from_batch(*tensors, clip=both).metrics()["radius_used"] == pytest.approx(default)
+
+
+def test_the_former_name():
+    tensors = batch(0)
+    with pytest.warns(DeprecationWarning, match="now Audit.from_batch"):
+        former = Audit.of(*tensors, clip=Band())
+    assert former.metrics() == Audit.from_batch(*tensors, clip=Band()).metrics()

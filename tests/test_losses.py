@@ -237,3 +237,31 @@ def test_half_precision_counts_its_tokens_exactly():
     loss, metrics = policy_loss(logp_old, logp_old, torch.ones(1), clip=FixedClip())
     assert loss.item() == pytest.approx(-1, abs=1e-6)
     assert metrics["ratio_mean"].item() == pytest.approx(1, abs=1e-6)
+
+
+def test_sequences_without_a_counted_token():
+    """verl's names leave them out of the mean over sequences, TRL's count them as 0."""
+    values, mask = torch.tensor([[2.0, 4.0], [9.0, 9.0]]), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    verls = {"seq-mean-token-mean": 3.0, "seq-mean-token-sum": 6.0}
+    assert {name: aggregate(values, mask, name).item() for name in verls} == verls
+    assert aggregate(values, mask, "seq-mean-token-sum-norm", normalizer=2.0) == 3.0
+    trls = {"grpo": 1.5, "luspo": 3.0}
+    assert {name: aggregate(values, mask, name).item() for name in trls} == trls
+    assert aggregate(values, mask, "dr_grpo", normalizer=2.0) == 1.5
+
+
+def test_a_second_derivative_is_refused():
+    """It would miss how the weight depends on the log-probability."""
+    logp, *rest = batch(0)
+    loss = policy_loss(logp.requires_grad_(), *rest).loss
+    for value, message in ((loss, "does not require grad"), (loss**2, "once_differentiable")):
+        (gradient,) = torch.autograd.grad(value, logp, create_graph=True)
+        with pytest.raises(RuntimeError, match=message):
+            gradient.sum().backward()
+
+
+def test_text_is_taken_wherever_an_object_is():
+    tensors = batch(0)
+    for text, rule in (("Band(KL(), 0.05)", Band(KL(), 0.05)), ("FixedClip(0.2)", FixedClip(0.2))):
+        assert policy_loss(*tensors, clip=text).loss == policy_loss(*tensors, clip=rule).loss
+        assert policy_loss(*tensors, method=text).loss == policy_loss(*tensors, method=rule).loss

@@ -1,8 +1,28 @@
 import math
+import subprocess
+import sys
 
 import pytest
+import torch
 
-from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped, parse_divergence, parse_rule
+from bandpo import (
+    KL,
+    Band,
+    ClipRule,
+    DualClip,
+    FDivergence,
+    FixedClip,
+    Linear,
+    Masked,
+    PearsonChi2,
+    SequenceMask,
+    TotalVariation,
+    Unclipped,
+    as_text,
+    parse_divergence,
+    parse_objective,
+    parse_rule,
+)
 
 RULES = [
     Band(),
@@ -57,3 +77,43 @@ def test_a_class_of_ones_own_by_its_import_path(tmp_path, monkeypatch):
     assert type(rule.divergence).__name__ == "Wider"
     assert parse_divergence("mine_for_notation.Wider") == rule.divergence
     assert parse_rule(repr(rule)) == rule  # once imported, the bare name will do
+    assert as_text(rule) == "Band(divergence=mine_for_notation.Wider(), radius=0.1, max_ratio=10.0)"
+    read = f"from bandpo import parse_rule; print(parse_rule({as_text(rule)!r}))"
+    fresh = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True)
+    assert fresh.stdout.strip() == "Band(divergence=Wider(), radius=0.1, max_ratio=10.0)"
+
+
+def test_a_class_of_ones_own_does_not_take_the_name_of_ours():
+    class KL(TotalVariation):
+        pass
+
+    assert parse_rule("Band(KL(), 0.05)") == Band()
+    with pytest.raises(
+        ValueError, match="no other process can import it; move it to the top level of a module"
+    ):
+        as_text(Band(KL(), 0.1))
+
+
+def test_what_has_no_text():
+    with pytest.raises(ValueError, match="Tensor has no text form"):
+        as_text(Band(radius=torch.tensor([0.1])))
+    with pytest.raises(ValueError, match="function has no text form"):
+        as_text(Band(FDivergence(f=lambda u: (u - 1) ** 2)))
+
+
+@pytest.mark.parametrize(
+    "value", [*RULES, Masked(math.inf, True), SequenceMask(0.5, DualClip(2.0)), Linear(0.1, 0.2)]
+)
+def test_as_text_reads_back(value):
+    text = as_text(value)
+    if isinstance(value, Linear):
+        assert parse_rule(f"Band(KL(), {text})").radius == value
+    else:
+        assert (parse_rule if isinstance(value, ClipRule) else parse_objective)(text) == value
+
+
+def test_a_rule_that_overrides_the_former_method_is_told():
+    with pytest.raises(
+        TypeError, match="Mine overrides apply, which nothing calls any more; override outside"
+    ):
+        type("Mine", (FixedClip,), {"apply": lambda *_: None})

@@ -72,14 +72,14 @@ class AuditMixin(GRPOTrainer):
                     "BandGRPOTrainer know the loss of GRPOTrainer alone"
                 )
 
-    def __init__(self, *arguments: Any, **named: Any):
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *arguments: Any, **named: Any):
         self._since_log = _SinceLog()
-        super().__init__(*arguments, **named)
-        if self.args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
+        if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise ValueError(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which knows epsilon "
                 "alone; leave it out, or use bandpo.integrations.liger"
             )
+        super().__init__(model, reward_funcs, args, *arguments, **named)
 
     def run_method(self) -> Parts:
         """What is audited: for a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""

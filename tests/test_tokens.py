@@ -1,0 +1,79 @@
+"""The view of a batch: what it computes, when, and what it leaves alone."""
+
+import math
+
+import pytest
+import torch
+
+from bandpo import KL, Audit, Band, FixedClip, Tokens, policy_loss, ratio_bounds
+from bandpo._checks import widest_float
+
+P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0, 1.5]])
+
+
+CLIP = FixedClip(0.2)
+
+
+def tokens(rule=CLIP, advantages=(1.0, -1.0, 1.0, -1.0), **settings):
+    logp_old = P.log()
+    return Tokens.from_batch(
+        logp_old + RATIO.log(), logp_old, torch.tensor([advantages]), rule=rule, **settings
+    )
+
+
+def test_worked_by_hand():
+    seen = tokens()
+    torch.testing.assert_close(seen.ratio, RATIO)
+    assert seen.outside.above.tolist() == [[True, False, False, True]]
+    assert seen.outside.below.tolist() == [[False, True, False, False]]
+    assert seen.blocked.tolist() == [[True, True, False, False]]  # the last one is pulled back
+    torch.testing.assert_close(seen.clipped, torch.tensor([[1.2, 0.8, 1.0, 1.2]]))
+    torch.testing.assert_close(seen.interval_used, torch.tensor([[5.0, -2.5, 0.0, 2.5]]))
+    torch.testing.assert_close(seen.sequence_mean(RATIO), torch.full((1, 4), 1.25))
+    torch.testing.assert_close(seen.sequence_sum(RATIO), torch.full((1, 4), 5.0))
+
+
+def test_another_anchor_moves_the_interval():
+    """The anchor's p is half the old one: the ratio to it is twice the ratio to the old policy."""
+    seen = tokens(logp_anchor=(P / 2).log())
+    torch.testing.assert_close(seen.ratio, RATIO)
+    torch.testing.assert_close(seen.log_ratio_anchor.exp(), 2 * RATIO)
+    torch.testing.assert_close(seen.clipped, torch.tensor([[0.6, 0.5, 0.6, 0.6]]))  # 1.2·½, 1.0·½, …
+
+
+def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Band, "bounds", lambda self, logp: calls.append(1) or ratio_bounds(logp, KL(), 0.05))
+    seen = tokens(Band(KL(), 0.05))
+    assert (seen.blocked.any(), seen.reported is seen.ratio, calls) == (False, True, [])
+    _ = seen.clipped, seen.bounds, seen.interval_used
+    assert calls == [1]
+
+
+def test_the_loss_of_a_band_solves_for_nothing(monkeypatch):
+    monkeypatch.setattr(Band, "bounds", lambda *_: pytest.fail("solved"))
+    logp_old = P.log()
+    policy_loss(logp_old + RATIO.log(), logp_old, torch.ones(1), clip=Band(KL(), 1e-3))
+
+
+def test_padding_may_hold_anything():
+    mask = torch.tensor([[1, 1, 0, 0]])
+    dirty = torch.tensor([[0.0, 0.0, math.nan, -math.inf]])
+    seen = Tokens.from_batch(P.log() + dirty, P.log() + dirty, torch.ones(1), mask, rule=Band())
+    assert all(x.isfinite().all() for x in (seen.ratio, seen.log_ratio, seen.clipped, seen.interval_used))
+
+
+def test_ratios_stay_finite_and_above_0():
+    far = Tokens.from_batch(
+        torch.tensor([[-1.0, -300.0]]), torch.tensor([[-300.0, -1.0]]), torch.ones(1), rule=FixedClip()
+    )
+    assert far.ratio.isfinite().all()
+    assert (far.ratio > 0).all()
+
+
+def test_sums_are_as_wide_as_the_device_has():
+    """Apple's MPS has no float64; the audit's sums are float32 there."""
+    assert widest_float(torch.device("mps")) == torch.float32
+    assert widest_float(torch.device("cpu")) == torch.float64
+    audit = Audit.from_batch(P.log() + RATIO.log(), P.log(), torch.ones(1), clip=FixedClip())
+    assert {x.dtype for x in audit.sums.values()} == {torch.float64}
