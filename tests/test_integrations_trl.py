@@ -564,9 +564,42 @@ def test_a_method_by_name(tmp_path):
     assert CISPO().parts().clip == trainer.parts.clip
 
 
-def test_a_rollout_function_may_give_the_anchor(tmp_path):
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+@pytest.mark.filterwarnings("ignore::bandpo.watch.BandWarning")
+def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="anchor='rollout' needs use_vllm, or a rollout_func"):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")
+    path = multiplication.base_model_path()
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+
+    def rollout(prompts, trainer):
+        """An engine whose every token has the probability ½."""
+        return {
+            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": [
+                tokenizer.convert_tokens_to_ids(list(f"|{k % 7}{k % 5}")) for k in range(len(prompts))
+            ],
+            "logprobs": [[math.log(0.5)] * 3 for _ in prompts],
+        }
+
+    trainer = BandGRPOTrainer(
+        str(path),
+        varied_reward,
+        BandGRPOConfig(str(tmp_path), anchor="rollout", **SETTINGS | LOG),
+        multiplication.dataset("train", 64),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )
+    seen, steer = [], BandGRPOTrainer._steer
+    monkeypatch.setattr(
+        BandGRPOTrainer, "_steer", lambda self, i, p, tokens: seen.append(tokens) or steer(self, i, p, tokens)
+    )
+    trainer.train()
+    counted = seen[-1].mask != 0
+    torch.testing.assert_close(
+        seen[-1].logp_anchor[counted].exp(), torch.full_like(seen[-1].mask[counted], 0.5)
+    )
+    assert not torch.allclose(seen[-1].logp_old[counted].exp(), seen[-1].logp_anchor[counted].exp())
 
 
 def test_the_warning_of_a_still_ratio_waits_for_an_update(tmp_path):
