@@ -244,9 +244,8 @@ class BandGRPOTrainer(AuditMixin):
                 upper = upper.masked_fill(advantages < 0, 1.0)  # for these TRL's minimum then is delta's
             share = (weight / ratio).masked_fill(by_trl, 1.0)
         scaled = advantages * share
-        if (
-            parts.level == "sequence" and inputs["advantages"].dim() == 1
-        ):  # one value per sequence, as its ratio has
+        if parts.level == "sequence" and inputs["advantages"].dim() == 1:
+            # One value per sequence, as TRL's ratio has.
             first = tokens.mask.argmax(1, keepdim=True)
             lower, upper, scaled = (x.gather(1, first) for x in (lower, upper, scaled))
             scaled = scaled.squeeze(1)
@@ -277,16 +276,14 @@ class BandGRPOTrainer(AuditMixin):
             )
         sampled = inputs["sampling_per_token_logps"].float()
         own = inputs.get("old_per_token_logps")
-        return (
-            sampled if own is None else torch.where(sampled.isnan(), own.float(), sampled)
-        )  # what vLLM could not score
+        # NaN stands where vLLM could not score a token.
+        return sampled if own is None else torch.where(sampled.isnan(), own.float(), sampled)
 
 
 def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:
     """Sum, number, least and greatest of the radii of counted tokens, on their device."""
-    radius = torch.as_tensor(radius, dtype=_checks.widest_float(mask.device), device=mask.device).expand_as(
-        mask
-    )
+    dtype = _checks.widest_float(mask.device)
+    radius = torch.as_tensor(radius, dtype=dtype, device=mask.device).expand_as(mask)
     counted = mask != 0
     return torch.stack(
         [
