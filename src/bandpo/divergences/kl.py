@@ -58,6 +58,14 @@ class KL(Divergence):
 # there float32 takes one step and float64 two: of Newton's method below, where the start is within 1e−2, of Halley's
 # above, where it is rougher. Where the radius is so small that rounding outweighs what the start leaves out, the step
 # is held to the latter.
+#
+# The start's numbers. ℓ − m·y is the cumulant series of a Bernoulli event, v·y²/2 + v·s·y³/6 + v·(1 − 6v)·y⁴/24 + …,
+# with v = m·n and s = n − m. With the quadratic's root q = √(2·radius/v), inverting the series in q gives
+#     y = −q·(1 + s·q/6 + (1 − v)·q²/36 + s·(2 + v)·q³/540 + (1 − v)²·q⁴/4320 + …)   below,
+# and above the same with −q. The reciprocal of the upper one converges better:
+#     y = q / (1 + s·q/6 − v·q²/12 − s·(1 + 8v)·q³/1080 + c·q⁴ + …),   where v·q²/12 = radius/6 and 0 < c < 1/3290.
+# The radius is held at 5.5 there, which keeps the denominator above 0. A step may be no larger than q⁴/1000 of y: three
+# times the largest of the first terms left out.
 
 
 def _log_ratios_up(m: Tensor, n: Tensor, radius: Tensor, quadratic: Tensor) -> tuple[Tensor, Tensor]:
