@@ -53,14 +53,15 @@ class ClipRule(ABC):
     def outside(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> Outside:
         """Where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
 
-        All that a gradient needs. By default it compares with `bounds`; a rule that can tell more cheaply overrides it.
+        All that a gradient needs. By default it compares with `bounds`. A rule that can tell more cheaply overrides it,
+        and `solves` to say so.
         """
         bounds = self.bounds(logp_old)
         return Outside(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
 
     @property
     def solves(self) -> bool:
-        """Whether `bounds` searches for a root. A loss then leaves the bounds alone and asks `outside` only."""
+        """Whether `bounds` is costly, as a root search is. A loss then asks `outside` alone where that will do."""
         return any(part.solves for part in _parts(self).values() if isinstance(part, ClipRule))
 
     def at(self, moment: Moment) -> ClipRule:

@@ -190,16 +190,17 @@ def policy_loss(
     """
     parts = as_parts(method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
     mask = _full_mask(logp, mask)
+    padding = mask == 0
     counted, logp_old = (
-        _counted_logp(name, x, mask) for name, x in (("logp", logp.detach()), ("logp_old", logp_old))
+        _counted_logp(name, x, padding) for name, x in (("logp", logp.detach()), ("logp_old", logp_old))
     )
-    advantages = _per_token("advantages", advantages, mask)
+    advantages = _per_token("advantages", advantages, padding)
     if weights is not None:
-        advantages = advantages * _checked_weights(_per_token("weights", weights, mask))
+        advantages = advantages * _checked_weights(_per_token("weights", weights, padding))
     if logp_anchor is not None:
-        logp_anchor = _counted_logp("logp_anchor", logp_anchor, mask)
+        logp_anchor = _counted_logp("logp_anchor", logp_anchor, padding)
     if entropy is not None:
-        entropy = _per_token("entropy", entropy, mask)
+        entropy = _per_token("entropy", entropy, padding)
     with torch.no_grad():
         tokens = Tokens.build(
             counted,
@@ -222,9 +223,9 @@ def policy_loss(
         positive, negative = dropped & (advantages > 0), dropped & (advantages < 0)
         risen = negative & (tokens.log_ratio_anchor > 0)
         metrics = {
-            "clip_high": positive.sum() / count,
-            "clip_low": (negative.sum() - risen.sum()) / count,
-            "dual_clip": risen.sum() / count,
+            "clip_high": positive.count_nonzero() / count,
+            "clip_low": (negative.count_nonzero() - risen.count_nonzero()) / count,
+            "dual_clip": risen.count_nonzero() / count,
             "ratio_mean": (tokens.ratio * mask).sum() / count,
             "approx_kl": ((tokens.ratio - 1 - tokens.log_ratio) * mask).sum() / count,
         }
@@ -246,31 +247,31 @@ def _full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     return mask.float()
 
 
-def _counted_logp(name: str, logp: Tensor, mask: Tensor) -> Tensor:
+def _counted_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     """Log-probabilities in at least float32, 0 where the mask is."""
-    if logp.shape != mask.shape:
+    if logp.shape != padding.shape:
         raise ValueError(
-            f"{name} has shape {tuple(logp.shape)}, logp {tuple(mask.shape)}; they must be equal"
+            f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
         )
-    logp = _checks.as_float(name, logp).masked_fill(mask == 0, 0.0)
+    logp = _checks.as_float(name, logp).masked_fill(padding, 0.0)
     _checks.check_logp(name, logp.detach())
     if _checks.values_can_be_read(logp) and torch.isneginf(worst := logp.min()):
         raise ValueError(f"{name} holds {worst.item()} at a counted token, but a sampled token has p > 0")
     return logp
 
 
-def _per_token(name: str, x: Tensor, mask: Tensor) -> Tensor:
+def _per_token(name: str, x: Tensor, padding: Tensor) -> Tensor:
     """Advantages or weights, one per token, 0 where the mask is."""
     x = _checks.as_float(name, x)
     given = tuple(x.shape)
-    if x.dim() == mask.dim() - 1:
+    if x.dim() == padding.dim() - 1:
         x = x.unsqueeze(-1)
-    if x.dim() != mask.dim() or not _checks.broadcasts_to(x, mask.shape):
+    if x.dim() != padding.dim() or not _checks.broadcasts_to(x, padding.shape):
         raise ValueError(
-            f"{name} of shape {given} fit neither the tokens {tuple(mask.shape)} "
-            f"nor the sequences {tuple(mask.shape[:-1])}"
+            f"{name} of shape {given} fit neither the tokens {tuple(padding.shape)} "
+            f"nor the sequences {tuple(padding.shape[:-1])}"
         )
-    return x.expand_as(mask).masked_fill(mask == 0, 0.0)
+    return x.expand_as(padding).masked_fill(padding, 0.0)
 
 
 def _checked_weights(weights: Tensor) -> Tensor:

@@ -172,7 +172,12 @@ class Tokens:
     @_Once
     def outside(self) -> Outside:
         """Where the ratio to the anchor lies under the rule's lower bound, and where over its upper bound."""
-        return self.rule.outside(self.log_ratio_anchor, self.logp_anchor)
+        if self.rule.solves:
+            return self.rule.outside(self.log_ratio_anchor, self.logp_anchor)
+        # Of a rule in closed form the bounds are wanted anyway, by what is reported.
+        return Outside(
+            self.log_ratio_anchor < self.bounds.log_lower, self.log_ratio_anchor > self.bounds.log_upper
+        )
 
     @_Once
     def blocked_low(self) -> Bool[Tensor, "batch time"]:
