@@ -132,6 +132,8 @@ def test_a_chat_template_can_be_given(bandpo, reader, tmp_path, monkeypatch):
         (["eval", "m", "--server", "localhost:1"], "must be an address such as"),
         (["compare", "a", "b"], "a holds no evaluation"),
         (["data", "prepare", "aime99"], "'aime99' is neither"),
+        (["data", "prepare", "multiplication", "--size", "0"], "size = 0 must be at least 1"),
+        (["eval", "/nowhere"], "/nowhere cannot be loaded as a model: "),
     ],
 )
 def test_mistakes_end_in_one_line(monkeypatch, tmp_path, arguments, message):
@@ -148,6 +150,25 @@ def test_vllm_is_asked_for_by_name_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setattr(sys, "argv", ["bandpo", "eval", "--vllm"])
     with pytest.raises(SystemExit, match="pip install vllm"):
+        cli.main()
+
+
+def test_a_run_folder_is_no_model_and_its_model_is_named(monkeypatch, tmp_path):
+    (tmp_path / "runs" / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "model" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for options in ([], ["--vllm"]):
+        monkeypatch.setattr(sys, "argv", ["bandpo", "eval", "runs/mine", *options])
+        with pytest.raises(SystemExit, match=r"error: runs/mine is a run folder.*runs/mine/model$"):
+            cli.main()
+
+
+def test_a_prepared_set_is_written_again_only_with_an_option(bandpo, tmp_path, monkeypatch):
+    prepare = ["data", "prepare", "multiplication", "--size", 3]
+    bandpo(*prepare)
+    bandpo(*prepare, "--overwrite")
+    monkeypatch.setattr(sys, "argv", ["bandpo", *map(str, prepare)])
+    with pytest.raises(SystemExit, match=r"^error: data already holds multiplication: .*--overwrite"):
         cli.main()
 
 

@@ -1,5 +1,6 @@
 """bandpo: probability-aware ratio bounds for PPO and GRPO, projected from an f-divergence trust region."""
 
+from bandpo._rule_check import check
 from bandpo.audit import Audit
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.clipping import Band, ClipRule, FixedClip, Outside, Unclipped
@@ -145,6 +146,7 @@ __all__ = [
     "Unweighted",
     "aggregate",
     "as_text",
+    "check",
     "parse_divergence",
     "parse_method",
     "parse_objective",

@@ -62,7 +62,7 @@ class ClipRule(ABC):
     @property
     def solves(self) -> bool:
         """Whether `bounds` is costly, as a root search is. A loss then asks `outside` alone where that will do."""
-        return any(part.solves for part in _parts(self).values() if isinstance(part, ClipRule))
+        return any(part.solves for part in parts_of(self).values() if isinstance(part, ClipRule))
 
     def at(self, moment: Moment) -> ClipRule:
         """The rule at a moment of training: its radii, and those of rules within it, as far as the moment tells them.
@@ -72,7 +72,7 @@ class ClipRule(ABC):
         """
         changed = {
             name: now
-            for name, part in _parts(self).items()
+            for name, part in parts_of(self).items()
             if isinstance(part, ClipRule | Radius) and (now := part.at(moment)) is not part
         }
         return replace(self, **changed) if changed else self
@@ -221,11 +221,12 @@ def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
     {'rule.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
     found = {within: rule} if isinstance(rule, Band) else {}
-    for name, part in _parts(rule).items():
+    for name, part in parts_of(rule).items():
         if isinstance(part, ClipRule):
             found |= bands(part, f"{within}.{name}".lstrip("."))
     return found
 
 
-def _parts(rule: ClipRule) -> dict[str, Any]:
+def parts_of(rule: ClipRule) -> dict[str, Any]:
+    """What a rule is made of: its fields by name."""
     return {f.name: getattr(rule, f.name) for f in fields(rule)}

@@ -1,5 +1,6 @@
 import hashlib
 import json
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -7,6 +8,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 from bandpo.data.prepare import INSTRUCTION, PromptForm, prepare
+from bandpo.data.sources import GENERATED
 from bandpo.evals.grading import compute_score, reward
 
 
@@ -71,8 +73,21 @@ def test_later_calls_know_the_evaluation_sets_of_earlier_ones(sets, tmp_path):
     assert set(manifest) == {"held", "my-train"}
     assert [r["id"] for r in rows(out, "trl", "my-train")] == ["my-train-1"]
     dropped = (out / "dropped.jsonl").read_text()
-    prepare(sets[:1], out)
+    prepare(sets[:1], out, overwrite=True)
     assert (out / "dropped.jsonl").read_text() == dropped
+
+
+def test_a_set_that_is_there_is_written_again_only_if_asked(sets, tmp_path):
+    out = tmp_path / "out"
+    prepare(sets, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    Path(sets[1]).unlink()  # refused before anything is loaded
+    with pytest.raises(ValueError, match=r"out already holds held: .*--overwrite"):
+        prepare([sets[1], "multiplication"], out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    write(Path(sets[1]), [{"problem": "What is 2+2?", "answer": 4}])
+    assert prepare(sets[1:], out, overwrite=True).keys() == {"held", "my-train"}
+    assert rows(out, "trl", "held")[0]["answer"] == "4"
 
 
 GOLDS = ["4.5e33", "-1./3", "62.5%", "9 (apples)", "np.arcsin(10/13)", "9**9**9**9", "N=n", "2e-3"]
@@ -118,7 +133,7 @@ def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets,
         prepare(sets[1:], out)
     assert sorted(out.rglob("*")) == before
     prepare(["multiplication"], out, size=3)
-    assert prepare(sets, out)["my-train"]["rows"] == 1
+    assert prepare(sets, out, overwrite=True)["my-train"]["rows"] == 1
 
 
 def test_problems_that_differ_in_a_sign_are_kept(tmp_path):
@@ -169,6 +184,20 @@ def test_the_packages_own_tasks(tmp_path):
     gold = countdown["reward_model"]["ground_truth"]
     assert compute_score(countdown["data_source"], r"\boxed{1+1}", gold)["score"] == 0.0
     assert INSTRUCTION in countdown["prompt"][0]["content"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_set_is_made_with_the_defaults(tmp_path, name):
+    entry = prepare([name], tmp_path)[name]
+    assert entry["rows"] == len(rows(tmp_path, "trl", name)) > 0
+
+
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_set_has_at_least_one_problem(tmp_path, name, size):
+    with pytest.raises(ValueError, match=f"{name}: size = {size} must be at least 1"):
+        prepare([name], tmp_path / "out", size=size)
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_refused_before_anything_is_written(sets, tmp_path):

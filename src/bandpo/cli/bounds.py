@@ -32,7 +32,7 @@ def bounds(
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo import Band, FixedClip, parse_divergence
+    from bandpo import Band, FixedClip, check, parse_divergence
 
     for p in probabilities or ():
         if not 0 < p <= 1:
@@ -40,6 +40,7 @@ def bounds(
     p_old = torch.tensor(probabilities or SPREAD, dtype=torch.float64)
     trust_region = parse_divergence(divergence)
     band = Band(trust_region, trust_region.default_radius if radius is None else radius, max_ratio)
+    check(band)
     rules = {
         f"Band {band.divergence}, radius {band.radius:g}": band,
         "clip 0.2": FixedClip(),

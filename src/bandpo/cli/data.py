@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bandpo.data.sources import GENERATED, HUB
+from bandpo.data.sources import GENERATED, HUB, SIZE
 
 app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
 
@@ -66,8 +66,11 @@ def prepare(
     revision: Annotated[
         str | None, typer.Option(help="Of the hub's repository; the newest if not given.")
     ] = None,
-    size: Annotated[int, typer.Option(help="Problems to make, for sets made here.")] = 1000,
+    size: Annotated[int, typer.Option(help="Problems to make, for sets made here.")] = SIZE,
     seed: Annotated[int, typer.Option(help="Of sets made here.")] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write sets again that the folder already holds.")
+    ] = False,
 ) -> None:
     """Write problem sets in verl's and TRL's form, with a manifest and what was dropped, and why."""
     from rich.console import Console
@@ -85,6 +88,7 @@ def prepare(
         revision=revision,
         size=size,
         seed=seed,
+        overwrite=overwrite,
     )
     table = Table("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
     for name, entry in manifest.items():

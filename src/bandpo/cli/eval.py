@@ -130,6 +130,11 @@ def _generator(
                 "a server applies its own chat template: give --chat-template to the server instead"
             )
         return ServerGenerator(server, model, sampling, concurrency=batch_size or 32)
+    inner = Path(model) / "model"
+    if (inner / "config.json").exists() and not (Path(model) / "config.json").exists():
+        raise ValueError(
+            f"{model} is a run folder, and no model; its model is in {inner}: bandpo eval {inner}"
+        )
     if vllm:
         from bandpo.evals.vllm_engine import VLLMGenerator
 
@@ -140,9 +145,15 @@ def _generator(
 
     from bandpo.evals.generate import TransformersGenerator
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    except OSError as error:
+        where = "" if Path(model).is_dir() else "there is no such folder, and the hub's answer is: "
+        raise ValueError(
+            f"{model} cannot be loaded as a model: {where}{str(error).splitlines()[0]}"
+        ) from error
     if template is not None:
         tokenizer.chat_template = template
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
     return TransformersGenerator(loaded.to(device), tokenizer, sampling, batch_size=batch_size or 64)

@@ -43,12 +43,14 @@ def plot(
     ] = None,
 ) -> None:
     """Draw what clip rules allow, against a token's old probability, or how runs went."""
-    from bandpo import figures, parse_rule
+    from bandpo import check, figures, parse_rule
     from bandpo.diagnosis import read_log
 
     if (figure is Kind.training) != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
     named = {text: parse_rule(text) for text in rules or DEFAULT}
+    for rule in named.values():
+        check(rule)
     if figure is Kind.training:
         drawn = figures.training_curves({path.name: read_log(path) for path in runs or []})
     elif figure is Kind.regions:

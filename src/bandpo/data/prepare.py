@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bandpo.data.overlap import overlaps
-from bandpo.data.sources import Problem, ProblemSet, Role, load
+from bandpo.data.sources import SIZE, Problem, ProblemSet, Role, load, set_name
 from bandpo.evals.golds import Gold, unreadable
 from bandpo.evals.grading import MathGrader
 
@@ -70,8 +70,9 @@ def prepare(
     role: Role | None = None,
     golds: Golds | None = None,
     revision: str | None = None,
-    size: int = 1000,
+    size: int = SIZE,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Loads sets, drops what must not be trained on, and writes them.
 
@@ -92,14 +93,15 @@ def prepare(
         revision: Of the hub's repository, where a single set is named.
         size: Problems to make, for generated sets.
         seed: Of generated sets.
+        overwrite: Whether sets that are in the folder already are written again.
 
     Returns:
         The manifest.
 
     Raises:
-        ValueError: No set, the same set twice, an unknown name, a role that is not the set's own, a file that
-            does not hold problems, a set of which nothing is left, or an evaluation set whose problems stand
-            in a training set prepared earlier.
+        ValueError: No set, the same set twice, a set that is there already, an unknown name, a role that is not
+            the set's own, a file that does not hold problems, a set of which nothing is left, or an evaluation set
+            whose problems stand in a training set prepared earlier.
         FileNotFoundError: A file does not exist.
         ConnectionError: The hub cannot be reached.
     """
@@ -108,11 +110,16 @@ def prepare(
         raise ValueError("no set named: give names or files, for example aime24 or my.jsonl")
     if revision is not None and len(specs) > 1:
         raise ValueError(f"revision {revision!r} belongs to one repository: name one set, not {len(specs)}")
-    sets = [load(spec, role=role, revision=revision, size=size, seed=seed) for spec in specs]
-    names = [s.name for s in sets]
+    names = [set_name(spec) for spec in specs]
     if len(set(names)) < len(names):
         raise ValueError(f"the same set twice among {', '.join(names)}: give each another name, NAME=FILE")
     manifest = _read_manifest(out)
+    there = ", ".join(name for name in names if name in manifest)
+    if there and not overwrite:
+        raise ValueError(
+            f"{out} already holds {there}: write again with --overwrite (overwrite=True), or choose another folder"
+        )
+    sets = [load(spec, role=role, revision=revision, size=size, seed=seed) for spec in specs]
     evaluation = [p for s in sets if s.role == "eval" for p in s.problems]
     _refuse_leaks(out, manifest, names, evaluation)
     evaluation += [p for problems in _earlier(out, manifest, names, "eval").values() for p in problems]
@@ -179,8 +186,8 @@ def _refuse_leaks(
         if leaks:
             raise ValueError(
                 f"{name}, prepared earlier into {out}, repeats {len(leaks)} of these evaluation problems (the "
-                f"first: {leaks[0].problem.id} repeats {leaks[0].other}): name {name} in the same call to drop "
-                "them from it, or choose another folder"
+                f"first: {leaks[0].problem.id} repeats {leaks[0].other}): name {name} in the same call, with "
+                "--overwrite (overwrite=True), to drop them from it, or choose another folder"
             )
 
 

@@ -98,8 +98,22 @@ _FILE = re.compile(r"(?:([\w.-]+)=)?(.+\.(?:jsonl|parquet))")
 _TRAIN = re.compile(r"(?:^|[-_.])train(?=$|[-_.])", re.IGNORECASE)
 
 
+SIZE = 500
+"""Problems that are made of a generated set unless told otherwise: as many as MATH-500 has, and each task has more."""
+
+
+def set_name(spec: str) -> str:
+    """The name of the set that `load` loads, without loading it.
+
+    >>> set_name("aime24"), set_name("runs/my.jsonl"), set_name("mine=runs/my.jsonl")
+    ('aime24', 'my', 'mine')
+    """
+    file = _FILE.fullmatch(spec)
+    return spec if file is None else file[1] or Path(file[2]).stem
+
+
 def load(
-    spec: str, *, role: Role | None = None, revision: str | None = None, size: int = 1000, seed: int = 0
+    spec: str, *, role: Role | None = None, revision: str | None = None, size: int = SIZE, seed: int = 0
 ) -> ProblemSet:
     """Loads one set.
 
@@ -116,13 +130,14 @@ def load(
         The set.
 
     Raises:
-        ValueError: Unknown name, a role that is not the set's own, or a file that does not hold problems.
+        ValueError: Unknown name, a role that is not the set's own, a size that the set cannot have, or a file that
+            does not hold problems.
         FileNotFoundError: No such file.
         ConnectionError: The hub cannot be reached.
     """
     file = _FILE.fullmatch(spec)
     if file is not None:
-        return _load_file(file[1] or Path(file[2]).stem, Path(file[2]), role)
+        return _load_file(set_name(spec), Path(file[2]), role)
     if spec in GENERATED:
         return _generate(spec, role, size, seed)
     if spec in HUB:
@@ -275,6 +290,8 @@ def read_answer(value: Any) -> str:
 def _generate(name: str, asked: Role | None, size: int, seed: int) -> ProblemSet:
     from bandpo.tasks import countdown, multiplication
 
+    if size < 1:
+        raise ValueError(f"{name}: size = {size} must be at least 1")
     role = _own_role(name, "train" if name.endswith("-train") else "eval", asked)
     task = name.removesuffix("-train")
     rows = {"countdown": countdown, "multiplication": multiplication}[task].problems(role, size, seed)

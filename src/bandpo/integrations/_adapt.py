@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from bandpo._rule_check import check
 from bandpo.clipping import ClipRule, bands
 from bandpo.losses import LossOutputs, policy_loss
 from bandpo.methods import Parts
@@ -29,8 +31,8 @@ def read_parts(prefix: str = "", **settings: Any) -> Parts:
             where not given. By default PPO's surrogate under ``Band(KL(), 0.05)``.
 
     Raises:
-        ValueError: a setting cannot be read, or a radius depends on what a framework does not tell its loss; the
-            message starts with the setting's name.
+        ValueError: a setting cannot be read, `bandpo.check` refuses it, or a radius depends on what a framework does
+            not tell its loss; the message starts with the setting's name.
 
     >>> read_parts(method="DAPO()").clip
     FixedClip(low=0.2, high=0.28)
@@ -38,7 +40,7 @@ def read_parts(prefix: str = "", **settings: Any) -> Parts:
     given = {name: value for name, value in settings.items() if value is not None}
     for name, value in given.items():
         with _naming(prefix + name):
-            _refuse_moving_radii(as_parts(**{name: value}).clip)
+            (_check_text if isinstance(value, str) else _check)(name, value)
     with _naming(f"{prefix}method"):
         return as_parts(**given)
 
@@ -67,6 +69,16 @@ def _naming(setting: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise ValueError(f"{setting}: {error}") from error
+
+
+def _check(name: str, value: Any) -> None:
+    parts = as_parts(**{name: value})
+    _refuse_moving_radii(parts.clip)
+    check(parts.clip)
+    check(parts.objective)
+
+
+_check_text = lru_cache(_check)  # verl reads its settings for each loss
 
 
 def _refuse_moving_radii(rule: ClipRule) -> None:

@@ -26,6 +26,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from bandpo import _checks
+from bandpo._rule_check import check
 from bandpo.audit import Audit
 from bandpo.clipping import bands
 from bandpo.integrations._trl_audit import (
@@ -89,7 +90,8 @@ class BandGRPOTrainer(AuditMixin):
 
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
-        ValueError: ``anchor="rollout"`` where nothing gives the rollout's log-probabilities.
+        ValueError: a rule or objective that `bandpo.check` refuses; ``anchor="rollout"`` where nothing gives the
+            rollout's log-probabilities.
     """
 
     args: BandGRPOConfig
@@ -116,6 +118,8 @@ class BandGRPOTrainer(AuditMixin):
         self.parts, self.audit_steps = args.parts, args.audit_steps
         self._batch = _Batch(Moment(progress=0.0, held={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
+        check(self.parts.clip)
+        check(self.parts.objective)
         check_radius(self.parts.clip)
         super().__init__(model, reward_funcs, args, *arguments, **named)
         if args.anchor == "rollout" and not self.use_vllm and self.rollout_func is None:

@@ -1,0 +1,483 @@
+"""`bandpo.check`: what it refuses of rules, divergences and objectives of one's own, and none of ours."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bandpo
+from bandpo import (
+    DCPO,
+    KL,
+    AlphaDivergence,
+    Balanced,
+    Band,
+    ByEntropy,
+    BySurprisal,
+    Capped,
+    ClipRule,
+    Cosine,
+    Divergence,
+    DualClip,
+    FDivergence,
+    FixedClip,
+    HoldClipRate,
+    HoldEntropy,
+    HoldKL,
+    Intersection,
+    JensenShannon,
+    Linear,
+    Masked,
+    Method,
+    Moment,
+    NeymanChi2,
+    Objective,
+    Outside,
+    PearsonChi2,
+    RatioBounds,
+    ReverseKL,
+    SequenceMask,
+    Sides,
+    SquaredHellinger,
+    Surrogate,
+    TotalVariation,
+    Unclipped,
+    Union,
+    check,
+)
+from bandpo.integrations._adapt import read_parts
+from bandpo.radius import Radius
+
+RULE_PAGE, DIVERGENCE_PAGE = r"docs/add-an-objective\.md", r"docs/add-a-divergence\.md"
+
+
+def triangular(u):
+    return (u - 1) ** 2 / (u + 1)
+
+
+def with_kinks(u):
+    return (u - 1).abs() / 2 + (u - 1.3).clamp(min=0.0) + (0.6 - u).clamp(min=0.0)
+
+
+# None of ours is refused.
+
+named = st.one_of(
+    st.sampled_from([KL(), ReverseKL(), JensenShannon(), TotalVariation(), PearsonChi2(), NeymanChi2()]),
+    st.just(SquaredHellinger()),
+    st.builds(AlphaDivergence, st.floats(-8, 8)),
+)
+divergences = named | st.sampled_from([FDivergence(triangular), FDivergence(with_kinks)])
+sizes = st.floats(1e-6, 1e3)
+pairs = [Linear, Cosine, BySurprisal, ByEntropy]
+radii = st.one_of(
+    sizes,
+    *(st.builds(kind, sizes, sizes) for kind in pairs),
+    *(st.builds(kind, st.floats(1e-3, 1), sizes) for kind in (HoldClipRate, HoldKL, HoldEntropy)),
+    sizes.map(lambda size: torch.full((5, 7), size)),
+)
+caps = st.one_of(st.floats(1.01, 100), st.just(math.inf))
+rules = st.recursive(
+    st.one_of(
+        st.builds(Band, divergences, radii, caps),
+        st.builds(FixedClip, st.floats(0, 1), st.one_of(st.floats(0, 10), st.just(math.inf))),
+        st.builds(DCPO, st.floats(0, 2), st.floats(0, 2), caps),
+        st.just(Unclipped()),
+    ),
+    lambda inner: st.one_of(
+        *(st.builds(kind, inner, inner) for kind in (Sides, Union, Intersection)),
+        st.builds(Capped, inner, st.floats(1.01, 100)),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rule=rules)
+def test_no_rule_of_ours_is_refused(rule):
+    check(rule)
+
+
+@settings(max_examples=20, deadline=None)
+@given(divergence=named, radius=st.floats(1e-100, 1e-6) | st.floats(1e3, 1e100))
+def test_no_radius_is_refused_however_extreme(divergence, radius):
+    check(Band(divergence, radius, math.inf))
+
+
+OURS = [cls for name in bandpo.__all__ if isinstance(cls := getattr(bandpo, name), type)]
+NEEDS_ARGUMENTS = {
+    DualClip: DualClip(3.0),
+    SequenceMask: SequenceMask(0.5),
+    FDivergence: FDivergence(triangular),
+}
+NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5), Capped: Capped(Band(), 4.0)}
+NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (Sides, Union, Intersection)}
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        cls
+        for cls in OURS
+        if issubclass(cls, (ClipRule, Divergence, Objective, Method))
+        and cls not in (ClipRule, Divergence, Objective, Method)
+    ],
+)
+def test_nothing_that_is_exported_is_refused(cls):
+    check(NEEDS_ARGUMENTS[cls] if cls in NEEDS_ARGUMENTS else cls())
+
+
+@pytest.mark.parametrize("objective", [Masked(math.inf, both_sides=True), Surrogate(-0.3), Balanced(0.5)])
+def test_objectives_of_ours_with_other_settings(objective):
+    check(DualClip(3.0, SequenceMask(0.5, objective)))
+
+
+def test_the_page_s_own_examples_are_not_refused():
+    @dataclass(frozen=True)
+    class BySurprise(ClipRule):
+        scale: float = 0.05
+
+        def bounds(self, logp_old):
+            width = self.scale * (1 - logp_old)
+            return RatioBounds(log_lower=-width, log_upper=torch.minimum(width, -logp_old))
+
+    @dataclass(frozen=True)
+    class LeCam(Divergence):
+        def f(self, log_u):
+            return torch.expm1(log_u) * torch.tanh(log_u / 2)
+
+        def df(self, log_u):
+            half = torch.tanh(log_u / 2)
+            return torch.exp(log_u) * half * (2 - half)
+
+    check(BySurprise())
+    check(Capped(BySurprise(), 2.0))
+    check(LeCam())
+    check(Sides(FixedClip(), Band(LeCam(), Linear(0.05, 0.01))))
+
+
+def test_a_radius_that_no_moment_tells_is_left_to_whoever_knows_it():
+    class ByLength(Radius):
+        needs = "length"
+        range = (0.1, 0.2)
+
+    check(Band(KL(), ByLength()))
+    with pytest.raises(ValueError, match=DIVERGENCE_PAGE):
+        check(Band(WrittenForU(), ByLength()))
+
+
+# Rules.
+
+
+def mine(base, **methods):
+    """A class of one's own with these methods, without their self."""
+    named = {name: lambda self, *a, method=method: method(*a) for name, method in methods.items()}
+    return dataclass(frozen=True)(type("Mine", (base,), named))()
+
+
+def rule(lower, upper, **methods):
+    return mine(ClipRule, bounds=lambda logp: RatioBounds(lower(logp), upper(logp)), **methods)
+
+
+def all_of(value):
+    return lambda logp_old: torch.full_like(logp_old, value)
+
+
+def nothing(log_ratio, logp_old):
+    return Outside(
+        torch.zeros_like(log_ratio, dtype=torch.bool), torch.zeros_like(log_ratio, dtype=torch.bool)
+    )
+
+
+def the_other_way(log_ratio, logp_old):
+    return Outside(log_ratio > 0.2, log_ratio < -0.2)
+
+
+def of_ratios(log_ratio, logp_old):
+    return Outside(log_ratio < 0.8, log_ratio > 1.2)
+
+
+WRONG_RULES = {
+    "ratios": (
+        rule(all_of(0.8), all_of(1.2)),
+        r"at logp_old = -30 .* log_lower is 0\.8.*above 0.*are ratios",
+    ),
+    "swapped": (rule(all_of(0.2), all_of(-0.2)), r"log_lower is 0\.2 and log_upper -0\.2.*swapped"),
+    "lower": (rule(all_of(0.3), all_of(0.2)), r"log_lower is 0\.3 and log_upper 0\.2.*above 0"),
+    "upper": (rule(all_of(-0.2), all_of(-0.1)), r"log_upper -0\.1.*below 0"),
+    "nan": (rule(all_of(-0.2), all_of(math.nan)), r"log_upper nan.*NaN"),
+    "nan for some": (
+        rule(
+            lambda logp: torch.log(0.5 + logp.exp() * 0 + (logp > -20) * 0.1) * torch.sqrt(logp + 20),
+            all_of(0.2),
+        ),
+        r"log_lower is nan.*NaN",
+    ),
+    "another shape": (
+        rule(lambda logp: logp.sum(), all_of(0.2)),
+        r"log_lower has the shape \(\), not the tokens",
+    ),
+    "no tensor": (rule(lambda logp: -0.2, all_of(0.2)), "log_lower is a float"),
+    "outside never": (
+        rule(all_of(-0.2), all_of(0.2), outside=nothing),
+        r"outside says .* is not below, but log_lower is -0\.2",
+    ),
+    "outside the other way": (rule(all_of(-0.2), all_of(0.2), outside=the_other_way), "outside says"),
+    "outside of ratios": (rule(all_of(-0.2), all_of(0.2), outside=of_ratios), "outside says"),
+    "outside as one tensor": (
+        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: log_ratio.abs() > 0.2),
+        r"outside returns a Tensor, not Outside\(below, above\)",
+    ),
+    "outside as numbers": (
+        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: Outside(log_ratio, log_ratio)),
+        "outside returns torch.float64, not booleans",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+@pytest.mark.parametrize(
+    "within", [lambda r: r, lambda r: Capped(Union(FixedClip(), r), 4.0)], ids=["", "within"]
+)
+def test_a_wrong_rule_is_refused_with_its_reason_and_the_page(name, within):
+    wrong, message = WRONG_RULES[name]
+    with pytest.raises(ValueError, match=rf"(?s)Mine\(\).*{message}.*{RULE_PAGE}"):
+        check(within(wrong))
+
+
+def test_bounds_that_are_no_ratio_bounds_are_refused():
+    @dataclass(frozen=True)
+    class Pair(ClipRule):
+        def bounds(self, logp_old):
+            return logp_old * 0 - 0.2, logp_old * 0 + 0.2
+
+    with pytest.raises(ValueError, match=rf"Pair\(\): bounds returns a tuple, not RatioBounds.*{RULE_PAGE}"):
+        check(Pair())
+
+
+# Divergences.
+
+
+@dataclass(frozen=True)
+class WrittenForU(Divergence):
+    def f(self, log_u):
+        return triangular(log_u)
+
+    def df(self, log_u):
+        return (log_u - 1) * (log_u + 3) / (log_u + 1) ** 2
+
+
+def divergence(f, df, **methods):
+    return mine(Divergence, f=f, df=df, **methods)
+
+
+def kl(x):
+    return torch.expm1(x) - x
+
+
+LOG = torch.log
+WRONG_DIVERGENCES = {
+    "for u": (divergence(triangular, lambda u: 1 - 4 / (u + 1) ** 2), r"f\(0\) is 1.*written for u"),
+    "KL for u": (divergence(lambda u: u - 1 - LOG(u), lambda u: 1 - 1 / u), r"f\(0\) is inf.*written for u"),
+    "chi2 for u": (divergence(lambda u: (u - 1) ** 2, lambda u: 2 * (u - 1)), r"f\(0\) is 1.*written for u"),
+    "not 0 at 1": (divergence(lambda x: kl(x) + 1, torch.expm1), r"f\(0\) is 1"),
+    "negative": (divergence(lambda x: -kl(x), lambda x: -torch.expm1(x)), r"f\(-5\) is -4\.0.*below 0"),
+    "no minimum at 1": (divergence(lambda x: -x, lambda x: -torch.ones_like(x)), "below 0.*minimum"),
+    "not convex": (divergence(lambda x: x.abs() / 2, lambda x: x.sign() / 2), "not convex"),
+    "bounded": (
+        divergence(lambda x: 1 - torch.exp(-(x**2)), lambda x: 2 * x * torch.exp(-(x**2))),
+        "not convex",
+    ),
+    "nothing": (divergence(lambda x: 0 * x.clamp(-9, 9), lambda x: 0 * x), "0 everywhere.*no bound"),
+    "f' for df": (
+        divergence(kl, lambda x: 1 - torch.exp(-x)),
+        r"df\(-5\) is -147.*derivative by log u is -0\.99",
+    ),
+    "df of the other sign": (divergence(kl, lambda x: -torch.expm1(x)), "derivative by log u"),
+    "df of another factor": (divergence(kl, lambda x: 2 * torch.expm1(x)), "derivative by log u"),
+    "no limit": (
+        divergence(lambda x: torch.exp(x) * x - torch.expm1(x), lambda x: torch.exp(x) * x),
+        r"f\(-inf\) is nan.*limit",
+    ),
+    "nan": (divergence(lambda x: torch.where(x < -1, math.nan, kl(x)), torch.expm1), r"f\(-5\) is nan"),
+    "of another shape": (divergence(lambda x: kl(x).sum(), torch.expm1), "f must be elementwise"),
+    "spent of another": (
+        divergence(kl, torch.expm1, spent=lambda log_ratio, logp: log_ratio**2),
+        r"spent.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
+    ),
+    "bounds as ratios": (
+        divergence(kl, torch.expm1, log_bounds=lambda logp, radius: (0.8 + 0 * logp, 1.2 + 0 * logp)),
+        "log_bounds.* radius 0.05",
+    ),
+    "bounds too wide": (
+        divergence(
+            kl, torch.expm1, log_bounds=lambda logp, radius: [x * 1.3 for x in KL().log_bounds(logp, radius)]
+        ),
+        "log_bounds.* radius 0.05",
+    ),
+    "bounds too narrow": (
+        divergence(
+            kl, torch.expm1, log_bounds=lambda logp, radius: [x / 1.3 for x in KL().log_bounds(logp, radius)]
+        ),
+        "log_bounds.* radius 0.05",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DIVERGENCES)
+def test_a_wrong_divergence_is_refused_with_its_reason_and_the_page(name):
+    wrong, message = WRONG_DIVERGENCES[name]
+    for setting in (wrong, Sides(FixedClip(), Band(wrong, Linear(0.08, 0.02)))):
+        with pytest.raises(ValueError, match=rf"(?s)Mine\(\).*{message}.*{DIVERGENCE_PAGE}"):
+            check(setting)
+
+
+def test_a_right_divergence_of_ones_own_passes_with_a_spent_and_bounds_of_its_own():
+    check(divergence(kl, torch.expm1, spent=KL().spent, log_bounds=KL().log_bounds))
+
+
+# Objectives and methods.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            mine(Objective, weight=lambda tokens: tokens.ratio.mean()),
+            r"weight has the shape \(\), not the tokens",
+        ),
+        (mine(Objective, weight=lambda tokens: 1.0), "weight is a float"),
+        (mine(Objective, weight=lambda tokens: LOG(tokens.log_ratio)), r"weight returns nan .* finite"),
+        (mine(Objective, weight=lambda tokens: 1 / (tokens.log_ratio * 0)), "weight returns -?inf"),
+        (
+            mine(Objective, weight=lambda tokens: tokens.ratio, value=lambda tokens: tokens.ratio / 0),
+            "value returns inf",
+        ),
+    ],
+)
+def test_a_wrong_objective_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=rf"Mine\(\): {message}.*{RULE_PAGE}"):
+        check(wrong)
+
+
+def test_a_method_is_checked_by_its_parts():
+    @dataclass(frozen=True)
+    class MineOfBoth(Method):
+        clip: ClipRule = field(default_factory=FixedClip)
+        objective: Objective = field(default_factory=Surrogate)
+
+        def parts(self):
+            return bandpo.Parts(self.clip, self.objective)
+
+    check(MineOfBoth())
+    with pytest.raises(ValueError, match="are ratios"):
+        check(MineOfBoth(clip=WRONG_RULES["ratios"][0]))
+    with pytest.raises(ValueError, match="weight is a float"):
+        check(MineOfBoth(objective=mine(Objective, weight=lambda tokens: 1.0)))
+
+
+def test_what_is_none_of_them_is_refused():
+    with pytest.raises(TypeError, match=r"check takes .* got 'Band\(\)'"):
+        check("Band()")
+
+
+# Who calls it.
+
+MODULE = """
+from dataclasses import dataclass
+
+import torch
+from bandpo import ClipRule, Divergence, Objective, RatioBounds
+
+
+@dataclass(frozen=True)
+class Ratios(ClipRule):
+    def bounds(self, logp_old):
+        return RatioBounds(torch.full_like(logp_old, 0.8), torch.full_like(logp_old, 1.2))
+
+
+@dataclass(frozen=True)
+class ForU(Divergence):
+    def f(self, u):
+        return (u - 1) ** 2
+
+    def df(self, u):
+        return 2 * (u - 1)
+
+
+@dataclass(frozen=True)
+class Number(Objective):
+    def weight(self, tokens):
+        return 1.0
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "mine_that_are_wrong.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "mine_that_are_wrong"
+
+
+def test_every_adapter_refuses_it_where_it_reads_its_settings(module):
+    with pytest.raises(ValueError, match=r"^actor\.clip: .*Ratios\(\).*are ratios"):
+        read_parts("actor.", clip=f"{module}.Ratios()")
+    with pytest.raises(ValueError, match=r"^method: .*ForU\(\).*written for u"):
+        read_parts(method=f"Band({module}.ForU(), 0.05)")
+    with pytest.raises(ValueError, match=r"^objective: .*Number\(\).*weight"):
+        read_parts(objective=f"{module}.Number()")
+
+
+def test_an_adapter_checks_a_text_once(monkeypatch):
+    from bandpo.integrations import _adapt
+
+    seen = []
+    monkeypatch.setattr(_adapt, "check", seen.append)
+    for _ in range(3):  # verl reads its settings for each loss
+        read_parts(clip="Band(KL(), 0.0123)", objective="Masked(12.3)")
+    assert seen.count(Band(KL(), 0.0123)) == 1
+    assert seen.count(Masked(12.3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bounds", "--divergence", "{}.ForU"], "written for u"),
+        (["plot", "x.png", "--clip", "{}.Ratios()"], "are ratios"),
+        (["plot", "x.png", "--clip", "Band({}.ForU(), 0.1)"], "written for u"),
+    ],
+)
+def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypatch, tmp_path):
+    pytest.importorskip("typer")
+    pytest.importorskip("matplotlib")
+    from bandpo import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["bandpo", *(argument.format(module) for argument in arguments)])
+    with pytest.raises(SystemExit, match=rf"^error: mine|^error: .*{message}"):
+        cli.main()
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_the_trainer_refuses_it_before_anything_is_loaded(module):
+    pytest.importorskip("trl")
+    from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+
+    for setting, message in (
+        ({"clip": f"{module}.Ratios()"}, "are ratios"),
+        ({"clip": f"Band({module}.ForU(), Linear(0.05, 0.01))"}, "written for u"),
+        ({"objective": f"{module}.Number()"}, "weight is a float"),
+    ):
+        args = BandGRPOConfig("out", use_cpu=True, bf16=False, num_iterations=2, **setting)
+        with pytest.raises(ValueError, match=message):
+            BandGRPOTrainer("no/such-model", lambda completions, **_: [0.0] * len(completions), args)
+
+
+def test_a_stand_in_moment_knows_every_radius_of_ours():
+    rule = Union(
+        Band(KL(), Linear(0.1, 0.2)), Sides(Band(KL(), ByEntropy(0.1, 0.2)), Band(KL(), HoldKL(1e-3, 0.1)))
+    )
+    check(rule)
+    assert rule.at(Moment()) is rule
