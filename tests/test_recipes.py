@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -60,6 +61,64 @@ def test_the_rules_are_the_papers():
     assert rules["grpo"] == parse_rule("FixedClip(0.2, 0.2)")
     assert rules["clip-higher"] == parse_rule("FixedClip(0.2, 0.28)")
     assert all(isinstance(rules[name], Band) for name in ("band-tv", "band-chi2"))
+
+
+EXPERIMENT = ("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
+
+
+def checkpoints(*overrides: str) -> str:
+    return compose(*EXPERIMENT, *overrides).trainer.default_local_dir
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.1)'",
+        "actor_rollout_ref.actor.optim.lr=5e-7",
+        "+dapo=overlong",
+        "recipe.data=/elsewhere",
+        "trainer.nnodes=2",
+    ],
+)
+def test_experiments_that_differ_do_not_share_checkpoints(override):
+    assert checkpoints(override) != checkpoints()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.actor.optim.lr=1.0e-6",  # as it was
+        "trainer.resume_mode=resume_path",
+        "trainer.save_freq=1",
+        "trainer.rollout_data_dir=responses",
+        "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:online}",
+    ],
+)
+def test_an_experiment_finds_its_own_checkpoints(override):
+    assert checkpoints(override) == checkpoints()
+    assert checkpoints().startswith("runs/qwen2.5-3b-instruct-band-kl-")
+
+
+def test_the_folder_stays_the_same_while_verl_resolves_the_config():
+    from omegaconf import OmegaConf
+
+    config = compose(*EXPERIMENT)
+    OmegaConf.resolve(config)
+    assert config.trainer.default_local_dir == checkpoints()
+    moved = checkpoints("recipe.output=/shared")
+    assert moved == checkpoints().replace("runs", "/shared", 1)
+
+
+def test_stock_verl_knows_the_folder():
+    """The command of the launcher, in a process that never names bandpo; hydra stops after composing."""
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    (run,) = dry_run("launch.sh", "--dry-run", "run", "qwen2.5-3b-instruct", "band-kl", BANDPO_OUTPUT="/o")
+    command = [sys.executable, *run[1:], "--cfg", "job", "--resolve"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=RECIPES.parent)
+    assert found.returncode == 0, found.stderr
+    folder = yaml.safe_load(found.stdout)["trainer"]["default_local_dir"]
+    data = next(word for word in run if word.startswith("recipe.data="))
+    assert folder == checkpoints(data, "recipe.output=/o")
 
 
 def test_verl_accepts_the_recipe_at_full_size():
