@@ -22,7 +22,6 @@ RECIPE = [
     "actor_rollout_ref.actor.use_dynamic_bsz=True",
     "actor_rollout_ref.actor.use_kl_loss=True",
     "actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=band",
     "+actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.05)'",
 ]
 
@@ -97,7 +96,7 @@ def test_a_broken_reward_is_named(body, part, words, folder, tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=bnad", "no policy loss named 'bnad'"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "write loss_mode=band"),
         ("actor_rollout_ref.actor.policy_loss.clip='Bnad(KL(), 0.05)'", "did you mean Band"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
@@ -107,6 +106,13 @@ def test_settings_are_refused_before_ray_starts(override, words, folder):
     name, detail = failure([override], folder)
     assert name == "settings"
     assert words in detail
+
+
+def test_an_unknown_loss_is_refused_before_ray_starts(folder):
+    found = rehearse([*RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"], folder=folder)
+    (check,) = found.checks
+    assert (check.name, check.ok) == ("settings", False)
+    assert "no policy loss named 'bnad'" in check.detail
 
 
 def test_a_misspelt_key_is_hydras_to_name():
@@ -240,7 +246,7 @@ def command(*arguments: str):
 
 def test_the_command_reports_and_exits_by_what_it_found(folder):
     found = command(
-        "--folder", str(folder), "--", *RECIPE, "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
+        "--folder", str(folder), "--", *RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
     )
     assert found.exit_code == 1
     assert "FAIL settings: there is no policy loss named 'bnad'" in found.output

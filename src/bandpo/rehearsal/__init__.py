@@ -104,7 +104,7 @@ def rehearse(
     command = ["-m", "verl.trainer.main_ppo", "--config-name", config_name, *search, *overrides]
     command += [change.override for change in made]
     train(command, folder, "first", timeout, lambda stage: report(f"first run: {stage}"))
-    checks += judge_first(folder, steps, config.actor_rollout_ref.actor.policy_loss.loss_mode, answers)
+    checks += judge_first(folder, steps, loss_mode(config), answers)
     if all(check.ok for check in checks):
         more = f"++trainer.total_training_steps={steps + 1}"
         train([*command, more], folder, "resumed", timeout, lambda stage: report(f"resumed run: {stage}"))
@@ -139,8 +139,15 @@ def validate(config) -> Check:
             )
     except Exception as error:  # whatever a user's plug-in or verl raises is the finding
         return Check("settings", False, f"verl refuses the settings: {type(error).__name__}: {error}")
-    mode = settings.actor.policy_loss.loss_mode
+    mode = loss_mode(config)
     if mode not in POLICY_LOSS_REGISTRY:
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         return Check("settings", False, f"there is no policy loss named {mode!r}; known are {known}")
     return Check("settings", True, "accepted by verl at full size")
+
+
+def loss_mode(config) -> str:
+    """The name under which verl's workers look the loss up: the config class may decide it."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss).loss_mode
