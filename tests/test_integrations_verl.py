@@ -270,7 +270,9 @@ def test_the_config_class_switches_the_loss_on(overrides):
 
 @pytest.mark.parametrize("mode", ["gspo", "bypass_mode", "bnad"])
 def test_another_loss_beside_the_config_class_is_refused(mode):
-    with pytest.raises(Exception, match=rf"loss_mode: '{mode}' .*write loss_mode=band.* or leave _target_ out"):
+    with pytest.raises(
+        Exception, match=rf"loss_mode: '{mode}' .*write loss_mode=band.* or leave _target_ out"
+    ):
         composed(("", f"loss_mode={mode}"))
 
 

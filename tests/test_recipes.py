@@ -179,6 +179,36 @@ def test_the_launcher_prints_one_command_for_each_way():
     assert submit[submit.index("--") + 1 :][:3] == run[:3]
 
 
+@pytest.mark.parametrize("how", ["run", "submit", "rehearse"])
+def test_the_launcher_takes_the_data_from_where_it_is_told(how):
+    (command,) = dry_run(
+        "launch.sh", "--dry-run", how, "qwen2.5-3b-instruct", "band-kl", BANDPO_DATA="/shared/data"
+    )
+    assert "recipe.data=/shared/data" in command
+    (default,) = dry_run("launch.sh", "--dry-run", how, "qwen2.5-3b-instruct", "band-kl")
+    assert f"recipe.data={RECIPES.parent / 'data'}" in default
+
+
+def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
+    """And reads just the two files that the recipe names."""
+    datasets = pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
+    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    from bandpo.training.arguments import parse
+    from bandpo.training.train import load_data
+
+    folder = tmp_path / "my data" / "trl"
+    for name in ("dapo-math-17k", "math-3-5", "amc23"):
+        datasets.Dataset.from_dict({"prompt": [name]}).to_parquet(folder / f"{name}.parquet")
+    monkeypatch.chdir(RECIPES.parent)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    recipe = ("trl", "qwen2.5-3b-instruct", "band-kl", "--use_cpu", "true")
+    (command,) = dry_run("launch.sh", "--dry-run", *recipe, BANDPO_DATA=str(folder.parent))
+    arguments = parse([*command[command.index("train") + 1 :], "--bf16", "false"])
+    assert sorted(load_data(arguments)[0]["prompt"]) == ["dapo-math-17k", "math-3-5"]
+    (command,) = dry_run("launch.sh", "--dry-run", *recipe)
+    assert command[command.index("--data_dir") + 1] == str(RECIPES.parent / "data/trl")
+
+
 def test_the_launched_overrides_are_composed():
     (run,) = dry_run(
         "launch.sh", "--dry-run", "run", "qwen2.5-7b", "grpo", "+dapo=dynamic-sampling", BANDPO_DATA="/d"

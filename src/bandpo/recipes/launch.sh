@@ -31,11 +31,10 @@ how=$1 model=$2 rule=$3
 shift 3
 [ -f "recipes/paper/model/$model.yaml" ] && [ -f "recipes/paper/rule/$rule.yaml" ] || usage
 
-overrides=("+paper=base" "+paper/model=$model" "+paper/rule=$rule" "$@")
-output=$(realpath -m "${BANDPO_OUTPUT:-runs}")
-# As overrides, since neither this shell's folder nor its variables reach the other nodes.
-train=(python -m verl.trainer.main_ppo --config-dir recipes "${overrides[@]}"
-  "recipe.data=$(realpath -m "${BANDPO_DATA:-data}")" "recipe.output=$output"
+# Folders as overrides, since neither this shell's folder nor its variables reach the other nodes.
+data=$(realpath -m "${BANDPO_DATA:-data}") output=$(realpath -m "${BANDPO_OUTPUT:-runs}")
+overrides=("+paper=base" "+paper/model=$model" "+paper/rule=$rule" "recipe.data=$data" "$@")
+train=(python -m verl.trainer.main_ppo --config-dir recipes "${overrides[@]}" "recipe.output=$output"
   "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:${WANDB_MODE:-offline},WANDB_DIR:$output}")
 case $how in
   rehearse) command=(bandpo rehearse --config-dir recipes -- "${overrides[@]}") ;;
@@ -47,7 +46,7 @@ case $how in
   trl)
     value() { sed -n "s/^ *$1: //p" "$2"; }
     command=(accelerate launch --config_file recipes/paper/accelerate.yaml --no_python bandpo train
-      --config recipes/paper/trl.yaml --output_dir "$output/$model-$rule-trl"
+      --config recipes/paper/trl.yaml --data_dir "$data/trl" --output_dir "$output/$model-$rule-trl"
       --model_name_or_path "$(value path "recipes/paper/model/$model.yaml")"
       --clip "$(value clip "recipes/paper/rule/$rule.yaml")" "$@")
     ;;
