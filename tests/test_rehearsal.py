@@ -33,7 +33,9 @@ def folder(tmp_path_factory) -> Path:
 
 def failure(overrides: list[str], folder: Path) -> tuple[str, str]:
     failed = [
-        check for check in rehearse([*RECIPE, *overrides], folder=folder, steps=2).checks if not check.ok
+        check
+        for check in rehearse([*RECIPE, *overrides], folder=folder, steps=2, stand_in=True).checks
+        if not check.ok
     ]
     assert len(failed) == 1, failed
     return failed[0].name, failed[0].detail
@@ -41,7 +43,7 @@ def failure(overrides: list[str], folder: Path) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_a_sound_recipe_passes_from_config_to_resume(folder):
-    found = rehearse(RECIPE, folder=folder)
+    found = rehearse(RECIPE, folder=folder, stand_in=True)
     assert found.ok, found.checks
     assert [check.name for check in found.checks] == [
         *("settings", "training", "policy loss", "reward", "gradient", "weight sync", "validation"),
@@ -106,6 +108,38 @@ def test_settings_are_refused_before_ray_starts(override, words, folder):
     name, detail = failure([override], folder)
     assert name == "settings"
     assert words in detail
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("data.train_files", "[{here}, {folder}/dapo-math-71k.parquet]"),
+        ("data.val_files", "{folder}/amc32.parquet"),
+        ("actor_rollout_ref.model.path", "{folder}/models/qwen"),
+        ("actor_rollout_ref.model.path", "./qwen"),
+        ("actor_rollout_ref.model.path", "hdfs://cluster/qwen"),
+    ],
+)
+def test_a_path_that_is_not_there_is_a_failure(key, path, folder):
+    here = folder / "here.jsonl"
+    here.write_text("{}")
+    path = path.format(here=here, folder=folder)
+    files = [f"data.{split}_files={here}" for split in ("train", "val")]
+    found = rehearse([*RECIPE, *files, f"{key}={path}"], folder=folder)
+    (_, check) = found.checks
+    assert (found.ok, check.name) == (False, "files")
+    assert check.detail.startswith(f"{key}: {path.split(', ')[-1].strip(']')} is not here")
+    assert "--stand-in" in check.detail
+    assert not (folder / "model").exists()
+
+
+def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
+    monkeypatch.setattr("bandpo.rehearsal.run.train", lambda *_: None)
+    missing = [f"data.train_files={folder}/nowhere.parquet", f"actor_rollout_ref.model.path={folder}/nothing"]
+    found = rehearse([*RECIPE, *missing], folder=folder, stand_in=True)
+    assert f"made up, since {folder}/nowhere.parquet is not here" in found.prompts
+    assert "files" not in [check.name for check in found.checks]
+    assert (folder / "model/config.json").exists()
 
 
 def test_an_unknown_loss_is_refused_before_ray_starts(folder):
@@ -251,6 +285,18 @@ def test_the_command_reports_and_exits_by_what_it_found(folder):
     assert found.exit_code == 1
     assert "FAIL settings: there is no policy loss named 'bnad'" in found.output
     assert "Not covered: vLLM" in found.output
+
+
+def test_the_command_names_a_file_that_is_not_here(folder):
+    recipe = [
+        "+paper=base",
+        "+paper/model=qwen2.5-3b-instruct",
+        "+paper/rule=band-kl",
+        "recipe.data=/nowhere",
+    ]
+    found = command("--folder", str(folder), *recipe)
+    assert found.exit_code == 1
+    assert "FAIL files: data.train_files: /nowhere/verl/dapo-math-17k.parquet" in found.output
 
 
 def test_the_command_says_what_it_cannot_rehearse():

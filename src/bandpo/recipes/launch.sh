@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One launcher for every recipe:  recipes/launch.sh [--dry-run] HOW MODEL RULE [OVERRIDE...]
 #
-#   HOW    rehearse  small, on this machine's CPU
+#   HOW    rehearse  small, on this machine's CPU; --stand-in after RULE makes up data that is not on it
 #          run       here, in the foreground; on the Ray cluster of RAY_ADDRESS if that is set, else on a Ray of its own
 #          submit    as a job on a running cluster (RAY_ADDRESS, by default http://127.0.0.1:8265); follows its log
 #          trl       the same with TRL, on one node of 8 GPUs; overrides are options of `bandpo train`
@@ -37,7 +37,7 @@ overrides=("+paper=base" "+paper/model=$model" "+paper/rule=$rule" "recipe.data=
 train=(python -m verl.trainer.main_ppo --config-dir recipes "${overrides[@]}" "recipe.output=$output"
   "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:${WANDB_MODE:-offline},WANDB_DIR:$output}")
 case $how in
-  rehearse) command=(bandpo rehearse --config-dir recipes -- "${overrides[@]}") ;;
+  rehearse) command=(bandpo rehearse --config-dir recipes "${overrides[@]}") ;;
   run) command=("${train[@]}") ;;
   submit)
     command=(ray job submit --address "${RAY_ADDRESS:-http://127.0.0.1:8265}" --working-dir .
