@@ -104,14 +104,14 @@ def test_a_divergence_is_added_as_the_page_says(heading, tmp_path):
 
 
 def test_the_verl_overrides_compose():
-    """The three overrides as README prints them, through hydra and into verl's own config object."""
+    """The two overrides as README prints them, through hydra and into verl's own config object."""
     hydra = pytest.importorskip("hydra")
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
     block = next(b.text for b in blocks(ROOT / "README.md", "sh") if "main_ppo" in b.text)
     overrides = [word for word in shlex.split(block.replace("\\\n", " ")) if "policy_loss" in word]
-    assert len(overrides) == 3
+    assert len(overrides) == 2
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra.compose("ppo_trainer", overrides)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
@@ -124,19 +124,19 @@ def test_the_verl_overrides_compose():
 
 
 def test_the_verl_page_composes():
-    """Its two overrides, with each of those that may come third, through hydra and into verl's own config object."""
+    """Its one override, with each of those that may come second, through hydra and into verl's own config object."""
     hydra = pytest.importorskip("hydra")
     from verl.utils.config import omega_conf_to_dataclass
 
     page = (ROOT / "docs/verl.md").read_text()
     lines = re.findall(r'^    "?(\+?actor_rollout_ref\.actor\.policy_loss\..*?)"?$', page, re.M)
     first, named = [x for x in lines if x[0] != "+"], [x for x in lines if x[0] == "+"]
-    assert (len(first), len(named)) == (2, 2)
-    for third in named:
+    assert (len(first), len(named)) == (1, 2)
+    for second in named:
         with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-            config = hydra.compose("ppo_trainer", [*first, third])
+            config = hydra.compose("ppo_trainer", [*first, second])
         loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
-        name, _, text = third.rpartition("policy_loss.")[2].partition("=")
+        name, _, text = second.rpartition("policy_loss.")[2].partition("=")
         assert loss.loss_mode == "band"
         assert getattr(loss, name) == text.strip("'")
 

@@ -248,6 +248,34 @@ def test_a_radius_that_verl_cannot_know_is_refused_and_one_by_surprisal_is_not()
     torch.testing.assert_close(ours, logp.grad)
 
 
+def composed(*overrides: str):
+    """The policy loss's settings as verl's workers build them from overrides of its own config."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from bandpo.rehearsal.shrink import compose
+
+    where = "actor_rollout_ref.actor.policy_loss."
+    ours = f"{where}_target_=bandpo.integrations.verl.BandPolicyLossConfig"
+    config = compose([ours, *(sign + where + rest for sign, rest in overrides)], None, "ppo_trainer")
+    return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+
+
+@pytest.mark.parametrize("overrides", [[], [("", "loss_mode=vanilla")], [("", "loss_mode=band")]], ids=str)
+def test_the_config_class_switches_the_loss_on(overrides):
+    """verl's config always says vanilla, so that is what an unset loss_mode looks like."""
+    found = composed(("+", "clip='FixedClip(0.2, 0.28)'"), *overrides)
+    assert (found.loss_mode, found.clip) == ("band", "FixedClip(0.2, 0.28)")
+    assert get_policy_loss_fn(found.loss_mode).__module__ == "bandpo.integrations.verl"
+
+
+@pytest.mark.parametrize("mode", ["gspo", "bypass_mode", "bnad"])
+def test_another_loss_beside_the_config_class_is_refused(mode):
+    with pytest.raises(
+        Exception, match=rf"loss_mode: '{mode}' .*write loss_mode=band.* or leave _target_ out"
+    ):
+        composed(("", f"loss_mode={mode}"))
+
+
 def test_settings_are_immutable():
     config = BandPolicyLossConfig()
     with pytest.raises((AttributeError, TypeError)):

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -62,6 +63,64 @@ def test_the_rules_are_the_papers():
     assert all(isinstance(rules[name], Band) for name in ("band-tv", "band-chi2"))
 
 
+EXPERIMENT = ("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
+
+
+def checkpoints(*overrides: str) -> str:
+    return compose(*EXPERIMENT, *overrides).trainer.default_local_dir
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.1)'",
+        "actor_rollout_ref.actor.optim.lr=5e-7",
+        "+dapo=overlong",
+        "recipe.data=/elsewhere",
+        "trainer.nnodes=2",
+    ],
+)
+def test_experiments_that_differ_do_not_share_checkpoints(override):
+    assert checkpoints(override) != checkpoints()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.actor.optim.lr=1.0e-6",  # as it was
+        "trainer.resume_mode=resume_path",
+        "trainer.save_freq=1",
+        "trainer.rollout_data_dir=responses",
+        "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:online}",
+    ],
+)
+def test_an_experiment_finds_its_own_checkpoints(override):
+    assert checkpoints(override) == checkpoints()
+    assert checkpoints().startswith("runs/qwen2.5-3b-instruct-band-kl-")
+
+
+def test_the_folder_stays_the_same_while_verl_resolves_the_config():
+    from omegaconf import OmegaConf
+
+    config = compose(*EXPERIMENT)
+    OmegaConf.resolve(config)
+    assert config.trainer.default_local_dir == checkpoints()
+    moved = checkpoints("recipe.output=/shared")
+    assert moved == checkpoints().replace("runs", "/shared", 1)
+
+
+def test_stock_verl_knows_the_folder():
+    """The command of the launcher, in a process that never names bandpo; hydra stops after composing."""
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    (run,) = dry_run("launch.sh", "--dry-run", "run", "qwen2.5-3b-instruct", "band-kl", BANDPO_OUTPUT="/o")
+    command = [sys.executable, *run[1:], "--cfg", "job", "--resolve"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=RECIPES.parent)
+    assert found.returncode == 0, found.stderr
+    folder = yaml.safe_load(found.stdout)["trainer"]["default_local_dir"]
+    data = next(word for word in run if word.startswith("recipe.data="))
+    assert folder == checkpoints(data, "recipe.output=/o")
+
+
 def test_verl_accepts_the_recipe_at_full_size():
     config = compose("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
     from bandpo.rehearsal import validate
@@ -118,6 +177,36 @@ def test_the_launcher_prints_one_command_for_each_way():
     (submit,) = dry_run("launch.sh", "--dry-run", "submit", *recipe, RAY_ADDRESS="http://head:8265")
     assert submit[:5] == ["ray", "job", "submit", "--address", "http://head:8265"]
     assert submit[submit.index("--") + 1 :][:3] == run[:3]
+
+
+@pytest.mark.parametrize("how", ["run", "submit", "rehearse"])
+def test_the_launcher_takes_the_data_from_where_it_is_told(how):
+    (command,) = dry_run(
+        "launch.sh", "--dry-run", how, "qwen2.5-3b-instruct", "band-kl", BANDPO_DATA="/shared/data"
+    )
+    assert "recipe.data=/shared/data" in command
+    (default,) = dry_run("launch.sh", "--dry-run", how, "qwen2.5-3b-instruct", "band-kl")
+    assert f"recipe.data={RECIPES.parent / 'data'}" in default
+
+
+def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
+    """And reads just the two files that the recipe names."""
+    datasets = pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
+    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    from bandpo.training.arguments import parse
+    from bandpo.training.train import load_data
+
+    folder = tmp_path / "my data" / "trl"
+    for name in ("dapo-math-17k", "math-3-5", "amc23"):
+        datasets.Dataset.from_dict({"prompt": [name]}).to_parquet(folder / f"{name}.parquet")
+    monkeypatch.chdir(RECIPES.parent)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    recipe = ("trl", "qwen2.5-3b-instruct", "band-kl", "--use_cpu", "true")
+    (command,) = dry_run("launch.sh", "--dry-run", *recipe, BANDPO_DATA=str(folder.parent))
+    arguments = parse([*command[command.index("train") + 1 :], "--bf16", "false"])
+    assert sorted(load_data(arguments)[0]["prompt"]) == ["dapo-math-17k", "math-3-5"]
+    (command,) = dry_run("launch.sh", "--dry-run", *recipe)
+    assert command[command.index("--data_dir") + 1] == str(RECIPES.parent / "data/trl")
 
 
 def test_the_launched_overrides_are_composed():

@@ -22,7 +22,6 @@ RECIPE = [
     "actor_rollout_ref.actor.use_dynamic_bsz=True",
     "actor_rollout_ref.actor.use_kl_loss=True",
     "actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=band",
     "+actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.05)'",
 ]
 
@@ -34,7 +33,9 @@ def folder(tmp_path_factory) -> Path:
 
 def failure(overrides: list[str], folder: Path) -> tuple[str, str]:
     failed = [
-        check for check in rehearse([*RECIPE, *overrides], folder=folder, steps=2).checks if not check.ok
+        check
+        for check in rehearse([*RECIPE, *overrides], folder=folder, steps=2, stand_in=True).checks
+        if not check.ok
     ]
     assert len(failed) == 1, failed
     return failed[0].name, failed[0].detail
@@ -42,7 +43,7 @@ def failure(overrides: list[str], folder: Path) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_a_sound_recipe_passes_from_config_to_resume(folder):
-    found = rehearse(RECIPE, folder=folder)
+    found = rehearse(RECIPE, folder=folder, stand_in=True)
     assert found.ok, found.checks
     assert [check.name for check in found.checks] == [
         *("settings", "training", "policy loss", "reward", "gradient", "weight sync", "validation"),
@@ -97,7 +98,7 @@ def test_a_broken_reward_is_named(body, part, words, folder, tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=bnad", "no policy loss named 'bnad'"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "write loss_mode=band"),
         ("actor_rollout_ref.actor.policy_loss.clip='Bnad(KL(), 0.05)'", "did you mean Band"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
@@ -107,6 +108,45 @@ def test_settings_are_refused_before_ray_starts(override, words, folder):
     name, detail = failure([override], folder)
     assert name == "settings"
     assert words in detail
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("data.train_files", "[{here}, {folder}/dapo-math-71k.parquet]"),
+        ("data.val_files", "{folder}/amc32.parquet"),
+        ("actor_rollout_ref.model.path", "{folder}/models/qwen"),
+        ("actor_rollout_ref.model.path", "./qwen"),
+        ("actor_rollout_ref.model.path", "hdfs://cluster/qwen"),
+    ],
+)
+def test_a_path_that_is_not_there_is_a_failure(key, path, folder):
+    here = folder / "here.jsonl"
+    here.write_text("{}")
+    path = path.format(here=here, folder=folder)
+    files = [f"data.{split}_files={here}" for split in ("train", "val")]
+    found = rehearse([*RECIPE, *files, f"{key}={path}"], folder=folder)
+    (_, check) = found.checks
+    assert (found.ok, check.name) == (False, "files")
+    assert check.detail.startswith(f"{key}: {path.split(', ')[-1].strip(']')} is not here")
+    assert "--stand-in" in check.detail
+    assert not (folder / "model").exists()
+
+
+def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
+    monkeypatch.setattr("bandpo.rehearsal.run.train", lambda *_: None)
+    missing = [f"data.train_files={folder}/nowhere.parquet", f"actor_rollout_ref.model.path={folder}/nothing"]
+    found = rehearse([*RECIPE, *missing], folder=folder, stand_in=True)
+    assert f"made up, since {folder}/nowhere.parquet is not here" in found.prompts
+    assert "files" not in [check.name for check in found.checks]
+    assert (folder / "model/config.json").exists()
+
+
+def test_an_unknown_loss_is_refused_before_ray_starts(folder):
+    found = rehearse([*RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"], folder=folder)
+    (check,) = found.checks
+    assert (check.name, check.ok) == ("settings", False)
+    assert "no policy loss named 'bnad'" in check.detail
 
 
 def test_a_misspelt_key_is_hydras_to_name():
@@ -240,11 +280,23 @@ def command(*arguments: str):
 
 def test_the_command_reports_and_exits_by_what_it_found(folder):
     found = command(
-        "--folder", str(folder), "--", *RECIPE, "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
+        "--folder", str(folder), "--", *RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
     )
     assert found.exit_code == 1
     assert "FAIL settings: there is no policy loss named 'bnad'" in found.output
     assert "Not covered: vLLM" in found.output
+
+
+def test_the_command_names_a_file_that_is_not_here(folder):
+    recipe = [
+        "+paper=base",
+        "+paper/model=qwen2.5-3b-instruct",
+        "+paper/rule=band-kl",
+        "recipe.data=/nowhere",
+    ]
+    found = command("--folder", str(folder), *recipe)
+    assert found.exit_code == 1
+    assert "FAIL files: data.train_files: /nowhere/verl/dapo-math-17k.parquet" in found.output
 
 
 def test_the_command_says_what_it_cannot_rehearse():

@@ -28,6 +28,10 @@ def rehearse(
     right_answer: Annotated[
         str | None, typer.Option(help="How your reward wants an answer; {0} stands for the ground truth.")
     ] = None,
+    stand_in: Annotated[
+        bool,
+        typer.Option("--stand-in", help="Make up the data files and the model that are not on this machine."),
+    ] = False,
     folder: Annotated[
         Path | None, typer.Option(help="Where to leave logs and metrics; a short path.")
     ] = None,
@@ -53,6 +57,7 @@ def rehearse(
                 steps=steps,
                 ranks=ranks,
                 timeout=timeout,
+                stand_in=stand_in,
                 folder=folder,
                 report=lambda stage: status.update(f"{stage} ({time.monotonic() - started:.0f} s)"),
                 **form,

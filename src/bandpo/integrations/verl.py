@@ -1,10 +1,9 @@
 """Band, and every other method, as a policy loss of stock verl: `pip install bandpo` beside it and two overrides.
 
     actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig
-    actor_rollout_ref.actor.policy_loss.loss_mode=band
     +actor_rollout_ref.actor.policy_loss.method='SAPO(1.0, 1.05)'
 
-The third names a method, or in its place ``clip`` a clip rule alone; without it the rule is ``Band(KL(), 0.05)``.
+The second names a method, or in its place ``clip`` a clip rule alone; without it the rule is ``Band(KL(), 0.05)``.
 Installing bandpo is what makes verl know the loss: verl loads the entry points of the group ``verl.plugins``, of which
 this module is one, on every ``import verl``, in Ray's workers too. So the package must be installed on every node, and
 this module imports no more than it needs.
@@ -24,6 +23,7 @@ from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
 from bandpo.methods import Parts
 from bandpo.objectives import DualClip
@@ -63,6 +63,8 @@ class BandPolicyLossConfig(PolicyLossConfig):
     Built by hydra in the driver before Ray starts, so a setting that cannot be read costs seconds. All are text.
 
     Args:
+        loss_mode: Always ``band``. verl's own default, ``vanilla``, counts as not set, since verl's config passes it
+            whether or not the user does. For verl's own losses leave ``_target_`` out.
         method: A method of `bandpo.methods`, or a clip rule: the whole loss, as it is published. None of verl's
             ``clip_ratio*`` has an effect beside it, ``clip_ratio_c`` included: a method that has a dual clip or a
             truncated weight says so itself, as in ``BandPO(dual_clip=5)`` or ``DPPO(max_weight=5)``. verl averages, by
@@ -75,8 +77,8 @@ class BandPolicyLossConfig(PolicyLossConfig):
         level: Beside ``clip``: ``token`` (default) or ``sequence`` (GSPO), see `bandpo.policy_loss`.
 
     Raises:
-        ValueError: a setting cannot be read, a radius needs what verl does not tell, or ``method`` stands beside
-            what it fixes. The message starts with the setting's name.
+        ValueError: ``loss_mode`` names another loss, a setting cannot be read, a radius needs what verl does not tell,
+            or ``method`` stands beside what it fixes. The message starts with the setting's name.
 
     >>> BandPolicyLossConfig(method="SAPO(1.0, 1.05)").loss_mode
     'band'
@@ -89,6 +91,12 @@ class BandPolicyLossConfig(PolicyLossConfig):
     level: str | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
+            raise ValueError(
+                f"{WHERE}loss_mode: {self.loss_mode!r} would not read the settings of bandpo: write loss_mode=band, "
+                "or leave _target_ out for a loss of verl's own"
+            )
+        object.__setattr__(self, "loss_mode", "band")
         _parts(self)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One launcher for every recipe:  recipes/launch.sh [--dry-run] HOW MODEL RULE [OVERRIDE...]
 #
-#   HOW    rehearse  small, on this machine's CPU
+#   HOW    rehearse  small, on this machine's CPU; --stand-in after RULE makes up data that is not on it
 #          run       here, in the foreground; on the Ray cluster of RAY_ADDRESS if that is set, else on a Ray of its own
 #          submit    as a job on a running cluster (RAY_ADDRESS, by default http://127.0.0.1:8265); follows its log
 #          trl       the same with TRL, on one node of 8 GPUs; overrides are options of `bandpo train`
@@ -31,14 +31,13 @@ how=$1 model=$2 rule=$3
 shift 3
 [ -f "recipes/paper/model/$model.yaml" ] && [ -f "recipes/paper/rule/$rule.yaml" ] || usage
 
-overrides=("+paper=base" "+paper/model=$model" "+paper/rule=$rule" "$@")
-output=$(realpath -m "${BANDPO_OUTPUT:-runs}")
-# As overrides, since neither this shell's folder nor its variables reach the other nodes.
-train=(python -m verl.trainer.main_ppo --config-dir recipes "${overrides[@]}"
-  "recipe.data=$(realpath -m "${BANDPO_DATA:-data}")" "recipe.output=$output"
+# Folders as overrides, since neither this shell's folder nor its variables reach the other nodes.
+data=$(realpath -m "${BANDPO_DATA:-data}") output=$(realpath -m "${BANDPO_OUTPUT:-runs}")
+overrides=("+paper=base" "+paper/model=$model" "+paper/rule=$rule" "recipe.data=$data" "$@")
+train=(python -m verl.trainer.main_ppo --config-dir recipes "${overrides[@]}" "recipe.output=$output"
   "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:${WANDB_MODE:-offline},WANDB_DIR:$output}")
 case $how in
-  rehearse) command=(bandpo rehearse --config-dir recipes -- "${overrides[@]}") ;;
+  rehearse) command=(bandpo rehearse --config-dir recipes "${overrides[@]}") ;;
   run) command=("${train[@]}") ;;
   submit)
     command=(ray job submit --address "${RAY_ADDRESS:-http://127.0.0.1:8265}" --working-dir .
@@ -47,7 +46,7 @@ case $how in
   trl)
     value() { sed -n "s/^ *$1: //p" "$2"; }
     command=(accelerate launch --config_file recipes/paper/accelerate.yaml --no_python bandpo train
-      --config recipes/paper/trl.yaml --output_dir "$output/$model-$rule-trl"
+      --config recipes/paper/trl.yaml --data_dir "$data/trl" --output_dir "$output/$model-$rule-trl"
       --model_name_or_path "$(value path "recipes/paper/model/$model.yaml")"
       --clip "$(value clip "recipes/paper/rule/$rule.yaml")" "$@")
     ;;

@@ -53,6 +53,7 @@ def rehearse(
     ranks: int = 1,
     timeout: float = 300.0,
     right_answer: str = RIGHT_ANSWER,
+    stand_in: bool = False,
     folder: Path | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
@@ -67,6 +68,8 @@ def rehearse(
         timeout: Seconds for each of the two runs.
         right_answer: How a right answer is written, `{0}` being the ground truth. Such answers are planted among
             the samples, so that the reward function sees right ones.
+        stand_in: Go on where a data file or the model's folder is not on this machine, with prompts made up and a
+            model of the family that the path names. Without it such a path is a failure.
         folder: Where to leave logs, metrics and checkpoints; a new one under the system's by default. Ray puts
             sockets there, so its path must be short.
         report: Called with a short text at every stage.
@@ -82,6 +85,10 @@ def rehearse(
     checks = [validate(config)]
     if not checks[-1].ok:
         return Rehearsal([], checks, "", folder)
+    absent = [] if stand_in else missing(config)
+    if absent:
+        checks.append(Check("files", False, "; ".join(absent) + " (--stand-in: go on with made-up ones)"))
+        return Rehearsal([], checks, "", folder)
 
     report("writing a tiny model")
     tokenizer = write_model(config.actor_rollout_ref.model.path, folder / "model")
@@ -89,9 +96,7 @@ def rehearse(
     answers: dict[str, str] = {}
     origins = []
     for split, count in (("train", PROMPTS * (steps + 2)), ("val", PROMPTS)):
-        named = config.data[f"{split}_files"]
-        paths = [named] if isinstance(named, str) else list(named)
-        prompts = choose_prompts(paths, key, tokenizer, PROMPT_TOKENS, count)
+        prompts = choose_prompts(data_files(config, split), key, tokenizer, PROMPT_TOKENS, count)
         write_rows(prompts.rows, folder / f"{split}.parquet")
         answers |= prompts.answers(key, right_answer)
         origins.append(f"{split} prompts: {prompts.origin}")
@@ -104,7 +109,7 @@ def rehearse(
     command = ["-m", "verl.trainer.main_ppo", "--config-name", config_name, *search, *overrides]
     command += [change.override for change in made]
     train(command, folder, "first", timeout, lambda stage: report(f"first run: {stage}"))
-    checks += judge_first(folder, steps, config.actor_rollout_ref.actor.policy_loss.loss_mode, answers)
+    checks += judge_first(folder, steps, loss_mode(config), answers)
     if all(check.ok for check in checks):
         more = f"++trainer.total_training_steps={steps + 1}"
         train([*command, more], folder, "resumed", timeout, lambda stage: report(f"resumed run: {stage}"))
@@ -139,8 +144,40 @@ def validate(config) -> Check:
             )
     except Exception as error:  # whatever a user's plug-in or verl raises is the finding
         return Check("settings", False, f"verl refuses the settings: {type(error).__name__}: {error}")
-    mode = settings.actor.policy_loss.loss_mode
+    mode = loss_mode(config)
     if mode not in POLICY_LOSS_REGISTRY:
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         return Check("settings", False, f"there is no policy loss named {mode!r}; known are {known}")
     return Check("settings", True, "accepted by verl at full size")
+
+
+def loss_mode(config) -> str:
+    """The name under which verl's workers look the loss up: the config class may decide it."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss).loss_mode
+
+
+def data_files(config, split: str) -> list[str]:
+    """The recipe's files for `train` or `val`: verl takes one or a list."""
+    named = config.data[f"{split}_files"]
+    return [named] if isinstance(named, str) else list(named)
+
+
+def missing(config) -> list[str]:
+    """One sentence for each file of the recipe that is not on this machine.
+
+    A model may be a name on a hub instead, which nobody looks up here; what cannot be such a name is a path.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    paths = [
+        (f"data.{split}_files", path) for split in ("train", "val") for path in data_files(config, split)
+    ]
+    model = config.actor_rollout_ref.model.path
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        paths.append(("actor_rollout_ref.model.path", model))
+    return [f"{key}: {path} is not here" for key, path in paths if not Path(path).expanduser().exists()]

@@ -43,6 +43,8 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    import bandpo.integrations._verl_digest  # noqa: F401  # as `import verl` does there
+
     spec = importlib.util.find_spec("verl")
     assert spec is not None
     assert spec.origin is not None

@@ -31,6 +31,10 @@ class RunArguments(GRPOScriptArguments):
             "help": "Go on with the run in output_dir from its last checkpoint; start it if there is none."
         },
     )
+    data_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder of the data_files of `datasets`; their own data_dir if unset."},
+    )
     train_prompts: int = field(default=4096, metadata={"help": "Prompts drawn from the embedded task."})
     eval_prompts: int = field(
         default=64,
@@ -152,6 +156,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
     except (ValueError, ImportError) as error:
         raise ValueError(str(error)) from error
+    if arguments.run.data_dir:
+        for part in arguments.mixture.datasets:
+            part.data_dir = arguments.run.data_dir
     if not (arguments.run.dataset_name or arguments.mixture.datasets):
         raise ValueError(
             "no data: give --dataset_name (a hub name, 'multiplication', or 'lock') or `datasets` in the YAML file"
