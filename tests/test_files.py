@@ -52,5 +52,30 @@ def test_a_last_line_without_its_end_counts_if_it_is_whole(tmp_path):
 def test_any_other_broken_line_is_named(line, tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(json.dumps({"step": 1}).encode() + b"\n" + line + b'\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is no JSON object"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2: not a JSON object"):
         list(read_jsonl(path))
+
+
+def test_a_file_that_nobody_writes_to_has_no_torn_tail(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"step": 1}\n{"step"')
+    with pytest.raises(ValueError, match=r"data.jsonl, line 2: not a JSON object"):
+        list(read_jsonl(path, growing=False))
+
+
+def test_a_file_is_read_no_further_than_it_is_asked_for(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('\ufeff{"step": 1}\r\nrubbish\n', encoding="utf-8")
+    rows = read_jsonl(path)
+    assert next(rows) == (1, {"step": 1})
+    rows.close()
+
+
+def test_what_is_written_while_it_is_read_is_left_for_the_next_time(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')
+    rows = read_jsonl(path)
+    assert [next(rows), next(rows)] == [(1, {"step": 1}), (2, {"step": 2})]
+    with path.open("a") as file:
+        file.write('\n{"step": 3}\n')
+    assert list(rows) == []

@@ -10,7 +10,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 from bandpo.rehearsal import CannotRehearse, rehearse
 from bandpo.rehearsal.shrink import changes, compose
 from bandpo.rehearsal.stand_ins import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
-from bandpo.rehearsal.verdict import explain, judge_first
+from bandpo.rehearsal.verdict import explain, judge_first, records
 
 RECIPE = [
     "algorithm.adv_estimator=grpo",
@@ -310,3 +310,11 @@ def test_the_command_takes_our_recipes(folder):
     found = command("--folder", str(folder), *arguments)
     assert found.exit_code == 1
     assert "7 GPUs" in found.output
+
+
+def test_a_rehearsals_metrics_cut_by_a_kill_are_read_up_to_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert records(path) == []
+    path.write_text('{"step": 1}\n{"st')
+    with pytest.warns(UserWarning, match="cut off"):
+        assert records(path) == [{"step": 1}]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,23 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parse(line: bytes) -> Any:
+    return json.loads(line.decode("utf-8"))
+
+
+def read_jsonl(
+    path: Path, *, growing: bool = True, parse: Callable[[bytes], Any] = _parse
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
 
-    A last line without its end was cut by a kill or is still being written. If it cannot be read, it is left out with
-    a warning.
+    Args:
+        path: The file; it is read as far as it is asked for.
+        growing: Whether a process writes to it, or did until it was killed. A last line without its end that cannot be
+            read is then left out, with a warning.
+        parse: What makes an object of a line; a ValueError says why it cannot.
 
     Raises:
-        ValueError: another line is no JSON object; the message names the file and the line.
+        ValueError: a line is no JSON object; the message names the file and the line.
 
     >>> import tempfile
     >>> log = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -64,19 +74,24 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     >>> list(read_jsonl(log))
     [(1, {'step': 1}), (3, {'step': 3})]
     """
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row: Any = json.loads(line.decode("utf-8"))
-            fault = "" if isinstance(row, dict) else f"a {type(row).__name__}, not an object"
-        except (ValueError, RecursionError) as error:
-            row, fault = None, str(error)
-        if not fault:
-            yield number, row
-            continue
-        said = f"{path}, line {number}", f"{line[:60]!r}"
-        if number < len(lines):
-            raise ValueError(f"{said[0]} is no JSON object: {said[1]} ({fault})")
-        warnings.warn(f"{said[0]}: the last line is cut off and is left out: {said[1]}", stacklevel=2)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            ended = line.endswith(b"\n")
+            line = line.removeprefix(codecs.BOM_UTF8).strip()
+            if line:
+                try:
+                    row: Any = parse(line)
+                    fault = "" if isinstance(row, dict) else f"but a {type(row).__name__}"
+                except (ValueError, RecursionError) as error:
+                    row, fault = None, str(error)
+                if not fault:
+                    yield number, row
+                elif growing and not ended:
+                    warnings.warn(
+                        f"{path}, line {number}: the last line is cut off and is left out: {line[:60]!r}",
+                        stacklevel=2,
+                    )
+                else:
+                    raise ValueError(f"{path}, line {number}: not a JSON object, {fault}: {line[:60]!r}")
+            if not ended:
+                return  # what is written after it from now on is the rest of this line

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bandpo._files import read_jsonl
 from bandpo.data.overlap import overlaps
 from bandpo.data.sources import SIZE, Problem, ProblemSet, Role, load, set_name
 from bandpo.evals.golds import Gold, unreadable
@@ -251,8 +252,7 @@ def _read_manifest(out: Path) -> dict[str, Any]:
 
 def _read_dropped(out: Path) -> list[Dropped]:
     path = out / "dropped.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [Dropped(**json.loads(line)) for line in lines]
+    return [Dropped(**row) for _, row in read_jsonl(path, growing=False)] if path.exists() else []
 
 
 def _earlier(

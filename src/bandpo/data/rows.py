@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
+
+from bandpo._files import read_jsonl
 
 
 class TextPart(BaseModel):
@@ -75,8 +76,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if path.suffix == ".jsonl":
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
-        return [_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        return [row for _, row in read_jsonl(path, growing=False, parse=_parse)]
     if path.suffix != ".parquet":
         raise ValueError(f"{path} must be a .parquet or .jsonl file")
     import pyarrow.parquet
@@ -87,13 +87,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
 
 
-def _read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> Any:
     try:
         # The stricter parser: half a surrogate pair or a NaN could not be written again.
-        row = from_json(line, allow_inf_nan=False)
+        return from_json(line, allow_inf_nan=False)
     except ValueError as error:
-        reason = str(error).replace("at line 1 column", "in column")
-        raise ValueError(f"{path}, line {number}: not a JSON object, {reason}: {line[:80]!r}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{path}, line {number}: not a JSON object: {line[:80]!r}")
-    return row
+        raise ValueError(str(error).replace("at line 1 column", "in column")) from error

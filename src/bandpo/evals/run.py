@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from bandpo._files import read_jsonl
 from bandpo.evals.generate import GenerationError, Generator
 from bandpo.evals.grading import grade
 from bandpo.evals.problems import EvalProblem, fingerprint
@@ -153,17 +154,21 @@ def _append(file: IO[str], sample: Sample) -> None:
 
 
 def _parse(path: Path) -> Iterator[tuple[int, Sample]]:
-    """Line numbers and samples; a last line without its end, cut by a kill, is left out."""
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for number, line in enumerate(lines[:-1], 1):
+    """Line numbers and samples."""
+    for number, row in read_jsonl(path):
         try:
-            yield number, Sample(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}, line {number} is not a sample: {line[:80]!r}") from error
+            yield number, Sample(**row)
+        except TypeError as error:
+            raise ValueError(f"{path}, line {number} is not a sample: {row!r:.80}") from error
 
 
 def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int, Sample]:
     done: dict[int, Sample] = {}
+    if not path.exists():
+        return done
+    content = path.read_bytes()
+    with path.open("r+b") as file:  # without a last line that a kill has cut: it is drawn again
+        file.truncate(content.rfind(b"\n") + 1)
     for number, sample in _parse(path):
         position = positions.get((sample.problem, sample.sample))
         if position is None or position in done:
@@ -171,10 +176,6 @@ def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int
                 f"{path}, line {number}: sample {sample.sample} of {sample.problem!r} is unknown or double"
             )
         done[position] = sample
-    if path.exists():
-        content = path.read_bytes()
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
     return done
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -130,8 +129,3 @@ def end_ray(temp_dir: Path) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(family, timeout=10)
-
-
-def read_jsonl(path: Path) -> list[dict]:
-    """The records of a file, none if there is no such file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

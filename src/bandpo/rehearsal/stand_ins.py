@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bandpo._files import read_jsonl
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -117,8 +118,7 @@ def _read(path: Path, limit: int = 500) -> list[dict[str, Any]]:
         import pyarrow.parquet as pq
 
         return next(pq.ParquetFile(path).iter_batches(limit)).to_pylist()
-    with path.open() as lines:
-        return [json.loads(line) for line in itertools.islice(lines, limit)]
+    return [row for _, row in itertools.islice(read_jsonl(path, growing=False), limit)]
 
 
 def choose_prompts(files: list[str], prompt_key: str, tokenizer: Any, max_tokens: int, count: int) -> Prompts:

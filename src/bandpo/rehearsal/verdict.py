@@ -7,9 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
+from bandpo._files import read_jsonl
 from bandpo.rehearsal import files
-from bandpo.rehearsal.run import FATAL, read_jsonl
+from bandpo.rehearsal.run import FATAL
 
 PROBABILITY_TOLERANCE = 1e-6
 """Largest difference of a token's probability between sampler and trainer, in fp32 (5e-9 is usual)."""
@@ -56,7 +58,7 @@ def judge_resumed(folder: Path, steps: int) -> Check:
             "resume", False, f"went on at step {min(metrics)}, not {steps + 1}: no checkpoint was found"
         )
     # The last sync of the first run and the first of the resumed one are of the same step, and so of one model.
-    checksums = [sync["checksum"] for sync in read_jsonl(folder / files.SYNCS) if sync["step"] == steps]
+    checksums = [sync["checksum"] for sync in records(folder / files.SYNCS) if sync["step"] == steps]
     if len(checksums) < 2 or not math.isclose(checksums[0], checksums[-1], rel_tol=1e-9):
         return Check(
             "resume", False, "the weights read from the checkpoint are not those that were written to it"
@@ -65,9 +67,14 @@ def judge_resumed(folder: Path, steps: int) -> Check:
     return Check("resume", sync.ok, "the same weights, one more step" if sync.ok else sync.detail)
 
 
+def records(path: Path) -> list[dict[str, Any]]:
+    """The records of a file, none if there is no such file."""
+    return [row for _, row in read_jsonl(path)] if path.exists() else []
+
+
 def _by_step(folder: Path, run: str) -> dict[int, dict[str, float]]:
-    records = read_jsonl(folder / files.METRICS.format(run))
-    return {record["step"]: record["data"] for record in records if "actor/grad_norm" in record["data"]}
+    logged = records(folder / files.METRICS.format(run))
+    return {record["step"]: record["data"] for record in logged if "actor/grad_norm" in record["data"]}
 
 
 def _loss(steps: dict[int, dict[str, float]], loss_mode: str) -> Check:
@@ -92,9 +99,7 @@ def _reward(folder: Path, answers: dict[str, str]) -> Check:
         return Check(
             "reward", True, "ran, but was not judged: no prompt has a short reward_model.ground_truth"
         )
-    responses = [
-        row for path in sorted((folder / files.ROLLOUTS).glob("*.jsonl")) for row in read_jsonl(path)
-    ]
+    responses = [row for path in sorted((folder / files.ROLLOUTS).glob("*.jsonl")) for row in records(path)]
     planted = set(answers.values())
     right = [row["score"] for row in responses if any(answer in row["output"] for answer in planted)]
     noise = [row["score"] for row in responses if not any(answer in row["output"] for answer in planted)]
