@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -203,26 +204,28 @@ def test_an_error_within_trl_keeps_its_traceback(monkeypatch):
         main()
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    """Files cannot grow beyond 1 kB."""
+@contextmanager
+def full_disk():
+    """Files cannot grow beyond 1 kB: only while it lasts, since the limit holds for pytest's own output too."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_spoils_no_picture_and_leaves_no_half_copies(tmp_path, monkeypatch, request):
+def test_a_full_disk_spoils_no_picture_and_leaves_no_half_copies(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     Path("old.png").write_bytes(b"a picture")
     from bandpo import figures  # noqa: F401  (whose fonts are looked up before the disk is full)
 
-    request.getfixturevalue("full_disk")
-    drawn = CliRunner().invoke(app, ["plot", "old.png"])
-    copied = CliRunner().invoke(app, ["recipes", "copy"])
+    with full_disk():
+        drawn = CliRunner().invoke(app, ["plot", "old.png"])
+        copied = CliRunner().invoke(app, ["recipes", "copy"])
     assert isinstance(drawn.exception, OSError)
     assert isinstance(copied.exception, OSError)
     assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
