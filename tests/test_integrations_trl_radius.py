@@ -221,7 +221,8 @@ for name, radius in {"hold": "HoldKL(0.02, 0.05, 0.5)", "entropy": "ByEntropy(0.
     trainer = trained(out / name, f"Band(KL(), {radius})", max_steps=12)
     rank = trainer.accelerator.process_index
     rows = logged(trainer, "radius", "radius_min", "radius_max")
-    (out / f"{name}-{rank}.json").write_text(json.dumps({"rows": rows, "held": trainer._held.held}))
+    held = trainer._held.held if name == "hold" else None
+    (out / f"{name}-{rank}.json").write_text(json.dumps({"rows": rows, "held": held}))
 """
 
 
