@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORE_TESTS := $(addprefix tests/test_, audit.py bounds.py clipping.py combinators.py custom.py diagnosis.py files.py losses.py \
-  method_references.py methods.py notation.py objectives.py radius.py rivals.py tokens.py watch.py)
+  method_references.py methods.py notation.py objectives.py radius.py rivals.py rule_check.py tokens.py watch.py)
 
 .PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps gpu-check \
   clean
