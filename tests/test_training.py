@@ -116,6 +116,9 @@ def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
         ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
     )
     assert "base_model: org/model\n" in card(named, RunFolder(tmp_path))
+    by_name = card(small(tmp_path, "--method=SAPO()"), RunFolder(tmp_path))
+    assert "| method | `SAPO(positive=1.0, negative=1.05)` |" in by_name
+    assert "None" not in by_name
     ours = card(small(tmp_path, "--save_strategy=no"), RunFolder(tmp_path))
     assert "base_model" not in ours
     assert "checkpoint" not in ours

@@ -110,16 +110,6 @@ def _value_text(value: Any) -> str:
     raise ValueError(f"{type(value).__name__} has no text form; write names and numbers only")
 
 
-def as_rule(clip: ClipRule | str, name: str = "clip") -> ClipRule:
-    """A clip rule, from its text form or as it is.
-
-    Raises:
-        TypeError: ``clip`` is neither.
-        ValueError: see `parse_rule`.
-    """
-    return _read(clip, ClipRule, name)
-
-
 def as_parts(
     method: Method | ClipRule | str | None = None,
     *,

@@ -28,6 +28,8 @@ def train(context: typer.Context) -> None:
         for score in next(iter(folder.evaluations.values())):
             table.add_row(score, *(f"{scores[score]:.3f}" for scores in folder.evaluations.values()))
         console.print(table)
-    console.print(f"{'clip':8} {arguments.training.clip}", highlight=False, soft_wrap=True)
-    for what, path in (("model", folder.model), ("curves", folder.curves), ("metrics", folder.metrics)):
-        console.print(f"{what:8} {path}", highlight=False, soft_wrap=True)
+    training = arguments.training
+    chosen = ("method", training.method) if training.method else ("clip", training.clip)
+    places = (("model", folder.model), ("curves", folder.curves), ("metrics", folder.metrics))
+    for what, value in (chosen, *places):
+        console.print(f"{what:8} {value}", highlight=False, soft_wrap=True)

@@ -30,8 +30,11 @@ def card(arguments: Arguments, folder: RunFolder) -> str:
     named = base not in EMBEDDED and not Path(base).exists()
     data = [run.dataset_name] if run.dataset_name else [str(part.path) for part in mixture.datasets]
     settings = {
-        "clip rule": training.clip,
-        "objective": training.objective,
+        **(
+            {"method": training.method}
+            if training.method
+            else {"clip rule": training.clip, "objective": training.objective}
+        ),
         "updates per batch": training.updates_per_batch,
         "learning rate": training.learning_rate,
         "optimiser steps": training.max_steps
