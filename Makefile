@@ -30,7 +30,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell src tests docs benchmarks scripts README.md CONTRIBUTING.md
+	$(BIN)/codespell src tests docs benchmarks scripts studies README.md CONTRIBUTING.md
 
 # Branch coverage of the core by the tests that are about it, which must be at least 95 %.
 coverage: $(READY)

@@ -9,8 +9,8 @@ from bandpo.integrations import ADAPTERS
 
 collect_ignore = [
     # Loaded by verl's own processes only: importing them takes verl's workers along, and their warnings.
-    "src/bandpo/rehearsal/cpu.py",
-    "src/bandpo/rehearsal/rollout.py",
+    "src/bandpo/lab/rehearsal/cpu.py",
+    "src/bandpo/lab/rehearsal/rollout.py",
     # An adapter's module needs its framework.
     *(
         f"src/bandpo/integrations/{adapter.module}.py"

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from bandpo.study.collect import read_records
-from bandpo.study.plan import parse_study
-from bandpo.study.tables import glance_table
+from bandpo.lab.study.collect import read_records
+from bandpo.lab.study.plan import parse_study
+from bandpo.lab.study.tables import glance_table
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "results" / "clipping" / "results.json"

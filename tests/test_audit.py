@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bandpo import DCPO, KL, Audit, Band, Capped, FixedClip, Sides, Unclipped, policy_loss
-from bandpo.audit import BINS, COUNTERFACTUALS
+from bandpo.diagnostics.audit import BINS, COUNTERFACTUALS
 
 
 def batch(seed, rows=8, columns=64):

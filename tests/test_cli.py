@@ -33,7 +33,7 @@ def find(words):
 
 def options_of_train():
     pytest.importorskip("trl")
-    from bandpo.training.arguments import parser
+    from bandpo.lab.training.arguments import parser
 
     return {option for action in parser()._actions for option in action.option_strings} | {"--config"}
 
@@ -54,7 +54,7 @@ def test_every_option_is_explained(name):
 
 def test_train_shows_trls_options_and_ours(capsys):
     assert {"--clip", "--learning_rate", "--resume"} <= options_of_train()
-    from bandpo.training.arguments import parse
+    from bandpo.lab.training.arguments import parse
 
     with pytest.raises(SystemExit) as stop:
         parse(["--help"])
@@ -78,7 +78,7 @@ def test_printed_commands_parse(page):
             continue
         if words[0] == "train":
             pytest.importorskip("trl")
-            from bandpo.training.arguments import parse
+            from bandpo.lab.training.arguments import parse
 
             parse([*arguments, "--use_cpu", "--bf16=False"])
         else:
@@ -135,12 +135,12 @@ def test_the_bounds_on_the_page_about_choosing_are_those_of_the_rules():
 
 def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypatch):
     pytest.importorskip("trl")
-    from bandpo.training import train as training
-    from bandpo.training.run_folder import RunFolder
+    from bandpo.lab.training import train as training
+    from bandpo.lab.training.run_folder import RunFolder
 
     folder = RunFolder(tmp_path)
     folder.record_evaluation("before", {"mean@4": 0.25})
-    monkeypatch.setattr(training, "train", lambda arguments: folder)
+    monkeypatch.setattr(training, "run_training", lambda arguments: folder)
     monkeypatch.setenv("COLUMNS", "40")
     lines = CliRunner().invoke(app, ["train", "--use_cpu", "--bf16=False"]).output.splitlines()
     assert "clip     Band(divergence=KL(), radius=0.05, max_ratio=10.0)" in lines
@@ -221,7 +221,7 @@ def test_a_full_disk_spoils_no_picture_and_leaves_no_half_copies(tmp_path, monke
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     Path("old.png").write_bytes(b"a picture")
-    from bandpo import figures  # noqa: F401  (whose fonts are looked up before the disk is full)
+    from bandpo.diagnostics import figures  # noqa: F401  (whose fonts are looked up before the disk is full)
 
     with full_disk():
         drawn = CliRunner().invoke(app, ["plot", "old.png"])

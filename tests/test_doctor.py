@@ -32,20 +32,24 @@ def framework(tmp_path, monkeypatch):
 
 
 def test_an_adapter_that_loads(framework):
-    assert doctor.diagnose(framework("import warnings; warnings.warn('noise')")) == ("1.0", "ok", "")
+    assert doctor.adapter_state(framework("import warnings; warnings.warn('noise')")) == ("1.0", "ok", "")
 
 
 def test_another_version_than_the_tested_one(framework):
-    assert doctor.diagnose(framework("", tested="2.0")) == ("1.0", "ok", "tested with 2.0")
+    assert doctor.adapter_state(framework("", tested="2.0")) == ("1.0", "ok", "tested with 2.0")
 
 
 def test_an_adapter_that_the_framework_breaks(framework):
-    found = doctor.diagnose(framework("raise AttributeError('module house has no attribute loss')"))
+    found = doctor.adapter_state(framework("raise AttributeError('module house has no attribute loss')"))
     assert found == ("1.0", "fails", "AttributeError: module house has no attribute loss")
 
 
 def test_a_framework_that_is_not_there():
-    assert doctor.diagnose(Adapter("Nobody's", "nobodys-rl", "nobodys_rl", "trl", "1")) == ("", "absent", "")
+    assert doctor.adapter_state(Adapter("Nobody's", "nobodys-rl", "nobodys_rl", "trl", "1")) == (
+        "",
+        "absent",
+        "",
+    )
 
 
 def test_verl_without_its_entry_point_or_with_a_filter(monkeypatch):
@@ -65,7 +69,7 @@ def test_verl_without_its_entry_point_or_with_a_filter(monkeypatch):
 def test_the_command_has_a_row_for_each_and_fails_if_one_does(monkeypatch, state, code):
     monkeypatch.setattr(
         doctor,
-        "diagnose",
+        "adapter_state",
         lambda adapter: ("1.0", state, "why") if adapter is ADAPTERS[2] else ("", "ok", ""),
     )
     result = CliRunner().invoke(app, ["doctor"])

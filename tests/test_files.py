@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bandpo._files import read_jsonl, replacing
+from bandpo.diagnostics.files import read_jsonl, replacing
 
 
 def half_a_file(path):

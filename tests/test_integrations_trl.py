@@ -39,11 +39,11 @@ from bandpo import (
     Unclipped,
     policy_loss,
 )
-from bandpo.audit import Audit
+from bandpo.diagnostics.audit import Audit
+from bandpo.diagnostics.watch import BandWarning
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
-from bandpo.tasks import multiplication
-from bandpo.watch import BandWarning
+from bandpo.lab.tasks import multiplication
 
 SETTINGS = {
     "use_cpu": True,
@@ -118,7 +118,9 @@ def dense_reference(trainer, inputs, rule, aggregation):
     return loss.sum() / mask.sum()
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.watch.BandWarning")  # a tiny radius, so that something is clipped
+@pytest.mark.filterwarnings(
+    "ignore::bandpo.diagnostics.watch.BandWarning"
+)  # a tiny radius, so that something is clipped
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
 @pytest.mark.parametrize("rule", [Band(KL(), 1e-3), Band(KL(), 0.05)], ids=repr)
 def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
@@ -261,7 +263,7 @@ def _trained(tmp_path_factory):
         (DualClip(1.01), FixedClip(0.02, 0.03)),
         (SequenceMask(1e-3), FixedClip(0.02, 0.03)),
         (GeometricMean(), FixedClip(0.02, 0.03)),
-        (Balanced(low=0.98, high=1.01, max_low=0.99, max_high=1.05, step=0.01), Unclipped()),
+        (Balanced(lower=0.98, upper=1.01, max_lower=0.99, max_upper=1.05, step=0.01), Unclipped()),
     ],
     ids=repr,
 )
@@ -344,7 +346,7 @@ import json, sys
 from pathlib import Path
 from trl import GRPOConfig
 from test_integrations_trl import LOG, make
-from bandpo.audit import Audit
+from bandpo.diagnostics.audit import Audit
 from bandpo.integrations.trl import AuditedGRPOTrainer
 
 seen, of = [], Audit.from_views
@@ -444,7 +446,7 @@ def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeyp
     assert (float(trainer.epsilon_low), float(trainer.epsilon_high)) == (0.2, 0.2)
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
 def test_training_moves_the_model_and_logs_the_clip(tmp_path):
     settings = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 8}
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, clip="Band(KL(), 1e-4)", **settings)
@@ -565,7 +567,7 @@ def test_a_method_by_name(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-@pytest.mark.filterwarnings("ignore::bandpo.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
 def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="anchor='rollout' needs use_vllm, or a rollout_func"):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")

@@ -12,12 +12,12 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import psutil
 
-from bandpo.rehearsal import files
-from bandpo.rehearsal.run import end_ray, environment
-from bandpo.rehearsal.shrink import PROMPTS, changes, compose
-from bandpo.rehearsal.stand_ins import choose_prompts, write_model, write_rows
+from bandpo.lab.rehearsal import files
+from bandpo.lab.rehearsal.inputs import choose_prompts, write_model, write_rows
+from bandpo.lab.rehearsal.run import end_ray, environment
+from bandpo.lab.rehearsal.shrink import PROMPTS, changes, compose
 
-RECIPES = Path(__file__).parents[1] / "src/bandpo/recipes"
+RECIPES = Path(__file__).parents[1] / "src/bandpo/lab/recipes"
 NAMES = ["qwen2.5-3b-instruct", "band-kl"]
 
 

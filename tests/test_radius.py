@@ -19,16 +19,16 @@ from bandpo import (
     HoldKL,
     Intersection,
     Linear,
-    Moment,
     Sides,
     TotalVariation,
+    TrainingState,
     Unclipped,
     Union,
     parse_rule,
     policy_loss,
 )
-from bandpo.audit import Audit
 from bandpo.clipping import bands
+from bandpo.diagnostics.audit import Audit
 from bandpo.integrations._adapt import read_parts
 
 sizes = st.floats(1e-4, 1.0)
@@ -39,7 +39,7 @@ RADII = [
     BySurprisal(0.02, 0.1),
     ByEntropy(0.1, 0.02),
     HoldClipRate(0.01, 0.05),
-    HoldKL(1e-3, 0.05, gain=0.3, low=0.01, high=0.06),
+    HoldKL(1e-3, 0.05, gain=0.3, min_radius=0.01, max_radius=0.06),
     HoldEntropy(0.3, 0.05),
 ]
 
@@ -73,9 +73,9 @@ def gradient(clip, **settings):
     ],
 )
 def test_schedules_by_hand(radius, progress, expected):
-    assert radius.at(Moment(progress=progress)) == pytest.approx(expected, rel=1e-14)
-    assert Band(KL(), radius).at(Moment(progress=progress)) == Band(
-        KL(), radius.at(Moment(progress=progress))
+    assert radius.resolved(TrainingState(progress=progress)) == pytest.approx(expected, rel=1e-14)
+    assert Band(KL(), radius).resolved(TrainingState(progress=progress)) == Band(
+        KL(), radius.resolved(TrainingState(progress=progress))
     )
 
 
@@ -83,7 +83,7 @@ def test_schedules_by_hand(radius, progress, expected):
 def test_schedules_are_bounded_and_monotone(start, end, a, b, kind):
     radius = kind(start, end)
     low, high = radius.range
-    first, second = (radius.at(Moment(progress=x)) for x in sorted((a, b)))
+    first, second = (radius.resolved(TrainingState(progress=x)) for x in sorted((a, b)))
     for value in (first, second):
         assert low * (1 - 1e-12) <= value <= high * (1 + 1e-12)
     assert (second - first) * math.copysign(1, end - start) >= -1e-15
@@ -94,7 +94,7 @@ def test_per_token_by_hand():
     logp_old = torch.tensor([0.0, math.log(0.5), math.log(0.25), -math.inf])
     torch.testing.assert_close(surprisal.radius_for(logp_old), torch.tensor([0.02, 0.06, 0.08, 0.1]))
     entropy = torch.tensor([0.0, math.log(2), math.log(4), -1e-8])
-    at = Band(KL(), ByEntropy(certain=0.02, uncertain=0.1)).at(Moment(entropy=entropy))
+    at = Band(KL(), ByEntropy(certain=0.02, uncertain=0.1)).resolved(TrainingState(entropy=entropy))
     torch.testing.assert_close(at.radius, torch.tensor([0.02, 0.06, 0.08, 0.02]))
 
 
@@ -102,8 +102,8 @@ def test_per_token_by_hand():
 def test_per_token_is_bounded_and_monotone(certain, uncertain, a, b):
     nats = torch.tensor(sorted((a, b)), dtype=torch.float64)
     for values in (
-        BySurprisal(certain, uncertain).of(-nats),
-        ByEntropy(certain, uncertain).at(Moment(entropy=nats)),
+        BySurprisal(certain, uncertain).per_token(-nats),
+        ByEntropy(certain, uncertain).resolved(TrainingState(entropy=nats)),
     ):
         low, high = BySurprisal(certain, uncertain).range
         assert low * (1 - 1e-12) <= values.min()
@@ -158,8 +158,8 @@ def test_short_text():
     ids=lambda r: repr(r) if not isinstance(r, torch.Tensor) else f"tensor{tuple(r.shape)}",
 )
 def test_a_constant_in_any_form_is_the_constant(radius, level):
-    moment = Moment(progress=0.3, entropy=tokens()[1].abs(), held={})
-    clip = Sides(Band(KL(), radius), Capped(Band(KL(), radius), 2.0)).at(moment)
+    moment = TrainingState(progress=0.3, entropy=tokens()[1].abs(), radii={})
+    clip = Sides(Band(KL(), radius), Capped(Band(KL(), radius), 2.0)).resolved(moment)
     fixed = Sides(Band(KL(), 0.01), Capped(Band(KL(), 0.01), 2.0))
     expected = gradient(fixed, level=level)
     assert torch.equal(gradient(clip, level=level), expected)
@@ -190,9 +190,9 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
 def test_rules_within_rules():
     rule = Capped(Sides(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), 4.0)
     assert list(bands(rule)) == ["rule.lower", "rule.upper"]
-    later = rule.at(Moment(progress=0.5))
+    later = rule.resolved(TrainingState(progress=0.5))
     assert later == Capped(Sides(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), 4.0)
-    both = later.at(Moment(entropy=torch.zeros(6, 9)))
+    both = later.resolved(TrainingState(entropy=torch.zeros(6, 9)))
     same = Capped(Sides(Band(KL(), 0.03), Band(KL(), 0.1)), 4.0)
     assert torch.equal(gradient(both), gradient(same))
     for fixed in (
@@ -201,17 +201,17 @@ def test_rules_within_rules():
         Union(Band(), FixedClip()),
         Intersection(Band(), Band(KL(), BySurprisal(1, 2))),
     ):
-        assert fixed.at(Moment(progress=0.5, held={})) is fixed
+        assert fixed.resolved(TrainingState(progress=0.5, radii={})) is fixed
 
 
 @pytest.mark.parametrize(
     ("radius", "needs"),
-    [(Linear(1, 2), "progress"), (ByEntropy(1, 2), "entropy"), (HoldKL(1, 2), "held")],
+    [(Linear(1, 2), "progress"), (ByEntropy(1, 2), "entropy"), (HoldKL(1, 2), "radii")],
     ids=repr,
 )
 def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
     logp, logp_old, advantages = tokens()
-    rule = Union(FixedClip(), Band(KL(), radius)).at(Moment())
+    rule = Union(FixedClip(), Band(KL(), radius)).resolved(TrainingState())
     for use in (
         lambda: rule.bounds(logp_old),
         lambda: rule.outside(logp - logp_old, logp_old),
@@ -219,12 +219,10 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
         lambda: Audit.from_batch(logp, logp_old, advantages, clip=rule),
     ):
         with pytest.raises(
-            ValueError, match=rf"known only at a moment of training: put rule.at\(Moment\({needs}="
+            ValueError, match=rf"depends on the training state: use rule.resolved\(TrainingState\({needs}="
         ):
             use()
-    with pytest.raises(
-        ValueError, match=f"depends on the moment's {needs}, which this framework does not tell"
-    ):
+    with pytest.raises(ValueError, match=f"depends on {needs}, which this framework does not tell"):
         read_parts(clip=repr(rule))
 
 
@@ -271,8 +269,8 @@ def test_equality_and_text_of_a_tensor():
         (HoldKL(0.01, 0.05), 0.01, 0.05),
         (HoldKL(0.01, 0.05), math.nan, 0.05),
         (HoldKL(0.01, 0.05), math.inf, 0.05),
-        (HoldKL(0.01, 0.05, low=0.049), 9.0, 0.049),
-        (HoldKL(0.01, 0.05, high=0.051), 0.0, 0.051),
+        (HoldKL(0.01, 0.05, min_radius=0.049), 9.0, 0.049),
+        (HoldKL(0.01, 0.05, max_radius=0.051), 0.0, 0.051),
     ],
 )
 def test_updates_by_hand(hold, measured, expected):
@@ -287,7 +285,7 @@ def test_updates_by_hand(hold, measured, expected):
     b=st.floats(0, 1e6),
 )
 def test_updates_are_bounded_and_monotone(kind, target, radius, a, b):
-    hold = kind(target, 0.05, low=1e-5, high=2.0)
+    hold = kind(target, 0.05, min_radius=1e-5, max_radius=2.0)
     less, more = (hold.update(radius, x) for x in sorted((a, b)))
     for after in (less, more):
         assert 1e-5 <= after <= 2.0
@@ -298,15 +296,21 @@ def test_updates_are_bounded_and_monotone(kind, target, radius, a, b):
 
 def test_a_controller_holds_the_clip_rate():
     """The loop closed over real bands: random moves of a policy, clipped at the rate asked for."""
-    rule, held, rates = Band(KL(), HoldClipRate(0.15, 0.5, gain=0.3, low=1e-3, high=1.0)), {}, []
+    rule, radii, rates = (
+        Band(KL(), HoldClipRate(0.15, 0.5, gain=0.3, min_radius=1e-3, max_radius=1.0)),
+        {},
+        [],
+    )
     for batch in range(80):
         logp, logp_old, advantages = tokens(batch, (40, 20))
-        metrics = policy_loss(logp, logp_old, advantages, clip=rule.at(Moment(held=held))).metrics
-        held = rule.updated(held, metrics)
+        metrics = policy_loss(
+            logp, logp_old, advantages, clip=rule.resolved(TrainingState(radii=radii))
+        ).metrics
+        radii = rule.next_radii(radii, metrics)
         rates.append(float(metrics["clip_high"] + metrics["clip_low"]))
     assert rates[0] < 0.05
     assert sum(rates[-30:]) / 30 == pytest.approx(0.15, rel=0.1)
-    assert list(held) == [repr(rule.radius)]
+    assert list(radii) == [repr(rule.radius)]
 
 
 @pytest.mark.parametrize(
@@ -318,28 +322,30 @@ def test_a_controller_holds_the_clip_rate():
     ids=["HoldKL", "HoldEntropy"],
 )
 def test_controllers_move_the_right_way(hold, metrics):
-    rule, held = Sides(FixedClip(), Band(KL(), hold)), {}
+    rule, radii = Sides(FixedClip(), Band(KL(), hold)), {}
     for _ in range(200):
-        held = rule.updated(held, metrics(rule.at(Moment(held=held)).upper.radius))
-    assert hold.measured(metrics(held[repr(hold)])) == pytest.approx(hold.target, rel=1e-3)
+        radii = rule.next_radii(radii, metrics(rule.resolved(TrainingState(radii=radii)).upper.radius))
+    assert hold.measured(metrics(radii[repr(hold)])) == pytest.approx(hold.target, rel=1e-3)
 
 
 def test_two_controllers_in_one_rule():
     rule = Sides(Band(KL(), HoldKL(0.01, 0.05)), Band(KL(), HoldClipRate(0.01, 0.1)))
-    held = rule.updated({}, {"approx_kl": 0.03, "clip_high": 0.03, "clip_low": 0.0})
-    later = rule.at(Moment(held=held))
+    radii = rule.next_radii({}, {"approx_kl": 0.03, "clip_high": 0.03, "clip_low": 0.0})
+    later = rule.resolved(TrainingState(radii=radii))
     assert later.lower.radius == pytest.approx(0.05 * math.exp(-0.05))
     assert later.upper.radius == pytest.approx(0.1 * math.exp(0.05))
-    assert Band().updated({}, {}) == {}
+    assert Band().next_radii({}, {}) == {}
     with pytest.raises(ValueError, match="measures 'approx_kl', which the metrics lack"):
-        rule.updated({}, {"clip_high": 0.1, "clip_low": 0.1})
+        rule.next_radii({}, {"clip_high": 0.1, "clip_low": 0.1})
 
 
 def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), HoldEntropy(0.3, 0.05))
-    audit = Audit.from_batch(logp, logp_old, advantages, clip=rule.at(Moment(held={})))
-    assert rule.updated({}, audit.without_counterfactuals.metrics()) == rule.updated({}, audit.metrics())
+    audit = Audit.from_batch(logp, logp_old, advantages, clip=rule.resolved(TrainingState(radii={})))
+    assert rule.next_radii({}, audit.without_counterfactuals.metrics()) == rule.next_radii(
+        {}, audit.metrics()
+    )
     assert "if/Band/clip_high" not in audit.without_counterfactuals.metrics()
     other = Audit.from_batch(logp, logp_old, advantages, clip=Band(), counterfactuals={})
     both = (audit.without_counterfactuals + other).metrics()
@@ -363,10 +369,10 @@ def test_the_share_of_a_radius_that_differs_by_token():
         (lambda: BySurprisal(-1, 0.1), ValueError, "certain must be"),
         (lambda: ByEntropy(0.1, math.nan), ValueError, "uncertain must be"),
         (lambda: HoldKL(0.0, 0.05), ValueError, "target must be"),
-        (lambda: HoldKL(0.1, 0.05, low=0.1), ValueError, r"start=0.05 must lie between low=0.1 and high=0.5"),
+        (lambda: HoldKL(0.1, 0.05, min_radius=0.1), ValueError, r"between min_radius=0.1 and max_radius=0.5"),
         (lambda: HoldKL(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),
         (lambda: HoldKL(0.1, 0.05).update(0.05, -0.1), ValueError, "given -0.1, but what it measures is never"),
-        (lambda: Moment(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
+        (lambda: TrainingState(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
         (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),
         (lambda: Band(KL(), torch.tensor([0.1, 0.0])).bounds(-torch.ones(2)), ValueError, "finite and above 0"),
         (lambda: Band(KL(), torch.ones(3)).outside(torch.zeros(2), -torch.ones(2)), ValueError, "does not broadcast"),

@@ -14,14 +14,14 @@ import yaml
 from bandpo import Band, parse_rule
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ROOT / "src/bandpo/recipes"
+RECIPES = ROOT / "src/bandpo/lab/recipes"
 MODELS = sorted(path.stem for path in (RECIPES / "paper/model").glob("*.yaml"))
 RULES = sorted(path.stem for path in (RECIPES / "paper/rule").glob("*.yaml"))
 
 
 def compose(*overrides: str):
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
-    from bandpo.rehearsal.shrink import compose
+    from bandpo.lab.rehearsal.shrink import compose
 
     return compose(["+paper=base", *overrides], RECIPES, "ppo_trainer")
 
@@ -123,7 +123,7 @@ def test_stock_verl_knows_the_folder():
 
 def test_verl_accepts_the_recipe_at_full_size():
     config = compose("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
-    from bandpo.rehearsal import validate
+    from bandpo.lab.rehearsal import validate
 
     check = validate(config)
     assert check.ok, check.detail
@@ -145,7 +145,7 @@ def test_dapos_additions_are_verls_own():
 
 def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
-    from bandpo.training.arguments import parse, reward_functions
+    from bandpo.lab.training.arguments import parse, reward_functions
 
     monkeypatch.chdir(RECIPES.parent)
     (command,) = dry_run(
@@ -193,8 +193,8 @@ def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
     """And reads just the two files that the recipe names."""
     datasets = pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
     pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
-    from bandpo.training.arguments import parse
-    from bandpo.training.train import load_data
+    from bandpo.lab.training.arguments import parse
+    from bandpo.lab.training.train import load_data
 
     folder = tmp_path / "my data" / "trl"
     for name in ("dapo-math-17k", "math-3-5", "amc23"):

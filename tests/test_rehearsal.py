@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
-from bandpo.rehearsal import CannotRehearse, rehearse
-from bandpo.rehearsal.shrink import changes, compose
-from bandpo.rehearsal.stand_ins import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
-from bandpo.rehearsal.verdict import explain, judge_first, records
+from bandpo.lab.rehearsal import CannotRehearse, rehearse
+from bandpo.lab.rehearsal.checks import explain, judge_first, records
+from bandpo.lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
+from bandpo.lab.rehearsal.shrink import changes, compose
 
 RECIPE = [
     "algorithm.adv_estimator=grpo",
@@ -54,7 +54,7 @@ def test_a_sound_recipe_passes_from_config_to_resume(folder):
 
 
 BROKEN_SYNC = """
-from bandpo.rehearsal.rollout import TransformersRollout as Rollout
+from bandpo.lab.rehearsal.rollout import TransformersRollout as Rollout
 whole, calls = Rollout.update_weights, []
 async def update_weights(self, weights, **options):
     calls.append(1)
@@ -134,7 +134,7 @@ def test_a_path_that_is_not_there_is_a_failure(key, path, folder):
 
 
 def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
-    monkeypatch.setattr("bandpo.rehearsal.run.train", lambda *_: None)
+    monkeypatch.setattr("bandpo.lab.rehearsal.run.train", lambda *_: None)
     missing = [f"data.train_files={folder}/nowhere.parquet", f"actor_rollout_ref.model.path={folder}/nothing"]
     found = rehearse([*RECIPE, *missing], folder=folder, stand_in=True)
     assert f"made up, since {folder}/nowhere.parquet is not here" in found.prompts

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from bandpo.study.collect import Record, read_records
-from bandpo.study.plan import Study, parse_study
-from bandpo.study.report import study_page
-from bandpo.study.statistics import Contrast, Interval, by_seed, differences
-from bandpo.tasks import multiplication
+from bandpo.lab.study.collect import Record, read_records
+from bandpo.lab.study.plan import Study, parse_study
+from bandpo.lab.study.report import study_page
+from bandpo.lab.study.statistics import Contrast, Interval, by_seed, differences
+from bandpo.lab.tasks import multiplication
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "clipping"
@@ -35,7 +35,7 @@ def mean(experiment: str, arm: str, metric: str = "mean@32") -> str:
 
 
 def contrast(arm: str, minus: str, metric: str) -> Contrast:
-    return Contrast.of(*first_study(), arm, minus, metric)
+    return Contrast.from_records(*first_study(), arm, minus, metric)
 
 
 def section(page: str, heading: str) -> str:
@@ -114,7 +114,7 @@ def test_what_is_said_of_the_control_tasks_is_the_data_s():
             if row["environment"] == environment
         }
         seeds = {seed for _, seed in returns}
-        return Interval.of_gaps([returns[rule, seed] - returns[other, seed] for seed in seeds])[0]
+        return Interval.from_gaps([returns[rule, seed] - returns[other, seed] for seed in seeds])[0]
 
     wide, band = "FixedClip(0.4, 0.4)", "Band(KL(), 0.05)"
     page = (ROOT / "docs/frameworks.md").read_text()

@@ -32,7 +32,6 @@ from bandpo import (
     Linear,
     Masked,
     Method,
-    Moment,
     NeymanChi2,
     Objective,
     Outside,
@@ -44,6 +43,7 @@ from bandpo import (
     SquaredHellinger,
     Surrogate,
     TotalVariation,
+    TrainingState,
     Unclipped,
     Union,
     check,
@@ -480,4 +480,4 @@ def test_a_stand_in_moment_knows_every_radius_of_ours():
         Band(KL(), Linear(0.1, 0.2)), Sides(Band(KL(), ByEntropy(0.1, 0.2)), Band(KL(), HoldKL(1e-3, 0.1)))
     )
     check(rule)
-    assert rule.at(Moment()) is rule
+    assert rule.resolved(TrainingState()) is rule

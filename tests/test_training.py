@@ -14,10 +14,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from bandpo.training.arguments import parse, reward_functions
-from bandpo.training.card import card
-from bandpo.training.run_folder import RunFolder
-from bandpo.training.train import RunTrainer, train
+from bandpo.lab.training.arguments import parse, reward_functions
+from bandpo.lab.training.card import run_card
+from bandpo.lab.training.run_folder import RunFolder
+from bandpo.lab.training.train import RunTrainer, run_training
 
 # The embedded task, made small: three batches of two updates.
 SMALL = [
@@ -54,7 +54,7 @@ def weights(folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A finished run."""
-    return train(small(tmp_path_factory.mktemp("whole") / "run")).path
+    return run_training(small(tmp_path_factory.mktemp("whole") / "run")).path
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def cut(path):
 
 
 def test_a_run_leaves_everything_behind(tmp_path):
-    folder = train(small(tmp_path / "run"))
+    folder = run_training(small(tmp_path / "run"))
     config = yaml.safe_load((folder.path / "config.yaml").read_text())
     assert config["arguments"]["clip"] == "Band(divergence=KL(), radius=0.05, max_ratio=10.0)"
     assert config["versions"]["trl"]
@@ -107,7 +107,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
         assert list(folder.path.glob(name)), name
     # A second call with --resume finds it finished and touches nothing.
     stamp = folder.metrics.stat().st_mtime_ns
-    train(small(tmp_path / "run", "--resume"))
+    run_training(small(tmp_path / "run", "--resume"))
     assert folder.metrics.stat().st_mtime_ns == stamp
 
 
@@ -115,17 +115,20 @@ def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
     named = parse(
         ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
     )
-    assert "base_model: org/model\n" in card(named, RunFolder(tmp_path))
-    by_name = card(small(tmp_path, "--method=SAPO()"), RunFolder(tmp_path))
+    assert "base_model: org/model\n" in run_card(named, RunFolder(tmp_path))
+    by_name = run_card(small(tmp_path, "--method=SAPO()"), RunFolder(tmp_path))
     assert "| method | `SAPO(positive=1.0, negative=1.05)` |" in by_name
     assert "None" not in by_name
-    ours = card(small(tmp_path, "--save_strategy=no"), RunFolder(tmp_path))
+    ours = run_card(small(tmp_path, "--save_strategy=no"), RunFolder(tmp_path))
     assert "base_model" not in ours
     assert "checkpoint" not in ours
 
 
 def test_scores_in_between_are_logged_and_change_nothing(tmp_path):
-    plain, scored = train(small(tmp_path / "plain")), train(small(tmp_path / "scored", "--eval_every=4"))
+    plain, scored = (
+        run_training(small(tmp_path / "plain")),
+        run_training(small(tmp_path / "scored", "--eval_every=4")),
+    )
     rows = [row for row in scored.history() if "mean@4" in row]
     assert [row["step"] for row in rows] == [4]
     assert rows[0].keys() == {"step", "mean@4", "pass@4"}
@@ -138,7 +141,7 @@ def test_scores_in_between_are_logged_and_change_nothing(tmp_path):
 def test_other_methods_by_name(tmp_path):
     """DPPO and GSPO from the command line, and what the audit logs of them."""
     dppo = ["--clip", "Band(TotalVariation, 0.15, inf)", "--objective", "Masked(20)"]
-    folder = train(small(tmp_path / "dppo", *dppo, "--max_steps=2", "--eval_prompts=0"))
+    folder = run_training(small(tmp_path / "dppo", *dppo, "--max_steps=2", "--eval_prompts=0"))
     config = yaml.safe_load((folder.path / "config.yaml").read_text())["arguments"]
     assert config["objective"] == "Masked(max_weight=20, both_sides=False)"
     assert {"audit/clip_high", "audit/if/Band/clip_high", "audit/radius_used"} <= folder.history()[-1].keys()
@@ -159,14 +162,13 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     With a controller, whose state is in the checkpoint too, and scores taken in between.
     """
     steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
-    whole = train(small(tmp_path / "whole", steered, "--eval_every=2"))
+    whole = run_training(small(tmp_path / "whole", steered, "--eval_every=2"))
     radii = [row["radius"] for row in whole.history() if "radius" in row]
     assert len(set(radii)) == 3
     assert radii[::2] == radii[1::2]  # one for each batch
     argv = [*SMALL, steered, "--eval_every=2", "--output_dir", str(tmp_path / "cut")]
-    code = (
-        "import sys; from bandpo.training import arguments, train; train.train(arguments.parse(sys.argv[1:]))"
-    )
+    code = "import sys; from bandpo.lab.training import arguments, train; "
+    code += "train.run_training(arguments.parse(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -176,7 +178,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    cut = train(parse([*argv, "--resume"]))
+    cut = run_training(parse([*argv, "--resume"]))
     assert [row["step"] for row in cut.history() if "mean@4" in row] == [2, 4, 6]
     assert_same(cut.path, whole.path)
 
@@ -191,7 +193,7 @@ def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
         (copied / left).unlink()
     shutil.rmtree(copied / "model")
     cut(copied / "checkpoint-6" / name)
-    train(small(copied, "--resume"))
+    run_training(small(copied, "--resume"))
     said = capsys.readouterr().err
     assert re.search(rf"checkpoint-6 is damaged \({name} (has|cannot)", said)
     assert "going on from step 4" in said
@@ -203,7 +205,7 @@ def test_starts_again_where_no_checkpoint_is_whole(whole, copied, capsys):
     (copied / "manifest.json").unlink()
     for checkpoint in copied.glob("checkpoint-*"):
         (checkpoint / "optimizer.pt").unlink()
-    train(small(copied, "--resume"))
+    run_training(small(copied, "--resume"))
     assert "no checkpoint is whole: starting again from step 0" in capsys.readouterr().err
     assert_same(copied, whole)
 
@@ -220,19 +222,19 @@ def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(RunTrainer, "_save_optimizer_and_scheduler", full)
         with pytest.raises(OSError, match="No space left"):
-            train(small(tmp_path))
+            run_training(small(tmp_path))
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
     logged = (tmp_path / "error.log").read_text()
     assert "Traceback" in logged
     assert "No space left on device" in logged
-    train(small(tmp_path, "--resume"))
+    run_training(small(tmp_path, "--resume"))
     assert_same(tmp_path, whole)
 
 
 def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
     (copied / "manifest.json").unlink()
     shutil.rmtree(copied / "model")
-    train(small(copied, "--resume"))
+    run_training(small(copied, "--resume"))
     assert_same(copied, whole)
 
 
@@ -242,10 +244,10 @@ def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
 )
 def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, capsys):
     cut(copied / name)
-    train(small(copied, "--resume"))
+    run_training(small(copied, "--resume"))
     assert f"was finished, but {name} has" in capsys.readouterr().err
     assert_same(copied, whole)
-    train(small(copied, "--resume"))
+    run_training(small(copied, "--resume"))
     assert "made again" not in capsys.readouterr().err
 
 
@@ -255,19 +257,19 @@ def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
     shutil.rmtree(copied / "checkpoint-6")
     with (copied / "metrics.jsonl").open("ab") as file:
         file.write(rubbish)
-    train(small(copied, "--resume"))
+    run_training(small(copied, "--resume"))
     assert_same(copied, whole)
 
 
 def test_one_process_at_a_time_works_in_a_folder(tmp_path):
-    code = "import sys, time; from bandpo.training.run_folder import RunFolder\n"
+    code = "import sys, time; from bandpo.lab.training.run_folder import RunFolder\n"
     code += "with RunFolder(sys.argv[1]).held(): print('held', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == b"held\n"
             with pytest.raises(BlockingIOError, match=rf"in use by process {other.pid} on .*, since 20"):
-                train(small(tmp_path, "--resume"))
+                run_training(small(tmp_path, "--resume"))
         finally:
             other.kill()
     with RunFolder(tmp_path).held():  # a dead holder holds nothing
@@ -275,11 +277,11 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path):
 
 
 def test_refuses_a_used_folder_and_other_settings(tmp_path):
-    train(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
+    run_training(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
     with pytest.raises(ValueError, match="already used; add --resume"):
-        train(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
+        run_training(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
     with pytest.raises(ValueError, match=r"other settings.*learning_rate: 0.0001 → 0.001"):
-        train(
+        run_training(
             small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0", "--resume", "--learning_rate=1e-3")
         )
 
@@ -287,12 +289,12 @@ def test_refuses_a_used_folder_and_other_settings(tmp_path):
 def test_refuses_an_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written"):
-        train(small(tmp_path / "file" / "run"))
+        run_training(small(tmp_path / "file" / "run"))
 
 
 def test_refuses_a_checkpoint_in_the_middle_of_a_batch(tmp_path):
     with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
-        train(small(tmp_path / "run", "--save_steps=3"))
+        run_training(small(tmp_path / "run", "--save_steps=3"))
     assert not (tmp_path / "run").exists()
 
 
@@ -317,7 +319,7 @@ def test_refuses_settings_before_it_uses_the_folder(option, message, tmp_path, m
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # and no ~/.netrc
     with pytest.raises(ValueError, match=message):
-        train(small(tmp_path / "run", "--eval_prompts=0", option))
+        run_training(small(tmp_path / "run", "--eval_prompts=0", option))
     assert "evaluating" not in capsys.readouterr().err
     with RunFolder(tmp_path / "run").held():
         RunFolder(tmp_path / "run").check(small(tmp_path / "run"))
@@ -326,7 +328,7 @@ def test_refuses_settings_before_it_uses_the_folder(option, message, tmp_path, m
 def test_yaml_and_flags(tmp_path):
     (tmp_path / "run.yaml").write_text(
         "dataset_name: multiplication\nmodel_name_or_path: multiplication\n"
-        "reward_funcs: [accuracy_reward, bandpo.tasks.multiplication.reward]\n"
+        "reward_funcs: [accuracy_reward, bandpo.lab.tasks.multiplication.reward]\n"
         "clip: FixedClip(0.2, 0.28)\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
     )
     arguments = parse(["--config", str(tmp_path / "run.yaml"), "--learning_rate", "2e-5"])
@@ -415,14 +417,15 @@ def test_refuses_a_reward_that_leads_nowhere():
 
 
 def test_a_missing_model_is_named(tmp_path):
-    argv = ["--reward_funcs=bandpo.tasks.multiplication.reward", "--save_strategy=no", *CPU]
+    argv = ["--reward_funcs=bandpo.lab.tasks.multiplication.reward", "--save_strategy=no", *CPU]
     names = ["--dataset_name=multiplication", f"--model_name_or_path={tmp_path}/nothing"]
     arguments = parse([*names, f"--output_dir={tmp_path}/run", *argv])
     with pytest.raises(ValueError, match=f"model_name_or_path {tmp_path}/nothing: "):
-        train(arguments)
+        run_training(arguments)
 
 
 def test_a_missing_dataset_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"dataset_name {tmp_path}/nothing: "):
-        train(small(tmp_path / "run", f"--dataset_name={tmp_path}/nothing", "--model_name_or_path=multiplication",
-                    "--reward_funcs=bandpo.tasks.multiplication.reward", *CPU))  # fmt: skip
+        run_training(small(tmp_path / "run", f"--dataset_name={tmp_path}/nothing",
+                    "--model_name_or_path=multiplication",
+                    "--reward_funcs=bandpo.lab.tasks.multiplication.reward", *CPU))  # fmt: skip

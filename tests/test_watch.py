@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bandpo import KL, Audit, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped
-from bandpo.watch import BandWarning, Watch, check_radius
+from bandpo.diagnostics.watch import BandWarning, Watch, check_radius
 
 HEALTHY = {"calls": 8.0, "on_policy": 0.125, "inert": 0.2, "log_ratio_abs": 0.02, "ratio_mean": 1.0}
 

@@ -1,10 +1,15 @@
 """bandpo: probability-aware ratio bounds for PPO and GRPO, projected from an f-divergence trust region."""
 
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from bandpo._deprecated import MovedModules, warn
 from bandpo._rule_check import check
-from bandpo.audit import Audit
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.clipping import Band, ClipRule, FixedClip, Outside, Unclipped
 from bandpo.combinators import Capped, Intersection, Sides, Union
+from bandpo.dcpo import DCPO
 from bandpo.divergences import (
     KL,
     AlphaDivergence,
@@ -67,11 +72,13 @@ from bandpo.radius import (
     HoldEntropy,
     HoldKL,
     Linear,
-    Moment,
     Radius,
+    TrainingState,
 )
-from bandpo.rivals import DCPO
 from bandpo.tokens import Tokens
+
+if TYPE_CHECKING:
+    from bandpo.diagnostics.audit import Audit
 
 __version__ = "0.1.0"
 __all__ = [
@@ -122,7 +129,6 @@ __all__ = [
     "LossOutputs",
     "Masked",
     "Method",
-    "Moment",
     "NeymanChi2",
     "Objective",
     "Outside",
@@ -141,6 +147,7 @@ __all__ = [
     "Surrogate",
     "Tokens",
     "TotalVariation",
+    "TrainingState",
     "Unclipped",
     "Union",
     "Unweighted",
@@ -154,3 +161,20 @@ __all__ = [
     "policy_loss",
     "ratio_bounds",
 ]
+
+LAZY = {"Audit": "bandpo.diagnostics.audit"}
+"""What is imported when it is first asked for, so that `import bandpo` loads the core alone."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in LAZY:
+        return getattr(import_module(LAZY[name]), name)
+    if name == "Moment":
+        warn("bandpo.Moment", "bandpo.TrainingState")
+        return TrainingState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+sys.meta_path.insert(
+    0, MovedModules()
+)  # the usual finders would load a second copy of what lies in a package

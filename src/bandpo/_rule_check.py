@@ -17,7 +17,7 @@ from bandpo.clipping import Band, ClipRule, FixedClip, Outside, bands, parts_of
 from bandpo.divergences import Divergence
 from bandpo.methods import Method
 from bandpo.objectives import Objective
-from bandpo.radius import Moment, Radius
+from bandpo.radius import Radius, TrainingState
 from bandpo.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ LOGP = torch.tensor(
 LOG_U = torch.arange(-50, 51, dtype=torch.float64, device="cpu") / 10
 """0 is exact among them."""
 LOG_RATIOS = (-10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0)
-MOMENT = Moment(progress=0.5, entropy=torch.ones_like(LOGP), held={})
-"""Stands in for the moment that a radius may depend on."""
+MIDWAY = TrainingState(progress=0.5, entropy=torch.ones_like(LOGP), radii={})
+"""For a radius that depends on the training state."""
 ROUNDING = 1e-6
 """Of a formula in float32."""
 
@@ -41,7 +41,7 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     """Refuse a rule, divergence, objective or method of your own that breaks what its base class promises.
 
     It is tried on a few tokens, from p = 1e−13 to 1 − p = 1e−4. `BandGRPOTrainer`, the adapters, `bandpo bounds` and
-    `bandpo plot` do so by themselves. A radius that is not known yet is tried at a moment in the middle of training. A
+    `bandpo plot` do so by themselves. A radius that is not known yet is tried in the middle of training. A
     rule that holds a tensor is tried but for its bounds.
 
     - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and `outside`
@@ -77,7 +77,7 @@ def _check_rule(rule: ClipRule) -> None:
     if isinstance(rule, Band):
         _check_f(rule.divergence)
         _check_spent(rule.divergence)
-    now = rule.at(MOMENT)
+    now = rule.resolved(MIDWAY)
     if any(isinstance(band.radius, torch.Tensor) for band in bands(rule).values()) or any(
         isinstance(band.radius, Radius) and band.radius.needs for band in bands(now).values()
     ):

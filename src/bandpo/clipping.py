@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo import _checks
+from bandpo._deprecated import adopt_old_overrides, renamed_method
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.divergences import KL, Divergence
-from bandpo.radius import Hold, Moment, Radius
+from bandpo.radius import Hold, Radius, TrainingState
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -45,6 +46,7 @@ class ClipRule(ABC):
                 f"{cls.__name__} overrides apply, which nothing calls any more; override outside(log_ratio, logp_old), "
                 "which returns Outside(below, above)"
             )
+        adopt_old_overrides(cls, at="resolved", updated="next_radii")
 
     @abstractmethod
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
@@ -64,42 +66,44 @@ class ClipRule(ABC):
         """Whether `bounds` is costly, as a root search is. A loss then asks `outside` alone where that will do."""
         return any(part.solves for part in parts_of(self).values() if isinstance(part, ClipRule))
 
-    def at(self, moment: Moment) -> ClipRule:
-        """The rule at a moment of training: its radii, and those of rules within it, as far as the moment tells them.
+    def resolved(self, state: TrainingState) -> ClipRule:
+        """The rule with numbers for its radii, and for those of rules within it, as far as the state tells them.
 
-        >>> Band(KL(), Linear(0.05, 0.01)).at(Moment(progress=1.0))
+        >>> Band(KL(), Linear(0.05, 0.01)).resolved(TrainingState(progress=1.0))
         Band(divergence=KL(), radius=0.01, max_ratio=10.0)
         """
         changed = {
             name: now
             for name, part in parts_of(self).items()
-            if isinstance(part, ClipRule | Radius) and (now := part.at(moment)) is not part
+            if isinstance(part, ClipRule | Radius) and (now := part.resolved(state)) is not part
         }
         return replace(self, **changed) if changed else self
 
-    def updated(self, held: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
-        """What the rule's controllers, such as `HoldKL`, make of a batch: the ``held`` of the next `Moment`.
+    def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The radii that the rule's controllers, such as `HoldKL`, choose after a batch.
 
-        Plain data under the controllers' text forms, to be saved with a checkpoint; empty for a rule without any.
+        Plain data by the controllers' text forms, to be saved with a checkpoint; empty for a rule without a controller.
 
         Args:
-            held: The same of the batch before; ``{}`` for the first.
-            metrics: Of `bandpo.audit.Audit` (or of `bandpo.policy_loss`, which has no ``entropy``), over the batch.
+            radii: Those of the batch; ``{}`` for the first.
+            metrics: Of `bandpo.Audit` (or of `bandpo.policy_loss`, which has no ``entropy``), over the batch.
 
         Raises:
             ValueError: the metrics lack what a controller measures.
         """
-        radii = [band.radius for band in bands(self).values()]
+        controllers = [band.radius for band in bands(self).values() if isinstance(band.radius, Hold)]
         try:
             return {
-                repr(hold): hold.update(held.get(repr(hold), hold.start), hold.measured(metrics))
-                for hold in radii
-                if isinstance(hold, Hold)
+                repr(hold): hold.update(radii.get(repr(hold), hold.start), hold.measured(metrics))
+                for hold in controllers
             }
         except KeyError as error:
             raise ValueError(
-                f"{self!r} measures {error}, which the metrics lack; those of bandpo.audit.Audit have it"
+                f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
             ) from None
+
+    at = renamed_method("ClipRule.at", "resolved")
+    updated = renamed_method("ClipRule.updated", "next_radii")
 
 
 @dataclass(frozen=True)
@@ -155,10 +159,11 @@ class Band(ClipRule):
         """The radius, for tokens of old log-probability ``logp_old``: a number or a tensor that broadcasts to them.
 
         Raises:
-            ValueError: it depends on the moment (see `at`), does not broadcast, or is not above 0 everywhere.
+            ValueError: it depends on the training state (see `resolved`), does not broadcast, or is not above 0
+                everywhere.
         """
         logp = _checks.as_float("logp_old", logp_old)
-        radius = self.radius.of(logp) if isinstance(self.radius, Radius) else self.radius
+        radius = self.radius.per_token(logp) if isinstance(self.radius, Radius) else self.radius
         return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:

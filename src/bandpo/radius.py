@@ -1,27 +1,27 @@
 # pyright: reportUnnecessaryComparison=false
 """Ways to set the size of a trust region: over training, per token, or by a controller that holds a target.
 
-`bandpo.Band` takes a number, a tensor, or one of these. They are settings and hold no state: ``rule.at(moment)`` puts
-numbers in their place, and what a controller has arrived at is plain data, kept by whoever runs the training.
+`bandpo.Band` takes a number, a tensor, or one of these. They are settings and hold no state: ``rule.resolved(state)``
+puts numbers in their place. The radii that controllers have reached are plain data, which the training loop keeps.
 
 | radius | is | known from |
 |---|---|---|
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
-| `Linear`, `Cosine` | a schedule over training | ``Moment(progress=…)`` |
+| `Linear`, `Cosine` | a schedule over training | ``TrainingState(progress=…)`` |
 | `BySurprisal` | per token, by its old probability | the loss's own ``logp_old`` |
-| `ByEntropy` | per token, by the old policy's entropy there | ``Moment(entropy=…)`` |
-| `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``Moment(held=…)`` |
+| `ByEntropy` | per token, by the old policy's entropy there | ``TrainingState(entropy=…)`` |
+| `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``TrainingState(radii=…)`` |
 
 In a loop of your own (`BandGRPOTrainer` does this for you):
 
->>> rule, held = Band(KL(), HoldClipRate(target=0.01, start=0.05)), {}
+>>> rule, radii = Band(KL(), HoldClipRate(target=0.01, start=0.05)), {}
 >>> for batch in range(3):
-...     clip = rule.at(Moment(progress=batch / 3, held=held))
+...     clip = rule.resolved(TrainingState(progress=batch / 3, radii=radii))
 ...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., clip=clip), over the whole batch
-...     held = rule.updated(held, metrics)
->>> {name: round(radius, 4) for name, radius in held.items()}
-{'HoldClipRate(target=0.01, start=0.05, gain=0.1, low=0.005, high=0.5)': 0.0581}
+...     radii = rule.next_radii(radii, metrics)
+>>> {name: round(radius, 4) for name, radius in radii.items()}
+{'HoldClipRate(target=0.01, start=0.05, gain=0.1, min_radius=0.005, max_radius=0.5)': 0.0581}
 
 A radius of your own is a frozen dataclass that derives from `Radius`; its text form is readable once it is imported.
 """
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from bandpo import _checks
+from bandpo._deprecated import adopt_old_overrides, renamed_arguments, renamed_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
-    """Where a training run stands, as far as it is known: what a radius may depend on.
+class TrainingState:
+    """What a radius may depend on, as far as it is known.
 
     Args:
         progress: Share of the training done, in [0, 1].
         entropy: Entropy (nats) of the old policy at each token, in the shape of the log-probabilities; finite at
             padding too.
-        held: What `ClipRule.updated` made of the last batch; ``{}`` before the first.
+        radii: What `ClipRule.next_radii` gave after the last batch; ``{}`` before the first.
 
     Raises:
         ValueError: ``progress`` outside of [0, 1].
@@ -59,7 +60,7 @@ class Moment:
 
     progress: float | None = None
     entropy: Float[Tensor, "*shape"] | None = None
-    held: Mapping[str, float] | None = None
+    radii: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.progress is not None and not 0 <= self.progress <= 1:
@@ -67,30 +68,37 @@ class Moment:
 
 
 class Radius(ABC):
-    """The size of a trust region as a function of the moment, of the token, or of both."""
+    """The size of a trust region as a function of the training state, of the token, or of both."""
 
     needs: ClassVar[str | None]
-    """The field of `Moment` without which the radius is not known."""
+    """The field of `TrainingState` without which the radius is not known."""
 
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
         """The least and the greatest value that it can take."""
 
-    def at(self, moment: Moment) -> float | Tensor | Radius:
-        """Its value at this moment; itself where the moment does not tell."""
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        adopt_old_overrides(cls, at="resolved", of="per_token")
+
+    def resolved(self, state: TrainingState) -> float | Tensor | Radius:
+        """Its value in this state; itself where the state does not tell."""
         return self
 
-    def of(self, logp_old: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def per_token(self, logp_old: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Its value for tokens of old log-probability ``logp_old``.
 
         Raises:
-            ValueError: it depends on the moment.
+            ValueError: it depends on the training state.
         """
         raise ValueError(
-            f"{self!r} is known only at a moment of training: put rule.at(Moment({self.needs}=...)) in the rule's "
-            "place, or use a trainer that does, such as BandGRPOTrainer"
+            f"{self!r} depends on the training state: use rule.resolved(TrainingState({self.needs}=...)) in the rule's "
+            "place, or a trainer that does so, such as BandGRPOTrainer"
         )
+
+    at = renamed_method("Radius.at", "resolved")
+    of = renamed_method("Radius.of", "per_token")
 
 
 def _between(start: float, end: float, share: Any) -> Any:
@@ -117,17 +125,17 @@ class _Schedule(Radius):
     def share(self, progress: float) -> float:
         """How much of the way is gone, from 0 to 1."""
 
-    def at(self, moment: Moment) -> float | Radius:
-        if moment.progress is None:
+    def resolved(self, state: TrainingState) -> float | Radius:
+        if state.progress is None:
             return self
-        return _between(self.start, self.end, self.share(moment.progress))
+        return _between(self.start, self.end, self.share(state.progress))
 
 
 @dataclass(frozen=True)
 class Linear(_Schedule):
     """From ``start`` to ``end`` in a straight line over training. The paper's authors tried a linear decay.
 
-    >>> Band(KL(), Linear(0.04, 0.02)).at(Moment(progress=0.5)).radius
+    >>> Band(KL(), Linear(0.04, 0.02)).resolved(TrainingState(progress=0.5)).radius
     0.03
     """
 
@@ -139,7 +147,7 @@ class Linear(_Schedule):
 class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine: slow at both ends of training.
 
-    >>> round(Cosine(0.05, 0.01).at(Moment(progress=0.25)), 4)
+    >>> round(Cosine(0.05, 0.01).resolved(TrainingState(progress=0.25)), 4)
     0.0441
     """
 
@@ -177,7 +185,7 @@ class BySurprisal(_PerToken):
 
     needs = None
 
-    def of(self, logp_old: Tensor) -> Tensor:
+    def per_token(self, logp_old: Tensor) -> Tensor:
         return self._for(-logp_old)
 
 
@@ -188,23 +196,24 @@ class ByEntropy(_PerToken):
     ``e^H`` is the perplexity, the number of tokens the policy chose between: with one the radius is ``certain``, with
     two halfway, with many ``uncertain``. Unlike `BySurprisal` it treats all tokens at one position alike.
 
-    >>> Band(KL(), ByEntropy(0.02, 0.1)).at(Moment(entropy=torch.tensor([0.0, 2.0, 9.0]).log1p())).radius
+    >>> Band(KL(), ByEntropy(0.02, 0.1)).resolved(TrainingState(entropy=torch.tensor([0.0, 2.0, 9.0]).log1p())).radius
     tensor([0.0200, 0.0733, 0.0920])
     """
 
     needs = "entropy"
 
-    def at(self, moment: Moment) -> Tensor | Radius:
-        if moment.entropy is None:
+    def resolved(self, state: TrainingState) -> Tensor | Radius:
+        if state.entropy is None:
             return self
-        return self._for(_checks.as_float("entropy", moment.entropy).clamp(min=0.0))  # −1e−8 by rounding
+        return self._for(_checks.as_float("entropy", state.entropy).clamp(min=0.0))  # −1e−8 by rounding
 
 
+@renamed_arguments(low="min_radius", high="max_radius")
 @dataclass(frozen=True)
 class Hold(Radius):
     """A controller: from batch to batch it moves the radius so that a measured quantity stays at a target.
 
-        radius ← radius·exp(± gain·(measured − target)/(measured + target)),  within [low, high]
+        radius ← radius·exp(± gain·(measured − target)/(measured + target)),  within [min_radius, max_radius]
 
     The fraction lies in [−1, 1], so one batch moves the radius by no more than the factor ``e^gain``.
 
@@ -212,38 +221,40 @@ class Hold(Radius):
         target: What the quantity should be, > 0.
         start: Radius of the first batch.
         gain: Speed; 0.1 is 10 % a batch at most. A negative one turns the direction around.
-        low: Least radius; a tenth of ``start`` by default.
-        high: Greatest radius; ten times ``start`` by default.
+        min_radius: Least radius; a tenth of ``start`` by default.
+        max_radius: Greatest radius; ten times ``start`` by default.
     """
 
     target: float
     start: float
     gain: float = 0.1
-    low: float = None  # pyright: ignore[reportAssignmentType]  (filled in below)
-    high: float = None  # pyright: ignore[reportAssignmentType]
+    min_radius: float = None  # pyright: ignore[reportAssignmentType]  (filled in below)
+    max_radius: float = None  # pyright: ignore[reportAssignmentType]
 
-    needs = "held"
+    needs = "radii"
     _sign: ClassVar[int] = -1
     """1 where too much of the quantity calls for a wider radius, −1 where it calls for a narrower one."""
 
     def __post_init__(self) -> None:
-        if self.low is None:
-            object.__setattr__(self, "low", self.start / 10)
-        if self.high is None:
-            object.__setattr__(self, "high", self.start * 10)
-        for name in ("target", "start", "low", "high"):
+        if self.min_radius is None:
+            object.__setattr__(self, "min_radius", self.start / 10)
+        if self.max_radius is None:
+            object.__setattr__(self, "max_radius", self.start * 10)
+        for name in ("target", "start", "min_radius", "max_radius"):
             _checks.positive(name, getattr(self, name))
-        if not self.low <= self.start <= self.high:
-            raise ValueError(f"start={self.start} must lie between low={self.low} and high={self.high}")
+        if not self.min_radius <= self.start <= self.max_radius:
+            raise ValueError(
+                f"start={self.start} must lie between min_radius={self.min_radius} and max_radius={self.max_radius}"
+            )
         if self.gain == 0 or not math.isfinite(self.gain):
             raise ValueError(f"gain must be a finite number other than 0, got {self.gain!r}")
 
     @property
     def range(self) -> tuple[float, float]:
-        return self.low, self.high
+        return self.min_radius, self.max_radius
 
-    def at(self, moment: Moment) -> float | Radius:
-        return self if moment.held is None else moment.held.get(repr(self), self.start)
+    def resolved(self, state: TrainingState) -> float | Radius:
+        return self if state.radii is None else state.radii.get(repr(self), self.start)
 
     def update(self, radius: float, measured: float) -> float:
         """The radius after a batch with ``radius`` in which ``measured ≥ 0`` was found.
@@ -260,11 +271,11 @@ class Hold(Radius):
                 f"{type(self).__name__} was given {measured!r}, but what it measures is never negative"
             )
         error = (measured - self.target) / (measured + self.target)
-        return min(max(radius * math.exp(self._sign * self.gain * error), self.low), self.high)
+        return min(max(radius * math.exp(self._sign * self.gain * error), self.min_radius), self.max_radius)
 
     @abstractmethod
     def measured(self, metrics: Mapping[str, Any]) -> float:
-        """The quantity, from the metrics of `bandpo.audit`."""
+        """The quantity, from the metrics of `bandpo.diagnostics.audit`."""
 
 
 class HoldClipRate(Hold):

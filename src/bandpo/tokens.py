@@ -147,7 +147,7 @@ class Tokens:
             entropy=None if entropy is None else clean(entropy),
         )
 
-    def under(self, rule: ClipRule) -> Tokens:
+    def with_rule(self, rule: ClipRule) -> Tokens:
         """The same tokens under another rule."""
         return replace(self, rule=rule)
 

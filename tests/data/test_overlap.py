@@ -1,7 +1,7 @@
 import pytest
 
-from bandpo.data.overlap import overlaps, words
-from bandpo.data.sources import Problem
+from bandpo.lab.data.overlap import overlaps, words
+from bandpo.lab.data.sources import Problem
 
 LONG = "Find the number of pairs of positive integers a and b whose product is 2024 and whose sum is even."
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from bandpo.data.prepare import INSTRUCTION, PromptForm, prepare
-from bandpo.data.sources import GENERATED
-from bandpo.evals.grading import compute_score, reward
+from bandpo.lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
+from bandpo.lab.data.sources import GENERATED
+from bandpo.lab.evals.grading import compute_score, reward
 
 
 def write(path, rows):
@@ -37,7 +37,7 @@ def sets(tmp_path):
 
 def test_both_forms_the_manifest_and_what_was_dropped(sets, tmp_path):
     out = tmp_path / "out"
-    manifest = prepare(sets, out)
+    manifest = prepare_data(sets, out)
     assert manifest == json.loads((out / "manifest.json").read_text())
     user = {"role": "user", "content": f"What is 7 + 8 * 3?\n{INSTRUCTION}"}
     assert rows(out, "trl", "my-train") == [
@@ -68,25 +68,25 @@ def test_both_forms_the_manifest_and_what_was_dropped(sets, tmp_path):
 
 def test_later_calls_know_the_evaluation_sets_of_earlier_ones(sets, tmp_path):
     out = tmp_path / "out"
-    prepare(sets[1:], out)
-    manifest = prepare(sets[:1], out)
+    prepare_data(sets[1:], out)
+    manifest = prepare_data(sets[:1], out)
     assert set(manifest) == {"held", "my-train"}
     assert [r["id"] for r in rows(out, "trl", "my-train")] == ["my-train-1"]
     dropped = (out / "dropped.jsonl").read_text()
-    prepare(sets[:1], out, overwrite=True)
+    prepare_data(sets[:1], out, overwrite=True)
     assert (out / "dropped.jsonl").read_text() == dropped
 
 
 def test_a_set_that_is_there_is_written_again_only_if_asked(sets, tmp_path):
     out = tmp_path / "out"
-    prepare(sets, out)
+    prepare_data(sets, out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     Path(sets[1]).unlink()  # refused before anything is loaded
     with pytest.raises(ValueError, match=r"out already holds held: .*--overwrite"):
-        prepare([sets[1], "multiplication"], out)
+        prepare_data([sets[1], "multiplication"], out)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     write(Path(sets[1]), [{"problem": "What is 2+2?", "answer": 4}])
-    assert prepare(sets[1:], out, overwrite=True).keys() == {"held", "my-train"}
+    assert prepare_data(sets[1:], out, overwrite=True).keys() == {"held", "my-train"}
     assert rows(out, "trl", "held")[0]["answer"] == "4"
 
 
@@ -103,7 +103,7 @@ def test_golds_that_cannot_be_graded_are_dropped_or_kept_and_listed(tmp_path, ro
         tmp_path / "my.jsonl",
         [{"problem": f"What is {n}?", "answer": a} for n, a in zip(numbers, GOLDS, strict=True)],
     )
-    entry = prepare([path], tmp_path / "out", role=role, golds=golds)["my"]
+    entry = prepare_data([path], tmp_path / "out", role=role, golds=golds)["my"]
     assert (entry["role"], entry["rows"], len(entry["unreadable golds"])) == (role, rows, kept_bad)
     dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
     bad = entry["unreadable golds"] or {d["id"]: d["reason"] for d in dropped}
@@ -119,21 +119,21 @@ def test_train_is_a_training_set_and_its_copies_of_the_test_set_are_dropped(sets
         tmp_path / "train.jsonl", [*copies, {"problem": "How many sides has a square?", "answer": 4}]
     )
     test = write(tmp_path / "test.jsonl", copies)
-    manifest = prepare([train, test], tmp_path / "out")
+    manifest = prepare_data([train, test], tmp_path / "out")
     assert (manifest["train"]["role"], manifest["train"]["rows"]) == ("train", 1)
 
 
 def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets, tmp_path):
     out = tmp_path / "out"
-    prepare([sets[0], "multiplication-train"], out, size=3)
+    prepare_data([sets[0], "multiplication-train"], out, size=3)
     before = sorted(out.rglob("*"))
     with pytest.raises(
         ValueError, match=r"my-train, prepared earlier .* repeats 1 of .*my-train-0 repeats held-0"
     ):
-        prepare(sets[1:], out)
+        prepare_data(sets[1:], out)
     assert sorted(out.rglob("*")) == before
-    prepare(["multiplication"], out, size=3)
-    assert prepare(sets, out, overwrite=True)["my-train"]["rows"] == 1
+    prepare_data(["multiplication"], out, size=3)
+    assert prepare_data(sets, out, overwrite=True)["my-train"]["rows"] == 1
 
 
 def test_problems_that_differ_in_a_sign_are_kept(tmp_path):
@@ -144,18 +144,18 @@ def test_problems_that_differ_in_a_sign_are_kept(tmp_path):
             {"problem": "Solve x^2-5x-6=0.", "answer": "6, -1"},
         ],
     )
-    assert prepare([path], tmp_path / "out")["my-train"]["rows"] == 2
+    assert prepare_data([path], tmp_path / "out")["my-train"]["rows"] == 2
 
 
 def test_nothing_is_written_where_one_set_of_several_cannot_be(sets, tmp_path):
     copy = write(tmp_path / "copy-train.jsonl", [{"problem": "What is 1+1?", "answer": "2"}])
     with pytest.raises(ValueError, match="nothing left"):
-        prepare([sets[1], copy], tmp_path / "out")
+        prepare_data([sets[1], copy], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_files_repeat_byte_for_byte(sets, tmp_path):
-    assert prepare(sets, tmp_path / "a") == prepare(sets, tmp_path / "b")
+    assert prepare_data(sets, tmp_path / "a") == prepare_data(sets, tmp_path / "b")
 
 
 def test_prompt_forms():
@@ -169,13 +169,13 @@ def test_prompt_forms():
 
 
 def test_plain_prompts_are_text_for_trl_and_messages_for_verl(sets, tmp_path):
-    prepare(sets[1:], tmp_path, form=PromptForm(plain=True))
+    prepare_data(sets[1:], tmp_path, form=PromptForm(plain=True))
     assert rows(tmp_path, "trl", "held")[0]["prompt"] == f"What is $1+1$?\n{INSTRUCTION}\n"
     assert rows(tmp_path, "verl", "held")[0]["prompt"][0]["role"] == "user"
 
 
 def test_the_packages_own_tasks(tmp_path):
-    prepare(["multiplication", "countdown-train"], tmp_path, size=3)
+    prepare_data(["multiplication", "countdown-train"], tmp_path, size=3)
     multiplication = rows(tmp_path, "trl", "multiplication")[0]
     assert multiplication["prompt"].endswith("=")
     answer = multiplication["answer"]
@@ -188,7 +188,7 @@ def test_the_packages_own_tasks(tmp_path):
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_set_is_made_with_the_defaults(tmp_path, name):
-    entry = prepare([name], tmp_path)[name]
+    entry = prepare_data([name], tmp_path)[name]
     assert entry["rows"] == len(rows(tmp_path, "trl", name)) > 0
 
 
@@ -196,32 +196,32 @@ def test_a_generated_set_is_made_with_the_defaults(tmp_path, name):
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_set_has_at_least_one_problem(tmp_path, name, size):
     with pytest.raises(ValueError, match=f"{name}: size = {size} must be at least 1"):
-        prepare([name], tmp_path / "out", size=size)
+        prepare_data([name], tmp_path / "out", size=size)
     assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_refused_before_anything_is_written(sets, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="no set named"):
-        prepare([], out)
+        prepare_data([], out)
     with pytest.raises(ValueError, match="same set twice"):
-        prepare([sets[0], sets[0]], out)
+        prepare_data([sets[0], sets[0]], out)
     with pytest.raises(ValueError, match="belongs to one repository"):
-        prepare(sets, out, revision="v1")
+        prepare_data(sets, out, revision="v1")
     with pytest.raises(ValueError, match="neither"):
-        prepare([*sets, "nonsense"], out)
+        prepare_data([*sets, "nonsense"], out)
     assert not out.exists()
 
 
 def test_a_set_of_which_nothing_is_left_is_refused(sets, tmp_path):
     copy = write(tmp_path / "copy-train.jsonl", [{"problem": "What is 1+1?", "answer": "2"}])
     with pytest.raises(ValueError, match=r"copy-train: nothing left.*repeats held-0"):
-        prepare([copy, sets[1]], tmp_path / "out")
+        prepare_data([copy, sets[1]], tmp_path / "out")
 
 
 def test_the_real_files_and_a_leak_among_them(real_data, tmp_path):
     names = ("aime24", "aime25", "amc23", "gsm8k_test")
-    manifest = prepare([str(real_data / f"{n}.jsonl") for n in names], tmp_path / "out")
+    manifest = prepare_data([str(real_data / f"{n}.jsonl") for n in names], tmp_path / "out")
     assert {n: manifest[n]["rows"] for n in names} == {
         "aime24": 30,
         "aime25": 30,
@@ -233,9 +233,9 @@ def test_the_real_files_and_a_leak_among_them(real_data, tmp_path):
     gsm8k = (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:50]
     text = (real_data / "aime24.jsonl").read_text(encoding="utf-8") + "\n".join(gsm8k)
     leaky.write_text(text.replace("Find", "find"), encoding="utf-8")
-    mixed = prepare([str(leaky), *(str(real_data / f"{n}.jsonl") for n in names[:3])], tmp_path / "leak")[
-        "mixed-train"
-    ]
+    mixed = prepare_data(
+        [str(leaky), *(str(real_data / f"{n}.jsonl") for n in names[:3])], tmp_path / "leak"
+    )["mixed-train"]
     assert (mixed["rows"], mixed["dropped"]) == (50, 30)
 
 
@@ -246,7 +246,7 @@ def test_verls_own_dataset_reads_what_is_written(sets, tmp_path):
 
     import byte_model
 
-    prepare(sets[1:], tmp_path)
+    prepare_data(sets[1:], tmp_path)
     config = OmegaConf.create({"max_prompt_length": 512, "cache_dir": str(tmp_path / "cache")})
     data = rl_dataset.RLHFDataset(
         str(tmp_path / "verl" / "held.parquet"), tokenizer=byte_model.tokenizer(), config=config

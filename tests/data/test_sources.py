@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from bandpo.data.sources import HUB, load, read_answer
+from bandpo.lab.data.sources import HUB, load, read_answer
 
 
 def write(path, rows):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from bandpo.evals.compare import compare, paired_difference
-from bandpo.evals.metrics import estimate
-from bandpo.evals.report import Scores
+from bandpo.lab.evals.compare import compare_scores, paired_difference
+from bandpo.lab.evals.metrics import estimate
+from bandpo.lab.evals.report import Scores
 
 
 def scores(values, metric="mean@4", problems=None):
@@ -52,25 +52,25 @@ def test_seeds_widen_the_interval():
     ],
 )
 def test_plain_words(second, verdict):
-    (difference,) = compare([scores([0.5] * 30)], [scores(second)])
+    (difference,) = compare_scores([scores([0.5] * 30)], [scores(second)])
     assert difference.verdict == verdict
     assert difference.first == 0.5
     assert difference.estimate.mean == pytest.approx(difference.second - 0.5)
 
 
 def test_several_seeds_on_one_side():
-    (difference,) = compare([scores([0.5] * 9)], [scores([0.4] * 9), scores([0.8] * 9)])
+    (difference,) = compare_scores([scores([0.5] * 9)], [scores([0.4] * 9), scores([0.8] * 9)])
     assert difference.second == pytest.approx(0.6)
     assert difference.verdict == "no difference can be claimed"
 
 
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="different problems"):
-        compare([scores([0.5, 0.5])], [scores([0.5, 0.5], problems=("a", "b"))])
+        compare_scores([scores([0.5, 0.5])], [scores([0.5, 0.5], problems=("a", "b"))])
     with pytest.raises(ValueError, match="no data source and metric in common"):
-        compare([scores([0.5])], [scores([0.5], metric="mean@8")])
+        compare_scores([scores([0.5])], [scores([0.5], metric="mean@8")])
     with pytest.raises(ValueError, match="at least one run"):
-        compare([], [scores([0.5])])
+        compare_scores([], [scores([0.5])])
     with pytest.raises(ValueError, match="2 and 3 problems"):
         paired_difference([0, 1], [0, 1, 1])
     with pytest.raises(ValueError, match="level = 95"):

@@ -4,7 +4,7 @@ pytest.importorskip("transformers")
 import torch
 
 import byte_model
-from bandpo.evals.generate import Sampling, TransformersGenerator, prompt_ids, sample
+from bandpo.lab.evals.generate import Sampling, TransformersGenerator, prompt_ids, sample
 
 PROMPTS = ["1+1=", "What is 7*8? Reply:"]
 

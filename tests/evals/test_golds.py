@@ -2,10 +2,10 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from bandpo.data.sources import load
-from bandpo.evals.golds import Gold, renderings, unreadable, value_of
-from bandpo.evals.grading import MathGrader
-from bandpo.tasks.countdown import Problem
+from bandpo.lab.data.sources import load
+from bandpo.lab.evals.golds import Gold, renderings, unreadable, value_of
+from bandpo.lab.evals.grading import MathGrader
+from bandpo.lab.tasks.countdown import Countdown
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,12 @@ def test_golds_that_cannot_be_used_are_named_with_the_reason(grader, gold, reaso
 
 
 def test_a_gold_that_accepts_another_value_is_found(monkeypatch, grader):
-    monkeypatch.setattr("bandpo.evals.golds.renderings", lambda gold: ([gold], [r"\frac{54}{2}"]))
+    monkeypatch.setattr("bandpo.lab.evals.golds.renderings", lambda gold: ([gold], [r"\frac{54}{2}"]))
     assert "accepts" in unreadable([Gold("x", "27")], grader)[0].reason
 
 
 def test_each_rule_checks_its_own_golds():
-    golds = [Gold("a", Problem((1, 2), 3).answer, "countdown"), Gold("b", "7", "countdown")]
+    golds = [Gold("a", Countdown((1, 2), 3).answer, "countdown"), Gold("b", "7", "countdown")]
     assert [bad.gold for bad in unreadable([*golds, Gold("c", "36", "multiplication")])] == golds[1:]
 
 

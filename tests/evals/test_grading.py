@@ -12,15 +12,15 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from bandpo.data.sources import load
-from bandpo.evals import grading
-from bandpo.evals.extraction import LONGEST_ANSWER, extract
-from bandpo.evals.golds import Gold, unreadable
-from bandpo.evals.grading import MathGrader, compute_score, grade, reward
-from bandpo.tasks.countdown import Problem
+from bandpo.lab.data.sources import load
+from bandpo.lab.evals import grading
+from bandpo.lab.evals.extraction import LONGEST_ANSWER, extract
+from bandpo.lab.evals.golds import Gold, unreadable
+from bandpo.lab.evals.grading import MathGrader, compute_score, grade, reward
+from bandpo.lab.tasks.countdown import Countdown
 
 TIME_LIMIT = 1.5
-WORKER = importlib.util.find_spec("bandpo.evals.math_worker").origin
+WORKER = importlib.util.find_spec("bandpo.lab.evals.math_worker").origin
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ def test_nothing_in_an_answer_is_executed(grader, tmp_path):
     for completion in (rf"\boxed{{{code}}}", code, f"#### {code}", f"<answer>{code}</answer>"):
         assert grader.grade(completion, "27").score == 0.0
         assert grader.grade("#### 27", completion).score == 0.0
-        assert not Problem((27,), 27).solved_by(code)
+        assert not Countdown((27,), 27).solved_by(code)
     assert not target.exists()
 
 
@@ -290,9 +290,9 @@ def test_what_sympy_evaluates_holds_no_name():
     """SymPy reads a number by evaluating it as Python: nothing but digits and operators may reach that."""
     code = f"""
 import json, runpy
-from bandpo.evals.normal_form import normal_form, normal_prose
+from bandpo.lab.evals.normalize import normal_form, normal_prose
 import sympy.parsing.sympy_parser as parser
-compare = runpy.run_path({WORKER!r})["compare"]
+compare = runpy.run_path({WORKER!r})["grade_pair"]
 seen, stringify = [], parser.stringify_expr
 compare("xyz", True, "1")  # loads SymPy's units, which are named by such strings
 parser.stringify_expr = lambda text, *rest: seen.append(text) or stringify(text, *rest)
@@ -370,7 +370,7 @@ def test_extraction_allows_the_longest_answer_and_no_longer():
 def test_reward_in_trls_form():
     messages = [{"role": "assistant", "content": r"\boxed{3}"}]
     assert reward([messages, r"\boxed{4}"], answer=["3", "3"], prompt=["a", "b"]) == [1.0, 0.0]
-    answer = Problem((3, 4), 12).answer
+    answer = Countdown((3, 4), 12).answer
     assert reward([r"\boxed{4 \times 3}"], answer=[answer], data_source=["countdown"]) == [1.0]
     with pytest.raises(ValueError, match="one answer for each"):
         reward(["a"], answer=[])
@@ -390,13 +390,13 @@ def test_score_in_verls_form_feeds_verls_validation():
 
 def test_verl_finds_the_reward_function_by_its_path():
     load_extern_object = pytest.importorskip("verl.utils.import_utils").load_extern_object
-    assert load_extern_object("pkg://bandpo.evals.grading", "compute_score") is compute_score
+    assert load_extern_object("pkg://bandpo.lab.evals.grading", "compute_score") is compute_score
 
 
 def test_own_tasks_have_their_own_rules():
     assert grade("|3222", "3222", "multiplication").score == 1.0
     assert grade("3222", "3222", "multiplication").score == 0.0
-    gold = Problem((2, 5, 7), 17).answer
+    gold = Countdown((2, 5, 7), 17).answer
     assert grade(r"\boxed{2 * 5 + 7}", gold, "countdown").answer == gold
     assert grade(r"\boxed{17}", gold, "countdown").score == 0.0
     assert grade("", gold, "countdown").reason == "no answer"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bandpo.evals.metrics import (
+from bandpo.lab.evals.metrics import (
     estimate,
     maj_at_k,
     mean_at_k,

@@ -6,11 +6,11 @@ import pytest
 pytest.importorskip("math_verify")
 pytest.importorskip("filelock")
 
-from bandpo.evals.generate import Completion, GenerationError, Sampling
-from bandpo.evals.golds import BadGold, Gold
-from bandpo.evals.problems import EvalProblem, embedded_problems, fingerprint, read_problems
-from bandpo.evals.report import as_json, as_markdown, score
-from bandpo.evals.run import evaluate, read_samples
+from bandpo.lab.evals.generate import Completion, GenerationError, Sampling
+from bandpo.lab.evals.golds import BadGold, Gold
+from bandpo.lab.evals.problems import EvalProblem, embedded_problems, fingerprint, read_problems
+from bandpo.lab.evals.report import as_json, as_markdown, score
+from bandpo.lab.evals.run import evaluate, read_samples
 
 PROBLEMS = [EvalProblem(f"sum-{i}", f"{i}+{i}=", str(2 * i), "sums") for i in range(4)]
 
@@ -164,11 +164,11 @@ def test_the_report_by_hand(tmp_path):
 
 
 def test_problems_from_prepared_files_of_both_forms(tmp_path):
-    from bandpo.data.prepare import prepare
+    from bandpo.lab.data.prepare import prepare_data
 
     source = tmp_path / "held.jsonl"
     source.write_text('{"problem": "1+1?", "answer": 2.0}\n')
-    prepare([str(source)], tmp_path / "data")
+    prepare_data([str(source)], tmp_path / "data")
     trl = read_problems([tmp_path / "data" / "trl" / "held.parquet"])
     assert trl == read_problems([tmp_path / "data" / "verl" / "held.parquet"])
     assert (trl[0].id, trl[0].answer, trl[0].data_source) == ("held-0", "2", "held")

@@ -12,8 +12,8 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from bandpo.evals.generate import GenerationError, Sampling
-from bandpo.evals.server import ServerGenerator
+from bandpo.lab.evals.generate import GenerationError, Sampling
+from bandpo.lab.evals.server import ServerGenerator
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -137,7 +137,7 @@ def test_an_address_needs_its_scheme():
 def test_transformers_serve_answers_as_the_model_does_in_process(tmp_path):
     pytest.importorskip("openai", reason="transformers serve needs pip install 'transformers[serving]'")
     import byte_model
-    from bandpo.evals.generate import TransformersGenerator
+    from bandpo.lab.evals.generate import TransformersGenerator
 
     folder = byte_model.save(tmp_path / "model")
     port = _free_port()

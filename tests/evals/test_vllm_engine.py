@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("transformers")
 
 import byte_model
-from bandpo.evals.generate import Completion, Sampling, prompt_ids
-from bandpo.evals.vllm_engine import VLLMGenerator
+from bandpo.lab.evals.generate import Completion, Sampling, prompt_ids
+from bandpo.lab.evals.vllm_engine import VLLMGenerator
 
 
 @pytest.fixture

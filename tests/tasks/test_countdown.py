@@ -1,8 +1,8 @@
 import pytest
 
-from bandpo.tasks.countdown import Problem, dataset, problems
+from bandpo.lab.tasks.countdown import Countdown, dataset, problems
 
-PROBLEM = Problem((3, 4, 25), 79)
+PROBLEM = Countdown((3, 4, 25), 79)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_wrong_expressions(expression):
 
 
 def test_fractions_are_exact():
-    assert Problem((1, 3, 5, 15), 8).solved_by("15 / 3 + 5 - 1 * 1") is False
-    assert Problem((1, 3, 8), 24).solved_by("8 / (1 / 3)")
+    assert Countdown((1, 3, 5, 15), 8).solved_by("15 / 3 + 5 - 1 * 1") is False
+    assert Countdown((1, 3, 8), 24).solved_by("8 / (1 / 3)")
 
 
 def test_problems_repeat_differ_and_have_solutions():
@@ -61,7 +61,7 @@ def test_splits_share_nothing():
 
 def test_dataset_answers_read_back():
     row = dataset("eval", 1)[0]
-    problem = Problem.from_answer(row["answer"])
+    problem = Countdown.from_answer(row["answer"])
     assert row["prompt"] == problem.prompt
     assert str(problem.target) in problem.prompt
 
@@ -74,4 +74,4 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="raise count = 2"):
         problems("train", 10_000, count=2, largest=3)
     with pytest.raises(ValueError, match="must look like"):
-        Problem.from_answer("27")
+        Countdown.from_answer("27")

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo.tasks.multiplication import (
+from bandpo.lab.tasks.multiplication import (
     EOS,
     MAX_COMPLETION_LENGTH,
     PAD,
-    Problem,
+    Product,
     base_model_path,
     dataset,
     problems,
@@ -19,7 +19,7 @@ from bandpo.tasks.multiplication import (
     uses_scratchpad,
 )
 
-any_problem = st.builds(Problem, st.integers(0, 10**18), st.integers(0, 9))
+any_problem = st.builds(Product, st.integers(0, 10**18), st.integers(0, 9))
 
 
 def check_scratchpad(a, b, text):
@@ -43,8 +43,8 @@ def test_right_completions_are_right_step_by_step(problem):
 
 @pytest.mark.parametrize(("a", "b"), [(-1, 3), (12, 10), (12, -1)])
 def test_impossible_problems_are_refused(a, b):
-    with pytest.raises(ValueError, match=re.escape(f"Problem({a}, {b})")):
-        Problem(a, b)
+    with pytest.raises(ValueError, match=re.escape(f"Product({a}, {b})")):
+        Product(a, b)
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])
@@ -191,8 +191,8 @@ def test_completions_fit():
 
 
 def test_the_task_alone_loads_no_framework():
-    code = "import sys, bandpo.tasks.multiplication; print(*sys.modules)"
+    code = "import sys, bandpo.lab.tasks.multiplication; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(shown.stdout.split())
-    assert "bandpo.tasks.multiplication" in loaded
+    assert "bandpo.lab.tasks.multiplication" in loaded
     assert not loaded & {"transformers", "datasets", "trl"}

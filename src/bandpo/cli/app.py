@@ -7,18 +7,18 @@ from typing import Annotated
 import typer
 
 import bandpo
-from bandpo.cli.audit import audit
-from bandpo.cli.bounds import bounds
-from bandpo.cli.compare import compare
+from bandpo.cli.audit import audit_command
+from bandpo.cli.bounds import bounds_command
+from bandpo.cli.compare import compare_command
 from bandpo.cli.data import app as data
-from bandpo.cli.doctor import doctor
-from bandpo.cli.eval import evaluate
-from bandpo.cli.plot import plot
-from bandpo.cli.recipes import recipes
-from bandpo.cli.rehearse import rehearse
-from bandpo.cli.report import report
-from bandpo.cli.study import study
-from bandpo.cli.train import train
+from bandpo.cli.doctor import doctor_command
+from bandpo.cli.eval import eval_command
+from bandpo.cli.plot import plot_command
+from bandpo.cli.recipes import recipes_command
+from bandpo.cli.rehearse import rehearse_command
+from bandpo.cli.report import report_command
+from bandpo.cli.study import study_command
+from bandpo.cli.train import train_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,18 +44,26 @@ def _options(
     pass
 
 
-app.command()(bounds)
-app.command()(plot)
-# All of its arguments go to TRL's parser, --help included.
-app.command(
-    add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)(train)
-app.command()(study)
-app.command()(report)
-app.command("eval")(evaluate)
-app.command()(compare)
-app.command()(audit)
-app.add_typer(data, name="data")
-app.command()(recipes)
-app.command()(rehearse)
-app.command()(doctor)
+COMMANDS = {
+    "bounds": bounds_command,
+    "plot": plot_command,
+    "train": train_command,
+    "study": study_command,
+    "report": report_command,
+    "eval": eval_command,
+    "compare": compare_command,
+    "audit": audit_command,
+    "data": data,
+    "recipes": recipes_command,
+    "rehearse": rehearse_command,
+    "doctor": doctor_command,
+}
+"""In the order of ``--help``."""
+for name, command in COMMANDS.items():
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    elif command is train_command:  # all of its arguments go to TRL's parser, --help included
+        passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+        app.command(name, add_help_option=False, context_settings=passed_on)(command)
+    else:
+        app.command(name)(command)

@@ -12,12 +12,12 @@ from bandpo.cli.plot import save
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bandpo.diagnosis import Diagnosis
+    from bandpo.diagnostics.summary import RunSummary
 
 MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]?[/dim]"}
 
 
-def audit(
+def audit_command(
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -31,30 +31,32 @@ def audit(
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.diagnosis import diagnose, findings, read_log
-    from bandpo.figures import audit_figure
+    from bandpo.diagnostics.figures import audit_figure
+    from bandpo.diagnostics.findings import all_findings
+    from bandpo.diagnostics.logs import read_log
+    from bandpo.diagnostics.summary import summarize
 
     logs = {str(path): read_log(path) for path in runs}
-    diagnoses = {label: diagnose(rows) for label, rows in logs.items()}
+    summaries = {label: summarize(rows) for label, rows in logs.items()}
     console = Console()
-    for label, diagnosis in diagnoses.items():
+    for label, summary in summaries.items():
         table = Table(
-            box=None, show_header=False, title=f"{label}, {diagnosis.steps} steps", title_justify="left"
+            box=None, show_header=False, title=f"{label}, {summary.steps} steps", title_justify="left"
         )
-        for finding in findings(diagnosis):
+        for finding in all_findings(summary):
             advice = f"\n[bold]try[/bold] {finding.try_next}" if finding.try_next else ""
             table.add_row(MARKS[finding.ok], finding.question, finding.answer + advice)
         console.print(table)
         console.print()
-    console.print(_numbers(diagnoses))
+    console.print(_numbers(summaries))
     save(audit_figure(logs), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)
 
 
-def _numbers(runs: dict[str, Diagnosis]) -> Table:
+def _numbers(runs: dict[str, RunSummary]) -> Table:
     from rich.table import Table
 
-    from bandpo.audit import BINS
+    from bandpo.diagnostics.audit import BINS
 
     table = Table("", *runs, title="on the run's own tensors")
 

@@ -9,7 +9,7 @@ import typer
 SPREAD = (0.001, 0.01, 0.08, 0.3, 0.5, 0.9, 0.99, 0.999)
 
 
-def bounds(
+def bounds_command(
     probabilities: Annotated[
         list[float] | None,
         typer.Argument(help="Old probabilities, each in (0, 1]; a spread of them if none is given."),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-def compare(
+def compare_command(
     first: Annotated[Path, typer.Argument(help="Folder that `bandpo eval` wrote.")],
     second: Annotated[Path, typer.Argument(help="Folder of the other model, on the same data.")],
     first_seeds: Annotated[
@@ -24,16 +24,16 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.evals.compare import compare as differences
-    from bandpo.evals.report import score
-    from bandpo.evals.run import read_samples
+    from bandpo.lab.evals.compare import compare_scores
+    from bandpo.lab.evals.report import score
+    from bandpo.lab.evals.run import read_samples
 
     sides = [[score(read_samples(folder)) for folder in side] for side in (
         [first, *(first_seeds or [])],
         [second, *(second_seeds or [])],
     )]  # fmt: skip
     table = Table("data", "metric", "first", "second", "second − first", f"{level:.0%} interval", "")
-    for d in differences(*sides, level=level):
+    for d in compare_scores(*sides, level=level):
         e = d.estimate
         interval = f"{e.low:+.4f} to {e.high:+.4f}"
         table.add_row(

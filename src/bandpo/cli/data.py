@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bandpo.data.sources import GENERATED, HUB, SIZE
+from bandpo.lab.data.sources import GENERATED, HUB, SIZE
 
 app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
 
@@ -33,8 +33,8 @@ def _data() -> None:
     pass
 
 
-@app.command()
-def prepare(
+@app.command("prepare")
+def prepare_command(
     sets: Annotated[
         list[str],
         typer.Argument(
@@ -76,10 +76,10 @@ def prepare(
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.data.prepare import INSTRUCTION, PromptForm, prepare
+    from bandpo.lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
 
     form = PromptForm(INSTRUCTION if instruction is None else instruction, system, plain)
-    manifest = prepare(
+    manifest = prepare_data(
         sets,
         output_dir,
         form=form,

@@ -15,7 +15,7 @@ from rich.table import Table
 from bandpo.integrations import ADAPTERS, Adapter
 
 
-def diagnose(adapter: Adapter) -> tuple[str, str, str]:
+def adapter_state(adapter: Adapter) -> tuple[str, str, str]:
     """The framework's installed version, ``ok``, ``absent`` or ``fails``, and what to know or do about it."""
     if importlib.util.find_spec(adapter.package) is None:
         return "", "absent", ""
@@ -44,7 +44,7 @@ def _verl_does_not_load_it() -> str:
     return ""
 
 
-def doctor() -> None:
+def doctor_command() -> None:
     """Say which installed frameworks Band works in, at which version, and why not.
 
     Exits with 1 if a framework is installed and its adapter does not load.
@@ -52,7 +52,7 @@ def doctor() -> None:
     table = Table("framework", "version", "adapter", "")
     states = []
     for adapter in ADAPTERS:
-        found, state, note = diagnose(adapter)
+        found, state, note = adapter_state(adapter)
         states.append(state)
         color = {"ok": "green", "absent": "dim", "fails": "red"}[state]
         table.add_row(adapter.framework, found, f"[{color}]{state}[/]", note)

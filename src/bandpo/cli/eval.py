@@ -13,10 +13,10 @@ import typer
 from bandpo.cli.data import Golds
 
 if TYPE_CHECKING:
-    from bandpo.evals.generate import Generator, Sampling
+    from bandpo.lab.evals.generate import Generator, Sampling
 
 
-def evaluate(
+def eval_command(
     model: Annotated[
         str | None,
         typer.Argument(
@@ -62,12 +62,12 @@ def evaluate(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from bandpo.evals.generate import Sampling
-    from bandpo.evals.golds import Gold, unreadable
-    from bandpo.evals.problems import embedded_problems, read_problems
-    from bandpo.evals.report import as_json, as_markdown, score
-    from bandpo.evals.run import evaluate as run
-    from bandpo.tasks.multiplication import MAX_COMPLETION_LENGTH, base_model_path
+    from bandpo.lab.evals.generate import Sampling
+    from bandpo.lab.evals.golds import Gold, unreadable
+    from bandpo.lab.evals.problems import embedded_problems, read_problems
+    from bandpo.lab.evals.report import as_json, as_markdown, score
+    from bandpo.lab.evals.run import evaluate as run
+    from bandpo.lab.tasks.multiplication import MAX_COMPLETION_LENGTH, base_model_path
 
     if server is not None and model is None:
         raise ValueError("--server needs the name of the model, as the server calls it")
@@ -123,7 +123,7 @@ def _generator(
     if server is not None and vllm:
         raise ValueError("--server and --vllm exclude each other: choose where completions come from")
     if server is not None:
-        from bandpo.evals.server import ServerGenerator
+        from bandpo.lab.evals.server import ServerGenerator
 
         if template is not None:
             raise ValueError(
@@ -136,14 +136,14 @@ def _generator(
             f"{model} is a run folder, and no model; its model is in {inner}: bandpo eval {inner}"
         )
     if vllm:
-        from bandpo.evals.vllm_engine import VLLMGenerator
+        from bandpo.lab.evals.vllm_engine import VLLMGenerator
 
         return VLLMGenerator(model, sampling, batch_size=batch_size or 1024, chat_template=template)
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from bandpo.evals.generate import TransformersGenerator
+    from bandpo.lab.evals.generate import TransformersGenerator
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)

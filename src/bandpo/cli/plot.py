@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bandpo._files import replacing
+from bandpo.diagnostics.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ class Kind(str, Enum):
     training = "training"
 
 
-def plot(
+def plot_command(
     output: Annotated[Path, typer.Argument(help="File to write: .png, .svg or .pdf.")],
     runs: Annotated[
         list[Path] | None,
@@ -43,8 +43,9 @@ def plot(
     ] = None,
 ) -> None:
     """Draw what clip rules allow, against a token's old probability, or how runs went."""
-    from bandpo import check, figures, parse_rule
-    from bandpo.diagnosis import read_log
+    from bandpo import check, parse_rule
+    from bandpo.diagnostics import figures
+    from bandpo.diagnostics.logs import read_log
 
     if (figure is Kind.training) != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from bandpo._files import replacing
+from bandpo.diagnostics.files import replacing
 
-SHIPPED = Path(__file__).parents[1] / "recipes"
+SHIPPED = Path(__file__).parents[1] / "lab" / "recipes"
 
 
-def recipes(
+def recipes_command(
     folder: Annotated[Path, typer.Argument(help="Folder to make.")] = Path("recipes"),
 ) -> None:
     """Copy the recipes for verl and TRL, and their launchers, into a folder of yours."""

@@ -11,7 +11,7 @@ import typer
 from bandpo.cli.recipes import SHIPPED
 
 
-def rehearse(
+def rehearse_command(
     overrides: Annotated[
         list[str],
         typer.Argument(
@@ -43,14 +43,13 @@ def rehearse(
     from rich.console import Console
     from rich.markup import escape
 
-    from bandpo.rehearsal import NOT_COVERED, CannotRehearse
-    from bandpo.rehearsal import rehearse as run
+    from bandpo.lab.rehearsal import NOT_COVERED, CannotRehearse, rehearse
 
     console, started = Console(), time.monotonic()
     form = {} if right_answer is None else {"right_answer": right_answer}
     try:
         with console.status("composing the config") as status:
-            found = run(
+            found = rehearse(
                 overrides,
                 config_dir=config_dir or SHIPPED,
                 config_name=config_name,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 
-def report(
+def report_command(
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -23,10 +23,10 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Write a report: of a study, or of any runs of TRL or verl."""
-    from bandpo.study.afterwards import FILE
-    from bandpo.study.execute import results_so_far
-    from bandpo.study.report import study_page
-    from bandpo.study.run_report import run_page
+    from bandpo.diagnostics.run_report import run_page
+    from bandpo.lab.study.afterwards import FILE
+    from bandpo.lab.study.execute import results_so_far
+    from bandpo.lab.study.report import study_page
 
     first = runs[0] / "results.json" if runs[0].is_dir() else runs[0]
     if len(runs) == 1 and first.name == "results.json" and first.is_file():

@@ -11,10 +11,8 @@ from typing import Annotated
 import typer
 
 
-def study(
-    file: Annotated[
-        str, typer.Argument(help="A study file, or the name of one that comes with bandpo: quick, full.")
-    ],
+def study_command(
+    file: Annotated[str, typer.Argument(help="A study file, or quick, the study that comes with bandpo.")],
     output_dir: Annotated[
         Path | None,
         typer.Option(
@@ -31,8 +29,8 @@ def study(
     """Compare clip rules: arms × seeds × settings, each run a `bandpo train`; the same command again resumes."""
     from rich.console import Console
 
-    from bandpo.study.execute import Execution, on_cores, on_ray
-    from bandpo.study.plan import parse_study, study_text
+    from bandpo.lab.study.execute import Execution, on_cores, on_ray
+    from bandpo.lab.study.plan import parse_study, study_text
 
     text = study_text(file)
     plan = parse_study(text)

@@ -7,17 +7,17 @@ import sys
 import typer
 
 
-def train(context: typer.Context) -> None:
+def train_command(context: typer.Context) -> None:
     """Train with GRPO and a clip rule; without arguments, the embedded task with Band. (--help lists all options.)"""
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.training import train as training
-    from bandpo.training.arguments import parse
+    from bandpo.lab.training.arguments import parse
+    from bandpo.lab.training.train import run_training
 
     arguments = parse(context.args)
     try:
-        folder = training.train(arguments)
+        folder = run_training(arguments)
     except KeyboardInterrupt:
         sys.exit(
             f"interrupted; add --resume to go on from the last checkpoint in {arguments.training.output_dir}"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo import _solver
-from bandpo._exact import expm1, log1mexp, one_minus_exp
+from bandpo.divergences import _solver
+from bandpo.divergences._exact import expm1, log1mexp, one_minus_exp
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bandpo._exact import expm1, log1mexp, one_minus_exp
+from bandpo.divergences._exact import expm1, log1mexp, one_minus_exp
 from bandpo.divergences.base import Divergence
 
 

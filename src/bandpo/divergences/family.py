@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bandpo._exact import expm1, expm1_minus
+from bandpo.divergences._exact import expm1, expm1_minus
 from bandpo.divergences.base import Divergence
 
 

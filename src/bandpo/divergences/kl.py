@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bandpo import _solver
-from bandpo._exact import expm1, expm1_minus, one_minus_exp
+from bandpo.divergences import _solver
+from bandpo.divergences._exact import expm1, expm1_minus, one_minus_exp
 from bandpo.divergences.base import Divergence
 
 

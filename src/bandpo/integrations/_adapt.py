@@ -85,7 +85,7 @@ def _refuse_moving_radii(rule: ClipRule) -> None:
     for radius in (band.radius for band in bands(rule).values()):
         if isinstance(radius, Radius) and radius.needs:
             raise ValueError(
-                f"{radius!r} depends on the moment's {radius.needs}, which this framework does not tell its loss; give "
+                f"{radius!r} depends on {radius.needs}, which this framework does not tell its loss; give "
                 "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
             )
 

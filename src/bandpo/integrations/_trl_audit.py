@@ -13,12 +13,12 @@ import torch
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from bandpo.audit import Audit
 from bandpo.clipping import FixedClip, Unclipped
+from bandpo.diagnostics.audit import Audit
+from bandpo.diagnostics.watch import Watch
 from bandpo.methods import Parts
 from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
 from bandpo.tokens import Tokens
-from bandpo.watch import Watch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from bandpo import _checks
 from bandpo._rule_check import check
-from bandpo.audit import Audit
 from bandpo.clipping import bands
+from bandpo.diagnostics.audit import Audit
+from bandpo.diagnostics.watch import check_radius
 from bandpo.integrations._trl_audit import (
     AuditedGRPOTrainer,
     AuditMixin,
@@ -37,43 +36,23 @@ from bandpo.integrations._trl_audit import (
 )
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.methods import Parts
-from bandpo.notation import as_text
-from bandpo.radius import Hold, Moment, Radius
+from bandpo.radius import Hold, Radius, TrainingState
 from bandpo.tokens import Tokens, at_level
-from bandpo.watch import check_radius
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer", "HeldRadii"]
+__all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
 
 OLD_ENTROPIES = "old_per_token_entropies"
 """Beside TRL's ``old_per_token_logps`` in a batch, where a radius is set by them."""
-
-
-class HeldRadii(TrainerCallback, ExportableState):
-    """What the rule's controllers have arrived at; transformers writes it into each checkpoint's trainer_state.json."""
-
-    def __init__(self, held: dict[str, float] | None = None):
-        self.held = held or {}
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {"held": self.held}, "attributes": {}}
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        # By itself transformers restores it only with restore_callback_states_from_checkpoint.
-        stored = cast("dict[str, Any]", state.stateful_callbacks)
-        self.held = dict(stored.setdefault(type(self).__name__, self.state())["args"]["held"])
 
 
 @dataclass
 class _Batch:
     """What belongs to one generated batch."""
 
-    moment: Moment
+    state: TrainingState
     """When it was generated."""
     audit: Audit | None = None
     """What the rule's controllers will be told of it."""
@@ -116,7 +95,7 @@ class BandGRPOTrainer(AuditMixin):
                 stacklevel=2,
             )
         self.parts, self.audit_steps = args.parts, args.audit_steps
-        self._batch = _Batch(Moment(progress=0.0, held={}))
+        self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         check(self.parts.clip)
         check(self.parts.objective)
@@ -127,37 +106,30 @@ class BandGRPOTrainer(AuditMixin):
                 "anchor='rollout' needs use_vllm, or a rollout_func that returns log-probabilities: else the trainer's "
                 "are the only ones"
             )
-        if self._controllers:
-            self.add_callback(HeldRadii())
 
     @property
     def _controllers(self) -> bool:
         return any(isinstance(band.radius, Hold) for band in bands(self.parts.clip).values())
 
     @property
-    def _held(self) -> HeldRadii:
-        # Looked up, because transformers may have put another in its place.
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, HeldRadii):
-                return callback
-        raise RuntimeError(
-            f"{as_text(self.parts.clip)} keeps its radii in the callback HeldRadii, which was removed; add it again: "
-            "trainer.add_callback(HeldRadii())"
-        )
+    def _held_radii(self) -> dict[str, float]:
+        """The radii that controllers have reached: an entry of the state that transformers saves and restores."""
+        entries = cast("dict[str, Any]", self.state.stateful_callbacks)
+        return entries.setdefault("HeldRadii", {"args": {"held": {}}, "attributes": {}})["args"]["held"]
 
     def run_method(self) -> Parts:
         """The method for the batch in use, but for what a radius takes from entropies."""
         return with_trl_masks(self._now(), self.args)
 
-    def _now(self, moment: Moment | None = None) -> Parts:
-        rule = self.parts.clip.at(self._batch.moment)
-        return self.parts._replace(clip=rule if moment is None else rule.at(moment))
+    def _now(self, state: TrainingState | None = None) -> Parts:
+        rule = self.parts.clip.resolved(self._batch.state)
+        return self.parts._replace(clip=rule if state is None else rule.resolved(state))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            held = self._held.held if self._controllers else {}
-            self._batch = _Batch(Moment(progress=progress, held=held), self._batch.audit)
+            radii = dict(self._held_radii) if self._controllers else {}
+            self._batch = _Batch(TrainingState(progress=progress, radii=radii), self._batch.audit)
         radii = (band.radius for band in bands(self.parts.clip).values())
         if any(isinstance(radius, Radius) and radius.needs == "entropy" for radius in radii):
             self._wanted_entropies = []
@@ -184,7 +156,7 @@ class BandGRPOTrainer(AuditMixin):
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # The batch's last loss: on every process, and before a checkpoint. The audit leaves out what is undefined.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
-            self._held.held = self.parts.clip.updated(self._held.held, metrics)
+            self._held_radii.update(self.parts.clip.next_radii(self._held_radii, metrics))
             self._batch.audit = None
         return loss
 
@@ -198,12 +170,12 @@ class BandGRPOTrainer(AuditMixin):
             self.epsilon_low, self.epsilon_high = stock
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        parts, view = self._now(self._moment_of(inputs, entropy)), self._view(inputs, logp, entropy)
+        parts, view = self._now(self._entropy_state(inputs, entropy)), self._view(inputs, logp, entropy)
         tokens = view(parts)
         self._record_all(parts, view, tokens)
         self._steer(inputs, parts, tokens)
 
-    def _moment_of(self, inputs: dict[str, Any], entropy: Tensor | None) -> Moment | None:
+    def _entropy_state(self, inputs: dict[str, Any], entropy: Tensor | None) -> TrainingState | None:
         """The entropies that a radius of this batch depends on."""
         # Without an old policy of its own, the batch has the current one's entropies.
         entropy = inputs.get(OLD_ENTROPIES, entropy)
@@ -211,7 +183,7 @@ class BandGRPOTrainer(AuditMixin):
             return None
         mask = counted_tokens(inputs).float()
         entropy = entropy.detach().float().masked_fill(mask == 0, 0.0)
-        return Moment(entropy=at_level(entropy, mask, self.parts.level))
+        return TrainingState(entropy=at_level(entropy, mask, self.parts.level))
 
     def _record_all(self, parts: Parts, view: Callable[[Parts], Tokens], tokens: Tokens) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
@@ -262,10 +234,10 @@ class BandGRPOTrainer(AuditMixin):
             for path, seen in self._radii.items():
                 everywhere = cast("Tensor", self.accelerator.gather(torch.stack(seen)))
                 total, tokens, least, greatest = everywhere.unbind(-1)
-                low, high = least.min().item(), greatest.max().item()
+                smallest, largest = least.min().item(), greatest.max().item()
                 values = {"radius": (total.sum() / tokens.sum()).item()}
-                if low < high:
-                    values |= {"radius_min": low, "radius_max": high}
+                if smallest < largest:
+                    values |= {"radius_min": smallest, "radius_max": largest}
                 logs |= {f"{name}/{path}".rstrip("/"): value for name, value in values.items()}
             self._radii.clear()
         super().log(logs, start_time)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bandpo._deprecated import renamed_arguments
 from bandpo.objectives.base import Objective, above_0
 from bandpo.tokens import Tokens
 
@@ -105,13 +106,14 @@ class ClippedWeight(Objective):
         return tokens.clipped.clamp(max=self.max_weight)
 
 
+@renamed_arguments(low="keep_low", high="keep_high")
 @dataclass(frozen=True)
 class KeepBound(Objective):
-    """Blocked tokens keep a gradient of the bound's size: ``w = low·lower`` or ``high·upper`` there, ``r`` elsewhere.
+    """Blocked tokens keep a share of the bound: ``w = keep_low·lower`` or ``keep_high·upper`` there, ``r`` elsewhere.
 
     Args:
-        low: Share of the lower bound that tokens with A < 0 keep, ≥ 0. CE-GPPO uses 0.75.
-        high: Share of the upper bound that tokens with A > 0 keep, ≥ 0.
+        keep_low: Share of the lower bound that tokens with A < 0 keep, ≥ 0. CE-GPPO uses 0.75.
+        keep_high: Share of the upper bound that tokens with A > 0 keep, ≥ 0.
 
     Source: GPPO, arXiv 2508.07629 (both shares 1); CE-GPPO, arXiv 2509.20712.
 
@@ -121,20 +123,22 @@ class KeepBound(Objective):
     ...     torch.tensor([[1.0, -1.0]]),
     ...     rule=FixedClip(0.2),
     ... )
-    >>> KeepBound(low=0.75).weight(tokens)
+    >>> KeepBound(keep_low=0.75).weight(tokens)
     tensor([[1.2000, 0.6000]])
     """
 
-    low: float = 1.0
-    high: float = 1.0
+    keep_low: float = 1.0
+    keep_high: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
+        for name in ("keep_low", "keep_high"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
 
     def weight(self, tokens: Tokens) -> Tensor:
-        kept = torch.where(tokens.advantages > 0, self.high * tokens.clipped, self.low * tokens.clipped)
+        kept = torch.where(
+            tokens.advantages > 0, self.keep_high * tokens.clipped, self.keep_low * tokens.clipped
+        )
         return torch.where(tokens.blocked, kept, tokens.ratio)
 
 

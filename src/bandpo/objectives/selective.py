@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bandpo import _checks
+from bandpo._deprecated import renamed_arguments
 from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
 from bandpo.tokens import Tokens
@@ -134,20 +135,21 @@ class Unweighted(Objective):
         return torch.ones_like(tokens.ratio)
 
 
+@renamed_arguments(low="lower", high="upper", max_low="max_lower", max_high="max_upper")
 @dataclass(frozen=True)
 class Balanced(Objective):
     """BAPO's form: PPO's surrogate on bounds that widen for this batch until gains carry enough of the loss.
 
-    The bounds start at ``(low, high)``. The lower one rises by ``step`` up to ``max_low``, then the upper one up to
-    ``max_high``, until tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``. It looks at no clip
-    rule. The batch is the one that the loss is given: no process or micro-batch knows of another.
+    The bounds start at ``[lower, upper]``. The lower one rises by ``step`` up to ``max_lower``, then the upper one up
+    to ``max_upper``, until tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``. It looks at no
+    clip rule. The batch is the one that the loss is given: no process or micro-batch knows of another.
 
     Args:
         share: Wanted share ρ₀ of positive advantages, in (0, 1).
-        low: First lower bound.
-        high: First upper bound.
-        max_low: Last lower bound, ≤ 1.
-        max_high: Last upper bound.
+        lower: First lower bound.
+        upper: First upper bound.
+        max_lower: Last lower bound, ≤ 1.
+        max_upper: Last upper bound.
         step: What one widening adds, > 0.
 
     Source: arXiv 2510.18927. The order (lower bound first) is that of the authors' code.
@@ -163,33 +165,36 @@ class Balanced(Objective):
     """
 
     share: float = 0.5
-    low: float = 0.6
-    high: float = 1.2
-    max_low: float = 0.9
-    max_high: float = 3.0
+    lower: float = 0.6
+    upper: float = 1.2
+    max_lower: float = 0.9
+    max_upper: float = 3.0
     step: float = 0.05
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ValueError(f"share must be in (0, 1), got {self.share!r}")
-        if not (0 <= self.low <= self.max_low <= 1 <= self.high <= self.max_high < math.inf):
+        if not (0 <= self.lower <= self.max_lower <= 1 <= self.upper <= self.max_upper < math.inf):
             raise ValueError(
-                f"0 <= low <= max_low <= 1 <= high <= max_high must hold, got {self.low!r}, {self.max_low!r}, "
-                f"{self.high!r}, {self.max_high!r}"
+                "0 <= lower <= max_lower <= 1 <= upper <= max_upper must hold, got "
+                f"{self.lower!r}, {self.max_lower!r}, {self.upper!r}, {self.max_upper!r}"
             )
         above_0(step=self.step)
 
     def _bounds(self, tokens: Tokens) -> tuple[Tensor, ...]:
         """The lower and the upper bound that this batch gets, each of shape (1,)."""
-        lows, highs = _steps(self.low, self.max_low, self.step), _steps(self.high, self.max_high, self.step)
-        wider = len(highs) - 1  # steps of the upper bound, after those of the lower one
+        lowers, uppers = (
+            _steps(self.lower, self.max_lower, self.step),
+            _steps(self.upper, self.max_upper, self.step),
+        )
+        wider = len(uppers) - 1  # steps of the upper bound, after those of the lower one
         pairs = tokens.ratio.new_tensor(
-            [(low, self.high) for low in lows] + [(lows[-1], x) for x in highs[1:]]
+            [(lower, self.upper) for lower in lowers] + [(lowers[-1], x) for x in uppers[1:]]
         )
         gain, loss = ((tokens.advantages * sign * tokens.mask).clamp(min=0.0) for sign in (1, -1))
-        gains = torch.stack([(tokens.ratio.clamp(max=high) * gain).sum() for high in highs])
-        losses = torch.stack([(tokens.ratio.clamp(min=low) * loss).sum() for low in lows])
-        gains = torch.cat([gains[:1].expand(len(lows)), gains[1:]])
+        gains = torch.stack([(tokens.ratio.clamp(max=upper) * gain).sum() for upper in uppers])
+        losses = torch.stack([(tokens.ratio.clamp(min=lower) * loss).sum() for lower in lowers])
+        gains = torch.cat([gains[:1].expand(len(lowers)), gains[1:]])
         losses = torch.cat([losses, losses[-1:].expand(wider)])
         enough = gains >= self.share * (gains + losses)
         enough[-1] = True  # there is nothing wider
@@ -197,16 +202,16 @@ class Balanced(Objective):
         return pairs.index_select(0, first).unbind(-1)
 
     def _blocked(self, tokens: Tokens) -> Tensor:
-        low, high = self._bounds(tokens)
-        below = (tokens.ratio < low) & (tokens.advantages < 0)
-        return below | ((tokens.ratio > high) & (tokens.advantages > 0))
+        lower, upper = self._bounds(tokens)
+        below = (tokens.ratio < lower) & (tokens.advantages < 0)
+        return below | ((tokens.ratio > upper) & (tokens.advantages > 0))
 
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio.masked_fill(self._blocked(tokens), 0.0)
 
     def value(self, tokens: Tokens) -> Tensor:
-        low, high = self._bounds(tokens)
-        return torch.where(self._blocked(tokens), tokens.ratio.clamp(low, high), tokens.ratio)
+        lower, upper = self._bounds(tokens)
+        return torch.where(self._blocked(tokens), tokens.ratio.clamp(lower, upper), tokens.ratio)
 
 
 def _steps(start: float, end: float, step: float) -> list[float]:

@@ -1,0 +1,85 @@
+"""The report of any runs of TRL or verl: curves, the audit, its verdict, and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+from bandpo.diagnostics.audit import BINS
+from bandpo.diagnostics.figures import audit_figure, training_curves
+from bandpo.diagnostics.findings import all_findings
+from bandpo.diagnostics.logs import read_log
+from bandpo.diagnostics.page import FIGURE_STYLE, Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.summary import summarize
+
+MARKS = {True: "yes", False: "no", None: "cannot be told"}
+
+
+def run_page(paths: Sequence[Path]) -> Page:
+    """A page on one or more runs, side by side.
+
+    Args:
+        paths: What `bandpo.diagnostics.logs.read_log` reads.
+
+    Raises:
+        ValueError: one of them is no log of a run.
+    """
+    logs = {str(path): read_log(path) for path in paths}
+    found = {label: summarize(rows) for label, rows in logs.items()}
+
+    def numbers(name: str, values: Sequence[float | None], form: str = ".3f") -> list[str]:
+        return [name, *("–" if value is None else format(value, form) for value in values)]
+
+    each = found.values()
+    rows = [
+        numbers("optimiser steps", [d.steps for d in each], "d"),
+        numbers("reward, first tenth", [d.reward and d.reward[0] for d in each]),
+        numbers("reward, last tenth", [d.reward and d.reward[1] for d in each]),
+        numbers("entropy, first tenth", [d.entropy and d.entropy[0] for d in each]),
+        numbers("entropy, last tenth", [d.entropy and d.entropy[1] for d in each]),
+        numbers("clip-high rate", [d.clip_high for d in each], ".2%"),
+        numbers("clip-low rate", [d.clip_low for d in each], ".2%"),
+        numbers("radius used", [d.radius_used for d in each], ".1%"),
+    ]
+    for name in BINS:
+        shares = [d.clip_high_by_bin.get(name) for d in each]
+        rows.append(
+            numbers(f"clip-high, p {name.replace('_', ' ')}", [share and share[0] for share in shares], ".2%")
+        )
+    verdicts = [
+        [
+            label,
+            finding.question,
+            MARKS[finding.ok],
+            finding.answer + (f"; try {finding.try_next}" if finding.try_next else ""),
+        ]
+        for label, summary in found.items()
+        for finding in all_findings(summary)
+    ]
+    with mpl.rc_context(FIGURE_STYLE):
+        pictures = [
+            Picture("curves", training_curves(logs), "Reward, entropy and clip rates over training."),
+            Picture(
+                "audit",
+                audit_figure(logs),
+                "Entropy; the clip by old probability; what it blocks of rare tokens.",
+            ),
+        ]
+    settings: list[Any] = [
+        Verbatim(f"{path / 'config.yaml'}", (path / "config.yaml").read_text())
+        for path in paths
+        if (path / "config.yaml").is_file()
+    ]
+    return Page(
+        "What the clip did" if len(logs) > 1 else f"What the clip did to {next(iter(logs))}",
+        [],
+        [
+            Section("Verdict", [Table(["run", "question", "in order", "answer"], verdicts, prose=True)]),
+            Section("Curves", pictures),
+            Section("Numbers", [Table(["", *logs], rows)]),
+            Section("Settings", settings or ["No config.yaml lies beside these logs."]),
+        ],
+    )

@@ -1,0 +1,300 @@
+"""Where problems come from: the paper's sets on their public hubs, local files, and the package's
+generators."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+from bandpo.lab.data.rows import read_prompt, read_rows
+from bandpo.lab.evals.extraction import extract
+
+Role = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem and its answer, as text; the id is unique in its set and the same in every run."""
+
+    id: str
+    problem: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """Problems and where they are from.
+
+    Attributes:
+        name: Of the set, and of its files.
+        data_source: What decides how it is graded (see `bandpo.lab.evals.grading.grade`).
+        role: Training or evaluation.
+        problems: In the order of the source.
+        origin: Source, revision and the like, for the manifest.
+        licence: As the source states it.
+        complete: The problem is the whole prompt, without an instruction on how to answer.
+        unreadable: Ids of the source's rows without a problem or an answer, each with the reason.
+    """
+
+    name: str
+    data_source: str
+    role: Role
+    problems: tuple[Problem, ...]
+    origin: Mapping[str, Any]
+    licence: str
+    complete: bool = False
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A set on the Hugging Face hub."""
+
+    repo: str
+    split: str
+    role: Role
+    licence: str
+    """Where the hub's card states none, and for local copies."""
+    config: str | None = None
+    levels: tuple[str, ...] = ()
+    """Values of the column `level` to keep; empty keeps every row."""
+
+
+HUB: Mapping[str, Hub] = {
+    "dapo-math-17k": Hub("open-r1/DAPO-Math-17k-Processed", "train", "train", "apache-2.0", config="en"),
+    "math-3-5": Hub(
+        "DigitalLearningGmbH/MATH-lighteval",
+        "train",
+        "train",
+        "mit",
+        levels=("Level 3", "Level 4", "Level 5"),
+    ),
+    "gsm8k-train": Hub("openai/gsm8k", "train", "train", "mit", config="main"),
+    "gsm8k": Hub("openai/gsm8k", "test", "eval", "mit", config="main"),
+    "amc23": Hub("math-ai/amc23", "test", "eval", "not stated (texts: MAA)"),
+    "aime24": Hub("HuggingFaceH4/aime_2024", "train", "eval", "not stated (texts: MAA)"),
+    "aime25": Hub("math-ai/aime25", "test", "eval", "apache-2.0 (texts: MAA)"),
+    "math500": Hub("HuggingFaceH4/MATH-500", "test", "eval", "mit (of MATH)"),
+    "minerva": Hub("math-ai/minervamath", "test", "eval", "not stated"),
+    "olympiadbench": Hub("Hothan/OlympiadBench", "train", "eval", "apache-2.0", config="OE_TO_maths_en_COMP"),
+}
+"""The sets of the paper and its usual company. `math-3-5` is the training split of MATH, levels 3 to 5."""
+
+GENERATED = ("multiplication", "multiplication-train", "countdown", "countdown-train")
+"""Sets that the package makes itself, to any size."""
+
+PROBLEM_COLUMNS = ("problem", "question", "prompt")
+ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "reward_model", "solution")
+"""Columns searched, in this order; the first that holds one has the problem or the answer."""
+
+
+_FILE = re.compile(r"(?:([\w.-]+)=)?(.+\.(?:jsonl|parquet))")
+_TRAIN = re.compile(r"(?:^|[-_.])train(?=$|[-_.])", re.IGNORECASE)
+
+
+SIZE = 500
+"""Problems that are made of a generated set unless told otherwise: as many as MATH-500 has, and each task has more."""
+
+
+def set_name(spec: str) -> str:
+    """The name of the set that `load` loads, without loading it.
+
+    >>> set_name("aime24"), set_name("runs/my.jsonl"), set_name("mine=runs/my.jsonl")
+    ('aime24', 'my', 'mine')
+    """
+    file = _FILE.fullmatch(spec)
+    return spec if file is None else file[1] or Path(file[2]).stem
+
+
+def load(
+    spec: str, *, role: Role | None = None, revision: str | None = None, size: int = SIZE, seed: int = 0
+) -> ProblemSet:
+    """Loads one set.
+
+    Args:
+        spec: A name of `HUB` or `GENERATED`, a JSONL or parquet file, or ``NAME=FILE``. A file
+            takes its name from its stem; where the name is one of the hub's, also role and licence.
+        role: Of a file. Left out, a file is for training if its name has the word ``train`` (``train``,
+            ``my-train``, ``my_train``), and for evaluation if not.
+        revision: Of the hub's repository; default the newest, whose hash the manifest records.
+        size: Problems to make, for generated sets.
+        seed: Of generated sets.
+
+    Returns:
+        The set.
+
+    Raises:
+        ValueError: Unknown name, a role that is not the set's own, a size that the set cannot have, or a file that
+            does not hold problems.
+        FileNotFoundError: No such file.
+        ConnectionError: The hub cannot be reached.
+    """
+    file = _FILE.fullmatch(spec)
+    if file is not None:
+        return _load_file(set_name(spec), Path(file[2]), role)
+    if spec in GENERATED:
+        return _generate(spec, role, size, seed)
+    if spec in HUB:
+        return _load_hub(spec, HUB[spec], role, revision)
+    raise ValueError(
+        f"{spec!r} is neither a .jsonl or .parquet file nor one of {', '.join([*HUB, *GENERATED])}"
+    )
+
+
+def _own_role(name: str, own: Role, asked: Role | None) -> Role:
+    if asked not in (None, own):
+        raise ValueError(
+            f"{name} has the role {own}, not {asked}: give a file of it another name, NAME=FILE, to use it so"
+        )
+    return own
+
+
+def _load_hub(name: str, hub: Hub, role: Role | None, revision: str | None) -> ProblemSet:
+    _own_role(name, hub.role, role)
+    from datasets import load_dataset
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().dataset_info(hub.repo, revision=revision)
+        rows = load_dataset(hub.repo, hub.config, split=hub.split, revision=info.sha).to_list()
+    # The hub's libraries raise errors of several packages for a network that is not there.
+    except Exception as error:
+        raise ConnectionError(
+            f"{name} could not be loaded from the hub's {hub.repo}: {error}. "
+            f"Where the hub is out of reach, give a file: {name}=FILE.jsonl"
+        ) from error
+    origin = {"hub": hub.repo, "config": hub.config, "split": hub.split, "revision": info.sha}
+    licence = (info.card_data or {}).get("license")
+    return _read(name, rows, origin, role, str(licence) if licence else None)
+
+
+def _load_file(name: str, path: Path, role: Role | None) -> ProblemSet:
+    rows = read_rows(path)
+    revision = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return _read(name, rows, {"file": path.name, "revision": revision}, role)
+
+
+def _read(
+    name: str,
+    rows: Iterable[Mapping[str, Any]],
+    origin: Mapping[str, Any],
+    role: Role | None,
+    licence: str | None = None,
+) -> ProblemSet:
+    hub = HUB.get(name)
+    own: Role = hub.role if hub else role or ("train" if _TRAIN.search(name) else "eval")
+    problems: list[Problem] = []
+    unreadable: dict[str, str] = {}
+    for i, row in enumerate(rows):
+        if hub is not None and hub.levels and row.get("level", hub.levels[0]) not in hub.levels:
+            continue
+        id = f"{name}-{i}"
+        try:
+            problem = _first(row, PROBLEM_COLUMNS, read_problem)
+            problems.append(Problem(id, problem, _first(row, ANSWER_COLUMNS, read_answer)))
+        except ValueError as error:
+            unreadable[id] = str(error)
+    if not problems:
+        first = "".join(
+            f"; row {id.removeprefix(f'{name}-')}: {why}" for id, why in list(unreadable.items())[:1]
+        )
+        raise ValueError(f"{name}: no row with a problem and an answer{first}")
+    return ProblemSet(
+        name,
+        _TRAIN.sub("", name) or name,
+        _own_role(name, own, role),
+        tuple(problems),
+        origin,
+        licence or (hub.licence if hub else "not stated"),
+        unreadable=unreadable,
+    )
+
+
+def _first(row: Mapping[str, Any], columns: tuple[str, ...], read: Callable[[Any], str]) -> str:
+    """The first of the columns that holds something."""
+    there = [column for column in columns if column in row]
+    if not there:
+        raise ValueError(f"the row has the columns {', '.join(row)}, and needs one of {', '.join(columns)}")
+    reasons = []
+    for column in there:
+        try:
+            if text := read(row[column]):
+                return text
+            reasons.append(f"{column} is {'null' if row[column] is None else f'{row[column]!r:.40}'}")
+        except ValueError as error:
+            reasons.append(f"{column}: {error}")
+    raise ValueError("; ".join(reasons))
+
+
+def read_problem(value: Any) -> str:
+    """The text of a problem: a string, or messages, of which the last one of the user holds it.
+
+    Raises:
+        ValueError: Neither of the two.
+
+    >>> read_problem([{"role": "user", "content": "1+1?"}])
+    '1+1?'
+    """
+    if value is None:
+        return ""
+    prompt = read_prompt(value)
+    if isinstance(prompt, str):
+        return prompt.strip()
+    return next((m["content"].strip() for m in reversed(prompt) if m["role"] == "user"), "")
+
+
+_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+def read_answer(value: Any) -> str:
+    r"""The answer in the forms that data sets use: numbers, lists, worked solutions, verl's reward model.
+
+    A number is written out, without an exponent. The answers of a list are all asked for, in any order.
+
+    Returns:
+        Plain text or LaTeX; empty where there is no answer.
+
+    Raises:
+        ValueError: A value that is no answer, such as true.
+
+    >>> read_answer(27.0), read_answer("5 + 5 = 10\n#### 1,234"), read_answer(r"So $\boxed{\frac{1}{2}}$.")
+    ('27', '1234', '\\frac{1}{2}')
+    """
+    if isinstance(value, Mapping):
+        value = value.get("ground_truth")
+    if isinstance(value, list | tuple):
+        return ", ".join(filter(None, map(read_answer, value)))
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{value} is no answer")
+    if isinstance(value, float):
+        value = format(Decimal(repr(value)), "f")
+    text = "" if value is None else str(value).strip()
+    if "####" in text or "\\boxed{" in text:
+        extracted = extract(text)
+        text = "" if extracted is None else extracted.text.strip()
+    while len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = text[1:-1].strip()
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def _generate(name: str, asked: Role | None, size: int, seed: int) -> ProblemSet:
+    from bandpo.lab.tasks import countdown, multiplication
+
+    if size < 1:
+        raise ValueError(f"{name}: size = {size} must be at least 1")
+    role = _own_role(name, "train" if name.endswith("-train") else "eval", asked)
+    task = name.removesuffix("-train")
+    rows = {"countdown": countdown, "multiplication": multiplication}[task].problems(role, size, seed)
+    problems = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))
+    origin = {"generator": f"bandpo.lab.tasks.{task}", "revision": f"size {size}, seed {seed}"}
+    return ProblemSet(name, task, role, problems, origin, "apache-2.0", complete=task == "multiplication")

@@ -1,0 +1,300 @@
+"""What a table of scores is worth: mean@k, pass@k, maj@k, verl's best@k and their intervals.
+
+Every metric maps scores of shape ``(problems, n)`` to one value per problem, ``(problems,)``. Its mean is
+the metric, `estimate` puts an interval around it, and `bandpo.lab.evals.compare` pairs two evaluations.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Values = NDArray[np.float64]
+
+
+def _scores(correct: ArrayLike) -> Values:
+    scores = np.asarray(correct, dtype=np.float64)
+    if scores.ndim != 2 or scores.size == 0:
+        raise ValueError(f"scores must have shape (problems, n) and not be empty, got shape {scores.shape}")
+    if not np.all((scores >= 0) & (scores <= 1)):
+        raise ValueError("scores must lie in [0, 1]: 0 for wrong, 1 for right")
+    return scores
+
+
+def _check_k(k: int, n: int) -> None:
+    if not isinstance(k, Integral):
+        raise TypeError(f"k = {k!r} must be a whole number of samples")
+    if not 1 <= k <= n:
+        raise ValueError(
+            f"k = {k} needs between k and n samples per problem, and there are n = {n}: draw more samples"
+        )
+
+
+def mean_at_k(correct: ArrayLike) -> Values:
+    """Average score over the samples of each problem (mean@k with k = n; also called avg@k).
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+
+    Returns:
+        One value per problem, shape (problems,).
+
+    Raises:
+        ValueError: The scores are empty, not two-dimensional or outside [0, 1].
+
+    >>> mean_at_k([[1, 0, 0, 0], [1, 1, 0, 0]]).tolist()
+    [0.25, 0.5]
+    """
+    return _scores(correct).mean(axis=1)
+
+
+def pass_at_k(correct: ArrayLike, k: int) -> Values:
+    """Chance that k of the n samples, drawn without replacement, hold a right one: the unbiased estimator.
+
+    For c right ones of n this is 1 - C(n-c, k) / C(n, k). It is written here as the expected *best* score of
+    the k drawn, the sum over ranks i, ascending, of score_(i) C(i-1, k-1) / C(n, k), which also covers scores
+    between 0 and 1.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        k: Samples drawn, 1 ≤ k ≤ n.
+
+    Returns:
+        One value per problem, shape (problems,).
+
+    Raises:
+        ValueError: k is not between 1 and n, or the scores are malformed.
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, 2.1.
+
+    >>> pass_at_k([[1, 0, 0, 0], [1, 1, 0, 0]], 2).round(4).tolist()
+    [0.5, 0.8333]
+    """
+    scores = np.sort(_scores(correct), axis=1)
+    n = scores.shape[1]
+    _check_k(k, n)
+    # From the top rank down: k/n, and (i-k)/(i-1) of rank i's weight for the one below. No binomial is ever formed.
+    ranks = np.arange(n, 1, -1)
+    weights = k / n * np.cumprod(np.concatenate([[1.0], (ranks - k) / (ranks - 1)]))
+    return np.clip(scores @ weights[::-1], 0.0, 1.0)
+
+
+def verl_best_at_k(correct: ArrayLike, k: int, *, resamples: int = 1000, seed: int = 42) -> Values:
+    """verl's ``best@k``: mean best of k samples drawn *with* replacement, over `resamples` draws.
+
+    This is not pass@k. It tends to 1 - (1 - c/n)^k, so that with k = n = 32 one right answer scores 0.638 and
+    pass@32 is 1. It is reported beside pass@k because papers that train with verl often print it as pass@k.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        k: Samples drawn, 1 ≤ k ≤ n.
+        resamples: Draws per problem; verl uses 1000.
+        seed: Of the draws; verl uses 42 and the same draws for every problem.
+
+    Returns:
+        One value per problem, shape (problems,), equal to verl's own up to rounding.
+
+    Raises:
+        ValueError: k is not between 1 and n, or the scores are malformed.
+
+    Source: ``verl.trainer.ppo.metric_utils.process_validation_metrics``, key ``best@k/mean``.
+
+    >>> verl_best_at_k([[1] + [0] * 31], 32).round(1).tolist()
+    [0.6]
+    """
+    scores = _scores(correct)
+    n = scores.shape[1]
+    _check_k(k, n)
+    # The legacy generator, because verl's draws come from it.
+    drawn = np.random.RandomState(seed).choice(n, size=(resamples, k), replace=True)
+    return np.array([row[drawn].max(axis=1).mean() for row in scores])
+
+
+def maj_at_k(
+    correct: ArrayLike,
+    answers: Sequence[Sequence[Hashable]],
+    k: int | None = None,
+    *,
+    resamples: int = 200,
+    seed: int = 0,
+) -> Values:
+    """Score of the most frequent answer among k samples (majority voting, self-consistency).
+
+    A sample without an answer (``None``) abstains. Tied answers share the vote, so order is irrelevant.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        answers: The answers voted on, one per score; answers that mean the same must compare equal.
+        k: Voters, 1 ≤ k ≤ n; default n.
+        resamples: Random subsets averaged over when k < n. With k = n there is one, and the result is exact.
+        seed: Of the subsets.
+
+    Returns:
+        One value per problem, shape (problems,).
+
+    Raises:
+        ValueError: k is not between 1 and n, or scores and answers differ in shape.
+
+    Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv 2203.11171.
+
+    >>> maj_at_k([[1, 1, 0, 0, 0]], [["7", "7", "3", "4", None]]).tolist()
+    [1.0]
+    """
+    scores = _scores(correct)
+    problems, n = scores.shape
+    voters = n if k is None else k
+    _check_k(voters, n)
+    if len(answers) != problems or any(len(row) != n for row in answers):
+        raise ValueError(f"answers must have the shape of the scores, ({problems}, {n})")
+    if voters == n:
+        subsets = [np.arange(n)]
+    else:
+        generator = np.random.default_rng(seed)
+        subsets = [generator.permutation(n)[:voters] for _ in range(resamples)]
+    return np.array(
+        [
+            np.mean([_vote(row[s], [votes[i] for i in s]) for s in subsets])
+            for row, votes in zip(scores, answers, strict=True)
+        ]
+    )
+
+
+def _vote(scores: Values, votes: list[Hashable]) -> float:
+    counts = Counter(vote for vote in votes if vote is not None)
+    if not counts:
+        return 0.0
+    winners = {vote for vote, count in counts.items() if count == max(counts.values())}
+    return float(
+        np.mean([np.mean([s for s, v in zip(scores, votes, strict=True) if v == w]) for w in winners])
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def resampled_means(values: ArrayLike, draws: NDArray[np.integer], generator: np.random.Generator) -> Values:
+    """Means of `values` over drawn problems and, where there are several, over seeds drawn here.
+
+    Problems and seeds are crossed (every seed answers the same problems), so both are drawn independently.
+
+    Args:
+        values: One value per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
+        draws: Indices of problems, shape (resamples, problems).
+        generator: Draws the seeds.
+
+    Returns:
+        Shape (resamples,).
+
+    Raises:
+        ValueError: Empty values, or more than two dimensions.
+
+    >>> rng = np.random.default_rng(0)
+    >>> resampled_means([0.0, 1.0], np.array([[0, 0], [0, 1], [1, 1]]), rng).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    table = np.atleast_2d(np.asarray(values, dtype=np.float64))
+    if table.ndim != 2 or table.size == 0:
+        raise ValueError(f"values must have shape (problems,) or (seeds, problems), got {np.shape(values)}")
+    by_seed = np.stack([row[draws].mean(axis=1) for row in table])
+    seeds = generator.integers(len(table), size=(len(draws), len(table)))
+    return by_seed[seeds, np.arange(len(draws))[:, None]].mean(axis=1)
+
+
+def estimate(values: ArrayLike, *, level: float = 0.95, resamples: int = 5000, seed: int = 0) -> Estimate:
+    """Mean with a percentile-bootstrap interval over problems, or over problems and seeds.
+
+    A handful of seeds understates what seeds contribute, and where every problem has the same value the
+    interval has no width: neither is certainty.
+
+    Args:
+        values: One value per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
+        level: Coverage in (0, 1).
+        resamples: Bootstrap draws.
+        seed: Of the draws.
+
+    Returns:
+        Mean and interval.
+
+    Raises:
+        ValueError: `level` outside (0, 1) or malformed values.
+
+    >>> e = estimate(mean_at_k([[1, 0], [1, 1], [0, 0]]))
+    >>> e.mean, e.low <= e.mean <= e.high
+    (0.5, True)
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level = {level} must lie between 0 and 1, for example 0.95")
+    generator = np.random.default_rng(seed)
+    problems = np.shape(values)[-1]
+    draws = generator.integers(max(problems, 1), size=(resamples, problems), dtype=np.int32)
+    means = resampled_means(values, draws, generator)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(np.mean(np.asarray(values))), float(low), float(high))
+
+
+def powers_of_two(n: int) -> list[int]:
+    """The k at which a table of n samples is reported: 1, 2, 4, … and n.
+
+    >>> powers_of_two(12)
+    [1, 2, 4, 8, 12]
+    """
+    return sorted({2**i for i in range(n.bit_length())} | {n})
+
+
+def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None) -> dict[str, Values]:
+    """Every metric of one evaluation, one value per problem.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        answers: What majority voting counts; left out, there is no maj@n.
+
+    Returns:
+        ``mean@n``, ``pass@1, 2, 4 … n``, ``verl_best@n``, and ``maj@n`` where answers are given.
+
+    Raises:
+        ValueError: Malformed scores or answers.
+
+    >>> list(per_problem([[1, 0]]))
+    ['mean@2', 'pass@1', 'pass@2', 'verl_best@2']
+    """
+    n = _scores(correct).shape[1]
+    metrics = {f"mean@{n}": mean_at_k(correct)}
+    metrics |= {f"pass@{k}": pass_at_k(correct, k) for k in powers_of_two(n)}
+    metrics[f"verl_best@{n}"] = verl_best_at_k(correct, n)
+    if answers is not None:
+        metrics[f"maj@{n}"] = maj_at_k(correct, answers)
+    return metrics
+
+
+def summary(
+    correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None, *, level: float = 0.95
+) -> dict[str, Estimate]:
+    """Every metric of one evaluation with its interval over problems.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        answers: What majority voting counts; left out, there is no maj@n.
+        level: Coverage of the intervals.
+
+    Returns:
+        The names of `per_problem`, each with mean and interval.
+
+    Raises:
+        ValueError: Malformed scores, answers or level.
+
+    >>> summary([[1, 0], [1, 1]])["mean@2"].mean
+    0.75
+    """
+    return {name: estimate(values, level=level) for name, values in per_problem(correct, answers).items()}

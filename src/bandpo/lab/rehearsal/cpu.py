@@ -1,0 +1,124 @@
+"""What verl 0.9.1 lacks to run on a CPU; loaded in every process through `VERL_USE_EXTERNAL_MODULES`.
+
+Importing this module registers a verl platform named `cpu` (chosen by `VERL_PLATFORM=cpu`) and a rollout
+backend named `transformers`. The trainer, the workers, the FSDP2 engine, the losses and the weight sync stay
+verl's own.
+"""
+
+import contextlib
+import os
+import types
+
+import torch
+import torch.distributed
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+from verl.workers.rollout import base as rollout_base
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+
+def _device_module() -> types.ModuleType:
+    """`torch.cpu` with the memory and random-state functions that verl calls on `torch.cuda`."""
+    module = types.ModuleType("cpu")
+    module.__dict__.update(vars(torch.cpu))
+    zero = dict.fromkeys(
+        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), lambda *_: 0
+    )
+    nothing = dict.fromkeys(
+        (
+            "empty_cache",
+            "ipc_collect",
+            "reset_peak_memory_stats",
+            "set_per_process_memory_fraction",
+            "set_device",
+        ),
+        lambda *_: None,
+    )
+    module.__dict__.update(
+        **zero,
+        **nothing,
+        mem_get_info=lambda *_: (0, 0),
+        get_device_name=lambda *_: "cpu",
+        get_rng_state=lambda *_: torch.get_rng_state(),
+        set_rng_state=lambda state, *_: torch.set_rng_state(state),
+    )
+    return module
+
+
+@PlatformRegistry.register(platform="cpu")
+class CpuPlatform(PlatformBase):
+    """The methods verl asks of an accelerator, answered by a CPU."""
+
+    device_name = "cpu"  # type: ignore[assignment]
+    vendor_name = "cpu"  # type: ignore[assignment]
+    device_module = _device_module()  # type: ignore[assignment]
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False  # never chosen by detection, only by VERL_PLATFORM=cpu
+
+    def current_device(self) -> str:  # type: ignore[override]
+        return "cpu"  # verl passes this to Tensor.to
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        """`gloo`; opens the process group as well.
+
+        verl asks for this name to open the group "cpu:gloo,cpu:gloo", which torch refuses because it names a
+        device twice; verl leaves a group alone that is already open.
+        """
+        if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo", init_method=os.environ.get("DIST_INIT_METHOD"))
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str):  # type: ignore[override]  # verl's own annotation forgets the context manager
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        return "GPU"  # verl counts no other resource; Ray is told of logical GPUs
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None
+
+
+def _replica():
+    from bandpo.lab.rehearsal.rollout import TransformersReplica
+
+    return TransformersReplica
+
+
+RolloutReplicaRegistry.register("transformers", _replica)
+rollout_base._ROLLOUT_REGISTRY[("transformers", "async")] = "bandpo.lab.rehearsal.rollout.TransformersRollout"

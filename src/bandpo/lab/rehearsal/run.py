@@ -1,0 +1,131 @@
+"""Runs a shrunk recipe: stock verl on a private Ray, once from the start and once from its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bandpo.lab.rehearsal import files
+
+FATAL = re.compile(r"Error in _run_prompt")
+"""verl goes on without a response whose agent loop or reward raised; a rehearsal stops there."""
+
+
+def environment(folder: Path, run: str) -> dict[str, str]:
+    """The environment of a run; Ray hands it to every process."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
+    modules = [inherited.get("VERL_USE_EXTERNAL_MODULES", ""), "bandpo.lab.rehearsal.cpu"]
+    return inherited | {
+        files.FOLDER: str(folder),
+        "VERL_PLATFORM": "cpu",
+        "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP2 engine is registered for GPUs only, and runs as it is
+        "VERL_USE_EXTERNAL_MODULES": ",".join(filter(None, modules)),
+        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format(run)),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        # A private token, so that nobody else gets in and none is left in the user's home.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def train(command: list[str], folder: Path, run: str, timeout: float, report: Callable[[str], None]) -> None:
+    """Runs one training to its end, or to its first fatal message, and leaves no process behind.
+
+    Whether it succeeded is for the metrics to say: verl exits 0 after runs that went wrong.
+
+    Args:
+        command: Arguments for Python.
+        folder: The rehearsal's folder.
+        run: Name of the run, in its files' names.
+        timeout: Seconds after which it is stopped.
+        report: Called with a short text whenever a new stage is reached.
+    """
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment(folder, run),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    late = threading.Timer(timeout, process.send_signal, [signal.SIGTERM])
+    late.start()
+    try:
+        assert process.stdout is not None
+        with (folder / files.LOG.format(run)).open("w") as log:
+            stopping = 0.0
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                for stage in _STAGES:
+                    if stage in line:
+                        report(_STAGES[stage])
+                if FATAL.search(line) and not stopping:
+                    stopping = time.monotonic()
+                if stopping and time.monotonic() - stopping > 2:  # its traceback follows within this time
+                    break
+            if not late.is_alive() and process.poll() != 0:
+                log.write(f"{files.FOLDER}: stopped after {timeout:.0f} s\n")
+    finally:
+        late.cancel()
+        _end(process, folder)
+
+
+_STAGES = {
+    "Started a local Ray instance": "Ray is up",
+    "Using dataset class": "reading the prompts",
+    "checkpoint engine manager initialized": "model and reference are loaded",
+    "LLMServerManager:": "rollout server is up",
+    "Training Progress:   0%": "training",
+    "local_global_step_folder": "writing a checkpoint",
+    "Setting global step to": "reading the checkpoint",
+}
+
+
+def _end(process: subprocess.Popen[str], folder: Path) -> None:
+    """Ends the driver, then whatever of its private Ray outlives it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    if process.poll() is None:
+        process.kill()
+    if process.stdout is not None:
+        process.stdout.close()
+    end_ray(folder / "ray")
+
+
+def end_ray(temp_dir: Path) -> None:
+    """Kills every process of the Ray whose temporary folder this is, which its daemons' command lines name."""
+    import psutil
+
+    family: set[psutil.Process] = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if str(temp_dir) in " ".join(process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family |= {process, *process.children(recursive=True)}
+    family -= {psutil.Process(), *psutil.Process().parents()}
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=10)

@@ -1,0 +1,305 @@
+"""Runs a study: every run a process of `bandpo train`, over the cores of this machine or a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from bandpo.diagnostics.files import replacing
+from bandpo.lab.study.collect import collect_run, read_records, versions
+from bandpo.lab.study.plan import PREPARED, Run, Study
+from bandpo.lab.study.statistics import choose
+
+Say = Callable[[str], None]
+
+
+class Job(NamedTuple):
+    """One process."""
+
+    command: Sequence[str]
+    log: Path
+
+
+class Outcome(NamedTuple):
+    """How it ended."""
+
+    code: int
+    seconds: float
+
+
+def launch(job: Job) -> Outcome:
+    """Run a job to its end; what it prints goes to its log."""
+    start = time.monotonic()
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("w") as log:
+        code = subprocess.run(job.command, stdout=log, stderr=subprocess.STDOUT).returncode
+    return Outcome(code, time.monotonic() - start)
+
+
+def on_cores(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Outcome]]:
+    """Run jobs side by side on this machine; yields each job's place and outcome as it ends."""
+    with ThreadPoolExecutor(workers) as pool:
+        places = {pool.submit(launch, job): place for place, job in enumerate(jobs)}
+        try:
+            for done in as_completed(places):
+                yield places[done], done.result()
+        except BaseException:  # an interrupt has reached the running jobs too; no more are started
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def on_ray(jobs: Sequence[Job], cores: int) -> Iterator[tuple[int, Outcome]]:
+    """Run jobs as Ray tasks of so many cores each, on the running cluster; its nodes must share the folder."""
+    import ray
+    from ray.exceptions import RayError
+
+    ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
+    task = ray.remote(num_cpus=cores, max_retries=0)(launch)
+    places = {task.remote(job): place for place, job in enumerate(jobs)}
+    while places:
+        [done], _ = ray.wait(list(places))
+        try:
+            outcome = ray.get(done)
+        except RayError as error:
+            Path(jobs[places[done]].log).write_text(str(error))
+            outcome = Outcome(1, 0.0)
+        yield places.pop(done), outcome
+
+
+@dataclass
+class Execution:
+    """A study in its folder: ``study.yaml``, ``prepared/``, ``runs/`` and, at the end, ``results.json``.
+
+    Args:
+        study: What to run.
+        text: Its file, kept beside the results.
+        folder: Where everything goes; a folder with the same study is resumed.
+        run_jobs: `on_cores` or `on_ray`, with its number filled in.
+        say: Takes one line of progress for each run that ends.
+    """
+
+    study: Study
+    text: str
+    folder: Path
+    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[int, Outcome]]]
+    say: Say = print
+
+    def __call__(self) -> dict[str, Any]:
+        """Prepare, tune, run what is reported, and write ``results.json``.
+
+        Returns:
+            What that file holds.
+
+        Raises:
+            ValueError: the folder holds another study, a run's settings are refused (before any run is started), or
+                what is to be prepared fails.
+        """
+        self._open()
+        searches = self.study.searches()
+        self._check([*searches, *self.study.reported(_anything(self.study))])
+        self._prepare()
+        failed = self._run(searches)
+        chosen = choose(self.study, self._records(searches)) if searches else {}
+        runs = self.study.reported(chosen)
+        failed += self._run(runs)
+        results = {
+            "study": self.text,
+            "versions": versions(self._finished([*searches, *runs])[0]),
+            "commit": _commit(),
+            "chosen": [
+                {"experiment": e, "arm": arm, "values": values} for (e, arm), values in chosen.items()
+            ],
+            "failed": [str(run) for run in failed],
+            "runs": [self._record(run) for run in [*searches, *runs] if self._done(run)],
+        }
+        with replacing(self.folder / "results.json") as unfinished:
+            unfinished.write_text(_compact(results))
+        return results
+
+    def _open(self) -> None:
+        kept = self.folder / "study.yaml"
+        if kept.exists() and kept.read_text() != self.text:
+            raise ValueError(
+                f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a study are "
+                "fixed before it runs, so choose another --output_dir"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(kept) as unfinished:
+            unfinished.write_text(self.text)
+
+    def _check(self, runs: Sequence[Run]) -> None:
+        """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
+        from bandpo.lab.training.arguments import parse
+
+        for run in runs:
+            try:
+                parse(["--config", str(self._write_config(run))])
+            except SystemExit as error:
+                raise ValueError(f"{run}: bandpo train refuses its settings") from error
+            except ValueError as error:
+                raise ValueError(f"{run}: {error}") from error
+
+    def _write_config(self, run: Run) -> Path:
+        config = self._place(run).with_suffix(".yaml")
+        config.parent.mkdir(parents=True, exist_ok=True)
+        prepared = str(self.folder / "prepared")
+        options = {
+            name: value.replace(PREPARED, prepared) if isinstance(value, str) else value
+            for name, value in run.options.items()
+        }
+        config.write_text(yaml.safe_dump(options | {"output_dir": str(self._place(run))}, sort_keys=False))
+        return config
+
+    def _prepare(self) -> None:
+        todo = [
+            (name, call)
+            for name, call in self.study.prepare.items()
+            if not (self.folder / "prepared" / name).exists()
+        ]
+        if not todo:
+            return
+        self.say(f"preparing {', '.join(name for name, _ in todo)}")
+        jobs = []
+        for name, call in todo:
+            unfinished = self.folder / "prepared" / f"{name}.unfinished-{os.getpid()}"
+            module, *arguments = shlex.split(call)
+            command = [sys.executable, "-m", module, *arguments, "--output_dir", str(unfinished)]
+            jobs.append(Job(command, self.folder / "prepared" / f"{name}.log"))
+        for place, outcome in self.run_jobs(jobs):
+            if outcome.code:
+                raise ValueError(f"preparing {todo[place][0]} failed: {_last_line(jobs[place].log)}")
+            Path(jobs[place].command[-1]).rename(self.folder / "prepared" / todo[place][0])
+
+    def _run(self, runs: Sequence[Run]) -> list[Run]:
+        """Run what has not run yet; returns the runs that failed."""
+        todo = [run for run in runs if not self._done(run)]
+        jobs = [
+            Job(
+                [
+                    sys.executable,
+                    "-m",
+                    "bandpo",
+                    "train",
+                    "--config",
+                    str(self._write_config(run)),
+                    "--resume",
+                ],
+                self._place(run).with_suffix(".log"),
+            )
+            for run in todo
+        ]
+        failed: list[Run] = []
+        if len(runs) > len(todo):
+            self.say(f"{len(runs) - len(todo)} of {len(runs)} runs were done before")
+        start, done = time.monotonic(), len(runs) - len(todo)
+        for ended, (place, outcome) in enumerate(self.run_jobs(jobs), start=1):
+            run = todo[place]
+            if outcome.code:
+                failed.append(run)
+                said = f"FAILED: {_last_line(jobs[place].log)} (see {jobs[place].log})"
+            else:
+                record = {
+                    **_names(run),
+                    "seconds": round(outcome.seconds, 1),
+                    **collect_run(self._place(run)),
+                }
+                with replacing(self._done_file(run)) as unfinished:
+                    unfinished.write_text(json.dumps(record))
+                [record] = self._records([run])
+                said = f"{self.study.primary} {record.metric(self.study.primary):.3f}"
+            left = (time.monotonic() - start) / ended * (len(todo) - ended) / 60
+            self.say(
+                f"[{done + ended}/{len(runs)}] {run}   {said}   {outcome.seconds:.0f} s, {left:.0f} min to go"
+            )
+        return failed
+
+    def _place(self, run: Run) -> Path:
+        return self.folder / "runs" / run.folder
+
+    def _done_file(self, run: Run) -> Path:
+        return self._place(run) / "record.json"
+
+    def _done(self, run: Run) -> bool:
+        return self._done_file(run).exists()
+
+    def _finished(self, runs: Sequence[Run]) -> list[Path]:
+        found = [self._place(run) for run in runs if self._done(run)]
+        if not found:
+            raise ValueError("every run has failed; the last lines above and the logs say why")
+        return found
+
+    def _record(self, run: Run) -> dict[str, Any]:
+        return _names(run) | json.loads(self._done_file(run).read_text())
+
+    def _records(self, runs: Sequence[Run]) -> Any:
+        return read_records({"runs": [self._record(run) for run in runs if self._done(run)]})
+
+
+def results_so_far(folder: Path) -> dict[str, Any]:
+    """What ``results.json`` would hold if the study ended with the runs that have ended.
+
+    Args:
+        folder: Of a study that is at work or was interrupted.
+
+    Raises:
+        ValueError: no run has ended yet.
+    """
+    done = sorted((folder / "runs").rglob("record.json"))
+    records = [record for file in done if "experiment" in (record := json.loads(file.read_text()))]
+    if not records:
+        raise ValueError(f"{folder} holds a study of which no run has ended yet")
+    return {
+        "study": (folder / "study.yaml").read_text(),
+        "versions": versions(done[0].parent),
+        "commit": _commit(),
+        "chosen": [],
+        "failed": [],
+        "unfinished": True,
+        "runs": records,
+    }
+
+
+def _names(run: Run) -> dict[str, Any]:
+    return {"experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": run.tuning}
+
+
+def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """Some choice of tuned values, to have the settings of all runs read before the search is made."""
+    return {
+        (e.name, arm): e.tune.choices()[0] for e in study.experiments if e.tune for arm in study.arms_of(e)
+    }
+
+
+def _last_line(log: Path) -> str:
+    lines = [
+        line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines() if line.strip()
+    ]
+    return lines[-1].strip() if lines else "it printed nothing"
+
+
+def _commit() -> str | None:
+    """The commit of bandpo's own checkout, where it runs from one."""
+    place = Path(__file__).parent
+    git = ["git", "-C", str(place), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _compact(results: Mapping[str, Any]) -> str:
+    """JSON with one line for each run, so that a repository's history shows which changed."""
+    runs = ",\n".join("  " + json.dumps(run) for run in results["runs"])
+    rest = json.dumps({name: value for name, value in results.items() if name != "runs"}, indent=1)
+    return f'{rest[:-2]},\n "runs": [\n{runs}\n ]\n}}\n'

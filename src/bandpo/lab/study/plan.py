@@ -1,0 +1,243 @@
+"""What a study file says: the question and its terms, fixed before anything runs, and the runs that follow."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from bandpo.notation import parse_rule
+
+T = TypeVar("T")
+
+PREPARED = "{prepared}"
+"""Stands in an option's value for the folder that the study's ``prepare`` fills."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A search on seeds of its own, by which each arm chooses its options before it is reported on others."""
+
+    options: Mapping[str, Sequence[Any]]
+    """The values to try, for each option."""
+    seeds: Sequence[int]
+
+    def choices(self) -> list[dict[str, Any]]:
+        """All combinations of values."""
+        return [dict(zip(self.options, values, strict=True)) for values in product(*self.options.values())]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One comparison of arms: the same options and seeds for each.
+
+    Raises:
+        ValueError: no seeds, or seeds that were tuned on.
+    """
+
+    name: str
+    question: str
+    seeds: Sequence[int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    arms: Sequence[str] = ()
+    """Which of the study's arms take part; all if empty."""
+    tune: Tuning | None = None
+    tuned_in: str | None = None
+    """The experiment whose tuned options this one takes over."""
+    identical: bool = False
+    """Whether all arms must give the same run, bit for bit: a check of the whole apparatus."""
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ValueError(f"experiment {self.name!r} has no seeds")
+        if self.tune and (both := set(self.seeds) & set(self.tune.seeds)):
+            raise ValueError(
+                f"experiment {self.name!r}: seeds {sorted(both)} are tuned on and reported on; report on others"
+            )
+        if self.tune and self.tuned_in:
+            raise ValueError(f"experiment {self.name!r} has both `tune` and `tuned_in`; leave one out")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `bandpo train`."""
+
+    experiment: str
+    arm: str
+    seed: int
+    options: Mapping[str, Any]
+    tuning: Mapping[str, Any] | None = None
+    """The values on trial, where the run is one of a search."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies under the study's ``runs``."""
+        tried = [f"{name}-{value}" for name, value in (self.tuning or {}).items()]
+        place = [self.experiment, *(["tuning"] if tried else []), self.arm, *tried, f"seed-{self.seed}"]
+        return Path(*(re.sub(r"[^\w.+-]+", "-", part.lower()) for part in place))
+
+    def __str__(self) -> str:
+        tried = "".join(f", {name} {value}" for name, value in (self.tuning or {}).items())
+        return f"{self.experiment}: {self.arm}{tried}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file, read and checked.
+
+    Raises:
+        ValueError: a baseline or arm that is not among the arms, or an option of the runs that the study sets itself.
+    """
+
+    title: str
+    question: str
+    primary: str
+    """The metric that decides, one of `bandpo.lab.study.collect.METRICS`."""
+    stopping: str
+    """The stopping rule, in words: it is printed, and nothing else ends a run or the study."""
+    baseline: str
+    """The arm that the others are compared with."""
+    arms: Mapping[str, Mapping[str, Any]]
+    """For each arm its own options of `bandpo train`: a clip rule, at least."""
+    options: Mapping[str, Any]
+    """Options of `bandpo train` that all runs share."""
+    experiments: Sequence[Experiment]
+    prepare: Mapping[str, str] = field(default_factory=dict)
+    """Folders that are made once before the runs: for each name a Python module and its arguments, to which
+    ``--output_dir`` is added."""
+
+    def __post_init__(self) -> None:
+        if self.baseline not in self.arms:
+            raise ValueError(f"baseline {self.baseline!r} is none of the arms {', '.join(self.arms)}")
+        for name, options in self.arms.items():
+            if "clip" not in options:
+                raise ValueError(
+                    f"arm {name!r} names no clip rule; write `{name}: {{clip: 'Band(KL(), 0.05)'}}`"
+                )
+            parse_rule(options["clip"])
+        names = [experiment.name for experiment in self.experiments]
+        for e in self.experiments:
+            if unknown := [arm for arm in e.arms if arm not in self.arms]:
+                raise ValueError(f"experiment {e.name!r}: unknown arms {', '.join(unknown)}")
+            if e.tuned_in and (e.tuned_in not in names or not self.experiment(e.tuned_in).tune):
+                raise ValueError(
+                    f"experiment {e.name!r}: tuned_in {e.tuned_in!r} is no experiment that tunes"
+                )
+            taken = {"output_dir", "seed", "resume"} & {*self.options, *e.options}
+            if taken:
+                raise ValueError(f"options may not set {', '.join(sorted(taken))}: the study does")
+
+    def experiment(self, name: str) -> Experiment:
+        """The experiment of that name."""
+        return next(e for e in self.experiments if e.name == name)
+
+    def arms_of(self, experiment: Experiment) -> list[str]:
+        """The arms that take part, in the study's order."""
+        return [arm for arm in self.arms if not experiment.arms or arm in experiment.arms]
+
+    def searches(self) -> list[Run]:
+        """The runs by which arms choose their options."""
+        return [
+            self._run(e, arm, seed, choice, tuning=choice)
+            for e in self.experiments
+            if e.tune
+            for seed in e.tune.seeds
+            for choice in e.tune.choices()
+            for arm in self.arms_of(e)
+        ]
+
+    def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Run]:
+        """The runs that are reported.
+
+        Args:
+            chosen: For each experiment that tunes, and each of its arms, the values chosen.
+        """
+        return [
+            self._run(e, arm, seed, chosen[e.tuned_in or e.name, arm] if e.tune or e.tuned_in else {})
+            for e in self.experiments
+            for seed in e.seeds
+            for arm in self.arms_of(e)
+        ]
+
+    def _run(
+        self,
+        e: Experiment,
+        arm: str,
+        seed: int,
+        values: Mapping[str, Any],
+        tuning: Mapping[str, Any] | None = None,
+    ) -> Run:
+        options = {**self.options, **values, **e.options, **self.arms[arm], "seed": seed}
+        return Run(e.name, arm, seed, options, tuning)
+
+
+def study_text(file: str) -> str:
+    """The text of a study file, or of the study that comes with the package, ``quick``.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if file == "quick":
+        return (resources.files("bandpo.lab.study") / "quick.yaml").read_text()
+    if not Path(file).is_file():
+        raise ValueError(f"{file} is no file; the study that comes with bandpo is called quick")
+    return Path(file).read_text()
+
+
+def parse_study(text: str) -> Study:
+    """Read a study.
+
+    Raises:
+        ValueError: no valid YAML, unknown or missing keys, or values that cannot work together; named in the message.
+    """
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the study is no valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"a study is written as `key: value` lines, got a {type(content).__name__}")
+    raw: dict[str, Any] = dict(content)
+    experiments = raw.get("experiments") or {}
+    if not isinstance(experiments, dict) or not experiments:
+        raise ValueError("the study needs `experiments`, each with a name, a question and seeds")
+    raw["experiments"] = [_experiment(name, value) for name, value in experiments.items()]
+    return build(Study, raw, "the study")
+
+
+def _experiment(name: str, value: Any) -> Experiment:
+    if not isinstance(value, dict):
+        raise ValueError(f"experiment {name!r} must hold `key: value` lines, got {value!r}")
+    raw = {"name": name, **value}
+    if "tune" in raw:
+        raw["tune"] = build(Tuning, raw["tune"], f"`tune` of experiment {name!r}")
+    return build(Experiment, raw, f"experiment {name!r}")
+
+
+def build(kind: type[T], raw: Mapping[str, Any], what: str) -> T:
+    """A dataclass from the keys and values of a file.
+
+    Raises:
+        ValueError: unknown or missing keys; ``what`` says where.
+    """
+    known = {f.name: f for f in fields(kind)}  # pyright: ignore[reportArgumentType]
+    for key in raw:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise ValueError(
+                f"{what}: unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
+    missing = [
+        name
+        for name, f in known.items()
+        if name not in raw and f.default is MISSING and f.default_factory is MISSING
+    ]
+    if missing:
+        raise ValueError(f"{what} lacks {', '.join(missing)}")
+    return kind(**raw)

@@ -1,0 +1,252 @@
+"""The report of a study: its terms, what was found, and everything by which a reader may judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+
+from bandpo.diagnostics.page import FIGURE_STYLE, Page, Picture, Section, Table, Verbatim
+from bandpo.lab.study import figures
+from bandpo.lab.study.afterwards import Afterwards, parse_afterwards
+from bandpo.lab.study.collect import Record, read_records
+from bandpo.lab.study.plan import Experiment, Study, parse_study
+from bandpo.lab.study.statistics import (
+    ArmDifference,
+    Contrast,
+    Interval,
+    by_seed,
+    choose,
+    coverage,
+    differences,
+    differing,
+)
+from bandpo.lab.study.tables import (
+    clip_table,
+    differences_table,
+    glance_table,
+    options_text,
+    scores_table,
+    seeds_text,
+    signed,
+    tuning_table,
+)
+
+
+def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
+    """The whole report of a study. If its results say ``unfinished``, the report does too.
+
+    Args:
+        results: What its ``results.json`` holds.
+        afterwards: The text of the ``afterwards.yaml`` beside it, if there is one.
+    """
+    study, records = parse_study(results["study"]), read_records(results)
+    said = parse_afterwards(afterwards, study)
+    with mpl.rc_context(FIGURE_STYLE):
+        sections = [_experiment(study, e, records, said) for e in study.experiments]
+    return Page(
+        study.title,
+        [study.question, *_unfinished(results), *found(study, records)],
+        [
+            *([_said(study, records, said)] if afterwards else []),
+            _terms(study, records),
+            Section(
+                "At a glance",
+                [glance_table(study, records, metric) for metric in dict.fromkeys((study.primary, "AUC"))],
+            ),
+            *sections,
+            _made(results, records),
+        ],
+    )
+
+
+def _unfinished(results: Mapping[str, Any]) -> list[str]:
+    runs = len(results["runs"])
+    return [f"This study has not ended: {runs} runs have so far."] if results.get("unfinished") else []
+
+
+def found(study: Study, records: Sequence[Record]) -> list[str]:
+    """A few sentences for each experiment: what can be claimed, and what is left open."""
+    apart = differences(study, records, study.primary)
+    return [
+        f"{e.name}: {_sentence(study, e, records, [d for d in apart if d.experiment == e.name])}"
+        for e in study.experiments
+    ]
+
+
+def _sentence(study: Study, e: Experiment, records: Sequence[Record], apart: Sequence[ArmDifference]) -> str:
+    if not any(r.experiment == e.name and r.tuning is None for r in records):
+        return "no run has ended."
+    if e.identical:
+        others = differing(records, e.name)
+        return (
+            f"the arms should coincide and do not: {'; '.join(others)}."
+            if others
+            else "all arms coincide exactly."
+        )
+    base = list(by_seed(records, e.name, study.baseline, study.primary).values())
+    if not base:
+        return f"{study.baseline} has no run to compare with."
+    text = f"{study.baseline} ends at {study.primary} {Interval.from_values(base).mean:.3f}."
+    if said := [f"{d.arm} {signed(d.interval)}" for d in apart if d.claimed]:
+        text += f" Different from it: {'; '.join(said)}."
+    if rest := [d for d in apart if not d.claimed]:
+        low, high = min(d.interval.low for d in rest), max(d.interval.high for d in rest)
+        text += (
+            f" Left open, shown neither to differ nor to tie: {'; '.join(d.arm for d in rest)}. Their intervals, not "
+            f"corrected for the number of comparisons, reach from {low:+.3f} to {high:+.3f}."
+        )
+    return text
+
+
+def _said(study: Study, records: Sequence[Record], said: Afterwards) -> Section:
+    """What was added once the runs had been seen."""
+    content: list[Any] = [*said.remarks]
+    for title, pair in said.pairs.items():
+        contrasts = {
+            name: Contrast.from_records(study, records, pair.arm, pair.minus, name)
+            for name in dict.fromkeys(("mean entropy", "AUC", study.primary))
+        }
+        rows = [
+            [name, *(signed(c.by_experiment[name]) for c in contrasts.values())]
+            for name in next(iter(contrasts.values())).by_experiment
+        ]
+        rows.append(["all", *(signed(c.overall) for c in contrasts.values())])
+        rows.append(["pairs of runs above 0", *(f"{c.above} of {c.pairs}" for c in contrasts.values())])
+        content += [
+            f"{title}. {pair.why}",
+            Table(
+                ["", *contrasts],
+                rows,
+                f"{pair.arm} minus {pair.minus}, paired by seed, with Student's 95 % intervals. Mean entropy is in "
+                "nats per token, over all batches. In the row “all” each seed counts once, with its mean over the "
+                "experiments. Nobody announced this comparison, so it carries no star.",
+            ),
+        ]
+    return Section("Added after the runs were seen", content)
+
+
+def _terms(study: Study, records: Sequence[Record]) -> Section:
+    rows = []
+    for e in study.experiments:
+        tuned = ""
+        if e.tune:
+            grid = "; ".join(
+                f"{name} {', '.join(map(str, values))}" for name, values in e.tune.options.items()
+            )
+            tuned = f"{grid}, on seeds {seeds_text(e.tune.seeds)}"
+        elif e.tuned_in:
+            tuned = f"as in {e.tuned_in}"
+        rows.append([e.name, seeds_text(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
+    fewest = min(len(e.seeds) for e in study.experiments if not e.identical or len(study.experiments) == 1)
+    too_narrow = (
+        f" It is too narrow where seeds are few: of {fewest} normal scores it holds the mean in "
+        f"{coverage(fewest):.0%} of cases."
+        if fewest > 1
+        else ""
+    )
+    return Section(
+        "Terms",
+        [
+            f"Decided by {study.primary}, every arm against {study.baseline}, paired by seed. Stopping rule: "
+            f"{study.stopping}.",
+            "Two kinds of interval, both for 95 %, both over seeds. A score has a bootstrap interval, which stays "
+            f"between 0 and 1.{too_narrow} A difference has Student's.",
+            f"A difference is claimed where the paired t-test gives p < 0.05, corrected after Holm for all "
+            f"{len(differences(study, records, study.primary))} comparisons of the study. Everything else is left "
+            "open: it is no evidence of a difference, and none of equality.",
+            f"Where options were tuned, each arm took those with the best {study.primary} on tuning seeds, and is "
+            "reported on others.",
+            f"{study.primary} is measured after training. AUC, the area under the curve of training reward, is the "
+            "mean reward over all batches: it sees how early an arm learns, too.",
+            Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
+            Table(
+                ["arm", "clip rule"],
+                [[arm, str(options["clip"])] for arm, options in study.arms.items()],
+                prose=True,
+            ),
+        ],
+    )
+
+
+def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Afterwards) -> Section:
+    arms = {
+        arm: mine
+        for arm in study.arms_of(e)
+        if (mine := [r for r in records if r.experiment == e.name and r.arm == arm and r.tuning is None])
+    }
+    if not arms:
+        return Section(e.name, [e.question, "No run of this experiment ended."])
+    apart = [d for d in differences(study, records, study.primary) if d.experiment == e.name]
+    sentence = _sentence(study, e, records, apart)
+    content: list[Any] = [e.question, sentence[0].upper() + sentence[1:]]
+    if e.identical:
+        return Section(e.name, content)
+    if e.tune or e.tuned_in:
+        content.append(_tuned_values(study, e, records))
+    places, slug = {arm: place for place, arm in enumerate(study.arms)}, e.name.replace(" ", "-")
+    content.append(scores_table(study, e, records))
+    content.append(differences_table(study, e, records, said.seen))
+    content.append(
+        Picture(
+            f"{slug}-seeds",
+            figures.seeds(arms, list(dict.fromkeys((study.primary, "AUC", "mean entropy"))), places),
+            "A dot for every seed; the diamond is their mean, with its 95 % bootstrap interval.",
+        )
+    )
+    content.append(
+        Picture(
+            f"{slug}-curves",
+            figures.curves(arms, places),
+            "Mean over seeds of every batch, ± one standard error.",
+        )
+    )
+    content.append(clip_table(arms))
+    content.append(
+        Picture(
+            f"{slug}-bins",
+            figures.clipped_by_probability(arms, places),
+            "Share of positive-advantage tokens whose gradient the rule dropped, by their old probability.",
+        )
+    )
+    if e.tune:
+        content.append(tuning_table(study, e, records))
+    return Section(e.name, content)
+
+
+def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str:
+    """Which arms ran at which tuned values, and whether that lets a difference be put down to the rule."""
+    source = study.experiment(e.tuned_in or e.name)
+    assert source.tune is not None
+    chosen = choose(study, records)
+    arms: dict[str, list[str]] = {}
+    edge: list[str] = []
+    for arm in study.arms_of(e):
+        values = chosen[source.name, arm]
+        arms.setdefault(options_text(values), []).append(arm)
+        if any(values[name] in (tried[0], tried[-1]) for name, tried in source.tune.options.items()):
+            edge.append(arm)
+    text = " ".join(f"At {values}: {'; '.join(names)}." for values, names in arms.items())
+    if len(arms) > 1:
+        text += " A difference between arms at unequal values is one of rule and values together."
+    if edge:
+        text += f" Chosen at the edge of what was tried, so that the best may lie beyond: {'; '.join(edge)}."
+    return text
+
+
+def _made(results: Mapping[str, Any], records: Sequence[Record]) -> Section:
+    hours = sum(r.seconds for r in records) / 3600
+    made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    if results.get("commit"):
+        made += f"; commit {results['commit']}"
+    content: list[Any] = [
+        f"By `bandpo study` with the file below, and `bandpo report`: {len(records)} runs, {hours:.1f} hours in all, "
+        f"with {made}."
+    ]
+    if results["failed"]:
+        content.append(f"Failed and not counted: {'; '.join(results['failed'])}.")
+    elif not results.get("unfinished"):
+        content.append("No run failed.")
+    content.append(Verbatim("The study file", results["study"]))
+    return Section("How it was made", content)

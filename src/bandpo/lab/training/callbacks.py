@@ -1,0 +1,102 @@
+"""What happens while a run trains: a progress bar, and a row of metrics per log step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from bandpo.lab.training.run_folder import RunFolder
+
+SHOWN = {
+    "reward": "reward",
+    "entropy": "entropy",
+    "clip_ratio/high_mean": "clip high",
+    "clip_ratio/low_mean": "clip low",
+}
+
+
+class MetricsLog(TrainerCallback):
+    """Appends each log step to the run folder's metrics.jsonl.
+
+    A checkpoint holds all rows up to its step. A run that goes on from it writes the file anew from them, so nothing
+    logged after the checkpoint stays, and nothing depends on what a kill left of the file.
+    """
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._folder.rewrite_log([row for row in state.log_history if "train_runtime" not in row])
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **_: Any,
+    ) -> None:
+        if "train_runtime" not in logs:
+            self._folder.log({"step": state.global_step, **logs})
+
+
+class Scores(TrainerCallback):
+    """Evaluates every so many optimiser steps; the scores are rows of metrics.jsonl too."""
+
+    def __init__(self, folder: RunFolder, every: int, evaluate: Callable[[], dict[str, float]]):
+        self._folder, self._every, self._evaluate = folder, every, evaluate
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step % self._every == 0:
+            scores = {name: score for name, score in self._evaluate().items() if "@" in name}
+            row = {"step": state.global_step, **scores}
+            state.log_history.append(row)  # and so into the next checkpoint
+            self._folder.log(row)
+
+
+class ProgressBar(TrainerCallback):
+    """One line: steps done, time left, and the latest reward, entropy and clip rates."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc="training",
+            disable=not state.is_world_process_zero,
+            dynamic_ncols=True,
+            mininterval=1.0,
+        )
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **_: Any,
+    ) -> None:
+        latest = {label: f"{logs[key]:.3f}" for key, label in SHOWN.items() if logs.get(key) is not None}
+        if latest:
+            self._bar.set_postfix(latest, refresh=False)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._bar.close()
