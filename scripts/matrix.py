@@ -67,8 +67,7 @@ def oldest(name: str) -> str:
 
 
 def core(torch: str) -> Environment:
-    files = ["bounds", "clipping", "combinators", "losses", "notation", "objectives", "rivals", "audit"]
-    tests = tuple(f"tests/test_{file}.py" for file in files)
+    tests = ("tests/core", "tests/diagnostics/test_audit.py")
     return Environment(
         ("hypothesis", "mpmath", "jaxtyping"), torch=torch, about="torch", tests=tests, note="the core"
     )
@@ -81,9 +80,9 @@ def framework(names: list[str], end: Callable[[str], str], extras: str, *tests: 
 
 TRL = ["trl", "transformers", "datasets"]
 TRL_TESTS = (
-    "tests/test_integrations_trl.py",
-    "tests/test_integrations_trl_radius.py",
-    "tests/test_training.py",
+    "tests/integrations/test_trl.py",
+    "tests/integrations/test_trl_radius.py",
+    "tests/lab/test_training.py",
 )
 STAND_IN = "not on the package index; tested against its documented interface"
 ENVIRONMENTS = {
@@ -108,7 +107,7 @@ ENVIRONMENTS = {
     "trl-oldest": framework(TRL, oldest, "train", *TRL_TESTS),
     "trl-newest": framework(TRL, admitted, "train", *TRL_TESTS),
     "verl": framework(
-        ["verl"], admitted, "verl,eval", "tests/test_integrations_verl.py", "tests/test_recipes.py"
+        ["verl"], admitted, "verl,eval", "tests/integrations/test_verl.py", "tests/lab/test_recipes.py"
     ),
 }
 

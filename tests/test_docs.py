@@ -76,7 +76,7 @@ def test_console(step, tmp_path):
 
 @pytest.mark.slow
 def test_an_objective_is_added_as_the_page_says(tmp_path):
-    """The command of verl alone is not run: tests/test_integrations_verl.py builds what it configures."""
+    """The command of verl alone is not run: tests/integrations/test_verl.py builds what it configures."""
     steps = [b for b in blocks(ROOT / "docs/add-an-objective.md") if b.title or b.text.startswith("bandpo ")]
     assert len(steps) == 4
     follow(steps, tmp_path)
@@ -182,7 +182,7 @@ def test_the_tests_named_in_the_paper_map_exist():
     for in_file, test in named:
         file = in_file or file
         if file:
-            text = (ROOT / "tests" / file).read_text()
+            text = (ROOT / "tests/core" / file).read_text()
             assert not test or f"def {test}(" in text, f"{file}::{test}"
             checked += 1
     assert checked > 10

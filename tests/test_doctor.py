@@ -87,7 +87,4 @@ def test_every_adapter_has_its_file_and_its_tests():
     tests = Path(__file__).parent
     for adapter in ADAPTERS:
         assert (folder / f"{adapter.module}.py").exists()
-        name = f"test_{adapter.module}.py"
-        assert (tests / "integrations" / name).exists() or (
-            tests / f"test_integrations_{adapter.module}.py"
-        ).exists()
+        assert (tests / "integrations" / f"test_{adapter.module}.py").exists()

@@ -345,7 +345,7 @@ TWO_PROCESSES = """
 import json, sys
 from pathlib import Path
 from trl import GRPOConfig
-from test_integrations_trl import LOG, make
+from test_trl import LOG, make
 from bandpo.diagnostics.audit import Audit
 from bandpo.integrations.trl import AuditedGRPOTrainer
 

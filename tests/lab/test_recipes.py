@@ -13,7 +13,7 @@ import yaml
 
 from bandpo import Band, parse_rule
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "src/bandpo/lab/recipes"
 MODELS = sorted(path.stem for path in (RECIPES / "paper/model").glob("*.yaml"))
 RULES = sorted(path.stem for path in (RECIPES / "paper/rule").glob("*.yaml"))

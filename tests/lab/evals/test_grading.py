@@ -155,7 +155,7 @@ WRONG = [
 
 DEBATABLE = re.findall(
     r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$",
-    (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8"),
+    (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8"),
     re.MULTILINE,
 )
 

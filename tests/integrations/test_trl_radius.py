@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_trl import make
 
 from bandpo import KL, Band, HoldClipRate, parse_rule
 from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
 from bandpo.lab.tasks import multiplication
-from test_integrations_trl import make
 
 # Two batches of four updates, each of which is logged.
 TWO_BATCHES = {"max_steps": 8, "logging_strategy": "steps", "logging_steps": 1, "audit_steps": 0}
@@ -202,7 +202,7 @@ def test_refuses_a_rule_without_a_text(tmp_path):
 TWO_PROCESSES = """
 import json, sys
 from pathlib import Path
-from test_integrations_trl_radius import logged, trained
+from test_trl_radius import logged, trained
 
 out = Path(sys.argv[1])
 for name, radius in {"hold": "HoldKL(0.02, 0.05, 0.5)", "entropy": "ByEntropy(0.01, 0.1)"}.items():

@@ -149,7 +149,7 @@ def test_padding_may_hold_anything():
     assert set(BINS) == {name.partition("/")[2] for name in m if name.startswith("tokens_positive")}
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "audit.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 
 
 def test_the_page_s_example(capsys):

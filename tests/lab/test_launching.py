@@ -17,7 +17,7 @@ from bandpo.lab.rehearsal.inputs import choose_prompts, write_model, write_rows
 from bandpo.lab.rehearsal.run import end_ray, environment
 from bandpo.lab.rehearsal.shrink import PROMPTS, changes, compose
 
-RECIPES = Path(__file__).parents[1] / "src/bandpo/lab/recipes"
+RECIPES = Path(__file__).parents[2] / "src/bandpo/lab/recipes"
 NAMES = ["qwen2.5-3b-instruct", "band-kl"]
 
 
@@ -42,7 +42,7 @@ def cluster(tmp_path_factory):
         "GPUS": "1",
         "CPUS": "6",
         "BANDPO_OUTPUT": str(folder / "runs"),
-        "PYTHONPATH": str(RECIPES.parents[1]),
+        "PYTHONPATH": str(RECIPES.parents[2]),
     }
     try:
         for node in (["head"], ["worker", f"127.0.0.1:{port}"]):

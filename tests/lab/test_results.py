@@ -17,7 +17,7 @@ from bandpo.lab.study.report import study_page
 from bandpo.lab.study.statistics import Contrast, Interval, by_seed, differences
 from bandpo.lab.tasks import multiplication
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "clipping"
 NUMBER = r"[-+]?\d+(?:\.\d+)?"
 BANDS = ["Band-KL", "Band-TV", "Band-χ²", "Band above, clip below", "relaxed Band"]
