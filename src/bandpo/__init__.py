@@ -4,163 +4,52 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bandpo import (
+    _rule_check,
+    bounds,
+    clipping,
+    combinators,
+    dcpo,
+    divergences,
+    losses,
+    methods,
+    notation,
+    objectives,
+    radius,
+    tokens,
+)
 from bandpo._deprecated import MovedModules, warn
-from bandpo._rule_check import check
-from bandpo.bounds import RatioBounds, ratio_bounds
-from bandpo.clipping import Band, ClipRule, FixedClip, Outside, Unclipped
-from bandpo.combinators import Capped, Intersection, Sides, Union
-from bandpo.dcpo import DCPO
-from bandpo.divergences import (
-    KL,
-    AlphaDivergence,
-    Divergence,
-    FDivergence,
-    JensenShannon,
-    NeymanChi2,
-    PearsonChi2,
-    ReverseKL,
-    SquaredHellinger,
-    TotalVariation,
-)
-from bandpo.losses import LossOutputs, aggregate, policy_loss
-from bandpo.methods import (
-    ASPO,
-    BAPO,
-    CEGPPO,
-    CISPO,
-    DAPO,
-    DPPO,
-    DRPO,
-    GMPO,
-    GPG,
-    GPPO,
-    GRPO,
-    GSPO,
-    SAPO,
-    SPO,
-    UPGRPO,
-    VESPO,
-    BandPO,
-    IcePop,
-    Method,
-    Parts,
-)
-from bandpo.notation import as_text, parse_divergence, parse_method, parse_objective, parse_rule
-from bandpo.objectives import (
-    Balanced,
-    ClippedWeight,
-    DualClip,
-    GammaWeight,
-    GeometricMean,
-    InverseRatio,
-    KeepBound,
-    Masked,
-    Objective,
-    ProbabilityPenalty,
-    Quadratic,
-    SelfAnchored,
-    SequenceMask,
-    SigmoidGate,
-    Surrogate,
-    Unweighted,
-)
-from bandpo.radius import (
-    ByEntropy,
-    BySurprisal,
-    Cosine,
-    HoldClipRate,
-    HoldEntropy,
-    HoldKL,
-    Linear,
-    Radius,
-    TrainingState,
-)
-from bandpo.tokens import Tokens
+from bandpo._rule_check import *
+from bandpo.bounds import *
+from bandpo.clipping import *
+from bandpo.combinators import *
+from bandpo.dcpo import *
+from bandpo.divergences import *
+from bandpo.losses import *
+from bandpo.methods import *
+from bandpo.notation import *
+from bandpo.objectives import *
+from bandpo.radius import *
+from bandpo.radius import TrainingState
+from bandpo.tokens import *
 
 if TYPE_CHECKING:
     from bandpo.diagnostics.audit import Audit
 
 __version__ = "0.1.0"
-__all__ = [
-    "ASPO",
-    "BAPO",
-    "CEGPPO",
-    "CISPO",
-    "DAPO",
-    "DCPO",
-    "DPPO",
-    "DRPO",
-    "GMPO",
-    "GPG",
-    "GPPO",
-    "GRPO",
-    "GSPO",
-    "KL",
-    "SAPO",
-    "SPO",
-    "UPGRPO",
-    "VESPO",
-    "AlphaDivergence",
-    "Audit",
-    "Balanced",
-    "Band",
-    "BandPO",
-    "ByEntropy",
-    "BySurprisal",
-    "Capped",
-    "ClipRule",
-    "ClippedWeight",
-    "Cosine",
-    "Divergence",
-    "DualClip",
-    "FDivergence",
-    "FixedClip",
-    "GammaWeight",
-    "GeometricMean",
-    "HoldClipRate",
-    "HoldEntropy",
-    "HoldKL",
-    "IcePop",
-    "Intersection",
-    "InverseRatio",
-    "JensenShannon",
-    "KeepBound",
-    "Linear",
-    "LossOutputs",
-    "Masked",
-    "Method",
-    "NeymanChi2",
-    "Objective",
-    "Outside",
-    "Parts",
-    "PearsonChi2",
-    "ProbabilityPenalty",
-    "Quadratic",
-    "Radius",
-    "RatioBounds",
-    "ReverseKL",
-    "SelfAnchored",
-    "SequenceMask",
-    "Sides",
-    "SigmoidGate",
-    "SquaredHellinger",
-    "Surrogate",
-    "Tokens",
-    "TotalVariation",
-    "TrainingState",
-    "Unclipped",
-    "Union",
-    "Unweighted",
-    "aggregate",
-    "as_text",
-    "check",
-    "parse_divergence",
-    "parse_method",
-    "parse_objective",
-    "parse_rule",
-    "policy_loss",
-    "ratio_bounds",
-]
+__all__ = ["Audit"]  # and what the modules of the core define
+__all__ += _rule_check.__all__
+__all__ += bounds.__all__
+__all__ += clipping.__all__
+__all__ += combinators.__all__
+__all__ += dcpo.__all__
+__all__ += divergences.__all__
+__all__ += losses.__all__
+__all__ += methods.__all__
+__all__ += notation.__all__
+__all__ += objectives.__all__
+__all__ += radius.__all__
+__all__ += tokens.__all__
 
 LAZY = {"Audit": "bandpo.diagnostics.audit"}
 """What is imported when it is first asked for, so that `import bandpo` loads the core alone."""
@@ -175,6 +64,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-sys.meta_path.insert(
-    0, MovedModules()
-)  # the usual finders would load a second copy of what lies in a package
+# First, since the usual finders would load a second copy of a module within a package.
+sys.meta_path.insert(0, MovedModules())

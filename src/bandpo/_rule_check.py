@@ -23,6 +23,8 @@ from bandpo.tokens import Tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["check"]
+
 RULES, DIVERGENCES = "see docs/add-an-objective.md", "see docs/add-a-divergence.md"
 LOGP = torch.tensor(
     [[-30, -20, -10, -5], [-3, -2, -1, -0.5], [-0.1, -1e-2, -1e-3, -1e-4]], dtype=torch.float64, device="cpu"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+__all__ = ["RatioBounds", "ratio_bounds"]
+
 
 @dataclass(frozen=True)
 class RatioBounds:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+__all__ = ["Band", "ClipRule", "FixedClip", "Outside", "Unclipped"]
+
 
 class Outside(NamedTuple):
     """Where ratios lie outside of a rule's interval."""

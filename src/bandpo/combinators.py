@@ -16,6 +16,8 @@ from torch import Tensor
 from bandpo.bounds import RatioBounds
 from bandpo.clipping import ClipRule, FixedClip, Outside
 
+__all__ = ["Capped", "Intersection", "Sides", "Union"]
+
 
 def _check_rules(**rules: ClipRule) -> None:
     for name, rule in rules.items():

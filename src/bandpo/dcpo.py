@@ -16,6 +16,8 @@ from bandpo.clipping import ClipRule
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["DCPO"]
+
 
 @dataclass(frozen=True)
 class DCPO(ClipRule):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+__all__ = ["LossOutputs", "aggregate", "policy_loss"]
+
 Aggregation = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "sum"
 ]

@@ -61,6 +61,29 @@ from bandpo.objectives import (
     Unweighted,
 )
 
+__all__ = [
+    "ASPO",
+    "BAPO",
+    "CEGPPO",
+    "CISPO",
+    "DAPO",
+    "DPPO",
+    "DRPO",
+    "GMPO",
+    "GPG",
+    "GPPO",
+    "GRPO",
+    "GSPO",
+    "SAPO",
+    "SPO",
+    "UPGRPO",
+    "VESPO",
+    "BandPO",
+    "IcePop",
+    "Method",
+    "Parts",
+]
+
 
 class Parts(NamedTuple):
     """What a method is made of."""

@@ -18,6 +18,8 @@ from bandpo.objectives import DualClip, Objective
 from bandpo.radius import Radius
 from bandpo.tokens import known_level
 
+__all__ = ["as_text", "parse_divergence", "parse_method", "parse_objective", "parse_rule"]
+
 Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
 
 EXAMPLES: dict[type, str] = {

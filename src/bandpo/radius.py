@@ -43,6 +43,18 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+__all__ = [
+    "ByEntropy",
+    "BySurprisal",
+    "Cosine",
+    "HoldClipRate",
+    "HoldEntropy",
+    "HoldKL",
+    "Linear",
+    "Radius",
+    "TrainingState",
+]
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+__all__ = ["Tokens"]
+
 Level = Literal["token", "sequence"]
 LEVELS = get_args(Level)  # here, because older compilers break the graph at get_args
 

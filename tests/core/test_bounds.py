@@ -11,18 +11,23 @@ from bandpo import (
     KL,
     AlphaDivergence,
     FDivergence,
-    JensenShannon,
     NeymanChi2,
     PearsonChi2,
     ReverseKL,
     SquaredHellinger,
     TotalVariation,
+    divergences,
     ratio_bounds,
 )
 from bandpo.divergences import Divergence
 from oracle import divergence_spent, margins
 
-CLOSED = [KL(), TotalVariation(), PearsonChi2(), NeymanChi2(), SquaredHellinger()]
+WITHOUT_PARAMETERS = [
+    getattr(divergences, name)()
+    for name in divergences.__all__
+    if name not in ("Divergence", "FDivergence", "AlphaDivergence")
+]
+CLOSED = [d for d in WITHOUT_PARAMETERS if type(d).log_bounds is not Divergence.log_bounds]
 
 
 def through_generic_solver(divergence):
@@ -32,7 +37,8 @@ def through_generic_solver(divergence):
     return type("Generic" + cls.__name__, (cls,), generic)()
 
 
-SOLVED = [ReverseKL(), JensenShannon(), *map(AlphaDivergence, (-1.0, -0.5, 0.5, 0.999, 1.5, 3.0))]
+SOLVED = [d for d in WITHOUT_PARAMETERS if d not in CLOSED]
+SOLVED += map(AlphaDivergence, (-1.0, -0.5, 0.5, 0.999, 1.5, 3.0))
 USERS = [
     FDivergence(lambda u: (u - 1) ** 2 / (u + 1)),
     FDivergence(lambda u: u * torch.log(u), lambda u: torch.log(u) + 1),

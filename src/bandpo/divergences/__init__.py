@@ -1,24 +1,18 @@
 """f-divergences: the trust regions that bounds are derived from. One class each; `base` says what a new one needs."""
 
-from bandpo.divergences._exact import expm1, expm1_minus, log1mexp
-from bandpo.divergences.base import Divergence
-from bandpo.divergences.closed import NeymanChi2, PearsonChi2, SquaredHellinger, TotalVariation
-from bandpo.divergences.custom import FDivergence
-from bandpo.divergences.family import AlphaDivergence, JensenShannon
-from bandpo.divergences.kl import KL, ReverseKL
+from bandpo.divergences import base, closed, custom, family, kl
+from bandpo.divergences._exact import expm1 as expm1
+from bandpo.divergences._exact import expm1_minus as expm1_minus
+from bandpo.divergences._exact import log1mexp as log1mexp
+from bandpo.divergences.base import *
+from bandpo.divergences.closed import *
+from bandpo.divergences.custom import *
+from bandpo.divergences.family import *
+from bandpo.divergences.kl import *
 
-__all__ = [
-    "KL",
-    "AlphaDivergence",
-    "Divergence",
-    "FDivergence",
-    "JensenShannon",
-    "NeymanChi2",
-    "PearsonChi2",
-    "ReverseKL",
-    "SquaredHellinger",
-    "TotalVariation",
-    "expm1",
-    "expm1_minus",
-    "log1mexp",
-]
+__all__: list[str] = []
+__all__ += base.__all__
+__all__ += closed.__all__
+__all__ += custom.__all__
+__all__ += family.__all__
+__all__ += kl.__all__

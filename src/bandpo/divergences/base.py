@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+__all__ = ["Divergence"]
+
 
 @dataclass(frozen=True)
 class Divergence(ABC):

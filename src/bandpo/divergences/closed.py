@@ -10,6 +10,8 @@ from torch import Tensor
 from bandpo.divergences._exact import expm1, log1mexp, one_minus_exp
 from bandpo.divergences.base import Divergence
 
+__all__ = ["NeymanChi2", "PearsonChi2", "SquaredHellinger", "TotalVariation"]
+
 
 @dataclass(frozen=True)
 class TotalVariation(Divergence):

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bandpo.divergences.base import Divergence
 
+__all__ = ["FDivergence"]
+
 
 @dataclass(frozen=True, init=False)
 class FDivergence(Divergence):

@@ -11,6 +11,8 @@ from torch import Tensor
 from bandpo.divergences._exact import expm1, expm1_minus
 from bandpo.divergences.base import Divergence
 
+__all__ = ["AlphaDivergence", "JensenShannon"]
+
 
 @dataclass(frozen=True)
 class JensenShannon(Divergence):

@@ -12,6 +12,8 @@ from bandpo.divergences import _solver
 from bandpo.divergences._exact import expm1, expm1_minus, one_minus_exp
 from bandpo.divergences.base import Divergence
 
+__all__ = ["KL", "ReverseKL"]
+
 
 @dataclass(frozen=True)
 class KL(Divergence):

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bandpo.integrations._adapt import Epsilons, epsilons
+from bandpo.integrations._adapt import Epsilons, epsilons, read_parts, read_rule, reduced_loss, sum_loss
 
-__all__ = ["ADAPTERS", "Adapter", "Epsilons", "epsilons"]
+__all__ = [
+    "ADAPTERS",
+    "Adapter",
+    "Epsilons",
+    "epsilons",
+    "read_parts",
+    "read_rule",
+    "reduced_loss",
+    "sum_loss",
+]
 
 
 @dataclass(frozen=True)

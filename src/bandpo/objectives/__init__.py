@@ -21,26 +21,14 @@ tensor([[-2.]])
 `bandpo.methods` has the names that papers give to combinations of a rule and an objective.
 """
 
-from bandpo.objectives.base import Objective
-from bandpo.objectives.clipped import ClippedWeight, GeometricMean, InverseRatio, KeepBound, Masked, Surrogate
-from bandpo.objectives.selective import Balanced, DualClip, SelfAnchored, SequenceMask, Unweighted
-from bandpo.objectives.smooth import GammaWeight, ProbabilityPenalty, Quadratic, SigmoidGate
+from bandpo.objectives import base, clipped, selective, smooth
+from bandpo.objectives.base import *
+from bandpo.objectives.clipped import *
+from bandpo.objectives.selective import *
+from bandpo.objectives.smooth import *
 
-__all__ = [
-    "Balanced",
-    "ClippedWeight",
-    "DualClip",
-    "GammaWeight",
-    "GeometricMean",
-    "InverseRatio",
-    "KeepBound",
-    "Masked",
-    "Objective",
-    "ProbabilityPenalty",
-    "Quadratic",
-    "SelfAnchored",
-    "SequenceMask",
-    "SigmoidGate",
-    "Surrogate",
-    "Unweighted",
-]
+__all__: list[str] = []
+__all__ += base.__all__
+__all__ += clipped.__all__
+__all__ += selective.__all__
+__all__ += smooth.__all__

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from bandpo.tokens import Tokens
 
+__all__ = ["Objective"]
+
 
 @dataclass(frozen=True)
 class Objective(ABC):

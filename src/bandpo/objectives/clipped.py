@@ -12,6 +12,8 @@ from bandpo._deprecated import renamed_arguments
 from bandpo.objectives.base import Objective, above_0
 from bandpo.tokens import Tokens
 
+__all__ = ["ClippedWeight", "GeometricMean", "InverseRatio", "KeepBound", "Masked", "Surrogate"]
+
 
 @dataclass(frozen=True)
 class Surrogate(Objective):

@@ -14,6 +14,8 @@ from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
 from bandpo.tokens import Tokens
 
+__all__ = ["Balanced", "DualClip", "SelfAnchored", "SequenceMask", "Unweighted"]
+
 
 @dataclass(frozen=True)
 class DualClip(Objective):

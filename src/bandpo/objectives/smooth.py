@@ -11,6 +11,8 @@ from torch import Tensor
 from bandpo.objectives.base import Objective, above_0
 from bandpo.tokens import Tokens
 
+__all__ = ["GammaWeight", "ProbabilityPenalty", "Quadratic", "SigmoidGate"]
+
 
 @dataclass(frozen=True)
 class Quadratic(Objective):
