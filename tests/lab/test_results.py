@@ -1,11 +1,10 @@
-"""What README and the repository's report say is what the study's data say."""
+"""What the documentation and the repository's report say is what the study's data say."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
-import runpy
 from functools import cache
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def lower_side() -> list[str]:
     ]  # fmt: skip
 
 
-def test_every_number_of_the_readme_s_account_is_the_data_s():
+def test_every_number_of_the_account_is_the_data_s():
     study, records = first_study()
     apart = [
         d.interval
@@ -65,7 +64,7 @@ def test_every_number_of_the_readme_s_account_is_the_data_s():
         if d.experiment in ("main", "lock") and d.arm in BANDS
     ]
     steps, updates = study.options["max_steps"], study.options["logging_steps"]
-    assert re.findall(NUMBER, section("README.md", "Does it help?")) == [
+    assert re.findall(NUMBER, section("docs/study.md", "What the first study found")) == [
         f"{parameters() / 1000:.0f}",
         str(steps // updates),
         f"{min(i.low for i in apart):+.3f}",
@@ -78,7 +77,7 @@ def test_every_number_of_the_readme_s_account_is_the_data_s():
     ]
 
 
-def test_what_the_readme_says_in_words_is_the_data_s():
+def test_what_the_account_says_in_words_is_the_data_s():
     study, records = first_study()
     assert len(study.arms) == 9  # nine rules
     assert {len(e.seeds) for e in study.experiments if not e.identical} == {8}  # eight seeds
@@ -134,13 +133,6 @@ def test_no_printed_interval_of_a_score_leaves_its_range():
     intervals = re.findall(r"(?<![-+\d])0?1?\.\d{3} \[(-?[\d.]+), (-?[\d.]+)\]", report)
     assert len(intervals) == 3 * (9 + 9 + 4 * 4)  # mean@32, AUC and pass@32 of every arm
     assert all(0 <= float(low) <= float(high) <= 1 for low, high in intervals)
-
-
-def test_readme_says_what_the_data_say():
-    script = runpy.run_path(str(ROOT / "scripts" / "readme_results.py"))
-    readme = (ROOT / "README.md").read_text()
-    assert script["START"] in readme
-    assert script["renewed"](readme) == readme
 
 
 def test_the_report_says_what_the_data_say(tmp_path):
