@@ -2,11 +2,11 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-import tomllib
 
 import bandpo
 

@@ -7,7 +7,7 @@ all other tokens by one factor ``c = (1 − p·r) / (1 − p)``. The divergence 
 
 and the ratios with ``g(p, r) ≤ radius`` are an interval around 1.
 
-Source: arXiv 2603.04918; the reduction to one scalar is its Jensen argument.
+Source: arXiv 2603.04918, which shows by Jensen's inequality that this rescaling is the cheapest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recipe for stock verl, rehearsed on two CPU cores before it costs GPU hours.
+"""Rehearses a recipe for stock verl on two CPU cores, before you pay for GPUs.
 
 Everything that a run on a cluster goes through is gone through: the config, the plug-ins in every process, the
 reward function, the policy loss, the weight sync, validation, a checkpoint and a resume from it; with a tiny model
