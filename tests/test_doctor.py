@@ -54,7 +54,7 @@ def test_a_framework_that_is_not_there():
 
 def test_verl_without_its_entry_point_or_with_a_filter(monkeypatch):
     monkeypatch.setattr(doctor, "entry_points", lambda group: ())
-    assert "pip install bandpo" in doctor._verl_does_not_load_it()
+    assert "pip install ." in doctor._verl_does_not_load_it()
 
     class Point:
         value = "bandpo.integrations.verl"

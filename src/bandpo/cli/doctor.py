@@ -37,7 +37,7 @@ def adapter_state(adapter: Adapter) -> tuple[str, str, str]:
 def _verl_does_not_load_it() -> str:
     """verl finds the loss by an entry point, and says nothing where that is missing or filtered out."""
     if not any(point.value == "bandpo.integrations.verl" for point in entry_points(group="verl.plugins")):
-        return "bandpo is on the path but not installed, so verl does not see its plugin: pip install bandpo"
+        return "bandpo is on the path but not installed, so verl does not see its plugin: in a clone, pip install ."
     wanted = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if wanted != "auto" and "bandpo" not in wanted.split(","):
         return f"VERL_USE_EXTERNAL_PLUGINS={wanted} keeps the plugin out: add bandpo to it"

@@ -1,4 +1,4 @@
-"""Band, and every other method, as a policy loss of stock verl: `pip install bandpo` beside it and two overrides.
+"""Band, and every other method, as a policy loss of stock verl: bandpo installed beside it, and two overrides.
 
     actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig
     +actor_rollout_ref.actor.policy_loss.method='SAPO(1.0, 1.05)'

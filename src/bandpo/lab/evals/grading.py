@@ -63,7 +63,7 @@ class MathGrader:
 
     def __init__(self, *, time_limit: float = 5.0, memory: int = 4 << 30, workers: int = 2) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise ImportError("grading needs math-verify: pip install 'bandpo[eval]'")
+            raise ImportError("grading needs math-verify: in a clone of bandpo, pip install '.[eval]'")
         if not (time_limit > 0 and workers >= 1):
             raise ValueError(f"time_limit = {time_limit} must be above 0 and workers = {workers} at least 1")
         self._settings = time_limit, memory
