@@ -1,5 +1,6 @@
 """The `bandpo` command itself: its help, and every command and option that the documentation prints."""
 
+import os
 import re
 import subprocess
 import sys
@@ -38,9 +39,10 @@ def options_of_train():
     return {option for action in parser()._actions for option in action.option_strings} | {"--config"}
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("name", ["", "data", *sorted(NAMES)])
-def test_help(name):
-    result = CliRunner().invoke(app, [*name.split(), "--help"])
+def test_help(name, flag):
+    result = CliRunner().invoke(app, [*name.split(), flag])
     assert result.exit_code == 0, result.output
     assert "Usage:" in result.output
 
@@ -247,3 +249,64 @@ def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):
         [command, "bounds", "0.1", "--divergence", "mine.Mine"], cwd=tmp_path, capture_output=True, text=True
     )
     assert "0.05" in run.stdout, run.stderr
+
+
+def run_main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["bandpo", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--clip", "Bnad(KL(), 0.05)"],
+        ["train", "--clip=Bnad(KL(), 0.05)"],
+        ["bounds", "--divergence", "TotalVariatoin"],
+    ],
+)
+def test_a_misspelt_rule_is_one_line_and_loads_no_framework(arguments):
+    code = "import sys; from bandpo.cli import main; sys.argv = ['bandpo', *sys.argv[1:]]\n"
+    code += "try: main()\nfinally: print(*[m for m in ('trl', 'transformers', 'verl') if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert (run.returncode, run.stdout.split()) == (2, [])
+    assert run.stderr.count("\n") == 1
+    assert "did you mean" in run.stderr
+
+
+def test_a_value_of_another_kind_is_one_line(monkeypatch, capsys):
+    end = run_main(monkeypatch, "train", "--learning_rate", "abc", "--use_cpu")
+    assert end.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "invalid float value: 'abc'" in said.err
+
+
+def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
+    from bandpo.lab.training import train as training
+
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_training", interrupt)
+    end = run_main(monkeypatch, "train", "--use_cpu", "--bf16=False", "--output_dir", "runs/x")
+    assert end.code == 130
+    assert "add --resume to go on from the last checkpoint in runs/x" in str(end)
+
+
+def test_a_terminal_without_greek_letters_or_of_forty_columns(monkeypatch):
+    for variables in ({"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "40"}):
+        run = subprocess.run(
+            [sys.executable, "-m", "bandpo", "bounds", "0.08"],
+            capture_output=True, text=True, env=os.environ | variables,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert "0.261" in run.stdout
+        assert "2.411" in run.stdout
+
+
+def test_a_picture_makes_its_folder(tmp_path):
+    result = CliRunner().invoke(app, ["plot", str(tmp_path / "new" / "rules.png")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "new" / "rules.png").exists()

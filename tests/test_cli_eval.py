@@ -141,8 +141,9 @@ def test_mistakes_end_in_one_line(monkeypatch, tmp_path, arguments, message):
     monkeypatch.setattr(sys, "argv", ["bandpo", *arguments])
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    assert str(stop.value.code).startswith("error: ")
-    assert message in str(stop.value.code)
+    assert stop.value.code == 2
+    assert str(stop.value).startswith("error: ")
+    assert message in str(stop.value)
 
 
 def test_vllm_is_asked_for_by_name_where_it_is_missing(monkeypatch, tmp_path):

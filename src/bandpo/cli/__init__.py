@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dis
+import io
 import os
 import sys
+from typing import NoReturn
+
+BAD_INPUT, INTERRUPTED = 2, 130
+"""Exit statuses, beside 1 for what failed otherwise."""
 
 
 def main() -> None:
     """Entry point of the `bandpo` command.
 
-    An error that a check of bandpo raised is shown as one line. Any other keeps its traceback.
+    An error that a check of bandpo raised is shown as one line, with exit status 2. Any other keeps its traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no π prints a ? in its place
     # A rule, divergence or reward may be named by the import path of a module in the current folder. At the end of the
     # path, so that no file there takes the place of a package.
     sys.path.append(os.getcwd())
@@ -22,13 +30,23 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if not _in_bandpo(error):  # one of bandpo's own imports
             raise
-        sys.exit(
-            f"error: this command needs the package {error.name}; in a clone of bandpo, pip install '.[cli,eval,train]' has them all"
+        stop(
+            f"error: this command needs the package {error.name}; in a clone of bandpo, "
+            "pip install '.[cli,eval,train]' has them all",
+            BAD_INPUT,
         )
     except (ValueError, OSError, ImportError) as error:
         if not _in_bandpo(error, raised=True):
             raise
-        sys.exit(f"error: {error}")
+        stop(f"error: {error}", BAD_INPUT)
+
+
+def stop(line: str, status: int) -> NoReturn:
+    """End the command with a line on standard error."""
+    print(line, file=sys.stderr)
+    end = SystemExit(line)
+    end.code = status
+    raise end
 
 
 def _in_bandpo(error: BaseException, raised: bool = False) -> bool:

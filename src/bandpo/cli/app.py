@@ -22,7 +22,7 @@ from bandpo.cli.train import train_command
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Probability-aware ratio bounds (Band) for PPO and GRPO.",
 )

@@ -46,7 +46,9 @@ def bounds_command(
         "clip 0.2": FixedClip(),
         "Clip-Higher": FixedClip(0.2, 0.28),
     }
-    table = Table("p", *rules, "p after at most", title="allowed ratio π/π_old")
+    table = Table(title="allowed ratio π/π_old")
+    for header in ("p", *rules, "p after at most"):
+        table.add_column(header, overflow="fold")  # on a narrow terminal no digit is lost
     intervals = [rule.bounds(p_old.log()) for rule in rules.values()]
     if intervals[0].upper.max() >= max_ratio * (1 - 1e-9):
         table.caption = f"{max_ratio:g} is Band's cap, max_ratio"

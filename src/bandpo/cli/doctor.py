@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+import bandpo
 from bandpo.integrations import ADAPTERS, Adapter
 
 
@@ -45,10 +48,13 @@ def _verl_does_not_load_it() -> str:
 
 
 def doctor_command() -> None:
-    """Say which installed frameworks Band works in, at which version, and why not.
+    """Say what runs here, which installed frameworks Band works in, at which version, and why not.
 
     Exits with 1 if a framework is installed and its adapter does not load.
     """
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    here = f"Python {platform.python_version()}, torch {torch.__version__}, {device}"
+    print(f"bandpo {bandpo.__version__}, {here}", flush=True)  # at once; the frameworks take their time
     table = Table("framework", "version", "adapter", "")
     states = []
     for adapter in ADAPTERS:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bandpo.cli import INTERRUPTED, stop
 from bandpo.cli.data import Golds
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ def eval_command(
     try:
         samples = run(generator, problems, n, folder, settings=settings)
     except KeyboardInterrupt:
-        sys.exit(
-            f"interrupted; the samples so far are kept in {folder}, and the same command goes on from there"
+        stop(
+            f"interrupted; the samples so far are kept in {folder}, and the same command goes on from there",
+            INTERRUPTED,
         )
     scores = score(samples, **{"dropped" if golds is Golds.drop else "kept": bad})
     report = as_markdown(scores)

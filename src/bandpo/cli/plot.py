@@ -66,5 +66,6 @@ def save(figure: Figure, output: Path) -> None:
     """Write a figure; if that fails, an earlier one of this name stays as it was."""
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"{output}: a figure is written as .png, .svg or .pdf")
+    output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as unfinished:
         figure.savefig(unfinished, dpi=150)

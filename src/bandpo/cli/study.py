@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from bandpo.cli import INTERRUPTED, stop
+
 
 def study_command(
     file: Annotated[str, typer.Argument(help="A study file, or quick, the study that comes with bandpo.")],
@@ -42,7 +44,7 @@ def study_command(
     try:
         results = Execution(plan, text, folder, run_jobs, say=partial(print, flush=True))()
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command goes on with what is in {folder}")
+        stop(f"interrupted; the same command goes on with what is in {folder}", INTERRUPTED)
     for failure in results["failed"]:
         console.print(f"[red]failed[/red] {failure}", highlight=False)
     console.print(f"results  {folder / 'results.json'}", highlight=False, soft_wrap=True)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator, Sequence
 
 import typer
+
+from bandpo.cli import INTERRUPTED, stop
 
 
 def train_command(context: typer.Context) -> None:
     """Train with GRPO and a clip rule; without arguments, the embedded task with Band. (--help lists all options.)"""
     from rich.console import Console
     from rich.table import Table
+
+    from bandpo.notation import as_parts
+
+    for setting, text in _method_settings(context.args):
+        as_parts(**{setting: text})  # refuses a misspelt rule before TRL is imported, which takes seconds
 
     from bandpo.lab.training.arguments import parse
     from bandpo.lab.training.train import run_training
@@ -19,8 +26,9 @@ def train_command(context: typer.Context) -> None:
     try:
         folder = run_training(arguments)
     except KeyboardInterrupt:
-        sys.exit(
-            f"interrupted; add --resume to go on from the last checkpoint in {arguments.training.output_dir}"
+        stop(
+            f"interrupted; add --resume to go on from the last checkpoint in {arguments.training.output_dir}",
+            INTERRUPTED,
         )
     console = Console()
     if folder.evaluations:
@@ -33,3 +41,12 @@ def train_command(context: typer.Context) -> None:
     places = (("model", folder.model), ("curves", folder.curves), ("metrics", folder.metrics))
     for what, value in (chosen, *places):
         console.print(f"{what:8} {value}", highlight=False, soft_wrap=True)
+
+
+def _method_settings(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each flag that names a rule, objective or method, and its text."""
+    for place, argument in enumerate(arguments):
+        flag, equals, text = argument.partition("=")
+        has_value = equals or place + 1 < len(arguments)
+        if flag in ("--clip", "--objective", "--method") and has_value:
+            yield flag.removeprefix("--"), text if equals else arguments[place + 1]
