@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryIsInstance=false, reportUnnecessaryComparison=false
 """What may enter the operator, and the error for what may not."""
 
 from __future__ import annotations
@@ -16,6 +15,11 @@ if TYPE_CHECKING:
 LOGP_SLACK = 0.05
 
 
+def is_a(value: object, kind: type) -> bool:
+    """`isinstance`, of what a caller without a type checker may have passed."""
+    return isinstance(value, kind)
+
+
 def values_can_be_read(x: Tensor) -> bool:
     """Whether looking at ``x`` costs no device synchronisation and no graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -26,7 +30,7 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def as_float(name: str, x: Tensor) -> Tensor:
+def as_float(name: str, x: object) -> Tensor:
     """``x`` in at least float32; refuses what is not a floating-point tensor."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(
@@ -59,7 +63,7 @@ def as_logp(name: str, logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
     return torch.where(logp <= LOGP_SLACK, logp.clamp(max=0.0), math.nan)
 
 
-def positive(name: str, value: float) -> None:
+def positive(name: str, value: object) -> None:
     """Refuse a setting that is not a finite number above 0."""
     # A tuple: older compilers break the graph at a union.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):

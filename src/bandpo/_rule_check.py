@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryIsInstance=false
 """`check`: whether a rule, a divergence, an objective or a method keeps what its base class promises.
 
 A mistake in one of them raises nothing. A rule that returns ratios for log-ratios, or a divergence written for ``u``
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bandpo import _checks
 from bandpo.bounds import RatioBounds
 from bandpo.clipping import Band, ClipRule, FixedClip, Outside, bands, parts_of
 from bandpo.divergences import Divergence
@@ -66,7 +66,7 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
         _check_rule(setting)
     elif isinstance(setting, Divergence):
         _check_rule(Band(setting, max_ratio=math.inf))
-    elif isinstance(setting, Objective):
+    elif _checks.is_a(setting, Objective):
         _check_objective(setting)
     else:
         raise TypeError(f"check takes a clip rule, a divergence, an objective or a method, got {setting!r}")
@@ -90,7 +90,7 @@ def _check_rule(rule: ClipRule) -> None:
 
 
 def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
-    if not isinstance(bounds, RatioBounds):
+    if not _checks.is_a(bounds, RatioBounds):
         raise ValueError(
             f"{rule!r}: bounds returns a {type(bounds).__name__}, not RatioBounds(log_lower, log_upper); {RULES}"
         )
@@ -119,7 +119,7 @@ def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
     for log_ratio in (*of_bounds, *constant):
         log_ratio = torch.minimum(log_ratio.clamp(min=-30.0), -LOGP)  # within the simplex
         outside = now.outside(log_ratio, LOGP)
-        if not isinstance(outside, Outside):
+        if not _checks.is_a(outside, Outside):
             raise ValueError(
                 f"{rule!r}: outside returns a {type(outside).__name__}, not Outside(below, above); {RULES}"
             )
@@ -162,7 +162,7 @@ def _check_f(divergence: Divergence) -> None:
 
     f = divergence.f(LOG_U)
     for name, values in (("f", f), ("df", divergence.df(LOG_U))):
-        if not isinstance(values, torch.Tensor) or values.shape != LOG_U.shape:
+        if not _checks.is_a(values, torch.Tensor) or values.shape != LOG_U.shape:
             refuse(f"{name} must be elementwise, and map a tensor to one of equal shape")
     f, df = f.double(), divergence.df(LOG_U).double()
     at_1 = f[LOG_U == 0].item()
@@ -231,7 +231,7 @@ def _check_objective(objective: Objective) -> None:
             )
 
 
-def _check_shape(what: str, x: Tensor, like: Tensor, page: str) -> None:
+def _check_shape(what: str, x: object, like: Tensor, page: str) -> None:
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{what} is a {type(x).__name__}, not a tensor of the tokens' shape; {page}")
     if x.shape != like.shape:

@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryIsInstance=false, reportUnnecessaryComparison=false
 """The Band operator: per-token ratio bounds from an f-divergence trust region."""
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def ratio_bounds(
     0.262 2.411
     """
     logp = _checks.as_logp("logp_old", logp_old)
-    if not isinstance(divergence, Divergence):
+    if not _checks.is_a(divergence, Divergence):
         raise TypeError(f"divergence must be a Divergence such as KL(), got {divergence!r}")
     radius = _radius_tensor(radius, logp)
     log_lower, log_upper = divergence.log_bounds(logp, radius)

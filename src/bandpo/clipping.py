@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryIsInstance=false, reportUnnecessaryComparison=false
 """Clip rules: what bounds a probability ratio. PPO's clip is the constant case, Band the exact one.
 
 Every rule is an immutable setting with one interface, so a loss, a trainer or an audit takes any of them. Its
@@ -11,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -132,12 +132,12 @@ class Band(ClipRule):
     max_ratio: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.divergence, Divergence):
+        if not _checks.is_a(self.divergence, Divergence):
             raise TypeError(
                 f"Band's first argument is the divergence, got {self.divergence!r}; write Band(KL(), 0.05), or "
                 "parse_rule('Band(KL(), 0.05)') for text"
             )
-        if self.radius is None:
+        if _checks.is_a(self.radius, NoneType):
             object.__setattr__(self, "radius", self.divergence.default_radius)
         if isinstance(self.radius, torch.Tensor):
             _checks.as_float("radius", self.radius)

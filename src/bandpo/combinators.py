@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryIsInstance=false
 """Clip rules made of clip rules. All take and give intervals around 1, and none solves to tell what lies outside.
 
 TRGPPO and the paper's "relaxed" Band are unions: ``Union(Band(KL(), 0.05), FixedClip(0.2, 0.28))``.
@@ -19,7 +18,7 @@ from bandpo.clipping import ClipRule, FixedClip, Outside
 __all__ = ["Capped", "Intersection", "Sides", "Union"]
 
 
-def _check_rules(**rules: ClipRule) -> None:
+def _check_rules(**rules: object) -> None:
     for name, rule in rules.items():
         if not isinstance(rule, ClipRule):
             raise TypeError(f"{name} must be a ClipRule such as FixedClip(0.2), got {rule!r}")

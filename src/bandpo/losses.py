@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryIsInstance=false, reportUnnecessaryComparison=false
 """The clipped policy-gradient loss, for any clip rule."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryComparison=false
 """Ways to set the size of a trust region: over training, per token, or by a controller that holds a target.
 
 `bandpo.Band` takes a number, a tensor, or one of these. They are settings and hold no state: ``rule.resolved(state)``
@@ -32,6 +31,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -248,9 +248,9 @@ class Hold(Radius):
     """1 where too much of the quantity calls for a wider radius, −1 where it calls for a narrower one."""
 
     def __post_init__(self) -> None:
-        if self.min_radius is None:
+        if _checks.is_a(self.min_radius, NoneType):
             object.__setattr__(self, "min_radius", self.start / 10)
-        if self.max_radius is None:
+        if _checks.is_a(self.max_radius, NoneType):
             object.__setattr__(self, "max_radius", self.start * 10)
         for name in ("target", "start", "min_radius", "max_radius"):
             _checks.positive(name, getattr(self, name))

@@ -38,6 +38,17 @@ def test_the_ends():
     assert (nothing.log_lower.tolist(), nothing.log_upper.tolist()) == ([0.0] * 4, [0.0] * 4)
 
 
+def test_no_probability_has_no_bound():
+    """A rare token's bounds without a cap; and none, on either side, where a bad value was not read."""
+    uncapped = DCPO(max_ratio=math.inf).bounds(torch.tensor([-math.inf]))
+    assert (uncapped.lower.item(), uncapped.upper.item()) == (0.5, math.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+        bounds = DCPO().bounds(torch.tensor([math.nan, 0.7, -1.0]))
+    assert bounds.log_lower.isnan().tolist() == [True, True, False]
+    assert bounds.log_upper.isnan().tolist() == [True, True, False]
+
+
 def test_unbounded_positive_is_a_fixed_clip():
     log_ratio = torch.tensor([math.log(1e6), math.log(0.7)])
     clipped = FixedClip(0.2, math.inf).outside(log_ratio, torch.full((2,), -20.0))

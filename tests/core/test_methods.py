@@ -209,7 +209,11 @@ def test_a_row_of_the_table_can_be_used_as_it_stands(row):
     names, _, rule, objective = row
     clip = parse_rule(written(rule, "FixedClip(0.2)" if rule == "any" else "Unclipped()"))
     objective = parse_objective(written(objective, ""))
-    assert policy_loss(*batch(4), clip=clip, objective=objective).loss.isfinite()
+    logp, old, advantages, mask = batch(4)
+    loss = policy_loss(logp.requires_grad_(), old, advantages, mask, clip=clip, objective=objective).loss
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert (gradient[~mask] == 0).all()
+    assert ((gradient * -advantages)[mask] > 0).double().mean() > 0.2  # pushed where the advantage points
     for name in re.findall(r"(?<!`)`(\w+)`(?!`)", names):
         parts = parse_method(name).parts()
         assert type(parts.objective) is type(objective)

@@ -93,5 +93,13 @@ def test_the_documented_configuration(block):
     settings = tomllib.loads(block)["trainer"]["loss"]
     module, _, name = settings["import_path"].rpartition(".")
     custom = getattr(importlib.import_module(module), name)
-    inputs = next(sequences(make_batch(16)))
-    assert custom(inputs, **settings["kwargs"]).loss.isfinite()
+    batch, kwargs = make_batch(16), settings["kwargs"]
+    found = torch.stack([custom(inputs, **kwargs).loss for inputs in sequences(batch)]).sum()
+    kl_tau = kwargs.pop("kl_tau", 0.0)
+    expected = (
+        policy_loss(
+            batch.logp, batch.logp_old, batch.advantages, batch.mask, **kwargs, aggregation="sum"
+        ).loss
+        + kl_tau * (((batch.logp - batch.logp_old) ** 2) * batch.mask).sum()
+    )
+    TestPrimeRL().compare(batch, found, expected)

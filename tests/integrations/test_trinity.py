@@ -86,5 +86,10 @@ def test_a_method_is_the_whole_loss():
 def test_the_documented_configuration(block):
     yaml = pytest.importorskip("yaml")
     settings = yaml.safe_load(block)["algorithm"]
-    cls = POLICY_LOSS_FN.get(settings["policy_loss_fn"])
-    assert call(cls(**settings["policy_loss_fn_args"]), make_batch(17))[0].isfinite()
+    cls, batch = POLICY_LOSS_FN.get(settings["policy_loss_fn"]), make_batch(17)
+    found = call(cls(**settings["policy_loss_fn_args"]), batch)[0]
+    chosen = {k: v for k, v in settings["policy_loss_fn_args"].items() if k in ("clip", "method")}
+    dual_clip = 3.0 if "clip" in chosen else None  # Trinity's own, of a rule alone
+    advantages = batch.advantages[:, None].expand_as(batch.logp)
+    expected = policy_loss(batch.logp, batch.logp_old, advantages, batch.mask, **chosen, dual_clip=dual_clip)
+    TestTrinity().compare(batch, found, expected.loss)

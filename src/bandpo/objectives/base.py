@@ -1,4 +1,3 @@
-# pyright: reportUnnecessaryIsInstance=false
 """The base of all objectives."""
 
 from __future__ import annotations
