@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +16,17 @@ if TYPE_CHECKING:
 
 # log_softmax over bf16 logits of size 10 can end above 0 by about this much; a larger value is no rounding.
 LOGP_SLACK = 0.05
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the known name that is nearest; empty where none is near.
+
+    >>> did_you_mean("bnd", ["Band", "FixedClip"])
+    '; did you mean Band?'
+    """
+    spelled = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f"; did you mean {spelled[close[0]]}?" if close else ""
 
 
 def values_can_be_read(x: Tensor) -> bool:

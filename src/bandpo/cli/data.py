@@ -92,7 +92,7 @@ def prepare_command(
     )
     table = Table("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
     for name, entry in manifest.items():
-        bad = entry.get("unreadable golds", {})
+        bad = entry["unreadable golds"]
         for id, reason in bad.items():
             typer.echo(f"kept {id}: {reason}", err=True)
         counts = str(entry["rows"]), str(entry["dropped"]), str(len(bad))

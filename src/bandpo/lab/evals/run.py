@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bandpo.diagnostics.files import read_jsonl
+from bandpo.lab.checked import checked
 from bandpo.lab.evals.generate import GenerationError, Generator
 from bandpo.lab.evals.grading import grade
 from bandpo.lab.evals.problems import EvalProblem, fingerprint
@@ -156,10 +157,7 @@ def _append(file: IO[str], sample: Sample) -> None:
 def _parse(path: Path) -> Iterator[tuple[int, Sample]]:
     """Line numbers and samples."""
     for number, row in read_jsonl(path):
-        try:
-            yield number, Sample(**row)
-        except TypeError as error:
-            raise ValueError(f"{path}, line {number} is not a sample: {row!r:.80}") from error
+        yield number, checked(Sample, row, f"{path}, line {number}")
 
 
 def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int, Sample]:

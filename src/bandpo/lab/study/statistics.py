@@ -110,7 +110,7 @@ def differences(
         without: Seeds to leave out, by experiment.
     """
     found: list[tuple[str, str, Interval, float]] = []
-    for e in study.experiments:
+    for e in study.experiments.values():
         for arm in [] if e.identical else study.arms_of(e):
             apart = gaps(records, e.name, arm, study.baseline, metric, (without or {}).get(e.name, ()))
             if arm != study.baseline and len(apart) > 1:
@@ -152,7 +152,7 @@ class Contrast:
         """Over all experiments in which both arms took part, on the seeds that all of these have."""
         found = {
             e.name: apart
-            for e in study.experiments
+            for e in study.experiments.values()
             if not e.identical and (apart := gaps(records, e.name, arm, minus, metric))
         }
         seeds = sorted(set.intersection(*map(set, found.values())))
@@ -174,7 +174,7 @@ def choose(study: Study, records: Sequence[Record]) -> dict[tuple[str, str], dic
     """
     sign = -1 if study.primary in LOWER_IS_BETTER else 1
     chosen: dict[tuple[str, str], dict[str, Any]] = {}
-    for e in study.experiments:
+    for e in study.experiments.values():
         for arm in study.arms_of(e) if e.tune else []:
             scores = [
                 (sign * score, choice)
