@@ -19,7 +19,7 @@ from bandpo.lab.study.collect import Record, batches_to_half
 from bandpo.lab.study.execute import Execution, Job, launch, on_cores, on_ray
 from bandpo.lab.study.plan import Study, parse_study, study_text
 from bandpo.lab.study.report import found, study_page
-from bandpo.lab.study.statistics import Contrast, Interval, choose, coverage, differences, differing, holm
+from bandpo.lab.study.statistics import Contrast, Interval, choose, coverage, differences, differing
 from pages import ROOT, blocks
 
 SMALL = """
@@ -181,13 +181,6 @@ def test_differences_are_paired_and_corrected_for_all_comparisons_of_the_study()
     assert not sweep.claimed
     unseen = differences(study, records, "mean@2", without={"sweep": [2]})[1]
     assert unseen.interval.mean == pytest.approx(0.205)
-
-
-def test_holm_is_what_others_compute():
-    ps = [0.01, 0.04, 0.03, 0.005]  # the example of Holm's procedure in R's p.adjust: 0.03 0.06 0.06 0.02
-    assert holm(ps) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def test_equal_arms_differ_by_nothing():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from bandpo.lab.study.collect import Record
 from bandpo.lab.study.plan import Study
@@ -115,23 +116,11 @@ def differences(
             apart = gaps(records, e.name, arm, study.baseline, metric, (without or {}).get(e.name, ()))
             if arm != study.baseline and len(apart) > 1:
                 found.append((e.name, arm, *Interval.from_gaps(list(apart.values()))))
-    corrected = holm([p for *_, p in found])
+    corrected: Any = multipletests([p for *_, p in found], method="holm")[1]
     return [
-        ArmDifference(experiment, arm, interval, p)
+        ArmDifference(experiment, arm, interval, float(p))
         for (experiment, arm, interval, _), p in zip(found, corrected, strict=True)
     ]
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """The p-values of several tests, corrected for their number after Holm.
-
-    >>> holm([0.01, 0.5, 0.02])
-    [0.03, 0.5, 0.04]
-    """
-    corrected, largest = dict.fromkeys(range(len(ps)), 1.0), 0.0
-    for rank, place in enumerate(sorted(corrected, key=ps.__getitem__)):
-        corrected[place] = largest = max(largest, min(1.0, ps[place] * (len(ps) - rank)))
-    return list(corrected.values())
 
 
 @dataclass(frozen=True)
