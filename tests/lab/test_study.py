@@ -334,8 +334,8 @@ def test_a_report_tells_terms_numbers_failures_and_is_whole(tmp_path, suffix):
         assert wanted in text
     if suffix == "html":
         assert len(files) == 1
-        assert not re.search(r'(?:src|href)="(?!#)', text)  # nothing is loaded from elsewhere
-        assert "currentColor" in text
+        assert not re.search(r'(?:src|href)="(?!#|data:image/svg)', text)  # nothing is loaded from elsewhere
+        assert text.count('<img src="data:image/svg+xml;base64,') == 3
         assert "prefers-color-scheme: dark" in text
         ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
         assert len(ids) == len(set(ids))

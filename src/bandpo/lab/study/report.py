@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-
-from bandpo.diagnostics.page import FIGURE_STYLE, Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.page import Page, Picture, Section, Table, Verbatim
 from bandpo.lab.study import figures
 from bandpo.lab.study.afterwards import Afterwards, parse_afterwards
 from bandpo.lab.study.collect import Record, read_records
@@ -43,8 +41,7 @@ def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
     """
     study, records = parse_study(results["study"]), read_records(results)
     said = parse_afterwards(afterwards, study)
-    with mpl.rc_context(FIGURE_STYLE):
-        sections = [_experiment(study, e, records, said) for e in study.experiments.values()]
+    sections = [_experiment(study, e, records, said) for e in study.experiments.values()]
     return Page(
         study.title,
         [study.question, *_unfinished(results), *found(study, records)],
