@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +20,17 @@ LOGP_SLACK = 0.05
 def is_a(value: object, kind: type) -> bool:
     """`isinstance`, of what a caller without a type checker may have passed."""
     return isinstance(value, kind)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the known name that is nearest; empty where none is near.
+
+    >>> did_you_mean("bnd", ["Band", "FixedClip"])
+    '; did you mean Band?'
+    """
+    spelled = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f"; did you mean {spelled[close[0]]}?" if close else ""
 
 
 def values_can_be_read(x: Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import importlib
 import inspect
@@ -11,6 +10,7 @@ import math
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+from bandpo._checks import did_you_mean
 from bandpo.clipping import ClipRule
 from bandpo.divergences import Divergence
 from bandpo.methods import Method, Parts
@@ -209,10 +209,8 @@ def _named(node: ast.expr) -> type:
     known = _vocabulary()
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1)
-    near = next((k for k in known if close and k.lower() == close[0]), None)
-    hint = f"did you mean {near}?" if near else f"known are {', '.join(sorted(known))}"
-    raise ValueError(f"unknown name {name!r}; {hint}; write module.Name for a class of your own")
+    hint = did_you_mean(name, known) or f"; known are {', '.join(sorted(known))}"
+    raise ValueError(f"unknown name {name!r}{hint}; write module.Name for a class of your own")
 
 
 def _imported(module: str, name: str) -> type:

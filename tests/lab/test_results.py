@@ -80,7 +80,7 @@ def test_every_number_of_the_account_is_the_data_s():
 def test_what_the_account_says_in_words_is_the_data_s():
     study, records = first_study()
     assert len(study.arms) == 9  # nine rules
-    assert {len(e.seeds) for e in study.experiments if not e.identical} == {8}  # eight seeds
+    assert {len(e.seeds) for e in study.experiments.values() if not e.identical} == {8}  # eight seeds
     results = json.loads((RESULTS / "results.json").read_text())
     rates = {c["arm"]: c["values"]["learning_rate"] for c in results["chosen"]}
     assert {rates["clip 0.2"] / rates[band] for band in BANDS} == {2}  # twice the rate
@@ -89,7 +89,7 @@ def test_what_the_account_says_in_words_is_the_data_s():
     assert claimed == {
         ("main", "no clip"), ("common tail", "Band-KL"), ("common tail", "Band above, clip below")
     }  # fmt: skip
-    seen = {e.name: [0, 1] for e in study.experiments if e.tuned_in}
+    seen = {e.name: [0, 1] for e in study.experiments.values() if e.tuned_in}
     assert {
         (d.experiment, d.arm) for d in differences(study, records, "mean@32", seen) if d.claimed
     } == claimed  # of the six seeds that had not been seen, too

@@ -380,7 +380,7 @@ def test_the_config_of_a_run_makes_the_run_again(tmp_path):
 @pytest.mark.parametrize(
     ("content", "argv", "message"),
     [
-        (None, ["--clipp=Band"], "unknown option --clipp; did you mean --clip?"),
+        (None, ["--clipp=Band"], "unknown option --clipp; did you mean clip?"),
         (None, ["--clip=Bnd"], "unknown name 'Bnd'; did you mean Band?"),
         (None, ["--config", "missing.yaml"], "there is no such file"),
         (None, ["--config"], "needs the path"),
@@ -394,7 +394,7 @@ def test_the_config_of_a_run_makes_the_run_again(tmp_path):
             "no reward: give --reward_funcs",
         ),
         ("clip: [", [], "is no valid YAML"),
-        ("- clip", [], "must hold `option: value` lines"),
+        ("- clip", [], "must hold `key: value` lines"),
         ("env: x", [], "env must hold `NAME: value` lines, got 'x'"),
         ("clipp: Band", [], "run.yaml: unknown option clipp; did you mean clip?"),
         ("model-name-or-path: x", [], "unknown option model-name-or-path; did you mean model_name_or_path?"),

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bandpo.lab.data.sources import GENERATED, HUB, SIZE
+from bandpo.lab.data.sources import GENERATED, HUB, SIZE, Golds, Role
 
 app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
-
-
-class Role(str, Enum):
-    """What a set is for."""
-
-    train = "train"
-    eval = "eval"
-
-
-class Golds(str, Enum):
-    """What becomes of problems whose right answer cannot be graded."""
-
-    drop = "drop"
-    keep = "keep"
 
 
 @app.callback()
@@ -83,8 +68,8 @@ def prepare_command(
         sets,
         output_dir,
         form=form,
-        role=None if role is None else role.value,
-        golds=None if golds is None else golds.value,
+        role=role,
+        golds=golds,
         revision=revision,
         size=size,
         seed=seed,
@@ -92,7 +77,7 @@ def prepare_command(
     )
     table = Table("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
     for name, entry in manifest.items():
-        bad = entry.get("unreadable golds", {})
+        bad = entry["unreadable golds"]
         for id, reason in bad.items():
             typer.echo(f"kept {id}: {reason}", err=True)
         counts = str(entry["rows"]), str(entry["dropped"]), str(len(bad))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bandpo.cli import INTERRUPTED, stop
-from bandpo.cli.data import Golds
+from bandpo.lab.data.sources import Golds
 
 if TYPE_CHECKING:
     from bandpo.lab.evals.generate import Generator, Sampling
@@ -52,7 +52,7 @@ def eval_command(
     ] = None,
     golds: Annotated[
         Golds, typer.Option(help="What becomes of problems whose right answer cannot be graded.")
-    ] = Golds.keep,
+    ] = "keep",
     limit: Annotated[int | None, typer.Option(help="Only the first problems of the data.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file to use in place of the model's chat template.")
@@ -76,8 +76,8 @@ def eval_command(
     problems = (read_problems(data) if data else embedded_problems())[:limit]
     bad = unreadable([Gold(p.id, p.answer, p.data_source) for p in problems])
     for gold in bad:
-        typer.echo(f"{gold.gold.id}: {gold.reason} ({golds.value})", err=True)
-    if golds is Golds.drop:
+        typer.echo(f"{gold.gold.id}: {gold.reason} ({golds})", err=True)
+    if golds == "drop":
         ids = {gold.gold.id for gold in bad}
         problems = [p for p in problems if p.id not in ids]
         if not problems:
@@ -100,7 +100,7 @@ def eval_command(
             f"interrupted; the samples so far are kept in {folder}, and the same command goes on from there",
             INTERRUPTED,
         )
-    scores = score(samples, **{"dropped" if golds is Golds.drop else "kept": bad})
+    scores = score(samples, **{"dropped" if golds == "drop" else "kept": bad})
     report = as_markdown(scores)
     (folder / "report.json").write_text(json.dumps(as_json(scores), indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(report, encoding="utf-8")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,14 +15,6 @@ if TYPE_CHECKING:
 DEFAULT = ("FixedClip(0.2, 0.2)", "FixedClip(0.2, 0.28)", "DCPO(0.16, 0.2)", "Band(KL(), 0.05)")
 
 
-class Kind(str, Enum):
-    """The figures there are."""
-
-    change = "change"
-    regions = "regions"
-    training = "training"
-
-
 def plot_command(
     output: Annotated[Path, typer.Argument(help="File to write: .png, .svg or .pdf.")],
     runs: Annotated[
@@ -31,12 +22,12 @@ def plot_command(
         typer.Argument(help="For 'training': run folders, or logs of TRL or verl.", metavar="[RUN...]"),
     ] = None,
     figure: Annotated[
-        Kind,
+        Literal["change", "regions", "training"],
         typer.Option(
             help="change: how far a rule lets a token's probability move; regions: where in the plane of old "
             "probability and ratio it clips; training: reward, entropy, clip rates and scores over runs."
         ),
-    ] = Kind.change,
+    ] = "change",
     rules: Annotated[
         list[str] | None,
         typer.Option("--clip", help="A rule to draw, e.g. 'Band(KL(), 0.05)'; repeat for more."),
@@ -47,14 +38,14 @@ def plot_command(
     from bandpo.diagnostics import figures
     from bandpo.diagnostics.logs import read_log
 
-    if (figure is Kind.training) != bool(runs):
+    if (figure == "training") != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
     named = {text: parse_rule(text) for text in rules or DEFAULT}
     for rule in named.values():
         check(rule)
-    if figure is Kind.training:
+    if figure == "training":
         drawn = figures.training_curves({path.name: read_log(path) for path in runs or []})
-    elif figure is Kind.regions:
+    elif figure == "regions":
         drawn = figures.clipped_regions(named)
     else:
         drawn = figures.allowed_change(named)

@@ -95,3 +95,27 @@ def read_jsonl(
                     raise ValueError(f"{path}, line {number}: not a JSON object, {fault}: {line[:60]!r}")
             if not ended:
                 return  # what is written after it from now on is the rest of this line
+
+
+def read_yaml(text: str, what: str) -> dict[str, Any]:
+    """The keys and values of a YAML file; an empty one has none.
+
+    Args:
+        text: Its content.
+        what: Names it in errors.
+
+    Raises:
+        ValueError: it is no valid YAML, or holds something else.
+
+    >>> read_yaml("seed: 1", "run.yaml")
+    {'seed': 1}
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{what} is no valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} must hold `key: value` lines, got a {type(content).__name__}")
+    return content

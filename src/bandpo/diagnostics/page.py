@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,16 +16,6 @@ from bandpo.diagnostics.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_INK = "#0b0c0d"
-"""The colour of axes and letters in figures; a page replaces it by the reader's own text colour."""
-FIGURE_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "bandpo",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
-}
 
 
 @dataclass(frozen=True)
@@ -51,6 +41,15 @@ class Picture:
     name: str
     figure: Figure
     caption: str
+
+    def data_uri(self) -> str:
+        """As SVG that stands in the page itself."""
+        buffer = io.BytesIO()
+        with mpl.rc_context(
+            {"svg.fonttype": "none", "svg.hashsalt": "bandpo"}
+        ):  # letters, and the same ids each time
+            self.figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
+        return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,8 @@ class Page:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = [path]
         if path.suffix == ".md":
-            for picture in self._pictures():
+            pictures = (p for section in self.sections for p in section.content if isinstance(p, Picture))
+            for picture in pictures:
                 written.append(path.parent / f"{path.stem}-{picture.name}.png")
                 with replacing(written[-1]) as unfinished:
                     picture.figure.savefig(unfinished, dpi=110, facecolor="white")
@@ -105,33 +105,8 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.globals["svg"] = svg
         environment.tests["of_kind"] = lambda value, kind: type(value).__name__ == kind
         text = environment.get_template(f"report{path.suffix}.jinja").render(page=self, stem=path.stem)
         with replacing(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
         return written
-
-    def _pictures(self) -> list[Picture]:
-        return [part for section in self.sections for part in section.content if isinstance(part, Picture)]
-
-
-def svg(picture: Picture) -> str:
-    """A figure as inline SVG that takes the page's text colour, so that it reads in light and in dark.
-
-    Every id is made the figure's own: several SVGs share one page.
-    """
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bandpo"}):
-        picture.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text: Any = buffer.getvalue()
-    text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'(<svg[^>]*?) width="[^"]*" height="[^"]*"|(<svg[^>]*?) height="[^"]*" width="[^"]*"',
-        r"\1\2",
-        text,
-        count=1,
-    )
-    text = re.sub(r'width="[\d.]+pt"|height="[\d.]+pt"', "", text, count=2)
-    return re.sub(r'((?:xlink:)?href="#|url\(#|id=")', rf"\1{picture.name}-", text)

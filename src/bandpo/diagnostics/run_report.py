@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
 from bandpo.diagnostics.audit import BINS
 from bandpo.diagnostics.figures import audit_figure, training_curves
 from bandpo.diagnostics.findings import all_findings
 from bandpo.diagnostics.logs import read_log
-from bandpo.diagnostics.page import FIGURE_STYLE, Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.page import Page, Picture, Section, Table, Verbatim
 from bandpo.diagnostics.summary import summarize
 
 MARKS = {True: "yes", False: "no", None: "cannot be told"}
@@ -59,15 +57,14 @@ def run_page(paths: Sequence[Path]) -> Page:
         for label, summary in found.items()
         for finding in all_findings(summary)
     ]
-    with mpl.rc_context(FIGURE_STYLE):
-        pictures = [
-            Picture("curves", training_curves(logs), "Reward, entropy and clip rates over training."),
-            Picture(
-                "audit",
-                audit_figure(logs),
-                "Entropy; the clip by old probability; what it blocks of rare tokens.",
-            ),
-        ]
+    pictures = [
+        Picture("curves", training_curves(logs), "Reward, entropy and clip rates over training."),
+        Picture(
+            "audit",
+            audit_figure(logs),
+            "Entropy; the clip by old probability; what it blocks of rare tokens.",
+        ),
+    ]
     settings: list[Any] = [
         Verbatim(f"{path / 'config.yaml'}", (path / "config.yaml").read_text())
         for path in paths

@@ -254,3 +254,20 @@ def test_verls_own_dataset_reads_what_is_written(sets, tmp_path):
     assert len(data) == 1
     assert data[0]["reward_model"]["ground_truth"] == "2"
     assert data[0]["data_source"] == "held"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "manifest.json",
+            '{"held": {"role": "exam"}}',
+            r"manifest.json: held.role: Input should be 'train' or",
+        ),
+        ("dropped.jsonl", '{"set": "a", "id": "1"}\n', r"dropped.jsonl, line 1: reason: Field required"),
+    ],
+)
+def test_a_damaged_file_of_an_earlier_call_is_named(sets, tmp_path, file, content, message):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        prepare_data(sets, tmp_path)

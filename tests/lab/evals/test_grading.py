@@ -321,7 +321,7 @@ def test_grading_works_from_threads(grader):
     for thread in threads:
         thread.join()
     assert verdicts == [1.0] * 8
-    assert [v.score for v in grader.grade_all([r"\boxed{1}", r"\boxed{2}"], ["1", "3"])] == [1.0, 0.0]
+    assert [grader.grade(*pair).score for pair in ((r"\boxed{1}", "1"), (r"\boxed{2}", "3"))] == [1.0, 0.0]
 
 
 def test_a_process_that_died_is_replaced():
@@ -416,6 +416,6 @@ def test_gold_answers_of_the_real_sets_are_right_and_others_wrong(grader, real_d
     golds = [problem.answer for problem in problems]
     assert len(golds) == 1419
     for right in (r"So it is \boxed{%s}.", "The final answer is $%s$."):
-        assert {v.score for v in grader.grade_all([right % gold for gold in golds], golds)} == {1.0}
+        assert {grader.grade(right % gold, gold).score for gold in golds} == {1.0}
     for wrong in (r"So it is \boxed{%s1}.", r"%s \boxed{0.5}", r"\boxed{%s", r"\boxed{%s \text{ or } 0.5}"):
-        assert {v.score for v in grader.grade_all([wrong % gold for gold in golds], golds)} == {0.0}
+        assert {grader.grade(wrong % gold, gold).score for gold in golds} == {0.0}

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from bandpo.diagnostics.files import read_jsonl
+from typing_extensions import TypedDict
+
+from bandpo.diagnostics.files import read_jsonl, replacing
+from bandpo.lab.checked import checked
 from bandpo.lab.data.overlap import overlaps
-from bandpo.lab.data.sources import SIZE, Problem, ProblemSet, Role, load, set_name
+from bandpo.lab.data.sources import SIZE, Golds, Problem, ProblemSet, Role, load, set_name
 from bandpo.lab.evals.golds import Gold, unreadable
 from bandpo.lab.evals.grading import MathGrader
-
-Golds = Literal["drop", "keep"]
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """How to answer, so that grading finds the answer; the sentence that Qwen's models were trained with."""
@@ -63,6 +63,22 @@ class Dropped:
     problem: str
 
 
+Entry = TypedDict(
+    "Entry",
+    {
+        "role": Role,
+        "rows": int,
+        "dropped": int,
+        "unreadable golds": dict[str, str],
+        "licence": str,
+        "origin": dict[str, Any],
+        "prompt": dict[str, Any],
+        "sha256": dict[str, str],
+    },
+)
+"""What the manifest says of a set."""
+
+
 def prepare_data(
     specs: Sequence[str],
     out: Path,
@@ -74,7 +90,7 @@ def prepare_data(
     size: int = SIZE,
     seed: int = 0,
     overwrite: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Entry]:
     """Loads sets, drops what must not be trained on, and writes them.
 
     ``out/verl/NAME.parquet`` has verl's schema and ``out/trl/NAME.parquet`` the columns `prompt`, `answer`,
@@ -177,7 +193,7 @@ def _sift(
 
 
 def _refuse_leaks(
-    out: Path, manifest: Mapping[str, Any], named: Sequence[str], evaluation: Sequence[Problem]
+    out: Path, manifest: Mapping[str, Entry], named: Sequence[str], evaluation: Sequence[Problem]
 ) -> None:
     ids = {p.id for p in evaluation}
     for name, problems in _earlier(out, manifest, named, "train").items():
@@ -238,25 +254,25 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    # Whole or not at all: an interrupted run leaves the earlier file.
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)
 
 
-def _read_manifest(out: Path) -> dict[str, Any]:
+def _read_manifest(out: Path) -> dict[str, Entry]:
     path = out / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return checked(dict[str, Entry], json.loads(path.read_text("utf-8")), str(path)) if path.exists() else {}
 
 
 def _read_dropped(out: Path) -> list[Dropped]:
     path = out / "dropped.jsonl"
-    return [Dropped(**row) for _, row in read_jsonl(path, growing=False)] if path.exists() else []
+    if not path.exists():
+        return []
+    return [checked(Dropped, row, f"{path}, line {n}") for n, row in read_jsonl(path, growing=False)]
 
 
 def _earlier(
-    out: Path, manifest: Mapping[str, Any], named: Sequence[str], role: Role
+    out: Path, manifest: Mapping[str, Entry], named: Sequence[str], role: Role
 ) -> dict[str, list[Problem]]:
     """The sets of a role that earlier calls wrote and this one does not write again."""
     import pyarrow.parquet

@@ -16,6 +16,8 @@ from bandpo.lab.data.rows import read_prompt, read_rows
 from bandpo.lab.evals.extraction import extract
 
 Role = Literal["train", "eval"]
+Golds = Literal["drop", "keep"]
+"""What becomes of problems whose right answer cannot be graded."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from bandpo.lab.evals.metrics import Estimate, resampled_means
+from bandpo.lab.evals.metrics import Estimate, estimate
 from bandpo.lab.evals.report import Scores
 
 
@@ -40,44 +39,6 @@ class ScoreDifference:
         return "no difference can be claimed"
 
 
-def paired_difference(
-    first: ArrayLike, second: ArrayLike, *, level: float = 0.95, resamples: int = 5000, seed: int = 0
-) -> Estimate:
-    """Difference of means, second minus first, with a paired bootstrap interval.
-
-    Problems are drawn once for both sides, which takes out how hard they are; seeds, where there are several,
-    are drawn for each side of its own.
-
-    Args:
-        first: One value per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
-        second: Likewise, of the same problems in the same order; the number of seeds may differ.
-        level: Coverage in (0, 1).
-        resamples: Bootstrap draws.
-        seed: Of the draws.
-
-    Returns:
-        The difference and its interval.
-
-    Raises:
-        ValueError: The two do not have the same problems, or `level` is outside (0, 1).
-
-    >>> print(paired_difference([0.0, 0.5, 1.0], [0.25, 0.75, 1.25]))
-    0.2500 [0.2500, 0.2500]
-    """
-    a, b = (np.atleast_2d(np.asarray(side, dtype=np.float64)) for side in (first, second))
-    if a.shape[1] != b.shape[1] or a.size == 0:
-        raise ValueError(
-            f"the two sides have {a.shape[1]} and {b.shape[1]} problems: compare runs on the same data"
-        )
-    if not 0 < level < 1:
-        raise ValueError(f"level = {level} must lie between 0 and 1, for example 0.95")
-    generator = np.random.default_rng(seed)
-    draws = generator.integers(a.shape[1], size=(resamples, a.shape[1]), dtype=np.int32)
-    differences = resampled_means(b, draws, generator) - resampled_means(a, draws, generator)
-    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(b.mean() - a.mean()), float(low), float(high))
-
-
 def compare_scores(
     first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]], *, level: float = 0.95
 ) -> list[ScoreDifference]:
@@ -106,7 +67,7 @@ def compare_scores(
         for metric in first[0][source].values:
             if all(metric in run[source].values for run in runs):
                 a, b = ([run[source].values[metric] for run in side] for side in (first, second))
-                e = paired_difference(a, b, level=level)
+                e = estimate(b, minus=a, level=level)
                 differences.append(ScoreDifference(source, metric, float(np.mean(a)), float(np.mean(b)), e))
     if not differences:
         raise ValueError(

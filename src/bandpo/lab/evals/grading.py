@@ -106,26 +106,6 @@ class MathGrader:
         normal = normal_form(gold)
         return self._compare(normal, True, normal).read
 
-    def grade_all(self, completions: Sequence[str], golds: Sequence[str]) -> list[Grade]:
-        """Grades many completions on all workers.
-
-        Args:
-            completions: What the model wrote.
-            golds: The right answer for each.
-
-        Returns:
-            One verdict for each.
-
-        Raises:
-            ValueError: The two differ in length.
-        """
-        if len(completions) != len(golds):
-            raise ValueError(
-                f"{len(completions)} completions for {len(golds)} answers: give one answer for each"
-            )
-        with ThreadPoolExecutor(self.workers) as executor:
-            return list(executor.map(self.grade, completions, golds))
-
     def close(self) -> None:
         """Ends the processes; the grader can be used again and starts new ones."""
         for _ in range(self.workers):

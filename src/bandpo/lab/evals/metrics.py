@@ -1,16 +1,18 @@
 """What a table of scores is worth: mean@k, pass@k, maj@k, verl's best@k and their intervals.
 
 Every metric maps scores of shape ``(problems, n)`` to one value per problem, ``(problems,)``. Its mean is
-the metric, `estimate` puts an interval around it, and `bandpo.lab.evals.compare` pairs two evaluations.
+the metric, and `estimate` puts an interval around it, or around the difference of two evaluations.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
 Values = NDArray[np.float64]
 
@@ -184,42 +186,24 @@ class Estimate:
         return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
 
-def resampled_means(values: ArrayLike, draws: NDArray[np.integer], generator: np.random.Generator) -> Values:
-    """Means of `values` over drawn problems and, where there are several, over seeds drawn here.
+def estimate(
+    values: ArrayLike,
+    minus: ArrayLike | None = None,
+    *,
+    level: float = 0.95,
+    resamples: int = 5000,
+    seed: int = 0,
+) -> Estimate:
+    """Mean, or difference of two means, with a percentile-bootstrap interval over problems and seeds.
 
-    Problems and seeds are crossed (every seed answers the same problems), so both are drawn independently.
-
-    Args:
-        values: One value per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
-        draws: Indices of problems, shape (resamples, problems).
-        generator: Draws the seeds.
-
-    Returns:
-        Shape (resamples,).
-
-    Raises:
-        ValueError: Empty values, or more than two dimensions.
-
-    >>> rng = np.random.default_rng(0)
-    >>> resampled_means([0.0, 1.0], np.array([[0, 0], [0, 1], [1, 1]]), rng).tolist()
-    [0.0, 0.5, 1.0]
-    """
-    table = np.atleast_2d(np.asarray(values, dtype=np.float64))
-    if table.ndim != 2 or table.size == 0:
-        raise ValueError(f"values must have shape (problems,) or (seeds, problems), got {np.shape(values)}")
-    by_seed = np.stack([row[draws].mean(axis=1) for row in table])
-    seeds = generator.integers(len(table), size=(len(draws), len(table)))
-    return by_seed[seeds, np.arange(len(draws))[:, None]].mean(axis=1)
-
-
-def estimate(values: ArrayLike, *, level: float = 0.95, resamples: int = 5000, seed: int = 0) -> Estimate:
-    """Mean with a percentile-bootstrap interval over problems, or over problems and seeds.
-
-    A handful of seeds understates what seeds contribute, and where every problem has the same value the
-    interval has no width: neither is certainty.
+    Problems and seeds are crossed (every seed answers the same problems), so each are drawn independently. A
+    difference is paired: problems are drawn once for both sides, which takes out how hard they are; seeds are
+    drawn for each side of its own. A handful of seeds understates what seeds contribute, and where every
+    problem has the same value the interval has no width: neither is certainty.
 
     Args:
         values: One value per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
+        minus: What is subtracted, of the same problems in the same order; the number of seeds may differ.
         level: Coverage in (0, 1).
         resamples: Bootstrap draws.
         seed: Of the draws.
@@ -228,20 +212,47 @@ def estimate(values: ArrayLike, *, level: float = 0.95, resamples: int = 5000, s
         Mean and interval.
 
     Raises:
-        ValueError: `level` outside (0, 1) or malformed values.
+        ValueError: `level` outside (0, 1), malformed values, or two sides that do not have the same problems.
 
     >>> e = estimate(mean_at_k([[1, 0], [1, 1], [0, 0]]))
     >>> e.mean, e.low <= e.mean <= e.high
     (0.5, True)
+    >>> print(estimate([0.25, 0.75, 1.25], minus=[0.0, 0.5, 1.0]))
+    0.2500 [0.2500, 0.2500]
     """
     if not 0 < level < 1:
         raise ValueError(f"level = {level} must lie between 0 and 1, for example 0.95")
-    generator = np.random.default_rng(seed)
-    problems = np.shape(values)[-1]
-    draws = generator.integers(max(problems, 1), size=(resamples, problems), dtype=np.int32)
-    means = resampled_means(values, draws, generator)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(np.mean(np.asarray(values))), float(low), float(high))
+    tables = [_by_seed(values), *([] if minus is None else [_by_seed(minus)])]
+    if len({table.shape[1] for table in tables}) > 1:
+        sizes = " and ".join(str(table.shape[1]) for table in tables)
+        raise ValueError(f"the two sides have {sizes} problems: compare runs on the same data")
+
+    def mean(problems: Any, *seeds: Any, axis: int = -1) -> Any:
+        means = [
+            table[rows.astype(int)[..., :, None], problems.astype(int)[..., None, :]].mean(axis=(-2, -1))
+            for table, rows in zip(tables, seeds, strict=True)
+        ]
+        return means[0] if minus is None else means[0] - means[1]
+
+    indices = [np.arange(size) for size in (tables[0].shape[1], *map(len, tables))]
+    drawn: Any = stats.bootstrap(
+        indices,
+        mean,
+        method="percentile",
+        confidence_level=level,
+        n_resamples=resamples,
+        batch=100,
+        rng=np.random.default_rng(seed),
+    )
+    return Estimate(float(mean(*indices)), *map(float, drawn.confidence_interval))
+
+
+def _by_seed(values: ArrayLike) -> Values:
+    table = np.atleast_2d(np.asarray(values, dtype=np.float64))
+    if table.ndim != 2 or table.size == 0:
+        raise ValueError(f"values must have shape (problems,) or (seeds, problems), got {np.shape(values)}")
+    # scipy draws from two or more, so one seed or problem stands twice: what is drawn from it stays the same.
+    return np.tile(table, [2 if size == 1 else 1 for size in table.shape])
 
 
 def powers_of_two(n: int) -> list[int]:
@@ -276,25 +287,3 @@ def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None
     if answers is not None:
         metrics[f"maj@{n}"] = maj_at_k(correct, answers)
     return metrics
-
-
-def summary(
-    correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None, *, level: float = 0.95
-) -> dict[str, Estimate]:
-    """Every metric of one evaluation with its interval over problems.
-
-    Args:
-        correct: Scores in [0, 1], shape (problems, n).
-        answers: What majority voting counts; left out, there is no maj@n.
-        level: Coverage of the intervals.
-
-    Returns:
-        The names of `per_problem`, each with mean and interval.
-
-    Raises:
-        ValueError: Malformed scores, answers or level.
-
-    >>> summary([[1, 0], [1, 1]])["mean@2"].mean
-    0.75
-    """
-    return {name: estimate(values, level=level) for name, values in per_problem(correct, answers).items()}

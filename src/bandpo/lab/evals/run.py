@@ -10,7 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tqdm import tqdm
+
 from bandpo.diagnostics.files import read_jsonl
+from bandpo.lab.checked import checked
 from bandpo.lab.evals.generate import GenerationError, Generator
 from bandpo.lab.evals.grading import grade
 from bandpo.lab.evals.problems import EvalProblem, fingerprint
@@ -93,7 +96,7 @@ def evaluate(
         job = [problem.prompt for problem in problems for _ in range(n)]
         with (
             (folder / SAMPLES).open("a", encoding="utf-8") as file,
-            _bar(len(job), len(done), progress) as advance,
+            tqdm(total=len(job), initial=len(done), desc="samples", disable=not progress) as bar,
         ):
             try:
                 for position, completion in generator.stream(job, missing) if missing else ():
@@ -112,7 +115,7 @@ def evaluate(
                     )
                     _append(file, sample)
                     done[position] = sample
-                    advance()
+                    bar.update()
             except GenerationError as error:
                 raise GenerationError(
                     f"{error}\n{len(done)} of {len(job)} samples are kept in {folder / SAMPLES}; "
@@ -156,10 +159,7 @@ def _append(file: IO[str], sample: Sample) -> None:
 def _parse(path: Path) -> Iterator[tuple[int, Sample]]:
     """Line numbers and samples."""
     for number, row in read_jsonl(path):
-        try:
-            yield number, Sample(**row)
-        except TypeError as error:
-            raise ValueError(f"{path}, line {number} is not a sample: {row!r:.80}") from error
+        yield number, checked(Sample, row, f"{path}, line {number}")
 
 
 def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int, Sample]:
@@ -204,21 +204,3 @@ def _locked(folder: Path) -> Iterator[None]:
         raise BlockingIOError(
             f"another process is writing to {folder}: wait for it, or choose another folder"
         ) from error
-
-
-@contextmanager
-def _bar(total: int, done: int, shown: bool) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        "samples",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        "left",
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
-        task = bar.add_task("samples", total=total, completed=done)
-        yield lambda: bar.advance(task)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-import yaml
-
-from bandpo.lab.study.plan import Study, build
+from bandpo.diagnostics.files import read_yaml
+from bandpo.lab.checked import FileModel, checked
+from bandpo.lab.study.plan import Study
 
 FILE = "afterwards.yaml"
 """Its name, beside ``results.json``."""
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(FileModel):
     """Two arms, compared over all experiments that have both."""
 
     arm: str
@@ -23,15 +21,14 @@ class Pair:
     """What the comparison shows, in a sentence or two."""
 
 
-@dataclass(frozen=True)
-class Afterwards:
+class Afterwards(FileModel):
     """Remarks, seeds that had been seen, and comparisons that nobody announced."""
 
     remarks: Sequence[str] = ()
     """One paragraph each."""
-    seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    seen: Mapping[str, Sequence[int]] = {}
     """By experiment: seeds whose results were known when the others were added."""
-    pairs: Mapping[str, Pair] = field(default_factory=dict)
+    pairs: Mapping[str, Pair] = {}
     """By title: comparisons of two arms."""
 
 
@@ -41,17 +38,13 @@ def parse_afterwards(text: str, study: Study) -> Afterwards:
     Raises:
         ValueError: unknown keys, or a name or seed that the study does not have; named in the message.
     """
-    raw = yaml.safe_load(text) or {}
-    raw["pairs"] = {
-        title: build(Pair, pair, f"pair {title!r}") for title, pair in raw.get("pairs", {}).items()
-    }
-    said = build(Afterwards, raw, FILE)
+    said = checked(Afterwards, read_yaml(text, FILE), FILE)
     for pair in said.pairs.values():
         if unknown := {pair.arm, pair.minus} - study.arms.keys():
             raise ValueError(f"{FILE}: unknown arms {', '.join(sorted(unknown))}")
     for name, seeds in said.seen.items():
-        known = {seed for e in study.experiments if e.name == name for seed in e.seeds}
-        if unknown := set(seeds) - known:
+        known = study.experiments[name].seeds if name in study.experiments else ()
+        if unknown := set(seeds).difference(known):
             raise ValueError(
                 f"{FILE}: experiment {name!r} has no seeds {', '.join(map(str, sorted(unknown)))}"
             )

@@ -12,6 +12,7 @@ import yaml
 
 from bandpo.diagnostics.audit import BINS, RARE
 from bandpo.diagnostics.logs import Row, read_log
+from bandpo.lab.checked import checked
 
 SOLVED = 0.5
 """Training reward from which half of the prompts' completions are right."""
@@ -128,5 +129,9 @@ def versions(folder: Path) -> dict[str, str]:
 
 
 def read_records(results: Mapping[str, Any]) -> list[Record]:
-    """The records of a ``results.json``."""
-    return [Record(**record) for record in results["runs"]]
+    """The records of a ``results.json``.
+
+    Raises:
+        ValueError: a run lacks something, or has it in another form.
+    """
+    return checked(list[Record], results["runs"], "runs")

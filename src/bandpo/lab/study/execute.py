@@ -277,7 +277,10 @@ def _names(run: Run) -> dict[str, Any]:
 def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
     """Some choice of tuned values, to have the settings of all runs read before the search is made."""
     return {
-        (e.name, arm): e.tune.choices()[0] for e in study.experiments if e.tune for arm in study.arms_of(e)
+        (e.name, arm): e.tune.choices()[0]
+        for e in study.experiments.values()
+        if e.tune
+        for arm in study.arms_of(e)
     }
 
 

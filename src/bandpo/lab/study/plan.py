@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
-import yaml
+from pydantic import BeforeValidator, Field, model_validator
 
+from bandpo.diagnostics.files import read_yaml
+from bandpo.lab.checked import FileModel, checked
 from bandpo.notation import parse_rule
-
-T = TypeVar("T")
 
 PREPARED = "{prepared}"
 """Stands in an option's value for the folder that the study's ``prepare`` fills."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(FileModel):
     """A search on seeds of its own, by which each arm chooses its options before it is reported on others."""
 
     options: Mapping[str, Sequence[Any]]
@@ -34,8 +32,7 @@ class Tuning:
         return [dict(zip(self.options, values, strict=True)) for values in product(*self.options.values())]
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(FileModel):
     """One comparison of arms: the same options and seeds for each.
 
     Raises:
@@ -44,8 +41,8 @@ class Experiment:
 
     name: str
     question: str
-    seeds: Sequence[int]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Annotated[Sequence[int], Field(min_length=1)]
+    options: Mapping[str, Any] = {}
     arms: Sequence[str] = ()
     """Which of the study's arms take part; all if empty."""
     tune: Tuning | None = None
@@ -54,15 +51,13 @@ class Experiment:
     identical: bool = False
     """Whether all arms must give the same run, bit for bit: a check of the whole apparatus."""
 
-    def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ValueError(f"experiment {self.name!r} has no seeds")
+    @model_validator(mode="after")
+    def _fits_together(self) -> Experiment:
         if self.tune and (both := set(self.seeds) & set(self.tune.seeds)):
-            raise ValueError(
-                f"experiment {self.name!r}: seeds {sorted(both)} are tuned on and reported on; report on others"
-            )
+            raise ValueError(f"seeds {sorted(both)} are tuned on and reported on; report on others")
         if self.tune and self.tuned_in:
-            raise ValueError(f"experiment {self.name!r} has both `tune` and `tuned_in`; leave one out")
+            raise ValueError("has both `tune` and `tuned_in`; leave one out")
+        return self
 
 
 @dataclass(frozen=True)
@@ -88,8 +83,13 @@ class Run:
         return f"{self.experiment}: {self.arm}{tried}, seed {self.seed}"
 
 
-@dataclass(frozen=True)
-class Study:
+def _with_names(experiments: Any) -> Any:
+    if not isinstance(experiments, dict):
+        return experiments
+    return {k: {"name": k, **v} if isinstance(v, dict) else v for k, v in experiments.items()}
+
+
+class Study(FileModel):
     """A study file, read and checked.
 
     Raises:
@@ -108,12 +108,14 @@ class Study:
     """For each arm its own options of `bandpo train`: a clip rule, at least."""
     options: Mapping[str, Any]
     """Options of `bandpo train` that all runs share."""
-    experiments: Sequence[Experiment]
-    prepare: Mapping[str, str] = field(default_factory=dict)
+    experiments: Annotated[Mapping[str, Experiment], BeforeValidator(_with_names), Field(min_length=1)]
+    """By name."""
+    prepare: Mapping[str, str] = {}
     """Folders that are made once before the runs: for each name a Python module and its arguments, to which
     ``--output_dir`` is added."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits_together(self) -> Study:
         if self.baseline not in self.arms:
             raise ValueError(f"baseline {self.baseline!r} is none of the arms {', '.join(self.arms)}")
         for name, options in self.arms.items():
@@ -122,21 +124,17 @@ class Study:
                     f"arm {name!r} names no clip rule; write `{name}: {{clip: 'Band(KL(), 0.05)'}}`"
                 )
             parse_rule(options["clip"])
-        names = [experiment.name for experiment in self.experiments]
-        for e in self.experiments:
+        for e in self.experiments.values():
             if unknown := [arm for arm in e.arms if arm not in self.arms]:
                 raise ValueError(f"experiment {e.name!r}: unknown arms {', '.join(unknown)}")
-            if e.tuned_in and (e.tuned_in not in names or not self.experiment(e.tuned_in).tune):
+            if e.tuned_in and not (e.tuned_in in self.experiments and self.experiments[e.tuned_in].tune):
                 raise ValueError(
                     f"experiment {e.name!r}: tuned_in {e.tuned_in!r} is no experiment that tunes"
                 )
             taken = {"output_dir", "seed", "resume"} & {*self.options, *e.options}
             if taken:
                 raise ValueError(f"options may not set {', '.join(sorted(taken))}: the study does")
-
-    def experiment(self, name: str) -> Experiment:
-        """The experiment of that name."""
-        return next(e for e in self.experiments if e.name == name)
+        return self
 
     def arms_of(self, experiment: Experiment) -> list[str]:
         """The arms that take part, in the study's order."""
@@ -146,7 +144,7 @@ class Study:
         """The runs by which arms choose their options."""
         return [
             self._run(e, arm, seed, choice, tuning=choice)
-            for e in self.experiments
+            for e in self.experiments.values()
             if e.tune
             for seed in e.tune.seeds
             for choice in e.tune.choices()
@@ -161,7 +159,7 @@ class Study:
         """
         return [
             self._run(e, arm, seed, chosen[e.tuned_in or e.name, arm] if e.tune or e.tuned_in else {})
-            for e in self.experiments
+            for e in self.experiments.values()
             for seed in e.seeds
             for arm in self.arms_of(e)
         ]
@@ -197,47 +195,4 @@ def parse_study(text: str) -> Study:
     Raises:
         ValueError: no valid YAML, unknown or missing keys, or values that cannot work together; named in the message.
     """
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"the study is no valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"a study is written as `key: value` lines, got a {type(content).__name__}")
-    raw: dict[str, Any] = dict(content)
-    experiments = raw.get("experiments") or {}
-    if not isinstance(experiments, dict) or not experiments:
-        raise ValueError("the study needs `experiments`, each with a name, a question and seeds")
-    raw["experiments"] = [_experiment(name, value) for name, value in experiments.items()]
-    return build(Study, raw, "the study")
-
-
-def _experiment(name: str, value: Any) -> Experiment:
-    if not isinstance(value, dict):
-        raise ValueError(f"experiment {name!r} must hold `key: value` lines, got {value!r}")
-    raw = {"name": name, **value}
-    if "tune" in raw:
-        raw["tune"] = build(Tuning, raw["tune"], f"`tune` of experiment {name!r}")
-    return build(Experiment, raw, f"experiment {name!r}")
-
-
-def build(kind: type[T], raw: Mapping[str, Any], what: str) -> T:
-    """A dataclass from the keys and values of a file.
-
-    Raises:
-        ValueError: unknown or missing keys; ``what`` says where.
-    """
-    known = {f.name: f for f in fields(kind)}  # pyright: ignore[reportArgumentType]
-    for key in raw:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            raise ValueError(
-                f"{what}: unknown key {key!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-            )
-    missing = [
-        name
-        for name, f in known.items()
-        if name not in raw and f.default is MISSING and f.default_factory is MISSING
-    ]
-    if missing:
-        raise ValueError(f"{what} lacks {', '.join(missing)}")
-    return kind(**raw)
+    return checked(Study, read_yaml(text, "the study"), "the study")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-
-from bandpo.diagnostics.page import FIGURE_STYLE, Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.page import Page, Picture, Section, Table, Verbatim
 from bandpo.lab.study import figures
 from bandpo.lab.study.afterwards import Afterwards, parse_afterwards
 from bandpo.lab.study.collect import Record, read_records
@@ -43,8 +41,7 @@ def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
     """
     study, records = parse_study(results["study"]), read_records(results)
     said = parse_afterwards(afterwards, study)
-    with mpl.rc_context(FIGURE_STYLE):
-        sections = [_experiment(study, e, records, said) for e in study.experiments]
+    sections = [_experiment(study, e, records, said) for e in study.experiments.values()]
     return Page(
         study.title,
         [study.question, *_unfinished(results), *found(study, records)],
@@ -71,7 +68,7 @@ def found(study: Study, records: Sequence[Record]) -> list[str]:
     apart = differences(study, records, study.primary)
     return [
         f"{e.name}: {_sentence(study, e, records, [d for d in apart if d.experiment == e.name])}"
-        for e in study.experiments
+        for e in study.experiments.values()
     ]
 
 
@@ -129,7 +126,7 @@ def _said(study: Study, records: Sequence[Record], said: Afterwards) -> Section:
 
 def _terms(study: Study, records: Sequence[Record]) -> Section:
     rows = []
-    for e in study.experiments:
+    for e in study.experiments.values():
         tuned = ""
         if e.tune:
             grid = "; ".join(
@@ -139,7 +136,9 @@ def _terms(study: Study, records: Sequence[Record]) -> Section:
         elif e.tuned_in:
             tuned = f"as in {e.tuned_in}"
         rows.append([e.name, seeds_text(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
-    fewest = min(len(e.seeds) for e in study.experiments if not e.identical or len(study.experiments) == 1)
+    fewest = min(
+        len(e.seeds) for e in study.experiments.values() if not e.identical or len(study.experiments) == 1
+    )
     too_narrow = (
         f" It is too narrow where seeds are few: of {fewest} normal scores it holds the mean in "
         f"{coverage(fewest):.0%} of cases."
@@ -217,7 +216,7 @@ def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Af
 
 def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str:
     """Which arms ran at which tuned values, and whether that lets a difference be put down to the rule."""
-    source = study.experiment(e.tuned_in or e.name)
+    source = study.experiments[e.tuned_in or e.name]
     assert source.tune is not None
     chosen = choose(study, records)
     arms: dict[str, list[str]] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from bandpo.lab.study.collect import Record
 from bandpo.lab.study.plan import Study
@@ -110,28 +111,16 @@ def differences(
         without: Seeds to leave out, by experiment.
     """
     found: list[tuple[str, str, Interval, float]] = []
-    for e in study.experiments:
+    for e in study.experiments.values():
         for arm in [] if e.identical else study.arms_of(e):
             apart = gaps(records, e.name, arm, study.baseline, metric, (without or {}).get(e.name, ()))
             if arm != study.baseline and len(apart) > 1:
                 found.append((e.name, arm, *Interval.from_gaps(list(apart.values()))))
-    corrected = holm([p for *_, p in found])
+    corrected: Any = multipletests([p for *_, p in found], method="holm")[1]
     return [
-        ArmDifference(experiment, arm, interval, p)
+        ArmDifference(experiment, arm, interval, float(p))
         for (experiment, arm, interval, _), p in zip(found, corrected, strict=True)
     ]
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """The p-values of several tests, corrected for their number after Holm.
-
-    >>> holm([0.01, 0.5, 0.02])
-    [0.03, 0.5, 0.04]
-    """
-    corrected, largest = dict.fromkeys(range(len(ps)), 1.0), 0.0
-    for rank, place in enumerate(sorted(corrected, key=ps.__getitem__)):
-        corrected[place] = largest = max(largest, min(1.0, ps[place] * (len(ps) - rank)))
-    return list(corrected.values())
 
 
 @dataclass(frozen=True)
@@ -152,7 +141,7 @@ class Contrast:
         """Over all experiments in which both arms took part, on the seeds that all of these have."""
         found = {
             e.name: apart
-            for e in study.experiments
+            for e in study.experiments.values()
             if not e.identical and (apart := gaps(records, e.name, arm, minus, metric))
         }
         seeds = sorted(set.intersection(*map(set, found.values())))
@@ -174,7 +163,7 @@ def choose(study: Study, records: Sequence[Record]) -> dict[tuple[str, str], dic
     """
     sign = -1 if study.primary in LOWER_IS_BETTER else 1
     chosen: dict[tuple[str, str], dict[str, Any]] = {}
-    for e in study.experiments:
+    for e in study.experiments.values():
         for arm in study.arms_of(e) if e.tune else []:
             scores = [
                 (sign * score, choice)

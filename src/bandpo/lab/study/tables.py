@@ -22,7 +22,7 @@ def glance_table(study: Study, records: Sequence[Record], metric: str | None = N
         metric: The primary one if not given. No other is marked with stars: none was announced.
     """
     metric = metric or study.primary
-    compared = [e for e in study.experiments if not e.identical]
+    compared = [e for e in study.experiments.values() if not e.identical]
     apart = {(d.experiment, d.arm): d for d in differences(study, records, metric)}
     columns: list[list[str]] = []
     for e in compared:

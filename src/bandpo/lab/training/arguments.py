@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import re
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import trl.rewards
-import yaml
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
+from bandpo._checks import did_you_mean
+from bandpo.diagnostics.files import read_yaml
 from bandpo.integrations.trl import BandGRPOConfig
 
 
@@ -142,7 +142,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     named = [flag.split("=")[0].removeprefix("--") for flag in flags if flag.startswith("--")]
     for name in named:
         if name not in KNOWN and name.removeprefix("no_") not in KNOWN:
-            raise ValueError(f"unknown option --{name}{_meant(name, '--')}")
+            raise ValueError(f"unknown option --{name}{did_you_mean(name, KNOWN)}")
     config = {} if file.config is None else _read(file.config)
     if not {"dataset_name", "datasets", "model_name_or_path"} & {*named, *config}:
         config = _read(str(resources.files("bandpo.lab.tasks") / "multiplication.yaml")) | config
@@ -178,11 +178,6 @@ def parse(argv: Sequence[str]) -> Arguments:
     return arguments
 
 
-def _meant(name: str, prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, KNOWN, n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
-
-
 def _read(path: str) -> dict[str, Any]:
     """The options in a YAML file, or in the ``config.yaml`` of a run."""
     if not path:
@@ -190,18 +185,12 @@ def _read(path: str) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"--config {file}: there is no such file")
-    try:
-        content = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {file} is no valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"--config {file} must hold `option: value` lines, got a {type(content).__name__}")
-    options: dict[str, Any] = content
+    options = read_yaml(file.read_text(), f"--config {file}")
     if options.keys() == {"versions", "arguments"}:
         options = options["arguments"]
         del options["generation_batch_size"]  # TRL worked it out from others, and refuses it beside them
     for name in options.keys() - KNOWN - {"env"}:
-        raise ValueError(f"--config {file}: unknown option {name}{_meant(name)}")
+        raise ValueError(f"--config {file}: unknown option {name}{did_you_mean(name, KNOWN)}")
     return options
 
 

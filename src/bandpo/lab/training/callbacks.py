@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tqdm.auto import tqdm
-from transformers import TrainerCallback
+from transformers import ProgressCallback, TrainerCallback
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerState
 
     from bandpo.lab.training.run_folder import RunFolder
 
@@ -31,19 +30,10 @@ class MetricsLog(TrainerCallback):
     def __init__(self, folder: RunFolder):
         self._folder = folder
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._folder.rewrite_log([row for row in state.log_history if "train_runtime" not in row])
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "train_runtime" not in logs:
             self._folder.log({"step": state.global_step, **logs})
 
@@ -54,9 +44,7 @@ class Scores(TrainerCallback):
     def __init__(self, folder: RunFolder, every: int, evaluate: Callable[[], dict[str, float]]):
         self._folder, self._every, self._evaluate = folder, every, evaluate
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.global_step % self._every == 0:
             scores = {name: score for name, score in self._evaluate().items() if "@" in name}
             row = {"step": state.global_step, **scores}
@@ -64,39 +52,10 @@ class Scores(TrainerCallback):
             self._folder.log(row)
 
 
-class ProgressBar(TrainerCallback):
-    """One line: steps done, time left, and the latest reward, entropy and clip rates."""
+class ProgressBar(ProgressCallback):
+    """transformers' own bar, with the latest reward, entropy and clip rates beside it in place of lines of metrics."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self._bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc="training",
-            disable=not state.is_world_process_zero,
-            dynamic_ncols=True,
-            mininterval=1.0,
-        )
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self._bar.update(state.global_step - self._bar.n)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
         latest = {label: f"{logs[key]:.3f}" for key, label in SHOWN.items() if logs.get(key) is not None}
-        if latest:
-            self._bar.set_postfix(latest, refresh=False)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self._bar.close()
+        if latest and self.training_bar is not None:
+            self.training_bar.set_postfix(latest, refresh=False)
