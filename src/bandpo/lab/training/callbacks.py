@@ -45,7 +45,8 @@ class MetricsLog(TrainerCallback):
         **_: Any,
     ) -> None:
         if "train_runtime" not in logs:
-            self._folder.log({"step": state.global_step, **logs})
+            row = state.log_history[-1]  # `logs`, and the audit's detail
+            self._folder.log({"step": state.global_step, **row})
 
 
 class Scores(TrainerCallback):
