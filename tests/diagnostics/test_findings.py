@@ -11,6 +11,7 @@ from bandpo.cli.app import app
 from bandpo.diagnostics.audit import BINS, logged
 from bandpo.diagnostics.findings import all_findings
 from bandpo.diagnostics.logs import read_log
+from bandpo.diagnostics.runs import Run
 from bandpo.diagnostics.summary import summarize
 
 
@@ -47,9 +48,9 @@ def row(step, **changed):
     return trl | {f"audit/{k}": v for k, v in (audit | changed).items()}
 
 
-def verdicts(*rows):
+def verdicts(*rows, framework=None):
     named = [dict(r) for r in rows]
-    return {f.question: f for f in all_findings(summarize(named))}
+    return {f.question: f for f in all_findings(summarize(named), Run(framework))}
 
 
 def write(path, rows):
@@ -141,17 +142,19 @@ def rare(*rows):
 
 
 def test_verdicts():
-    acts, _, entropy, size = verdicts(row(1), row(2)).values()
+    acts, _, _, entropy, size = verdicts(row(1), row(2)).values()
     assert (acts.ok, entropy.ok, size.ok) == (None, True, True)  # rows not passed through read_log
     as_read = {"clip_high": 0.01, "clip_low": 0.02}
     (acts, *_) = verdicts(row(1) | as_read).values()
-    assert (acts.ok, acts.answer) == (True, "yes, on 3.00% of tokens; 50% of losses had no clipped token")
+    assert (acts.ok, acts.answer) == (True, "yes, on 3% of tokens; 50% of losses had no clipped token")
     (acts, *_) = verdicts(row(1, on_policy=1.0) | as_read).values()
     assert acts.ok is False
     assert "exactly 1" in acts.answer
-    (acts, *_) = verdicts(row(1) | {"clip_high": 0.0, "clip_low": 0.0}).values()
+    (acts, *_) = verdicts(row(1, inert=1.0) | {"clip_high": 0.0, "clip_low": 0.0}).values()
     assert acts.ok is False
-    _, unaudited, _, size = verdicts({"step": 1, "entropy": 1.0}).values()
+    (acts, *_) = verdicts(row(1, inert=0.25) | {"clip_high": 0.0, "clip_low": 0.0}).values()  # CISPO, SAPO
+    assert (acts.ok, acts.answer) == (True, "it drops no token, and weights tokens anew in 75% of losses")
+    _, _, unaudited, _, size = verdicts({"step": 1, "entropy": 1.0}, framework="trl").values()
     assert (unaudited.ok, "AuditedGRPOTrainer" in unaudited.try_next, size.ok) == (None, True, None)
     *_, size = verdicts(row(1, radius_used=3.0)).values()
     assert size.ok is False
@@ -167,7 +170,7 @@ def test_rare_tokens_are_starved_where_the_whole_interval_says_so():
     spread = 1.96 * 10 / math.sqrt(20)  # of the mean of 20 steps whose standard deviation is 10 points
     assert (low, high) == pytest.approx((30 - spread, 30 + spread), abs=0.7)
     assert "2.0% (400 of 2000 such tokens)" in found.answer
-    assert found.try_next == "clip='Band(KL(), 0.05)'"
+    assert found.try_next == "Band(KL(), 0.05)"
     found = rare(*(row(k, **{"if/Band/blocked_mass_below_0.1": 0.29}) for k in range(20)))
     assert (found.ok, "smaller steps" in found.try_next) == (False, True)
     found = rare(
@@ -218,7 +221,7 @@ def test_the_verdict_of_the_few_metrics_is_that_of_all(tmp_path):
     few = read_log(write(tmp_path / "few.jsonl", rows(detail=False)))
     every = read_log(write(tmp_path / "all.jsonl", rows(detail=True)))
     assert all_findings(summarize(few)) == all_findings(summarize(every))
-    assert [finding.ok for finding in all_findings(summarize(few))] == [True, False, True, True]
+    assert [finding.ok for finding in all_findings(summarize(few))] == [True, None, False, True, True]
 
 
 def test_the_detail_of_a_row_is_laid_beside_the_rest(tmp_path):

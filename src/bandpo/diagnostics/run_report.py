@@ -13,6 +13,7 @@ from bandpo.diagnostics.figures import audit_figure, training_curves
 from bandpo.diagnostics.findings import all_findings
 from bandpo.diagnostics.logs import read_log
 from bandpo.diagnostics.page import FIGURE_STYLE, Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.runs import known_run
 from bandpo.diagnostics.summary import summarize
 
 MARKS = {True: "yes", False: "no", None: "cannot be told"}
@@ -57,7 +58,7 @@ def run_page(paths: Sequence[Path]) -> Page:
             finding.answer + (f"; try {finding.try_next}" if finding.try_next else ""),
         ]
         for label, summary in found.items()
-        for finding in all_findings(summary)
+        for finding in all_findings(summary, known_run(Path(label), logs[label]))
     ]
     with mpl.rc_context(FIGURE_STYLE):
         pictures = [

@@ -89,6 +89,16 @@ class RunSummary:
     """For each rule tried on the run's tensors: its clip-high and clip-low rates."""
 
     @property
+    def clipped(self) -> float | None:
+        """Share of tokens clipped on either side."""
+        return None if self.clip_high is None else self.clip_high + (self.clip_low or 0.0)
+
+    @property
+    def updates(self) -> float | None:
+        """Optimiser steps on each batch: of that many losses one is made before any step, with every ratio 1."""
+        return 1 / self.on_policy if self.on_policy else None
+
+    @property
     def audited(self) -> bool:
         """Whether the log holds the audit's metrics."""
         return bool(self.blocked_mass)

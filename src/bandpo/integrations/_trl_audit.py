@@ -188,7 +188,8 @@ class AuditMixin(GRPOTrainer):
         if self.is_world_process_zero():
             if self._watch is None:
                 per_batch = self.losses_per_batch
-                self._watch = Watch(self.run_method().clip, per_batch * self.accelerator.num_processes)
+                losses = per_batch * self.accelerator.num_processes
+                self._watch = Watch(self.run_method().clip, losses, framework="trl")
             if since.first is not None:
                 self._watch.before_update(since.first.metrics())
             self._watch(metrics, entropy=logs.get("entropy"), reward=logs.get("reward"))
