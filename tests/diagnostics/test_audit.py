@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bandpo import DCPO, KL, Audit, Band, Capped, FixedClip, Sides, Unclipped, policy_loss
-from bandpo.diagnostics.audit import BINS, COUNTERFACTUALS
+from bandpo.diagnostics.audit import BINS, COUNTERFACTUALS, LOGGED, logged
 
 
 def batch(seed, rows=8, columns=64):
@@ -44,6 +44,10 @@ def test_numbers_worked_by_hand():
         "tokens_positive/0.01_to_0.1": 1,
         "tokens_negative/above_0.1": 1,
         "mass_positive/1e-3_to_0.01": 4,
+        "tokens_positive_below_0.1": 2,
+        "tokens_positive_below_0.01": 1,
+        "mass_positive_below_0.1": 6,
+        "clip_high_below_0.1": 1,
         "blocked_mass": 6 / 7.1,
         "blocked_mass_below_0.1": 1,
         "blocked_mass_below_0.01": 1,
@@ -146,7 +150,7 @@ def test_padding_may_hold_anything():
     m = Audit.from_batch(*tensors, clip=Band()).metrics()
     dirty = [x.masked_fill(tensors[3] == 0, math.nan) for x in tensors[:2]]
     assert Audit.from_batch(*dirty, *tensors[2:], clip=Band()).metrics() == m
-    assert set(BINS) == {name.partition("/")[2] for name in m if name.startswith("tokens_positive")}
+    assert set(BINS) == {name.partition("/")[2] for name in m if name.startswith("tokens_positive/")}
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
@@ -178,6 +182,13 @@ def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
     assert default == pytest.approx(10 * used, rel=1e-5)  # Band's own, 0.05
     both = Sides(Band(KL(), 0.5), Band(KL(), 0.05))  # of two bands, the one that is spent most
     assert Audit.from_batch(*tensors, clip=both).metrics()["radius_used"] == pytest.approx(default)
+
+
+def test_what_is_logged_is_measured():
+    metrics = Audit.from_batch(*batch(7, rows=200), clip=Band()).metrics()
+    assert logged(metrics) == {f"audit/{name}": metrics[name] for name in LOGGED}
+    assert logged(metrics, detail=True) == {f"audit/{name}": value for name, value in metrics.items()}
+    assert len(LOGGED) == 12 < len(metrics)
 
 
 def test_the_former_name():

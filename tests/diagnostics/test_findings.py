@@ -3,12 +3,15 @@ import math
 import re
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from bandpo import Audit, FixedClip
 from bandpo.cli.app import app
-from bandpo.diagnostics.audit import BINS
+from bandpo.diagnostics.audit import BINS, logged
 from bandpo.diagnostics.findings import all_findings
 from bandpo.diagnostics.logs import read_log
+from bandpo.diagnostics.runs import Run
 from bandpo.diagnostics.summary import summarize
 
 
@@ -28,8 +31,11 @@ def row(step, **changed):
         "if/Band/clip_low": 0.01,
         "if/Band/blocked_mass_below_0.1": 0.02,
         "tokens_positive/0.01_to_0.1": 100,
-        "mass_positive/0.01_to_0.1": 50,
         "clip_high/0.01_to_0.1": 0.4,
+        "tokens_positive_below_0.1": 100,
+        "mass_positive_below_0.1": 50,
+        "mass_positive_below_0.01": 20,
+        "clip_high_below_0.1": 0.4,
     }
     trl = {
         "step": step,
@@ -42,9 +48,9 @@ def row(step, **changed):
     return trl | {f"audit/{k}": v for k, v in (audit | changed).items()}
 
 
-def verdicts(*rows):
+def verdicts(*rows, framework=None):
     named = [dict(r) for r in rows]
-    return {f.question: f for f in all_findings(summarize(named))}
+    return {f.question: f for f in all_findings(summarize(named), Run(framework))}
 
 
 def write(path, rows):
@@ -122,8 +128,8 @@ def test_a_log_that_is_cut_off_or_still_being_written_is_read_up_to_there(tmp_pa
 def test_rates_are_weighted_with_what_they_were_taken_over(tmp_path):
     few = {"tokens": 1000, "clip_high": 0.1, "tokens_positive/0.01_to_0.1": 10, "clip_high/0.01_to_0.1": 1.0}
     many = {"tokens": 9000, "clip_high": 0.0, "tokens_positive/0.01_to_0.1": 90, "clip_high/0.01_to_0.1": 0.0}
-    light = {"mass_positive/0.01_to_0.1": 1, "blocked_mass_below_0.1": 1.0}
-    heavy = {"mass_positive/0.01_to_0.1": 3, "blocked_mass_below_0.1": 0.0}
+    light = {"mass_positive_below_0.1": 1, "blocked_mass_below_0.1": 1.0}
+    heavy = {"mass_positive_below_0.1": 3, "blocked_mass_below_0.1": 0.0}
     rows = read_log(write(tmp_path / "log.jsonl", [row(1, **few, **light), row(2, **many, **heavy)]))
     d = summarize(rows)
     assert d.clip_high == pytest.approx(0.01)
@@ -136,24 +142,26 @@ def rare(*rows):
 
 
 def test_verdicts():
-    acts, _, entropy, size = verdicts(row(1), row(2)).values()
+    acts, _, _, entropy, size = verdicts(row(1), row(2)).values()
     assert (acts.ok, entropy.ok, size.ok) == (None, True, True)  # rows not passed through read_log
     as_read = {"clip_high": 0.01, "clip_low": 0.02}
     (acts, *_) = verdicts(row(1) | as_read).values()
-    assert (acts.ok, acts.answer) == (True, "yes, on 3.00% of tokens; 50% of losses had no clipped token")
+    assert (acts.ok, acts.answer) == (True, "yes, on 3% of tokens; 50% of losses had no clipped token")
     (acts, *_) = verdicts(row(1, on_policy=1.0) | as_read).values()
     assert acts.ok is False
     assert "exactly 1" in acts.answer
-    (acts, *_) = verdicts(row(1) | {"clip_high": 0.0, "clip_low": 0.0}).values()
+    (acts, *_) = verdicts(row(1, inert=1.0) | {"clip_high": 0.0, "clip_low": 0.0}).values()
     assert acts.ok is False
-    _, unaudited, _, size = verdicts({"step": 1, "entropy": 1.0}).values()
+    (acts, *_) = verdicts(row(1, inert=0.25) | {"clip_high": 0.0, "clip_low": 0.0}).values()  # CISPO, SAPO
+    assert (acts.ok, acts.answer) == (True, "it drops no token, and weights tokens anew in 75% of losses")
+    _, _, unaudited, _, size = verdicts({"step": 1, "entropy": 1.0}, framework="trl").values()
     assert (unaudited.ok, "AuditedGRPOTrainer" in unaudited.try_next, size.ok) == (None, True, None)
     *_, size = verdicts(row(1, radius_used=3.0)).values()
     assert size.ok is False
 
 
 def test_rare_tokens_are_starved_where_the_whole_interval_says_so():
-    tokens = {"clip_high/0.01_to_0.1": 0.2}
+    tokens = {"clip_high_below_0.1": 0.2}
     rows = [row(k, **{"blocked_mass_below_0.1": share}, **tokens) for k, share in enumerate([0.2, 0.4] * 10)]
     found = rare(*rows)
     assert found.ok is False
@@ -162,20 +170,20 @@ def test_rare_tokens_are_starved_where_the_whole_interval_says_so():
     spread = 1.96 * 10 / math.sqrt(20)  # of the mean of 20 steps whose standard deviation is 10 points
     assert (low, high) == pytest.approx((30 - spread, 30 + spread), abs=0.7)
     assert "2.0% (400 of 2000 such tokens)" in found.answer
-    assert found.try_next == "clip='Band(KL(), 0.05)'"
+    assert found.try_next == "Band(KL(), 0.05)"
     found = rare(*(row(k, **{"if/Band/blocked_mass_below_0.1": 0.29}) for k in range(20)))
     assert (found.ok, "smaller steps" in found.try_next) == (False, True)
     found = rare(
-        *(row(k, **{"blocked_mass_below_0.1": 0.001, "clip_high/0.01_to_0.1": 0.0}) for k in range(20))
+        *(row(k, **{"blocked_mass_below_0.1": 0.001, "clip_high_below_0.1": 0.0}) for k in range(20))
     )
     assert found.ok is True
 
 
 def test_six_clipped_tokens_of_146_are_no_verdict():
     """The Band demo: all of what is blocked lies in few batches."""
-    hit = {"clip_high/0.01_to_0.1": 0.75, "blocked_mass_below_0.1": 0.9, "mass_positive/0.01_to_0.1": 5}
-    free = {"clip_high/0.01_to_0.1": 0.0, "blocked_mass_below_0.1": 0.0, "mass_positive/0.01_to_0.1": 2}
-    few = {"tokens_positive/0.01_to_0.1": 4}
+    hit = {"clip_high_below_0.1": 0.75, "blocked_mass_below_0.1": 0.9, "mass_positive_below_0.1": 5}
+    free = {"clip_high_below_0.1": 0.0, "blocked_mass_below_0.1": 0.0, "mass_positive_below_0.1": 2}
+    few = {"tokens_positive_below_0.1": 4}
     rows = [row(k, **few, **(hit if k in (7, 21) else free)) for k in range(36)]
     found = rare(*rows)
     assert found.ok is None
@@ -184,8 +192,8 @@ def test_six_clipped_tokens_of_146_are_no_verdict():
 
 
 def test_that_none_of_a_few_tokens_was_clipped_is_no_verdict_either():
-    none = {"clip_high/0.01_to_0.1": 0.0, "blocked_mass_below_0.1": 0.0}
-    few, many = ({"tokens_positive/0.01_to_0.1": count} for count in (3, 30))
+    none = {"clip_high_below_0.1": 0.0, "blocked_mass_below_0.1": 0.0}
+    few, many = ({"tokens_positive_below_0.1": count} for count in (3, 30))
     found = rare(*(row(k, **none, **few) for k in range(12)))
     assert found.ok is None
     assert (
@@ -198,6 +206,32 @@ def test_a_log_of_a_few_steps_is_no_verdict():
     found = rare(*(row(k) for k in range(9)))
     assert found.ok is None
     assert "in 9 log steps: too few to tell" in found.answer
+
+
+def test_the_verdict_of_the_few_metrics_is_that_of_all(tmp_path):
+    def rows(*, detail):
+        g = torch.Generator().manual_seed(0)
+        for step in range(1, 13):
+            logp_old = -torch.rand(8, 64, generator=g) * 9 - 0.01
+            logp = (logp_old + 0.3 * torch.randn(8, 64, generator=g)).clamp(max=-1e-3)
+            seen = Audit.from_batch(logp, logp_old, torch.randn(8, generator=g), clip=FixedClip(0.2))
+            metrics = {name: round(value, 6) for name, value in seen.metrics().items()}
+            yield {"step": step, "entropy": 1.0, "reward": 0.5} | logged(metrics, detail=detail)
+
+    few = read_log(write(tmp_path / "few.jsonl", rows(detail=False)))
+    every = read_log(write(tmp_path / "all.jsonl", rows(detail=True)))
+    assert all_findings(summarize(few)) == all_findings(summarize(every))
+    assert [finding.ok for finding in all_findings(summarize(few))] == [True, None, False, True, True]
+
+
+def test_the_detail_of_a_row_is_laid_beside_the_rest(tmp_path):
+    (read,) = read_log(
+        write(
+            tmp_path / "log.jsonl",
+            [{"step": 1, "audit/clip_high": 0.1, "audit_detail": {"audit/upper": 2.0}}],
+        )
+    )
+    assert (read["audit/clip_high"], read["audit/upper"]) == (0.1, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from bandpo import (
@@ -39,7 +39,8 @@ from bandpo import (
     Unclipped,
     policy_loss,
 )
-from bandpo.diagnostics.audit import Audit
+from bandpo.diagnostics.audit import LOGGED, Audit
+from bandpo.diagnostics.logs import named_rows, read_log
 from bandpo.diagnostics.watch import BandWarning
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
@@ -317,7 +318,7 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
     audited.train()
     for ours, theirs in zip(audited.model.parameters(), stock.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    rows = [row for row in audited.state.log_history if "audit/clip_high" in row]
+    rows = [row for row in named_rows(audited.state.log_history) if "audit/clip_high" in row]
     assert len(rows) == 2
     assert len(seen) == 8  # four steps of two micro-batches
     for row, calls in zip(rows, (seen[:4], seen[4:]), strict=True):
@@ -347,6 +348,7 @@ from pathlib import Path
 from trl import GRPOConfig
 from test_trl import LOG, make
 from bandpo.diagnostics.audit import Audit
+from bandpo.diagnostics.logs import named_rows
 from bandpo.integrations.trl import AuditedGRPOTrainer
 
 seen, of = [], Audit.from_views
@@ -355,7 +357,7 @@ out = Path(sys.argv[1])
 trainer = make(AuditedGRPOTrainer, GRPOConfig, out, **LOG | {"steps_per_generation": 4, "epsilon": 0.02})
 trainer.train()
 own = [audit.metrics() for audit in seen[:4]]
-logged = next(row for row in trainer.state.log_history if "audit/tokens" in row)
+logged = next(row for row in named_rows(trainer.state.log_history) if "audit/tokens" in row)
 rank = trainer.accelerator.process_index
 (out / f"{rank}.json").write_text(json.dumps({"own": own, "logged": logged}))
 """
@@ -625,3 +627,25 @@ def test_steps_between_audits(audit_steps, audited, tmp_path):
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **settings)
     trainer.train()
     assert [row["step"] for row in trainer.state.log_history if "audit/clip_high" in row] == audited
+
+
+@pytest.mark.parametrize("detail", [False, True])
+def test_the_console_and_trackers_get_few_metrics_and_the_history_all(detail, tmp_path):
+    shown = []
+
+    class Tracker(TrainerCallback):
+        def on_log(self, args, state, control, logs, **_):
+            shown.append(dict(logs))
+
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **LOG | {"audit_detail": detail})
+    trainer.add_callback(Tracker())
+    trainer.train()
+    trainer.state.save_to_json(tmp_path / "trainer_state.json")
+    kept = [row for row in read_log(tmp_path) if "audit/tokens" in row]
+    assert len(kept) == 2
+    for row, sent in zip(kept, shown, strict=False):
+        audit = {name for name in row if name.startswith("audit/")}
+        few = {name for name in sent if name.startswith("audit/")}
+        assert {"audit/upper_p90", "audit/if/DCPO/clip_high"} <= audit
+        assert few == (audit if detail else {f"audit/{name}" for name in LOGGED} & audit)
+        assert {name: row[name] for name in few} == {name: sent[name] for name in few}

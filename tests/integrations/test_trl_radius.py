@@ -11,6 +11,7 @@ import torch
 from test_trl import make
 
 from bandpo import KL, Band, HoldClipRate, parse_rule
+from bandpo.diagnostics.logs import named_rows
 from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
 from bandpo.lab.tasks import multiplication
 
@@ -25,7 +26,7 @@ def trained(tmp_path, clip, **settings):
 
 
 def logged(trainer, *names):
-    rows = [row for row in trainer.state.log_history if "loss" in row]
+    rows = [row for row in named_rows(trainer.state.log_history) if "loss" in row]
     return [[row.get(name) for row in rows] for name in names]
 
 

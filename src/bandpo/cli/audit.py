@@ -25,25 +25,46 @@ def audit_command(
             metavar="RUN...",
         ),
     ],
+    run_method: Annotated[
+        str | None,
+        typer.Option(
+            help="What the runs were trained with, where no config.yaml says it: 'GSPO()', 'DAPO()', ...",
+            show_default=False,
+        ),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose settings to name, where the log does not tell: trl, verl, prime-rl, skyrl or slime.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Plot to save: .png, .svg or .pdf.")] = Path("audit.png"),
 ) -> None:
-    """Say what the clip does to a run: does it act, does it suppress rare tokens, is entropy lost, what to try."""
+    """Say what the clip does to a run: whether it acts, how often others' does, what it blocks, and what to try."""
     from rich.console import Console
     from rich.table import Table
 
     from bandpo.diagnostics.figures import audit_figure
     from bandpo.diagnostics.findings import all_findings
     from bandpo.diagnostics.logs import read_log
+    from bandpo.diagnostics.runs import known_run
     from bandpo.diagnostics.summary import summarize
 
     logs = {str(path): read_log(path) for path in runs}
+    known = {
+        label: known_run(Path(label), rows, framework=framework, method=run_method)
+        for label, rows in logs.items()
+    }
     summaries = {label: summarize(rows) for label, rows in logs.items()}
     console = Console()
     for label, summary in summaries.items():
         table = Table(
             box=None, show_header=False, title=f"{label}, {summary.steps} steps", title_justify="left"
         )
-        for finding in all_findings(summary):
+        for _ in range(3):
+            table.add_column(overflow="fold")  # a setting's name is to be copied, so it is never cut off
+        for finding in all_findings(summary, known[label]):
             advice = f"\n[bold]try[/bold] {finding.try_next}" if finding.try_next else ""
             table.add_row(MARKS[finding.ok], finding.question, finding.answer + advice)
         console.print(table)
@@ -65,8 +86,9 @@ def _numbers(runs: dict[str, RunSummary]) -> Table:
             table.add_row(name, *(cell or "–" for cell in cells))
 
     each = runs.values()
-    row("clip-high rate", [_percent(d.clip_high) for d in each])
-    row("clip-low rate", [_percent(d.clip_low) for d in each])
+    row("clip rate", [_percent(d.clipped) for d in each])
+    row("  clip-high", [_percent(d.clip_high if d.clip_low is not None else None) for d in each])
+    row("  clip-low", [_percent(d.clip_low) for d in each])
     for name in BINS:
         found = [d.clip_high_by_bin.get(name) for d in each]
         row(
@@ -74,11 +96,18 @@ def _numbers(runs: dict[str, RunSummary]) -> Table:
             [f and f"{_percent(f[0])} of {f[1]:.0f}" for f in found],
         )
     row(
+        "  clip-high, p below 0.1",
+        [
+            f"{_percent(d.rare.blocked / d.rare.tokens)} of {d.rare.tokens:.0f}" if d.rare.tokens else None
+            for d in each
+        ],
+    )
+    row(
         "positive gradient blocked, p < 0.1",
         [_percent(d.blocked_mass.get("", {}).get("below_0.1")) for d in each],
     )
     row("radius used", [_percent(d.radius_used) for d in each])
-    for rule in {name: None for d in each for name in d.counterfactuals}:
+    for rule in {name: None for d in each for name in d.blocked_mass if name}:
         table.add_section()
         rates = [d.counterfactuals.get(rule) for d in each]
         row(f"{rule} would clip high", [_percent(r and r[0]) for r in rates])

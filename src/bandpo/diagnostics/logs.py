@@ -20,6 +20,8 @@ NAMES = {
     "clip": ("clip_ratio/region_mean", "actor/pg_clipfrac"),
 }
 """What bandpo, TRL and verl call one quantity, the best source first."""
+DETAIL = "audit_detail"
+"""Where a row of TRL's log holds those ``audit/…`` metrics that were not sent to the console and to trackers."""
 
 
 def read_log(path: str | Path) -> Sequence[Row]:
@@ -70,8 +72,11 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Logged rows with the names of `NAMES` added, without what is no number and without rows that tell nothing."""
-    rows = [_numbers(row) for row in raw]
+    """Logged rows with the names of `NAMES` added, without what is no number and without rows that tell nothing.
+
+    What a row holds under `DETAIL` is laid beside the rest.
+    """
+    rows = [_numbers(_unfolded(row)) for row in raw]
     rows = [row | {name: value for name in NAMES if (value := _named(row, name)) is not None} for row in rows]
     return [
         row for row in rows if "step" in row and (row.keys() & NAMES.keys() or any("@" in k for k in row))
@@ -81,6 +86,11 @@ def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:
 def _checkpoint_step(state: Path) -> int:
     tail = state.parent.name.rpartition("-")[2]
     return int(tail) if tail.isdigit() else -1
+
+
+def _unfolded(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    detail = row.get(DETAIL)
+    return {**row, **detail} if isinstance(detail, dict) else row
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

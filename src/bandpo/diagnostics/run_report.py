@@ -11,6 +11,7 @@ from bandpo.diagnostics.figures import audit_figure, training_curves
 from bandpo.diagnostics.findings import all_findings
 from bandpo.diagnostics.logs import read_log
 from bandpo.diagnostics.page import Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.runs import known_run
 from bandpo.diagnostics.summary import summarize
 
 MARKS = {True: "yes", False: "no", None: "cannot be told"}
@@ -55,7 +56,7 @@ def run_page(paths: Sequence[Path]) -> Page:
             finding.answer + (f"; try {finding.try_next}" if finding.try_next else ""),
         ]
         for label, summary in found.items()
-        for finding in all_findings(summary)
+        for finding in all_findings(summary, known_run(Path(label), logs[label]))
     ]
     pictures = [
         Picture("curves", training_curves(logs), "Reward, entropy and clip rates over training."),

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from bandpo.clipping import ClipRule, Unclipped, bands
+from bandpo.diagnostics.settings import setting
 from bandpo.radius import Radius
 
 TEMPERATURE_TOLERANCE = (
@@ -38,9 +39,11 @@ class Watch:
         clip: The run's rule.
         calls_per_batch: Losses that are made of one generated batch, over all processes, where that is known. Of
             more than these some come after an update.
+        framework: The framework whose settings the warnings name, see `bandpo.diagnostics.settings`; None for none.
     """
 
-    def __init__(self, clip: ClipRule, calls_per_batch: float = IDLE_CALLS):
+    def __init__(self, clip: ClipRule, calls_per_batch: float = IDLE_CALLS, *, framework: str | None = None):
+        self._framework = framework
         self._can_clip, self._calls_per_batch = not isinstance(clip, Unclipped), calls_per_batch
         self._said: set[str] = set()
         self._still = self._idle = 0.0
@@ -59,7 +62,7 @@ class Watch:
                 f"before any update the mean ratio is {metrics.get('ratio_mean', math.inf):.3g} and the mean "
                 f"|log ratio| is {off:.2g}; both policies are the same there, so they should be 1 and 0. The old "
                 "log-probabilities seem to be at another temperature, of another vocabulary slice, or of other "
-                "weights: take both at the sampling temperature over the full vocabulary",
+                f"weights: take both at the sampling temperature over the full vocabulary{self._named('sampling')}",
             )
 
     def __call__(
@@ -78,9 +81,8 @@ class Watch:
             self._say(
                 "ratio",
                 f"the ratio was exactly 1 in {self._still:.0f} losses in a row, so no clip rule can act: the old "
-                "log-probabilities are the current ones. Use each batch for more than one optimiser step (TRL: "
-                "num_iterations > 1 or steps_per_generation > gradient_accumulation_steps; verl: ppo_mini_batch_size "
-                "below train_batch_size, or ppo_epochs > 1)",
+                "log-probabilities are the current ones. Use each batch for more than one optimiser step"
+                f"{self._named('several updates')}",
             )
         elif self._can_clip and not self._still:
             self._idle = self._idle + calls if metrics["inert"] == 1 else 0.0
@@ -88,8 +90,8 @@ class Watch:
                 self._say(
                     "idle",
                     f"no token was clipped in {self._idle:.0f} losses in a row: the rule has no effect on this run. "
-                    "The updates are smaller than it allows; use a smaller radius (or interval), a larger learning "
-                    "rate, or more updates per batch",
+                    "The updates are smaller than it allows; use a smaller radius or interval, a larger learning "
+                    f"rate{self._named('learning rate')}, or more updates per batch{self._named('updates')}",
                 )
         entropy = metrics.get("entropy") if entropy is None else entropy
         if entropy is not None and math.isfinite(entropy):
@@ -111,14 +113,19 @@ class Watch:
                 "collapse",
                 f"entropy has fallen to {entropy:.2g} nats per token from {first:.2g} and the reward has not risen "
                 "with it: the policy has stopped exploring. A wider upper bound for rare tokens (Band), a tighter "
-                "lower bound, a smaller learning rate or an entropy bonus keep it open",
+                f"lower bound, a smaller learning rate{self._named('learning rate')} or an entropy bonus"
+                f"{self._named('entropy bonus')} keep it open",
             )
         if entropy > max(ENTROPY_RISE * first, first + 1):
             self._say(
                 "rise",
                 f"entropy has risen to {entropy:.2g} nats per token from {first:.2g}: the policy drifts towards "
-                "noise. Use a smaller radius or a cap on it (max_ratio), or a smaller learning rate",
+                "noise. Use a smaller radius, a smaller max_ratio, or a smaller learning rate"
+                f"{self._named('learning rate')}",
             )
+
+    def _named(self, what: str) -> str:
+        return setting(what, self._framework)
 
     def _say(self, what: str, text: str) -> None:
         if what not in self._said:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
 from bandpo.clipping import FixedClip, Unclipped
-from bandpo.diagnostics.audit import Audit
+from bandpo.diagnostics.audit import Audit, logged
+from bandpo.diagnostics.logs import DETAIL
 from bandpo.diagnostics.watch import Watch
 from bandpo.methods import Parts
 from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
@@ -44,8 +45,23 @@ class _SinceLog:
     """Of the run's first micro-batch, if it is among them."""
 
 
+class _KeepDetail(TrainerCallback):
+    """Puts what is not logged into the log's history, where `bandpo audit` finds it, and no console or tracker does."""
+
+    def __init__(self) -> None:
+        self.detail: dict[str, float] = {}
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.detail:
+            state.log_history[-1][DETAIL] = self.detail
+            self.detail = {}
+
+
 class AuditMixin(GRPOTrainer):
     """Logs what the loss does to tokens, as ``audit/…`` metrics (see docs/audit.md), and warns of what wastes a run.
+
+    The log shows the metrics of `bandpo.diagnostics.audit.LOGGED`. The others are kept in ``state.log_history``, and so
+    in ``trainer_state.json``, under the one key ``audit_detail``.
 
     Put it before any GRPOTrainer that calls TRL's own loss: ``class Mine(AuditMixin, TheirTrainer): ...``. It costs no
     forward pass: the loss's log-probabilities are seen on their way. Sums are reduced over processes and read once
@@ -58,6 +74,8 @@ class AuditMixin(GRPOTrainer):
 
     audit_steps: int = 1
     """The losses of every so-many-th optimiser step are audited; 0 for none."""
+    audit_detail: bool = False
+    """Whether the console and trackers get all ``audit/…`` metrics."""
 
     _loss: _Loss | None = None
     _watch: Watch | None = None
@@ -80,6 +98,8 @@ class AuditMixin(GRPOTrainer):
                 "alone; leave it out, or use bandpo.integrations.liger"
             )
         super().__init__(model, reward_funcs, args, *arguments, **named)
+        self._kept = _KeepDetail()
+        self.add_callback(self._kept)
 
     def run_method(self) -> Parts:
         """What is audited: for a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
@@ -159,14 +179,17 @@ class AuditMixin(GRPOTrainer):
         since = self._since_log
         if self.training and since.audit is not None:
             metrics = self._read(since.audit)
-            logs |= {f"audit/{name}": value for name, value in metrics.items()}
+            everything, shown = logged(metrics, detail=True), logged(metrics, detail=self.audit_detail)
+            logs |= shown
+            self._kept.detail = {name: value for name, value in everything.items() if name not in shown}
         super().log(logs, start_time)
         if not metrics:
             return
         if self.is_world_process_zero():
             if self._watch is None:
                 per_batch = self.losses_per_batch
-                self._watch = Watch(self.run_method().clip, per_batch * self.accelerator.num_processes)
+                losses = per_batch * self.accelerator.num_processes
+                self._watch = Watch(self.run_method().clip, losses, framework="trl")
             if since.first is not None:
                 self._watch.before_update(since.first.metrics())
             self._watch(metrics, entropy=logs.get("entropy"), reward=logs.get("reward"))

@@ -45,6 +45,8 @@ class BandGRPOConfig(GRPOConfig):
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
+        audit_detail: Whether the console and trackers get all ``audit/…`` metrics, and not only the twelve of
+            `bandpo.diagnostics.audit.LOGGED`.
 
     Raises:
         ValueError: a text cannot be read; a ``loss_type`` that is an objective of its own; a combination that cannot
@@ -84,6 +86,12 @@ class BandGRPOConfig(GRPOConfig):
     audit_steps: int = field(
         default=1,
         metadata={"help": "Audit the losses of every so-many-th optimiser step; 0 for none."},
+    )
+    audit_detail: bool = field(
+        default=False,
+        metadata={
+            "help": "Send all audit metrics to the console and trackers, not only the twelve that matter."
+        },
     )
 
     def __post_init__(self) -> None:

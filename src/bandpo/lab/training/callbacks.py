@@ -35,7 +35,8 @@ class MetricsLog(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "train_runtime" not in logs:
-            self._folder.log({"step": state.global_step, **logs})
+            row = state.log_history[-1]  # `logs`, and the audit's detail
+            self._folder.log({"step": state.global_step, **row})
 
 
 class Scores(TrainerCallback):
