@@ -79,6 +79,7 @@ from bandpo.tokens import Tokens
 
 if TYPE_CHECKING:
     from bandpo.diagnostics.audit import Audit
+    from bandpo.diagnostics.recorder import Recorder
 
 __version__ = "0.1.0"
 __all__ = [
@@ -138,6 +139,7 @@ __all__ = [
     "Quadratic",
     "Radius",
     "RatioBounds",
+    "Recorder",
     "ReverseKL",
     "SelfAnchored",
     "SequenceMask",
@@ -162,7 +164,7 @@ __all__ = [
     "ratio_bounds",
 ]
 
-LAZY = {"Audit": "bandpo.diagnostics.audit"}
+LAZY = {"Audit": "bandpo.diagnostics.audit", "Recorder": "bandpo.diagnostics.recorder"}
 """What is imported when it is first asked for, so that `import bandpo` loads the core alone."""
 
 
