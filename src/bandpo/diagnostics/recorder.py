@@ -11,7 +11,8 @@ import importlib
 import itertools
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ FORMAT = 1
 """Counts up when a reader of the former format could no longer read a file."""
 META = b"bandpo"
 """Where a file's schema, and a batch that differs from it, keep what they say of themselves, as JSON."""
+FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")
+"""Process and opening."""
 ANCHORS = ("trainer", "rollout")
 
 
@@ -237,6 +240,18 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def record_files(path: Path) -> Sequence[Path]:
+    """The files of a record: itself, or those in the folder; none if there are none."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
+    return [path] if path.suffix == ".arrow" else []
+
+
+def is_record(path: Path) -> bool:
+    """Whether it is, or holds, what a `Recorder` wrote; a run folder with a log of its own is not."""
+    return bool(record_files(path))
 
 
 def method_text(method: Method | ClipRule | Parts | str | None = None, **settings: Any) -> dict[str, str]:

@@ -45,6 +45,8 @@ class BandGRPOConfig(GRPOConfig):
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
+        record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
+            it under any rule. A run that is resumed goes on in the same folder.
 
     Raises:
         ValueError: a text cannot be read; a ``loss_type`` that is an objective of its own; a combination that cannot
@@ -84,6 +86,12 @@ class BandGRPOConfig(GRPOConfig):
     audit_steps: int = field(
         default=1,
         metadata={"help": "Audit the losses of every so-many-th optimiser step; 0 for none."},
+    )
+    record: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for the tokens of every loss, which `bandpo audit` replays under any rule."
+        },
     )
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ class BandGRPOTrainer(AuditMixin):
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        self.parts, self.audit_steps = args.parts, args.audit_steps
+        self.parts, self.audit_steps, self.record = args.parts, args.audit_steps, args.record
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         check(self.parts.clip)
