@@ -141,7 +141,8 @@ class Mismatch:
 
         before, moved, total = at(rollout, old), at(old, new), at(rollout, new)
         g = old - rollout
-        w = g.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp()
+        limited = g.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
+        w = limited.exp()
         sums = {
             "n": mask,
             "x": rollout,
@@ -151,7 +152,7 @@ class Mismatch:
             "gg": g.square(),
             "w": w,
             "ww": w.square(),
-            "k3": w - 1 - g,
+            "k3": torch.expm1(limited) - limited,
             "extreme": g.abs() > EXTREME,
             "blocked_before": before.blocked,
             "blocked_moved": moved.blocked,
@@ -162,7 +163,7 @@ class Mismatch:
         bins = torch.bucketize(rollout, rollout.new_tensor(EDGES).log(), right=True)
         groups = torch.full_like(bins, len(LAGS) - 1)
         if lag is not None:
-            found = torch.bucketize(lag, lag.new_tensor(LAG_STARTS), right=True) - 1
+            found = torch.bucketize(lag.contiguous(), lag.new_tensor(LAG_STARTS), right=True) - 1
             groups = torch.where(found < 0, groups, found)  # a version from the future counts otherwise
         wide = _checks.widest_float(old.device)
         cell = (groups * len(BINS) + bins)[scored]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STREAM_START = b"\xff\xff\xff\xff"
-"""How every Arrow stream begins."""
+"""How an Arrow stream, and each message in it, begins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,14 +182,17 @@ def _batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
         reader = _opened(file, source)
         said, number = _said(file, reader.schema), 0
         while True:
+            start = source.tell()
             try:
                 read = reader.read_next_batch_with_custom_metadata()
             except StopIteration:
                 return
             except (pa.ArrowInvalid, OSError) as error:
-                if source.tell() < size:
+                ran_out = source.tell() == size
+                source.seek(start)
+                if not (ran_out and STREAM_START.startswith(source.read(len(STREAM_START)))):
                     raise ValueError(
-                        f"{file} is damaged after call {number}, at byte {source.tell()} of {size}: {error}"
+                        f"{file} is damaged after call {number}, at byte {start} of {size}: {error}"
                     ) from error
                 warnings.warn(f"{file}: what follows call {number} is cut off and is left out", stacklevel=2)
                 return
@@ -203,7 +206,7 @@ def _read_file(file: Path) -> Iterator[Call]:
         place = f"{file}, call {number}"
         method = said["method"]
         counts = _lengths(batch.column("logp_old"))
-        mask = torch.arange(int(counts.max(initial=0)))[None] < torch.from_numpy(counts)[:, None]
+        mask = torch.arange(int(counts.max(initial=1)))[None] < torch.from_numpy(counts)[:, None]
 
         def tokens(name: str, batch: Any = batch, mask: Tensor = mask, place: str = place) -> Any:
             return _padded(name, batch.column(name), mask, place)
@@ -273,6 +276,9 @@ def _bad_rows(call: Call) -> dict[int, str]:
         "logp_old": ~(call.logp_old.isfinite() & (call.logp_old <= LOGP_SLACK)),
         "log_ratio": ~call.log_ratio.isfinite(),
     }
+    if call.log_weight is not None:  # NaN where the engine gave nothing
+        above = call.logp_old - call.log_weight > LOGP_SLACK
+        faults["log_weight"] = call.log_weight.isinf() | above
     found: dict[int, str] = {}
     for name, wrong in faults.items():
         for row in wrong.any(1).nonzero().flatten().tolist():

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,9 @@ class Recorder:
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
         self._file.flush()
+        self._end = weakref.finalize(
+            self, _end, self._stream, self._file
+        )  # at exit too, where nobody calls close
 
     @torch.no_grad()
     def add(
@@ -181,7 +185,7 @@ class Recorder:
         Raises:
             ValueError: shapes differ, or the recorder is closed.
         """
-        if self._stream is None:
+        if not self._end.alive:
             raise ValueError(f"{self.path} is closed; make a new Recorder for more")
         call, self._calls = self._calls, self._calls + 1
         if (call if step is None else step) % self.every:
@@ -230,16 +234,18 @@ class Recorder:
 
     def close(self) -> None:
         """End the file; nothing can be added after it."""
-        if self._stream is not None:
-            self._stream.close()
-            self._file.close()
-            self._stream = None
+        self._end()
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end(stream: Any, file: Any) -> None:
+    stream.close()
+    file.close()
 
 
 def record_files(path: Path) -> Sequence[Path]:
