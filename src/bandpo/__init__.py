@@ -35,9 +35,10 @@ from bandpo.tokens import *
 
 if TYPE_CHECKING:
     from bandpo.diagnostics.audit import Audit
+    from bandpo.diagnostics.recorder import Recorder
 
 __version__ = "0.1.0"
-__all__ = ["Audit"]  # and what the modules of the core define
+__all__ = ["Audit", "Recorder"]  # and what the modules of the core define
 __all__ += _rule_check.__all__
 __all__ += bounds.__all__
 __all__ += clipping.__all__
@@ -51,7 +52,7 @@ __all__ += objectives.__all__
 __all__ += radius.__all__
 __all__ += tokens.__all__
 
-LAZY = {"Audit": "bandpo.diagnostics.audit"}
+LAZY = {"Audit": "bandpo.diagnostics.audit", "Recorder": "bandpo.diagnostics.recorder"}
 """What is imported when it is first asked for, so that `import bandpo` loads the core alone."""
 
 

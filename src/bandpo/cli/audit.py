@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
     from bandpo.diagnostics.summary import RunSummary
 
-MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]?[/dim]"}
-
 
 def audit_command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, trainer_state.json files, or the .jsonl of verl's file logger; several are compared.",
+            help="Run folders, trainer_state.json files, or the .jsonl of verl's file logger; several are compared. Or "
+            "records of bandpo.Recorder, folders or files.",
             metavar="RUN...",
         ),
     ],
@@ -39,19 +38,49 @@ def audit_command(
             show_default=False,
         ),
     ] = None,
+    clip: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a record: a clip rule to try, e.g. 'FixedClip(0.2, 0.28)'. May come again."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a record: a method to try, e.g. 'GSPO()' or 'Band(KL(), 0.05)'. May come again."
+        ),
+    ] = None,
+    anchor: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a record: whose log-probabilities bounds surround, trainer or rollout; as in the run."
+        ),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option(help="Of a record: leave out sequences with values that cannot be right.")
+    ] = False,
     output: Annotated[Path, typer.Option(help="Plot to save: .png, .svg or .pdf.")] = Path("audit.png"),
 ) -> None:
     """Say what the clip does to a run: whether it acts, how often others' does, what it blocks, and what to try."""
     from rich.console import Console
-    from rich.table import Table
 
+    from bandpo.cli.record import findings_table, print_record
     from bandpo.diagnostics.figures import audit_figure
     from bandpo.diagnostics.findings import all_findings
     from bandpo.diagnostics.logs import read_log
+    from bandpo.diagnostics.recorder import is_record
     from bandpo.diagnostics.runs import known_run
     from bandpo.diagnostics.summary import summarize
 
-    logs = {str(path): read_log(path) for path in runs}
+    records = [path for path in runs if is_record(path)]
+    logs = {str(path): read_log(path) for path in runs if path not in records}
+    if logs and (clip or method or anchor):
+        raise ValueError(
+            f"{next(iter(logs))} is a log, whose tokens are gone; --clip, --method and --anchor are for records of "
+            "bandpo.Recorder"
+        )
+    for path in records:
+        print_record(path, clip or [], method or [], anchor, skip_bad)
+    if not logs:
+        return
     known = {
         label: known_run(Path(label), rows, framework=framework, method=run_method)
         for label, rows in logs.items()
@@ -59,15 +88,8 @@ def audit_command(
     summaries = {label: summarize(rows) for label, rows in logs.items()}
     console = Console()
     for label, summary in summaries.items():
-        table = Table(
-            box=None, show_header=False, title=f"{label}, {summary.steps} steps", title_justify="left"
-        )
-        for _ in range(3):
-            table.add_column(overflow="fold")  # a setting's name is to be copied, so it is never cut off
-        for finding in all_findings(summary, known[label]):
-            advice = f"\n[bold]try[/bold] {finding.try_next}" if finding.try_next else ""
-            table.add_row(MARKS[finding.ok], finding.question, finding.answer + advice)
-        console.print(table)
+        title = f"{label}, {summary.steps} steps"
+        console.print(findings_table(title, all_findings(summary, known[label])))
         console.print()
     console.print(_numbers(summaries))
     save(audit_figure(logs), output)

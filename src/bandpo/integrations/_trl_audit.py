@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import trl
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
 from bandpo.clipping import FixedClip, Unclipped
 from bandpo.diagnostics.audit import Audit, logged
 from bandpo.diagnostics.logs import DETAIL
+from bandpo.diagnostics.recorder import Recorder
 from bandpo.diagnostics.watch import Watch
 from bandpo.methods import Parts
 from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
@@ -76,9 +78,12 @@ class AuditMixin(GRPOTrainer):
     """The losses of every so-many-th optimiser step are audited; 0 for none."""
     audit_detail: bool = False
     """Whether the console and trackers get all ``audit/…`` metrics."""
+    record: str | None = None
+    """Folder to which the tokens of every training loss are written, see `bandpo.Recorder`."""
 
     _loss: _Loss | None = None
     _watch: Watch | None = None
+    _recorder: Recorder | None = None
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
@@ -100,6 +105,14 @@ class AuditMixin(GRPOTrainer):
         super().__init__(model, reward_funcs, args, *arguments, **named)
         self._kept = _KeepDetail()
         self.add_callback(self._kept)
+        if self.record is not None:
+            self._recorder = Recorder(
+                self.record,
+                method=self.run_method(),
+                anchor=getattr(self.args, "anchor", "trainer"),
+                process=self.accelerator.process_index,
+                framework=f"trl {trl.__version__}",
+            )
 
     def run_method(self) -> Parts:
         """What is audited: for a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
@@ -134,9 +147,27 @@ class AuditMixin(GRPOTrainer):
                     "neither a clip rule nor the audit can act; train without it"
                 )
             self._loss.seen = True
+            if self._recorder is not None and self.training:
+                self._write(self._recorder, self._loss.inputs, outputs[0], outputs[1])
             with torch.no_grad():
                 self._see(self._loss.inputs, outputs[0].detach(), outputs[1])
         return outputs
+
+    def _write(
+        self, recorder: Recorder, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
+    ) -> None:
+        """Record a loss as it is before anything steers it."""
+        old = inputs.get("old_per_token_logps")
+        recorder.add(
+            logp=logp,
+            logp_old=logp if old is None else old,
+            logp_rollout=inputs.get("sampling_per_token_logps"),
+            advantages=inputs["advantages"],
+            mask=counted_tokens(inputs),
+            entropy=entropy,
+            step=self.state.global_step,
+            method=self.run_method(),
+        )
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""

@@ -47,6 +47,8 @@ class BandGRPOConfig(GRPOConfig):
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
         audit_detail: Whether the console and trackers get all ``audit/…`` metrics, and not only the twelve of
             `bandpo.diagnostics.audit.LOGGED`.
+        record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
+            it under any rule. A run that is resumed goes on in the same folder.
 
     Raises:
         ValueError: a text cannot be read; a ``loss_type`` that is an objective of its own; a combination that cannot
@@ -91,6 +93,12 @@ class BandGRPOConfig(GRPOConfig):
         default=False,
         metadata={
             "help": "Send all audit metrics to the console and trackers, not only the twelve that matter."
+        },
+    )
+    record: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for the tokens of every loss, which `bandpo audit` replays under any rule."
         },
     )
 

@@ -95,6 +95,7 @@ class BandGRPOTrainer(AuditMixin):
                 stacklevel=2,
             )
         self.parts, self.audit_steps, self.audit_detail = args.parts, args.audit_steps, args.audit_detail
+        self.record = args.record
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         check(self.parts.clip)

@@ -1,0 +1,130 @@
+"""TRL's trainers write records, which changes nothing in training and replays to what they logged."""
+
+import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from test_trl import LOG, SETTINGS, make, varied_reward
+from transformers import AutoTokenizer
+from trl import GRPOConfig
+
+from bandpo.diagnostics.record import metadata, read_calls
+from bandpo.diagnostics.replay import RUN, replay
+from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
+from bandpo.lab.tasks import multiplication
+
+pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
+
+
+@pytest.mark.parametrize(
+    "method", ["Band(KL(), 1e-3)", "GSPO(1e-3, 1e-3)", "Band(KL(), Linear(0.01, 0.001))"]
+)
+def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_path):
+    once = {"logging_strategy": "steps", "logging_steps": 4, "max_steps": 4}
+    weights, rows = [], []
+    for name in ("without", "with"):
+        settings = once | ({"record": str(tmp_path / "tokens")} if name == "with" else {})
+        trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / name, method=method, **settings)
+        trainer.train()
+        weights.append(list(trainer.model.parameters()))
+        rows.append(next(row for row in trainer.state.log_history if "audit/tokens" in row))
+    for ours, stock in zip(*weights, strict=True):
+        assert torch.equal(ours, stock)
+    seen = replay(tmp_path / "tokens")
+    found = {f"audit/{name}": value for name, value in seen.audits[RUN].metrics().items()}
+    logged = {name: rows[1][name] for name in found if name in rows[1]}
+    assert len(logged) > 20
+    assert {name: found[name] for name in logged} == pytest.approx(logged, rel=1e-3, abs=1e-7)
+    assert logged["audit/clip_high"] + logged["audit/clip_low"] > 0
+    if seen.levels[RUN] == "token":
+        for name in ("clip 0.2", "Band"):
+            metrics = seen.audits[name].metrics()
+            assert metrics["clip_low"] == pytest.approx(rows[1][f"audit/if/{name}/clip_low"], abs=1e-7)
+    assert metadata(next((tmp_path / "tokens").iterdir()))["framework"].startswith("trl ")
+    assert sorted(seen.by_step[RUN]) == [0, 1, 2, 3]
+
+
+def test_a_stock_trainer_writes_one_too_and_resuming_appends(tmp_path):
+    class Recorded(AuditedGRPOTrainer):
+        record = str(tmp_path / "tokens")
+
+    saved = SETTINGS | {"save_strategy": "steps", "save_steps": 2, "max_steps": 3}
+    make(Recorded, GRPOConfig, tmp_path / "run", **saved).train()
+    again = make(Recorded, GRPOConfig, tmp_path / "run", **saved | {"max_steps": 5})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert len(list((tmp_path / "tokens").iterdir())) == 2
+    steps = [call.step for call in read_calls(tmp_path / "tokens")]
+    assert steps == sorted(steps)
+    assert {step: steps.count(step) for step in steps} == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_the_engine_s_log_probabilities_are_recorded(tmp_path):
+    path = multiplication.base_model_path()
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+
+    def rollout(prompts, trainer):
+        """An engine whose every token has the probability ½."""
+        ids = [tokenizer.convert_tokens_to_ids(list(f"|{k % 7}{k % 5}")) for k in range(len(prompts))]
+        return {
+            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": ids,
+            "logprobs": [[math.log(0.5)] * 3 for _ in prompts],
+        }
+
+    config = BandGRPOConfig(
+        str(tmp_path), anchor="rollout", record=str(tmp_path / "tokens"), **SETTINGS | LOG
+    )
+    trainer = BandGRPOTrainer(
+        str(path),
+        varied_reward,
+        config,
+        multiplication.dataset("train", 64),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )
+    trainer.train()
+    for call in read_calls(tmp_path / "tokens"):
+        where = call.mask.bool()
+        torch.testing.assert_close(
+            (call.logp_old - call.log_weight)[where].exp(), torch.full_like(call.mask[where], 0.5)
+        )
+        assert call.anchor == "rollout"
+    seen = replay(tmp_path / "tokens")
+    assert seen.mismatch.figures()["kl_k3"] > 0.01
+    row = next(row for row in trainer.state.log_history if "audit/tokens" in row)
+    first = [seen.by_step[RUN][step] for step in (0, 1)]
+    assert (first[0] + first[1]).metrics()["clip_low"] == pytest.approx(row["audit/clip_low"], abs=1e-7)
+
+
+TWO_PROCESSES = """
+import sys
+from test_trl import LOG, make
+from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+
+out = sys.argv[1]
+settings = LOG | {"steps_per_generation": 4, "record": out + "/tokens"}
+make(BandGRPOTrainer, BandGRPOConfig, out + "/run", **settings).train()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_two_files(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(TWO_PROCESSES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script, tmp_path]
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
+    files = sorted(file.name for file in (tmp_path / "tokens").iterdir())
+    assert files == ["tokens-00000-0000.arrow", "tokens-00001-0000.arrow"]
+    seen = replay(tmp_path / "tokens")
+    calls = seen.audits[RUN].metrics()["calls"]
+    assert calls == 16  # four steps of two micro-batches on two processes
