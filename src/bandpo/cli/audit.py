@@ -74,11 +74,18 @@ def _numbers(runs: dict[str, RunSummary]) -> Table:
             [f and f"{_percent(f[0])} of {f[1]:.0f}" for f in found],
         )
     row(
+        "  clip-high, p below 0.1",
+        [
+            f"{_percent(d.rare.blocked / d.rare.tokens)} of {d.rare.tokens:.0f}" if d.rare.tokens else None
+            for d in each
+        ],
+    )
+    row(
         "positive gradient blocked, p < 0.1",
         [_percent(d.blocked_mass.get("", {}).get("below_0.1")) for d in each],
     )
     row("radius used", [_percent(d.radius_used) for d in each])
-    for rule in {name: None for d in each for name in d.counterfactuals}:
+    for rule in {name: None for d in each for name in d.blocked_mass if name}:
         table.add_section()
         rates = [d.counterfactuals.get(rule) for d in each]
         row(f"{rule} would clip high", [_percent(r and r[0]) for r in rates])

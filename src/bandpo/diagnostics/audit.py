@@ -31,6 +31,21 @@ BINS = ("below_1e-4", "1e-4_to_1e-3", "1e-3_to_0.01", "0.01_to_0.1", "above_0.1"
 """The bins of old probability between `EDGES`, as metrics name them."""
 RARE = {"below_0.01": 3, "below_0.1": 4}
 """How many of the bins count as rare, in the metrics of that name."""
+LOGGED = (
+    "tokens",
+    "on_policy",
+    "inert",
+    "clip_high",
+    "clip_low",
+    "approx_kl",
+    "radius_used",
+    "tokens_positive_below_0.1",
+    "mass_positive_below_0.1",
+    "clip_high_below_0.1",
+    "blocked_mass_below_0.1",
+    "if/Band/blocked_mass_below_0.1",
+)
+"""What a trainer logs of `Audit.metrics` unless it is asked for all: enough for the whole verdict of `bandpo audit`."""
 COUNTERFACTUALS: Mapping[str, Method | ClipRule | str] = {
     "clip 0.2": FixedClip(),
     "Clip-Higher": FixedClip(0.2, 0.28),
@@ -193,6 +208,11 @@ class Audit:
                 found[f"{prefix}blocked_mass_{name}"] = (
                     blocked_mass[:rare].sum() / mass[rule, positive, :rare].sum()
                 )
+        for name, rare in RARE.items():
+            some = tokens[positive, :rare].sum()
+            found[f"tokens_positive_{name}"] = some
+            found[f"mass_positive_{name}"] = mass[0, positive, :rare].sum()
+            found[f"clip_high_{name}"] = s["blocked"][0, positive, :rare].sum() / some
         outside = s["outside"][0] - s["blocked_outside"][0]
         for k, name in enumerate(BINS):
             for sign, word in ((positive, "positive"), (negative, "negative")):
@@ -206,6 +226,19 @@ class Audit:
             found[f"lower_{name}"] = torch.tensor(_quantile(s["lower_grid"], _LOWER_GRID, q))
         values = {name: float(x) for name, x in found.items()}
         return {name: x for name, x in values.items() if math.isfinite(x)}
+
+
+def logged(metrics: Mapping[str, float], *, detail: bool = False) -> dict[str, float]:
+    """What a trainer logs of `Audit.metrics`, under the names that `bandpo audit` reads: ``audit/…``.
+
+    Args:
+        metrics: What `Audit.metrics` gives.
+        detail: All of them, instead of those in `LOGGED`.
+
+    >>> logged({"clip_high": 0.01, "upper_p90": 2.5})
+    {'audit/clip_high': 0.01}
+    """
+    return {f"audit/{name}": value for name, value in metrics.items() if detail or name in LOGGED}
 
 
 _BY_METHOD = ("mass", "blocked", "blocked_mass", "softened", "amplified", "inert")

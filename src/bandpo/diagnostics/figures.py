@@ -69,10 +69,13 @@ def audit_figure(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
     """
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     entropy, by_bin, blocked = figure.subplots(1, 3)
-    rules = ("", *COUNTERFACTUALS)
+    summaries = {label: summarize(rows) for label, rows in runs.items()}
+    rules = [
+        name for name in ("", *COUNTERFACTUALS) if any(name in d.blocked_mass for d in summaries.values())
+    ]
     width = 0.8 / len(runs)
     for k, (colour, (label, rows)) in enumerate(zip(COLOURS * len(runs), runs.items(), strict=False)):
-        found, shift = summarize(rows), (k - (len(runs) - 1) / 2) * width
+        found, shift = summaries[label], (k - (len(runs) - 1) / 2) * width
         points = [(row["step"], row["entropy"]) for row in rows if "entropy" in row]
         entropy.plot(*zip(*points, strict=True) if points else ([], []), color=colour, label=label)
         rates = [found.clip_high_by_bin.get(name, (0.0, 0.0))[0] for name in BINS]
@@ -88,9 +91,13 @@ def audit_figure(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
     blocked.set(
         title="positive gradient blocked, p < 0.1", xlabel="by the run's rule, and by others on its tensors"
     )
-    blocked.set_xticks(
-        range(len(rules)), ["the run's", *(r.replace(" ", "\n") for r in rules[1:])], fontsize=8
-    )
+    blocked.set_xticks(range(len(rules)), [r.replace(" ", "\n") or "the run's" for r in rules], fontsize=8)
+    for axes, told in (
+        (by_bin, any(d.clip_high_by_bin for d in summaries.values())),
+        (blocked, bool(rules)),
+    ):
+        if not told:
+            axes.text(0.5, 0.5, "not in this log", transform=axes.transAxes, ha="center", color="0.4")
     for axes in (entropy, by_bin, blocked):
         axes.grid(alpha=0.3)
     return figure

@@ -28,13 +28,11 @@ class RareTokens:
     @classmethod
     def from_rows(cls, rows: Sequence[Row]) -> RareTokens:
         """What a log says of them."""
-        bins = BINS[: RARE["below_0.1"]]
         counts = [
-            (row.get(f"audit/tokens_positive/{name}", 0.0), row.get(f"audit/clip_high/{name}", 0.0))
+            (row.get("audit/tokens_positive_below_0.1", 0.0), row.get("audit/clip_high_below_0.1", 0.0))
             for row in rows
-            for name in bins
         ]
-        masses = [sum(row.get(f"audit/mass_positive/{name}", 0.0) for name in bins) for row in rows]
+        masses = [row.get("audit/mass_positive_below_0.1", 0.0) for row in rows]
         return cls(
             sum(tokens for tokens, _ in counts),
             sum(tokens * rate for tokens, rate in counts),
@@ -106,14 +104,10 @@ def summarize(rows: Sequence[Row]) -> RunSummary:
     tokens = [row.get("audit/tokens", 1.0) for row in rows]
     calls = [row.get("audit/calls", 1.0) for row in rows]
 
-    def mass(rare: int) -> list[float]:
-        return [sum(row.get(f"audit/mass_positive/{name}", 0.0) for name in BINS[:rare]) for row in rows]
+    mass = {name: [row.get(f"audit/mass_positive_{name}", 0.0) for row in rows] for name in RARE}
 
     def blocked(prefix: str) -> dict[str, float]:
-        found = {
-            name: _mean(rows, f"audit/{prefix}blocked_mass_{name}", mass(count))
-            for name, count in RARE.items()
-        }
+        found = {name: _mean(rows, f"audit/{prefix}blocked_mass_{name}", mass[name]) for name in RARE}
         return {name: share for name, share in found.items() if share is not None}
 
     by_bin: dict[str, tuple[float, float]] = {}
@@ -142,7 +136,7 @@ def summarize(rows: Sequence[Row]) -> RunSummary:
         clip_high_by_bin=by_bin,
         blocked_mass={
             rule: shares
-            for rule, prefix in {"": "", **{name: f"if/{name}/" for name in would}}.items()
+            for rule, prefix in {"": "", **{name: f"if/{name}/" for name in COUNTERFACTUALS}}.items()
             if (shares := blocked(prefix))
         },
         rare=RareTokens.from_rows(rows),
