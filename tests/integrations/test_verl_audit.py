@@ -1,6 +1,7 @@
 """The audit in stock verl: it changes no loss, and its rates are those over all tokens, however verl averages."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -25,11 +26,16 @@ from bandpo.diagnostics.summary import summarize
 from bandpo.diagnostics.watch import BandWarning
 from bandpo.integrations._verl_audit import SUMS, Driver, Reporter, method_of
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
+from bandpo.notation import as_parts
 from integrations.test_verl import SAME, actor_config, batch, composed, evaluate
 
 OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited", "bypass_mode"})
 RANGES = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 3.0}
-MORE = {"dro": {"dro_beta": 0.5}, "clip_cov": {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}, "kl_cov": {"kl_cov_ratio": 0.1}}
+MORE = {
+    "dro": {"dro_beta": 0.5},
+    "clip_cov": {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1},
+    "kl_cov": {"kl_cov_ratio": 0.1},
+}
 
 
 def own_sums(metrics):
@@ -91,7 +97,10 @@ def test_what_is_measured_of_a_loss_is_what_its_method_says(name):
         patch.setattr("bandpo.integrations.verl.method_of", lambda name, config: None)
         seen = read(evaluate(config, tensors, always or "token-mean")[2])
     shares = ("clip_high", "clip_low", "softened", "amplified", "inert", "blocked_mass")
-    if name in ("gspo", "geo_mean"):  # their ratio is the sequence's, what is measured is told by each token's own
+    if name in (
+        "gspo",
+        "geo_mean",
+    ):  # their ratio is the sequence's, what is measured is told by each token's own
         shares = ("clip_high", "clip_low")
     for share in shares:
         assert seen[f"audit/{share}"] == pytest.approx(by_method[f"audit/{share}"], abs=2e-6), share
@@ -151,7 +160,9 @@ def test_clip_cov_is_audited_with_the_tokens_it_drops_at_random():
     config = actor_config(AuditedPolicyLossConfig(loss_mode="clip_cov", **MORE["clip_cov"]), **RANGES)
     _, gradient, metrics = evaluate(config, tensors)
     found = read(metrics)
-    dropped = ((gradient == 0) & tensors["response_mask"]).sum().item() / tensors["response_mask"].sum().item()
+    dropped = ((gradient == 0) & tensors["response_mask"]).sum().item() / tensors[
+        "response_mask"
+    ].sum().item()
     assert found["audit/clip_high"] + found["audit/clip_low"] == pytest.approx(dropped)
     plain = method_of("vanilla", config)
     by_clip_alone = the_audit(tensors, plain).metrics()
@@ -197,16 +208,25 @@ def trained(config, cuts, ranks, lengths=60):
 
 @pytest.mark.parametrize("cuts", [[1], [4, 4], [2, 5, 3]], ids=str)
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("settings", [{"loss_mode": "vanilla"}, {"loss_mode": "gspo"}, {"clip": "Band(KL(), 0.05)"}], ids=str)
-def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, settings):
+@pytest.mark.parametrize(
+    "policy_loss",
+    [
+        AuditedPolicyLossConfig(audit_detail=True),
+        AuditedPolicyLossConfig(loss_mode="gspo", audit_detail=True),
+        BandPolicyLossConfig(method="DAPO(0.02, 0.03)", audit_detail=True),
+        BandPolicyLossConfig(method="BandPO(radius=0.001)", audit_detail=True),
+    ],
+    ids=["vanilla", "gspo", "DAPO", "BandPO"],
+)
+def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, policy_loss):
     """Micro-batches of unequal size, mini-batches of unequal number, several ranks: as if it had been one batch."""
-    cls = AuditedPolicyLossConfig if "loss_mode" in settings else BandPolicyLossConfig
-    config = actor_config(cls(**settings, audit_detail=True), clip_ratio_low=0.02, clip_ratio_high=0.03)
+    config = actor_config(policy_loss, clip_ratio_low=0.02, clip_ratio_high=0.03)
     found, tensors, losses = trained(config, cuts, ranks)
-    if "loss_mode" in settings:
-        parts = method_of(settings["loss_mode"], config)
-    else:
-        parts = bandpo_parts(config)
+    parts = (
+        as_parts(policy_loss.method)
+        if policy_loss.audited is None
+        else method_of(policy_loss.audited, config)
+    )
     expected = logged(the_audit(tensors, parts).metrics(), detail=True)
     of_losses = {name for name in expected if name.rpartition("/")[2] in ("calls", "inert", "on_policy")}
     assert found["audit/calls"] == pytest.approx(losses)
@@ -215,14 +235,6 @@ def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, settings):
     for name in expected.keys() - of_losses:
         assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-7), name
     assert found["audit/clip_high"] + found["audit/clip_low"] > 0
-
-
-def bandpo_parts(config):
-    from bandpo.integrations.verl import _parts
-    from bandpo.objectives import DualClip
-
-    parts = _parts(config.policy_loss)
-    return parts._replace(objective=DualClip(config.clip_ratio_c, parts.objective))
 
 
 def test_verls_own_mean_of_rates_would_not_be_the_rate():
@@ -257,18 +269,26 @@ def test_a_micro_batch_without_tokens_adds_nothing():
     empty = tensors | {"response_mask": torch.zeros_like(tensors["response_mask"])}
     none = own_sums(evaluate(config, empty)[2])
     assert none.keys() == full.keys()
-    assert not any(value for name, value in none.items() if name != f"{SUMS}clips" and name != f"{SUMS}detail")
+    assert not any(
+        value for name, value in none.items() if name != f"{SUMS}clips" and name != f"{SUMS}detail"
+    )
     both = {name: [full[name], none[name]] for name in full}
-    assert Driver().take(both) == pytest.approx(Driver().take({name: [value] for name, value in full.items()}))
+    assert Driver().take(both) == pytest.approx(
+        Driver().take({name: [value] for name, value in full.items()})
+    )
     assert Driver().take({name: [value] for name, value in none.items()}) == {}
 
 
 @pytest.mark.parametrize("junk", [-torch.inf, torch.nan])
-@pytest.mark.parametrize("policy_loss", [BandPolicyLossConfig(), AuditedPolicyLossConfig()], ids=["band", "vanilla"])
+@pytest.mark.parametrize(
+    "policy_loss", [BandPolicyLossConfig(), AuditedPolicyLossConfig()], ids=["band", "vanilla"]
+)
 def test_padding_may_hold_anything(junk, policy_loss):
     tensors, config = batch(7), actor_config(policy_loss)
     clean = own_sums(evaluate(config, tensors)[2])
-    names = ("log_prob", "old_log_prob", "advantages") if isinstance(policy_loss, BandPolicyLossConfig) else ()
+    names = (
+        ("log_prob", "old_log_prob", "advantages") if isinstance(policy_loss, BandPolicyLossConfig) else ()
+    )
     for name in names or ("advantages",):
         tensors[name] = tensors[name].masked_fill(~tensors["response_mask"], junk)
     assert own_sums(evaluate(config, tensors)[2]) == pytest.approx(clean)
@@ -302,6 +322,30 @@ def test_a_loss_that_verl_does_not_know_is_verls_own_error():
         evaluate(actor_config(AuditedPolicyLossConfig(loss_mode="gpso")), batch(0))
 
 
+@pytest.mark.parametrize("target", [BandPolicyLossConfig, AuditedPolicyLossConfig])
+def test_the_record_of_a_run_replays_to_its_audit(target, tmp_path):
+    pytest.importorskip("pyarrow")
+    replay = pytest.importorskip("bandpo.diagnostics.replay").replay
+    settings = {"method": "DAPO(0.1, 0.3)"} if target is BandPolicyLossConfig else {}
+    config = actor_config(target(record=str(tmp_path), audit_detail=True, **settings), **RANGES)
+    expected = read(evaluate(config, batch(4))[2])
+    (file,) = tmp_path.iterdir()
+    again = logged(replay(tmp_path, {}).audits["the run"].metrics(), detail=True)
+    assert again == pytest.approx({name: x for name, x in expected.items() if "/if/" not in name}, rel=1e-5)
+    quiet = actor_config(target(record=str(tmp_path), audit=False, **settings), **RANGES)
+    before = file.stat().st_size
+    assert not own_sums(evaluate(quiet, batch(4))[2])
+    assert file.stat().st_size > before or len([*tmp_path.iterdir()]) > 1
+
+
+def test_a_loss_that_is_told_by_its_gradient_is_recorded_without_a_method(tmp_path):
+    pytest.importorskip("pyarrow")
+    replay = pytest.importorskip("bandpo.diagnostics.replay").replay
+    config = actor_config(AuditedPolicyLossConfig(loss_mode="kl_cov", record=str(tmp_path)), **RANGES)
+    evaluate(config, batch(4))
+    assert "the run" not in replay(tmp_path).audits
+
+
 def steps(driver, shift, count=3, **logged_besides):
     """Warnings of some steps of two losses each, all with this log ratio in each token."""
     reporter, config = Reporter(), actor_config(AuditedPolicyLossConfig())
@@ -311,7 +355,7 @@ def steps(driver, shift, count=3, **logged_besides):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(count):
-            losses = [reporter.sums(method, old + shift, old, advantages, mask, config) for _ in range(2)]
+            losses = [reporter(method, old + shift, old, advantages, mask, config) for _ in range(2)]
             driver.look(driver.take({name: [x[name] for x in losses] for name in losses[0]}) | logged_besides)
     return [str(w.message) for w in caught if issubclass(w.category, BandWarning)]
 
@@ -363,9 +407,30 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import metric
 from verl.utils.tracking import Tracking
-names = [ray_trainer.reduce_metrics, trainer_base.reduce_metrics, metric.reduce_metrics, Tracking.log]
-print([f.__wrapped__.__module__ for f in names])
 """
+WRAPPED = """
+print([f.__wrapped__.__module__ for f in (
+    ray_trainer.reduce_metrics, trainer_base.reduce_metrics, metric.reduce_metrics, Tracking.log
+)])
+"""
+BY_TARGET = """
+from hydra.utils import instantiate
+instantiate({"_target_": "bandpo.integrations.verl.BandPolicyLossConfig"})
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+get_policy_loss_fn("band"), get_policy_loss_fn("audited")
+"""
+HOOKED = str(["verl.utils.metric.utils"] * 3 + ["verl.utils.tracking"])
+
+
+def said(script, **environment):
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    return found.stdout.splitlines()[-1]
 
 
 def test_verls_trainers_reduce_and_log_with_the_audit():
@@ -374,5 +439,23 @@ def test_verls_trainers_reduce_and_log_with_the_audit():
         version("bandpo")
     except PackageNotFoundError:
         pytest.skip("bandpo is on the path but not installed, so it has no entry points")
-    found = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines()[-1] == str(["verl.utils.metric.utils"] * 3 + ["verl.utils.tracking"])
+    assert said(FRESH + WRAPPED) == HOOKED
+
+
+def test_the_config_class_is_enough_where_verl_knows_no_plugins():
+    """As for agent-lightning 1.0.2 and rLLM, which want verl 0.8: it loads no entry points, but what _target_ names."""
+    assert said(FRESH + BY_TARGET + WRAPPED, VERL_USE_EXTERNAL_PLUGINS="none") == HOOKED
+
+
+@pytest.mark.parametrize("name", ["per_rollout_mean", "cispo_per_rollout_mean"])
+def test_losses_of_agent_lightning_are_audited_by_their_gradient(name):
+    pytest.importorskip("agentlightning.verl.per_rollout_loss", reason="needs agentlightning (Python 3.12)")
+    tensors = batch(5, spread=1.2)
+    config = actor_config(AuditedPolicyLossConfig(loss_mode=name), **RANGES)
+    _, gradient, metrics = evaluate(config, tensors, "token-sum")  # which is what these do
+    dropped = ((gradient == 0) & tensors["response_mask"]).sum().item() / tensors[
+        "response_mask"
+    ].sum().item()
+    found = read(metrics)
+    assert found["audit/clip_high"] + found["audit/clip_low"] == pytest.approx(dropped)
+    assert dropped == 0 if name.startswith("cispo") else dropped > 0.05

@@ -2,20 +2,22 @@
 
 verl averages what a policy loss reports, over micro-batches and data-parallel ranks and then over mini-batches, and a
 mean of rates is not the rate. So each loss reports sums over its tokens as plain numbers. Where the driver reduces the
-metrics they are added up, and what is logged are the ``audit/…`` metrics of `Audit.metrics` over all tokens of the step.
+metrics they are added up. What is logged are the metrics of `Audit.metrics`, over all tokens of the step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from verl.trainer.ppo.core_algos import agg_loss
-from verl.utils import metric, tracking
+from verl.utils import metric
 
 from bandpo.clipping import Band, FixedClip, Unclipped
 from bandpo.combinators import Sides
@@ -31,7 +33,9 @@ from bandpo.tokens import Tokens
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
-    from verl.workers.config import ActorConfig
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    from bandpo.diagnostics.recorder import Recorder
 
 SUMS = "actor/audit_sums/"
 """What the names of the sums begin with, between a loss and the driver."""
@@ -131,14 +135,23 @@ def measured(
         return Parts(Unclipped(), Measured(torch.where(silent, log_ratio.exp(), -gradient / each).float()))
 
 
+def check_recorder(settings: PolicyLossConfig) -> None:
+    """Refuse to record where what writes a record is not installed, before anything runs."""
+    if settings.get("record"):
+        from bandpo.diagnostics.recorder import pyarrow
+
+        pyarrow()
+
+
 class Reporter:
-    """The worker's end: makes sums of a loss's tokens, under names and as numbers that verl can average."""
+    """The worker's end: writes a loss's tokens to the record, and makes sums of them that verl can average."""
 
     def __init__(self) -> None:
         self._moved = False
+        self._recorders: dict[str, Recorder] = {}
 
     @torch.no_grad()
-    def sums(
+    def __call__(
         self,
         run: Parts,
         log_prob: Float[Tensor, "batch time"],
@@ -147,7 +160,7 @@ class Reporter:
         response_mask: Tensor,
         config: ActorConfig,
     ) -> dict[str, float]:
-        """The sums of one loss, always under the same names; all are 0 where no token counts.
+        """What the settings ask for of one loss: its record, and its sums as metrics.
 
         Args:
             run: The method that the loss is.
@@ -156,6 +169,46 @@ class Reporter:
             advantages: See there.
             response_mask: See there.
             config: See there.
+        """
+        settings = config.policy_loss
+        if folder := settings.get("record"):
+            self._recorder(folder, run).add(
+                logp=log_prob, logp_old=old_log_prob, advantages=advantages, mask=response_mask
+            )
+        if not settings.get("audit", True):
+            return {}
+        sums = self.sums(run, log_prob, old_log_prob, advantages, response_mask)
+        sums["mini_batch_tokens"] = float(config.global_batch_info.get("batch_num_tokens") or 0.0)
+        sums["detail"] = float(settings.get("audit_detail", False))
+        return {SUMS + name: value for name, value in sums.items()}
+
+    def _recorder(self, folder: str, run: Parts) -> Recorder:
+        """This process's, opened at its first loss."""
+        if folder not in self._recorders:
+            import verl
+
+            from bandpo.diagnostics.recorder import Recorder
+
+            known = None if isinstance(run.objective, Measured) else run  # what is measured has no text form
+            self._recorders[folder] = Recorder(folder, method=known, framework=f"verl {verl.__version__}")
+        return self._recorders[folder]
+
+    def sums(
+        self,
+        run: Parts,
+        log_prob: Float[Tensor, "batch time"],
+        old_log_prob: Float[Tensor, "batch time"],
+        advantages: Float[Tensor, "batch time"],
+        response_mask: Tensor,
+    ) -> dict[str, float]:
+        """The sums of one loss, always under the same names; all are 0 where no token counts.
+
+        Args:
+            run: As for a call; so are the others.
+            log_prob: See there.
+            old_log_prob: See there.
+            advantages: See there.
+            response_mask: See there.
         """
         advantages = advantages.masked_fill(response_mask == 0, 0.0)  # may be NaN there
 
@@ -174,10 +227,8 @@ class Reporter:
         self._moved = True
         for name in ("counted", "ratio", "log_ratio_abs"):
             found[f"first/{name}"] = first * found[f"{name}/0"]
-        found["mini_batch_tokens"] = float(config.global_batch_info.get("batch_num_tokens") or 0.0)
         found["clips"] = float(not isinstance(run.clip, Unclipped))
-        found["detail"] = float(config.policy_loss.get("audit_detail", False))
-        return {SUMS + name: value for name, value in found.items()}
+        return found
 
 
 class Driver:
@@ -229,20 +280,29 @@ class Driver:
 
     def install(self) -> None:
         """Put `take` before verl's reduction of metrics, and `look` behind its log. Without sums both do nothing."""
-        reduce, log = metric.reduce_metrics, tracking.Tracking.log
+        reduce = metric.reduce_metrics
 
         @functools.wraps(reduce)
         def reduce_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
             audit = self.take(metrics)
             return reduce(metrics) | audit
 
-        @functools.wraps(log)
-        def log_and_look(tracker: Any, data: Mapping[str, Any], *arguments: Any, **named: Any) -> None:
-            log(tracker, data, *arguments, **named)
-            self.look(data)
+        for module in [*sys.modules.values()]:  # trainers that were imported before hold it too
+            if getattr(module, "__dict__", {}).get("reduce_metrics") is reduce:
+                module.__dict__["reduce_metrics"] = reduce_metrics
+        with contextlib.suppress(ImportError):  # a worker's node may lack what verl's loggers need
+            from verl.utils.tracking import Tracking
 
-        metric.reduce_metrics = metric.utils.reduce_metrics = reduce_metrics
-        tracking.Tracking.log = log_and_look
+            log = Tracking.log
+
+            @functools.wraps(log)
+            def log_and_look(
+                tracking: Tracking, data: Mapping[str, Any], *arguments: Any, **named: Any
+            ) -> None:
+                log(tracking, data, *arguments, **named)
+                self.look(data)
+
+            Tracking.log = log_and_look  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _FIRST = {"ratio": "_mean", "log_ratio_abs": ""}

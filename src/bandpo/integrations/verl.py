@@ -30,7 +30,7 @@ from verl.workers.config import PolicyLossConfig
 
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
-from bandpo.integrations._verl_audit import Driver, Reporter, measured, method_of
+from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
 from bandpo.methods import Parts
 from bandpo.objectives import DualClip
 
@@ -73,8 +73,11 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
         audited: The loss that ``loss_mode`` named; taken from there.
         audit: Whether the loss is audited: ``audit/…`` metrics, see docs/audit.md.
         audit_detail: Whether all of them are logged, and not only the twelve of `bandpo.diagnostics.audit.LOGGED`.
+        record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
+            it under any rule. Each process writes a file of its own, so it may be one that all nodes share.
 
     Raises:
+        ImportError: ``record`` is given, and what writes it is not installed.
         ValueError: ``loss_mode`` is ``band``, which `BandPolicyLossConfig` audits.
 
     >>> AuditedPolicyLossConfig(loss_mode="gspo").audited
@@ -84,6 +87,7 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
     audited: str | None = None
     audit: bool = True
     audit_detail: bool = False
+    record: str | None = None
 
     def __post_init__(self) -> None:
         if self.loss_mode == "band":
@@ -91,7 +95,8 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
                 f"{WHERE}_target_: AuditedPolicyLossConfig is for verl's own losses; write BandPolicyLossConfig, which "
                 "audits band too"
             )
-        if self.audit and self.loss_mode != "audited":
+        check_recorder(self)
+        if (self.audit or self.record) and self.loss_mode != "audited":
             object.__setattr__(self, "audited", self.loss_mode)
             object.__setattr__(self, "loss_mode", "audited")
 
@@ -104,10 +109,11 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
 
     Args:
         loss_mode: Always ``band``. verl's own default, ``vanilla``, counts as not set, since verl's config passes it
-            whether or not the user does. For verl's own losses see `AuditedPolicyLossConfig`, or leave ``_target_`` out.
+            whether or not the user does. verl's own losses need no ``_target_``, or `AuditedPolicyLossConfig`.
         audited: Not used here.
         audit: As for `AuditedPolicyLossConfig`.
         audit_detail: As for `AuditedPolicyLossConfig`.
+        record: As for `AuditedPolicyLossConfig`.
         method: A method of `bandpo.methods`, or a clip rule: the whole loss, as it is published. None of verl's
             ``clip_ratio*`` has an effect beside it, ``clip_ratio_c`` included: a method that has a dual clip or a
             truncated weight says so itself, as in ``BandPO(dual_clip=5)`` or ``DPPO(max_weight=5)``. verl averages, by
@@ -140,6 +146,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
                 "or leave _target_ out for a loss of verl's own; AuditedPolicyLossConfig in its place audits one"
             )
         object.__setattr__(self, "loss_mode", "band")
+        check_recorder(self)
         _parts(self)
 
 
@@ -200,8 +207,8 @@ def band(
         "ppo_kl": masked_mean(log_ratio, response_mask).item(),
     }
     found = {f"actor/{name}": value for name, value in scalars.items()}
-    if config.policy_loss.get("audit", True) and log_prob.requires_grad:
-        found |= _reporter.sums(parts, log_prob, old_log_prob, advantages, response_mask, config)
+    if torch.is_grad_enabled() and log_prob.requires_grad:
+        found |= _reporter(parts, log_prob, old_log_prob, advantages, response_mask, config)
     return loss, found
 
 
@@ -255,4 +262,4 @@ def audited(
             config,
             rollout_is_weights,
         )
-    return loss, metrics | _reporter.sums(run, log_prob, old_log_prob, advantages, response_mask, config)
+    return loss, metrics | _reporter(run, log_prob, old_log_prob, advantages, response_mask, config)
