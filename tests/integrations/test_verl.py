@@ -248,14 +248,14 @@ def test_a_radius_that_verl_cannot_know_is_refused_and_one_by_surprisal_is_not()
     torch.testing.assert_close(ours, logp.grad)
 
 
-def composed(*overrides: str):
+def composed(*overrides: tuple[str, str], target: str = "BandPolicyLossConfig"):
     """The policy loss's settings as verl's workers build them from overrides of its own config."""
     from verl.utils.config import omega_conf_to_dataclass
 
     from bandpo.lab.rehearsal.shrink import compose
 
     where = "actor_rollout_ref.actor.policy_loss."
-    ours = f"{where}_target_=bandpo.integrations.verl.BandPolicyLossConfig"
+    ours = f"{where}_target_=bandpo.integrations.verl.{target}"
     config = compose([ours, *(sign + where + rest for sign, rest in overrides)], None, "ppo_trainer")
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
 

@@ -154,14 +154,16 @@ def reduced_loss(
     reduce: Callable[[Tensor], Tensor],
     weights: Tensor | None = None,
 ) -> LossOutputs:
-    """`sum_loss` averaged by a framework's own reduction of per-token losses, which knows of the global batch.
+    """`sum_loss` averaged by a framework's own reduction of per-token losses, which knows of the global batch."""
+    counts = token_weights(reduce, mask)
+    return sum_loss(parts, logp, logp_old, advantages, mask, counts if weights is None else counts * weights)
 
-    A reduction is linear, so its derivative is what each token counts for.
-    """
+
+def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
+    """What each token counts for in a reduction of per-token losses: its derivative, since a reduction is linear."""
     with torch.enable_grad():
         probe = torch.zeros_like(mask, dtype=torch.float32, requires_grad=True)
-        (counts,) = torch.autograd.grad(reduce(probe), probe)
-    return sum_loss(parts, logp, logp_old, advantages, mask, counts if weights is None else counts * weights)
+        return torch.autograd.grad(reduce(probe), probe)[0]
 
 
 def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:

@@ -4,6 +4,10 @@
     +actor_rollout_ref.actor.policy_loss.method='SAPO(1.0, 1.05)'
 
 The second names a method, or in its place ``clip`` a clip rule alone; without it the rule is ``Band(KL(), 0.05)``.
+Any loss of verl's own is audited by one override, and trains as before:
+
+    actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.AuditedPolicyLossConfig
+
 Installing bandpo is what makes verl know the loss: verl loads the entry points of the group ``verl.plugins``, of which
 this module is one, on every ``import verl``, in Ray's workers too. So the package must be installed on every node, and
 this module imports no more than it needs.
@@ -19,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
+from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
 from bandpo.methods import Parts
 from bandpo.objectives import DualClip
 
@@ -54,17 +60,60 @@ def _skip_a_patch_of_what_trl_no_longer_has() -> None:
 
 
 _skip_a_patch_of_what_trl_no_longer_has()
+Driver().install()
+_reporter = Reporter()
 
 
 @dataclass
-class BandPolicyLossConfig(PolicyLossConfig):
+class AuditedPolicyLossConfig(PolicyLossConfig):
+    """verl's policy-loss settings with an audit: the loss is the one that ``loss_mode`` names, and trains as before.
+
+    Args:
+        loss_mode: Any loss that verl has registered, a plug-in's too. Once built it is ``audited``.
+        audited: The loss that ``loss_mode`` named; taken from there.
+        audit: Whether the loss is audited: ``audit/…`` metrics, see docs/audit.md.
+        audit_detail: Whether all of them are logged, and not only the twelve of `bandpo.diagnostics.audit.LOGGED`.
+        record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
+            it under any rule. Each process writes a file of its own, so it may be one that all nodes share.
+
+    Raises:
+        ImportError: ``record`` is given, and what writes it is not installed.
+        ValueError: ``loss_mode`` is ``band``, which `BandPolicyLossConfig` audits.
+
+    >>> AuditedPolicyLossConfig(loss_mode="gspo").audited
+    'gspo'
+    """
+
+    audited: str | None = None
+    audit: bool = True
+    audit_detail: bool = False
+    record: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss_mode == "band":
+            raise ValueError(
+                f"{WHERE}_target_: AuditedPolicyLossConfig is for verl's own losses; write BandPolicyLossConfig, which "
+                "audits band too"
+            )
+        check_recorder(self)
+        if (self.audit or self.record) and self.loss_mode != "audited":
+            object.__setattr__(self, "audited", self.loss_mode)
+            object.__setattr__(self, "loss_mode", "audited")
+
+
+@dataclass
+class BandPolicyLossConfig(AuditedPolicyLossConfig):
     """verl's policy-loss settings with a method; immutable once built, as all of verl's settings.
 
     Built by hydra in the driver before Ray starts, so a setting that cannot be read costs seconds. All are text.
 
     Args:
         loss_mode: Always ``band``. verl's own default, ``vanilla``, counts as not set, since verl's config passes it
-            whether or not the user does. For verl's own losses leave ``_target_`` out.
+            whether or not the user does. verl's own losses need no ``_target_``, or `AuditedPolicyLossConfig`.
+        audited: Not used here.
+        audit: As for `AuditedPolicyLossConfig`.
+        audit_detail: As for `AuditedPolicyLossConfig`.
+        record: As for `AuditedPolicyLossConfig`.
         method: A method of `bandpo.methods`, or a clip rule: the whole loss, as it is published. None of verl's
             ``clip_ratio*`` has an effect beside it, ``clip_ratio_c`` included: a method that has a dual clip or a
             truncated weight says so itself, as in ``BandPO(dual_clip=5)`` or ``DPPO(max_weight=5)``. verl averages, by
@@ -94,9 +143,10 @@ class BandPolicyLossConfig(PolicyLossConfig):
         if self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
             raise ValueError(
                 f"{WHERE}loss_mode: {self.loss_mode!r} would not read the settings of bandpo: write loss_mode=band, "
-                "or leave _target_ out for a loss of verl's own"
+                "or leave _target_ out for a loss of verl's own; AuditedPolicyLossConfig in its place audits one"
             )
         object.__setattr__(self, "loss_mode", "band")
+        check_recorder(self)
         _parts(self)
 
 
@@ -129,8 +179,9 @@ def band(
         rollout_is_weights: Importance weights ≥ 0 of ``algorithm.rollout_correction``.
 
     Returns:
-        The loss, and metrics: those of `bandpo.policy_loss` under their names, and verl's own three so that its
-        dashboards go on (``pg_clipfrac`` is ``clip_high + clip_low``, ``pg_clipfrac_lower`` is ``dual_clip``).
+        The loss, and metrics: those of `bandpo.policy_loss` under their names, verl's own three so that its
+        dashboards go on (``pg_clipfrac`` is ``clip_high + clip_low``, ``pg_clipfrac_lower`` is ``dual_clip``), and
+        the sums that verl's driver makes the audit of.
 
     Raises:
         ValueError: see `bandpo.policy_loss`.
@@ -155,4 +206,60 @@ def band(
         "pg_clipfrac_lower": scalars["dual_clip"],
         "ppo_kl": masked_mean(log_ratio, response_mask).item(),
     }
-    return loss, {f"actor/{name}": value for name, value in scalars.items()}
+    found = {f"actor/{name}": value for name, value in scalars.items()}
+    if torch.is_grad_enabled() and log_prob.requires_grad:
+        found |= _reporter(parts, log_prob, old_log_prob, advantages, response_mask, config)
+    return loss, found
+
+
+@register_policy_loss("audited")  # type: ignore[arg-type]
+def audited(
+    old_log_prob: Float[Tensor, "batch time"],
+    log_prob: Float[Tensor, "batch time"],
+    advantages: Float[Tensor, "batch time"],
+    response_mask: Float[Tensor, "batch time"],
+    loss_agg_mode: str = "token-mean",
+    config: ActorConfig | None = None,
+    rollout_is_weights: Float[Tensor, "batch time"] | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    """A loss of verl's own, or of another plug-in, as it is, and an audit of it.
+
+    A loss that is one of bandpo's methods is audited as that method, with its bounds. Of any other the weights are
+    measured by its gradient, so it is told which tokens it drops, softens or amplifies, and at which probability.
+
+    Args:
+        old_log_prob: And the rest: as for any policy loss of verl, and handed on.
+        log_prob: See there.
+        advantages: See there.
+        response_mask: See there.
+        loss_agg_mode: See there.
+        config: See there; ``policy_loss`` is an `AuditedPolicyLossConfig`.
+        rollout_is_weights: See there.
+
+    Returns:
+        The loss and the metrics of the audited loss, and the sums that verl's driver makes the audit of.
+
+    Raises:
+        ValueError: verl has no loss of that name.
+    """
+    assert config is not None
+    name = config.policy_loss.get("audited")
+    if not name:
+        raise ValueError(f"{WHERE}loss_mode: audited is set by AuditedPolicyLossConfig; name the loss itself")
+    tensors = (old_log_prob, log_prob, advantages, response_mask)
+    loss, metrics = get_policy_loss_fn(name)(*tensors, loss_agg_mode, config, rollout_is_weights)
+    if not (torch.is_grad_enabled() and log_prob.requires_grad):
+        return loss, metrics
+    run = method_of(name, config)
+    if run is None:
+        run = measured(
+            loss,
+            log_prob,
+            old_log_prob,
+            advantages,
+            response_mask,
+            loss_agg_mode,
+            config,
+            rollout_is_weights,
+        )
+    return loss, metrics | _reporter(run, log_prob, old_log_prob, advantages, response_mask, config)
