@@ -28,7 +28,7 @@ def found(config, expected: dict) -> dict:
 
 
 def test_the_authors_settings_are_those_of_their_scripts():
-    """As read from all 48 scripts of RLtraining/verl/baselinescripts; these are the same in every one on mathematics."""
+    """As read from the 48 scripts of RLtraining/verl/baselinescripts; all those on mathematics agree in these."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     expected = {
         "data.train_batch_size": 256,
