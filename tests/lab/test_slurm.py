@@ -213,16 +213,15 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
 
     folder = tmp_path_factory.mktemp("s")
     fakes = {name: FAKES[name] for name in ("srun", "scontrol")}
-    settings = {k: v for k, v in environment(folder, "first").items() if k not in os.environ}
-    slurm = Slurm(
-        folder, fakes, **settings, VERL_PLATFORM="cpu", SLURM_GPUS_ON_NODE="1", SLURM_CPUS_PER_TASK="6"
-    )
+    slurm = Slurm(folder, fakes, SLURM_GPUS_ON_NODE="1", SLURM_CPUS_PER_TASK="6")
+    path = slurm.environment["PATH"]
+    slurm.environment |= environment(folder, "first") | {"PATH": path}
     slurm.environment["PYTHONPATH"] = str(RECIPES.parents[2])
     overrides = [*small(folder, steps=3), "trainer.save_freq=1", "trainer.resume_mode=auto"]
     overrides.append(f"trainer.default_local_dir={folder / 'runs/small'}")
     saved = folder / "runs/small/latest_checkpointed_iteration.txt"
     try:
-        statuses = slurm.submit(*RECIPE, *overrides, out_of_time=saved.exists, limit=400)
+        statuses = slurm.submit(*RECIPE, *overrides, out_of_time=saved.exists, limit=1200)
     finally:
         end_ray(slurm.ray_folder())
     assert statuses == [0, 0], slurm.log()[-4000:]

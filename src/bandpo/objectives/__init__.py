@@ -25,6 +25,7 @@ from bandpo.objectives.base import Objective
 from bandpo.objectives.clipped import ClippedWeight, GeometricMean, InverseRatio, KeepBound, Masked, Surrogate
 from bandpo.objectives.selective import Balanced, DualClip, SelfAnchored, SequenceMask, Unweighted
 from bandpo.objectives.smooth import GammaWeight, ProbabilityPenalty, Quadratic, SigmoidGate
+from bandpo.objectives.softclip import MiddleTanh, Rollback, SoftClip
 
 __all__ = [
     "Balanced",
@@ -35,12 +36,15 @@ __all__ = [
     "InverseRatio",
     "KeepBound",
     "Masked",
+    "MiddleTanh",
     "Objective",
     "ProbabilityPenalty",
     "Quadratic",
+    "Rollback",
     "SelfAnchored",
     "SequenceMask",
     "SigmoidGate",
+    "SoftClip",
     "Surrogate",
     "Unweighted",
 ]
