@@ -253,14 +253,14 @@ def tanh_whole(r, lower, upper):
 
 def tanh_sides(r, lower, upper):
     """A tanh on each side of 1, of slope 1 there."""
-    width = torch.where(r >= 1, upper - 1, 1 - lower)
+    width = torch.where(r >= 1, r.new_tensor(upper - 1), r.new_tensor(1 - lower))
     return 1 + width * torch.tanh((r - 1) / width)
 
 
 def tanh_tails(r, lower, upper, *, rho=0.1):
     """Identity up to the share 1 − ρ of the way to a bound, from there a tanh towards it, continued with slope 1."""
     sign = torch.where(r >= 1, 1.0, -1.0).to(r)
-    width = torch.where(r >= 1, upper - 1, 1 - lower)
+    width = torch.where(r >= 1, r.new_tensor(upper - 1), r.new_tensor(1 - lower))
     away, start = sign * (r - 1), (1 - rho) * width
     slope = width / (width**2 - start**2)
     tail = width * torch.tanh(slope * (away - start) + torch.atanh(start / width))

@@ -15,6 +15,9 @@ alone is a method too: PPO's surrogate on its interval.
 | unbounded positive | | ``FixedClip(0.2, inf)`` | `Surrogate` |
 | soft clip | | any | ``Surrogate(beyond=0.1)`` |
 | rollback (PPO-RB) | 1903.07940 | ``FixedClip(0.2)`` | ``Surrogate(beyond=-0.3)`` |
+| tanh clip | OpenMOSS/BandPO | any | ``SoftClip(0.9)`` |
+| tanh from bound to bound | OpenMOSS/BandPO | any | `MiddleTanh` |
+| tanh rollback | OpenMOSS/BandPO | any | ``Rollback(0.05, 0.2)`` |
 | `DPPO` | 2602.04879 | ``Band(KL(), 0.05, inf)`` | ``Masked(20)`` |
 | `IcePop` | 2510.18855 | ``FixedClip(0.5, 4)`` | ``Masked(inf, both_sides=True)`` |
 | prime-rl's ``ipo`` | | ``Band(TotalVariation(), 0.1, inf)`` | ``Masked(inf, both_sides=True)`` |

@@ -56,7 +56,7 @@ def cluster(tmp_path_factory):
 def small(folder: Path, steps: int) -> list[str]:
     """The rehearsal's changes, without its private Ray and on two nodes."""
     config = compose(
-        ["+paper=base", *(f"+paper/{k}={v}" for k, v in zip(("model", "rule"), NAMES, strict=True))],
+        [*(f"+paper/{k}={v}" for k, v in zip(("model", "rule"), NAMES, strict=True)), "+paper=recommended"],
         RECIPES,
         "ppo_trainer",
     )

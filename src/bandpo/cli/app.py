@@ -14,7 +14,7 @@ from bandpo.cli.data import app as data
 from bandpo.cli.doctor import doctor_command
 from bandpo.cli.eval import eval_command
 from bandpo.cli.plot import plot_command
-from bandpo.cli.recipes import recipes_command
+from bandpo.cli.recipes import app as recipes
 from bandpo.cli.rehearse import rehearse_command
 from bandpo.cli.report import report_command
 from bandpo.cli.study import study_command
@@ -54,7 +54,7 @@ COMMANDS = {
     "compare": compare_command,
     "audit": audit_command,
     "data": data,
-    "recipes": recipes_command,
+    "recipes": recipes,
     "rehearse": rehearse_command,
     "doctor": doctor_command,
 }

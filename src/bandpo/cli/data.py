@@ -56,6 +56,12 @@ def prepare_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write sets again that the folder already holds.")
     ] = False,
+    authors: Annotated[
+        bool,
+        typer.Option(
+            "--authors", help="The prompts and data sources of the paper's authors, for +paper=authors."
+        ),
+    ] = False,
 ) -> None:
     """Write problem sets in verl's and TRL's form, with a manifest and what was dropped, and why."""
     from rich.console import Console
@@ -74,6 +80,7 @@ def prepare_command(
         size=size,
         seed=seed,
         overwrite=overwrite,
+        authors=authors,
     )
     table = Table("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
     for name, entry in manifest.items():

@@ -48,6 +48,7 @@ def test_answers_of_every_schema(value, answer):
 SCHEMAS = {
     "dapo-math-17k": {"prompt": "1+1?", "solution": "2", "data_source": "math_dapo", "ability": "MATH"},
     "math-3-5": {"problem": "1+1?", "level": "Level 4", "type": "Algebra", "solution": "It is $\\boxed{2}$."},
+    "math-12k-3-5": {"problem": "1+1?", "solution": "…", "answer": "2", "subject": "Algebra", "level": 4},
     "gsm8k-train": {"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"},
     "gsm8k": {"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"},
     "amc23": {"id": 0, "question": "1+1?", "answer": 2.0, "url": "…"},
@@ -82,7 +83,52 @@ def test_every_set_is_read_from_a_file_in_its_own_schema(tmp_path, name, suffix)
 
 
 def test_every_set_has_a_schema_here():
-    assert set(SCHEMAS) == set(HUB)
+    assert set(SCHEMAS) == {name for name, hub in HUB.items() if hub.ability == "math"}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "key"), [("commonsenseqa-train", "ABCDE", "C"), ("arc-challenge", "1234", "3")]
+)
+def test_a_choice_is_asked_with_its_letters(tmp_path, name, labels, key):
+    choices = {"label": list(labels), "text": [f"thing {label}" for label in labels]}
+    row = {"id": "x", "question": "Which one?", "choices": choices, "answerKey": key}
+    lost = row | {"answerKey": "Z"}
+    problems = load(str(write(tmp_path / f"{name}.jsonl", [row, lost])))
+    (problem,) = problems.problems
+    assert problem.answer == "C"
+    assert f"Question: Which one?\n\nChoices:\n(A) thing {labels[0]}\n(B)" in problem.problem
+    assert "'Z' is none of the choices" in next(iter(problems.unreadable.values()))
+    assert (problems.role, problems.ability) == (HUB[name].role, "commonsense")
+
+
+def test_a_program_is_asked_with_its_start_and_answered_by_its_tests(tmp_path):
+    tests = {"inputs": ["1\n"], "outputs": ["2\n"]}
+    rows = [
+        {"question": "Add one.", "input_output": json.dumps(tests), "starter_code": ""},
+        {"question": "Add two.", "input_output": json.dumps(tests), "starter_code": "def f(x):"},
+        {"question": "No tests.", "input_output": ""},
+        {"question": "Odd tests.", "input_output": json.dumps({"inputs": ["1"], "outputs": []})},
+    ]
+    problems = load(str(write(tmp_path / "apps-train.jsonl", rows)))
+    assert [json.loads(p.answer) for p in problems.problems] == [tests, tests]
+    assert problems.problems[1].problem == "Add two.\n\nStart from:\n```python\ndef f(x):\n```"
+    assert problems.unreadable == {
+        "apps-train-2": "0 inputs and 0 outputs are no tests",
+        "apps-train-3": "1 inputs and 0 outputs are no tests",
+    }
+
+
+def test_the_authors_draws_are_those_of_their_libraries():
+    import random
+
+    import datasets
+
+    shuffled = datasets.Dataset.from_dict({"row": range(9741)}).shuffle(seed=0).select(range(4096))
+    assert HUB["commonsenseqa-train"].draw(9741) == shuffled["row"]
+    random.seed(0)
+    indices = list(range(5000))
+    random.shuffle(indices)
+    assert HUB["apps-val"].draw(5000) == indices[:1024]
 
 
 def test_the_hubs_repository_revision_and_licence_are_used(monkeypatch):

@@ -6,13 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import TypedDict
 
 from bandpo.diagnostics.files import read_jsonl, replacing
+from bandpo.lab.authors import STYLES, refuse_unknown
 from bandpo.lab.checked import checked
 from bandpo.lab.data.overlap import overlaps
 from bandpo.lab.data.sources import SIZE, Golds, Problem, ProblemSet, Role, load, set_name
@@ -33,6 +34,7 @@ class PromptForm:
         plain: TRL's prompts are text, for models without a chat template, rather than messages. verl's are
             always
             messages: it applies the model's chat template itself.
+        template: Text around ``{problem}``, in place of the instruction.
 
     >>> PromptForm(instruction="In a box.").text("1+1?")
     '1+1?\\nIn a box.\\n'
@@ -41,10 +43,17 @@ class PromptForm:
     instruction: str = INSTRUCTION
     system: str = ""
     plain: bool = False
+    template: str = ""
 
     def messages(self, problem: str) -> list[dict[str, str]]:
         """The prompt as messages for a chat template."""
-        asked = f"{problem}\n{self.instruction}" if self.instruction else problem
+        asked = (
+            self.template.replace("{problem}", problem)
+            if self.template
+            else f"{problem}\n{self.instruction}"
+            if self.instruction
+            else problem
+        )
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": asked}]
 
@@ -90,6 +99,7 @@ def prepare_data(
     size: int = SIZE,
     seed: int = 0,
     overwrite: bool = False,
+    authors: bool = False,
 ) -> dict[str, Entry]:
     """Loads sets, drops what must not be trained on, and writes them.
 
@@ -111,6 +121,7 @@ def prepare_data(
         size: Problems to make, for generated sets.
         seed: Of generated sets.
         overwrite: Whether sets that are in the folder already are written again.
+        authors: Whether prompts and data sources are those of the paper's authors (see `bandpo.lab.authors`).
 
     Returns:
         The manifest.
@@ -136,6 +147,8 @@ def prepare_data(
         raise ValueError(
             f"{out} already holds {there}: write again with --overwrite (overwrite=True), or choose another folder"
         )
+    if authors:
+        refuse_unknown(names)
     sets = [load(spec, role=role, revision=revision, size=size, seed=seed) for spec in specs]
     evaluation = [p for s in sets if s.role == "eval" for p in s.problems]
     _refuse_leaks(out, manifest, names, evaluation)
@@ -145,9 +158,14 @@ def prepare_data(
         sifted = [_sift(problems, evaluation, golds, grader) for problems in sets]
     for problems, (kept, gone, unusable) in zip(sets, sifted, strict=True):
         dropped += gone
+        written, asked = problems, form
+        if authors:
+            style = STYLES[problems.name]
+            written = replace(problems, data_source=style.data_source)
+            asked = replace(form, template=style.template)
         files = {
-            "verl": _write(out / "verl" / f"{problems.name}.parquet", _verl_rows(problems, kept, form)),
-            "trl": _write(out / "trl" / f"{problems.name}.parquet", _trl_rows(problems, kept, form)),
+            "verl": _write(out / "verl" / f"{problems.name}.parquet", _verl_rows(written, kept, asked)),
+            "trl": _write(out / "trl" / f"{problems.name}.parquet", _trl_rows(written, kept, asked)),
         }
         manifest[problems.name] = {
             "role": problems.role,
@@ -156,7 +174,7 @@ def prepare_data(
             "unreadable golds": unusable,
             "licence": problems.licence,
             "origin": dict(problems.origin),
-            "prompt": asdict(form) | ({"instruction": ""} if problems.complete else {}),
+            "prompt": asdict(asked) | ({"instruction": ""} if problems.complete else {}),
             "sha256": files,
         }
     _replace(out / "dropped.jsonl", "".join(json.dumps(asdict(d)) + "\n" for d in dropped).encode())
@@ -180,7 +198,7 @@ def _sift(
                 for o in repeats
             ]
             kept = [p for p in kept if p.id not in {o.problem.id for o in repeats}]
-        golds_of = [Gold(p.id, p.answer, problems.data_source) for p in kept]
+        golds_of = [Gold(p.id, p.answer, problems.data_source) for p in kept if problems.ability == "math"]
         unusable = {bad.gold.id: bad.reason for bad in unreadable(golds_of, grader)}
         if golds == "drop" or (golds is None and problems.role == "train"):
             dropped += [
@@ -213,7 +231,7 @@ def _verl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) 
         {
             "data_source": problems.data_source,
             "prompt": _form_of(problems, form).messages(p.problem),
-            "ability": "math",
+            "ability": problems.ability,
             "reward_model": {"style": "rule", "ground_truth": p.answer},
             "extra_info": {"split": problems.role, "index": i, "id": p.id, "problem": p.problem},
         }

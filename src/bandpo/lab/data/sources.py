@@ -4,9 +4,11 @@ generators."""
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -41,6 +43,7 @@ class ProblemSet:
         origin: Source, revision and the like, for the manifest.
         licence: As the source states it.
         complete: The problem is the whole prompt, without an instruction on how to answer.
+        ability: What it asks for: ``math``, ``commonsense`` (a letter) or ``code`` (tests as the answer).
         unreadable: Ids of the source's rows without a problem or an answer, each with the reason.
     """
 
@@ -51,6 +54,7 @@ class ProblemSet:
     origin: Mapping[str, Any]
     licence: str
     complete: bool = False
+    ability: str = "math"
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,8 +68,33 @@ class Hub:
     licence: str
     """Where the hub's card states none, and for local copies."""
     config: str | None = None
-    levels: tuple[str, ...] = ()
+    levels: tuple[str | int, ...] = ()
     """Values of the column `level` to keep; empty keeps every row."""
+    ability: str = "math"
+    draw: Callable[[int], Sequence[int]] | None = None
+    """Which rows of how many to keep; all by default."""
+
+
+def _drawn_by_datasets(count: int) -> Callable[[int], Sequence[int]]:
+    """As ``dataset.shuffle(seed=0).select(range(count))``."""
+
+    def draw(rows: int) -> Sequence[int]:
+        import numpy as np
+
+        return np.random.default_rng(0).permutation(rows)[:count].tolist()
+
+    return draw
+
+
+def _drawn_by_python(count: int) -> Callable[[int], Sequence[int]]:
+    """As ``random.seed(0); random.shuffle(rows)``."""
+
+    def draw(rows: int) -> Sequence[int]:
+        indices = list(range(rows))
+        random.Random(0).shuffle(indices)
+        return indices[:count]
+
+    return draw
 
 
 HUB: Mapping[str, Hub] = {
@@ -77,6 +106,9 @@ HUB: Mapping[str, Hub] = {
         "mit",
         levels=("Level 3", "Level 4", "Level 5"),
     ),
+    "math-12k-3-5": Hub(
+        "nlile/hendrycks-MATH-benchmark", "train", "train", "mit (of MATH)", levels=(3, 4, 5)
+    ),
     "gsm8k-train": Hub("openai/gsm8k", "train", "train", "mit", config="main"),
     "gsm8k": Hub("openai/gsm8k", "test", "eval", "mit", config="main"),
     "amc23": Hub("math-ai/amc23", "test", "eval", "not stated (texts: MAA)"),
@@ -85,14 +117,26 @@ HUB: Mapping[str, Hub] = {
     "math500": Hub("HuggingFaceH4/MATH-500", "test", "eval", "mit (of MATH)"),
     "minerva": Hub("math-ai/minervamath", "test", "eval", "not stated"),
     "olympiadbench": Hub("Hothan/OlympiadBench", "train", "eval", "apache-2.0", config="OE_TO_maths_en_COMP"),
+    "commonsenseqa-train": Hub(
+        "tau/commonsense_qa", "train", "train", "mit", ability="commonsense", draw=_drawn_by_datasets(4096)
+    ),
+    "arc-challenge": Hub(
+        "allenai/ai2_arc", "validation", "eval", "cc-by-sa-4.0", config="ARC-Challenge", ability="commonsense"
+    ),
+    "apps-train": Hub("codeparrot/apps", "train", "train", "mit", ability="code"),
+    "apps-val": Hub("codeparrot/apps", "test", "eval", "mit", ability="code", draw=_drawn_by_python(1024)),
 }
-"""The sets of the paper and its usual company. `math-3-5` is the training split of MATH, levels 3 to 5."""
+"""The sets of the paper, of its authors' repository, and their usual company.
+
+`math-3-5` is the training split of MATH, levels 3 to 5; `math-12k-3-5` has these levels of the 12,000 problems beside
+MATH-500, as the authors take them. `commonsenseqa-train` and `apps-val` are the rows that the authors draw.
+"""
 
 GENERATED = ("multiplication", "multiplication-train", "countdown", "countdown-train")
 """Sets that the package makes itself, to any size."""
 
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
-ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "reward_model", "solution")
+ANSWER_COLUMNS = ("answer", "answerKey", "final_answer", "ground_truth", "reward_model", "solution")
 """Columns searched, in this order; the first that holds one has the problem or the answer."""
 
 
@@ -184,22 +228,23 @@ def _load_file(name: str, path: Path, role: Role | None) -> ProblemSet:
 
 def _read(
     name: str,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     origin: Mapping[str, Any],
     role: Role | None,
     licence: str | None = None,
 ) -> ProblemSet:
     hub = HUB.get(name)
     own: Role = hub.role if hub else role or ("train" if _TRAIN.search(name) else "eval")
+    read = _READERS[hub.ability if hub else "math"]
     problems: list[Problem] = []
     unreadable: dict[str, str] = {}
-    for i, row in enumerate(rows):
+    for i in hub.draw(len(rows)) if hub and hub.draw else range(len(rows)):
+        row = rows[i]
         if hub is not None and hub.levels and row.get("level", hub.levels[0]) not in hub.levels:
             continue
         id = f"{name}-{i}"
         try:
-            problem = _first(row, PROBLEM_COLUMNS, read_problem)
-            problems.append(Problem(id, problem, _first(row, ANSWER_COLUMNS, read_answer)))
+            problems.append(Problem(id, *read(row)))
         except ValueError as error:
             unreadable[id] = str(error)
     if not problems:
@@ -214,8 +259,45 @@ def _read(
         tuple(problems),
         origin,
         licence or (hub.licence if hub else "not stated"),
+        ability=hub.ability if hub else "math",
         unreadable=unreadable,
     )
+
+
+def _read_math(row: Mapping[str, Any]) -> tuple[str, str]:
+    return _first(row, PROBLEM_COLUMNS, read_problem), _first(row, ANSWER_COLUMNS, read_answer)
+
+
+def _read_choice(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A question with its choices, and the letter of the right one; some sets number them."""
+    question, key = _first(row, PROBLEM_COLUMNS, read_problem), _first(row, ANSWER_COLUMNS, read_answer)
+    choices = row.get("choices")
+    if not isinstance(choices, Mapping):
+        raise ValueError("the row has no choices with label and text")
+    letters = {label: chr(ord("A") + i) for i, label in enumerate(choices["label"])}
+    if key not in letters:
+        raise ValueError(f"the answer {key!r} is none of the choices {', '.join(letters)}")
+    listed = [f"({letter}) {text}" for letter, text in zip(letters.values(), choices["text"], strict=True)]
+    return "\n".join([f"Question: {question}", "", "Choices:", *listed]), letters[key]
+
+
+def _read_code(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A task for a program, and its tests as JSON: ``inputs`` and ``outputs``, as many of one as of the other."""
+    tests = row.get("input_output") or "{}"
+    try:
+        read = json.loads(tests) if isinstance(tests, str) else tests
+    except ValueError as error:
+        raise ValueError(f"input_output is no JSON: {error}") from error
+    inputs, outputs = (
+        ([], []) if not isinstance(read, dict) else (read.get(k) or [] for k in ("inputs", "outputs"))
+    )
+    if not inputs or len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs are no tests")
+    starter = f"\n\nStart from:\n```python\n{row['starter_code']}\n```" if row.get("starter_code") else ""
+    return _first(row, PROBLEM_COLUMNS, read_problem) + starter, json.dumps(read)
+
+
+_READERS = {"math": _read_math, "commonsense": _read_choice, "code": _read_code}
 
 
 def _first(row: Mapping[str, Any], columns: tuple[str, ...], read: Callable[[Any], str]) -> str:
