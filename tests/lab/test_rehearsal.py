@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 from bandpo.lab.rehearsal import CannotRehearse, rehearse
-from bandpo.lab.rehearsal.checks import explain, judge_first, records
+from bandpo.lab.rehearsal.checks import explain, first_run_checks, records
 from bandpo.lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
 from bandpo.lab.rehearsal.shrink import changes, compose
 
@@ -134,7 +134,7 @@ def test_a_path_that_is_not_there_is_a_failure(key, path, folder):
 
 
 def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
-    monkeypatch.setattr("bandpo.lab.rehearsal.run.train", lambda *_: None)
+    monkeypatch.setattr("bandpo.lab.rehearsal.stages.train", lambda *_: None)
     missing = [f"data.train_files={folder}/nowhere.parquet", f"actor_rollout_ref.model.path={folder}/nothing"]
     found = rehearse([*RECIPE, *missing], folder=folder, stand_in=True)
     assert f"made up, since {folder}/nowhere.parquet is not here" in found.prompts
@@ -235,7 +235,7 @@ def write_run(folder: Path, **metrics: float) -> None:
 )
 def test_metrics_decide(metrics, part, tmp_path):
     write_run(tmp_path, **metrics)
-    failed = [check.name for check in judge_first(tmp_path, 2, "band", answers={}) if not check.ok]
+    failed = [check.name for check in first_run_checks(tmp_path, 2, "band", answers={}) if not check.ok]
     assert failed == ([] if part is None else [part])
 
 
@@ -243,7 +243,9 @@ def test_another_loss_under_bands_name_is_noticed(tmp_path):
     write_run(tmp_path)
     path = tmp_path / "metrics-first.jsonl"
     path.write_text(path.read_text().replace("actor/clip_high", "actor/pg_clipfrac"))
-    assert [check.name for check in judge_first(tmp_path, 2, "band", {}) if not check.ok] == ["policy loss"]
+    assert [check.name for check in first_run_checks(tmp_path, 2, "band", {}) if not check.ok] == [
+        "policy loss"
+    ]
 
 
 @pytest.mark.parametrize(
