@@ -116,11 +116,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _main(address: str, *preloaded: str) -> None:
+def _main(listening: str, *preloaded: str) -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(64)  # before the imports: who asks meanwhile waits
+    with socket.socket(fileno=int(listening)) as listener:
         # Ray reads these when it is imported, and a worker wants both: its job, and a process to end with.
         os.environ |= {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
         for module in preloaded:

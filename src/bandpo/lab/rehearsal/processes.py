@@ -28,25 +28,22 @@ class ForkServer:
 
     def __init__(self, folder: Path, env: dict[str, str], preloaded: Sequence[str] = ()):
         self.folder = folder
-        self._address = folder / "fork.sock"
-        self._address.unlink(missing_ok=True)
+        self._address = str(folder / "fork.sock")
         python = folder / "python"
         python.write_text(
-            f'#!/bin/sh\nexec {shlex.join([sys.executable, "-ISs", fork_client.__file__, str(self._address)])} "$@"\n'
+            f'#!/bin/sh\nexec {shlex.join([sys.executable, "-ISs", fork_client.__file__, self._address])} "$@"\n'
         )
         python.chmod(0o755)
         self._env = env | {fork_client.PYTHON: str(python)}
         self._clients: list[socket.socket] = []  # a fork lives as long as its client
-        with (folder / "log-forkserver.txt").open("w") as log:
+        # Listening before the server is up: who asks meanwhile waits.
+        with socket.socket(socket.AF_UNIX) as listener, (folder / "log-forkserver.txt").open("w") as log:
+            listener.bind(self._address)
+            listener.listen(64)
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "bandpo.lab.rehearsal.forkserver", str(self._address), *preloaded],
-                cwd=folder, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                [sys.executable, "-m", "bandpo.lab.rehearsal.forkserver", str(listener.fileno()), *preloaded],
+                cwd=folder, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[listener.fileno()],
             )  # fmt: skip
-        while not self._address.exists():
-            if self._server.poll() is not None:
-                raise RuntimeError(f"the fork server ended at its start, see {log.name}")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(0.02)
 
     def start(self, arguments: Sequence[str], env: dict[str, str], output: int) -> None:
         """Forks a Python with these arguments.
@@ -59,9 +56,7 @@ class ForkServer:
         with open(os.devnull) as nothing:
             standard = (nothing.fileno(), output, output)
             self._clients.append(
-                fork_client.request(
-                    str(self._address), [*arguments], self._env | env, str(self.folder), standard
-                )
+                fork_client.request(self._address, [*arguments], self._env | env, str(self.folder), standard)
             )
 
     def end_forks(self) -> None:
