@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,9 @@ def reward(config: Any) -> Check | None:
     """The reward function and its manager, loaded as verl's reward workers load them; None if they can be."""
     from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # verl's, on importing its reward managers
+        importlib.import_module("verl.experimental.reward_loop.reward_manager")
     try:
         get_custom_reward_fn(config)
         resolve_reward_manager_cls(config)
