@@ -1,5 +1,6 @@
 """A recipe launched for real: a Ray cluster of two nodes on this machine, a submitted job, one that loses a worker."""
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -14,11 +15,25 @@ import psutil
 
 from bandpo.lab.rehearsal import files
 from bandpo.lab.rehearsal.inputs import choose_prompts, write_model, write_rows
-from bandpo.lab.rehearsal.run import end_ray, environment
+from bandpo.lab.rehearsal.run import environment
 from bandpo.lab.rehearsal.shrink import PROMPTS, changes, compose
 
 RECIPES = Path(__file__).parents[2] / "src/bandpo/lab/recipes"
 NAMES = ["qwen2.5-3b-instruct", "band-kl"]
+
+
+def end_ray(temp_dir: Path) -> None:
+    """Kills every process of the Ray whose temporary folder this is, which its daemons' command lines name."""
+    family: set[psutil.Process] = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if str(temp_dir) in " ".join(process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family |= {process, *process.children(recursive=True)}
+    family -= {psutil.Process(), *psutil.Process().parents()}
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=10)
 
 
 def free_port() -> str:
@@ -34,7 +49,9 @@ def cluster(tmp_path_factory):
         pytest.skip("the command `ray` is not on the PATH")
     folder = tmp_path_factory.mktemp("c")
     port, dashboard = free_port(), free_port()
-    settings = environment(folder, "first") | {
+    settings = environment(folder) | {
+        files.RUN: "first",
+        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format("first")),
         "RAY_PORT": port,
         "RAY_DASHBOARD_PORT": dashboard,
         "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}",

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
+from bandpo.cli.recipes import SHIPPED
 from bandpo.lab.rehearsal import CannotRehearse, rehearse
-from bandpo.lab.rehearsal.checks import explain, judge_first, records
-from bandpo.lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
+from bandpo.lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model, write_rows
 from bandpo.lab.rehearsal.shrink import changes, compose
 
 RECIPE = [
@@ -46,11 +46,35 @@ def test_a_sound_recipe_passes_from_config_to_resume(folder):
     found = rehearse(RECIPE, folder=folder, stand_in=True)
     assert found.ok, found.checks
     assert [check.name for check in found.checks] == [
-        *("settings", "training", "policy loss", "reward", "gradient", "weight sync", "validation"),
-        *("checkpoint", "resume"),
+        *("settings", "training", "policy loss", "clip", "loss by hand", "reward", "gradient", "weight sync"),
+        *("validation", "checkpoint", "resume"),
     ]
     assert "made up" in found.prompts
     assert {change.key: change.was for change in found.changes}["actor_rollout_ref.rollout.name"] == "vllm"
+
+
+@pytest.mark.exhaustive
+def test_the_samplers_probabilities_may_be_the_old_ones(folder):
+    found = rehearse([*RECIPE, "algorithm.rollout_correction.bypass_mode=true"], folder=folder, stand_in=True)
+    assert found.ok, found.checks
+
+
+PARTS = {
+    path.relative_to(SHIPPED).with_suffix("")
+    for group in ("paper/*", "dapo")
+    for path in SHIPPED.glob(f"{group}/*.yaml")
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", sorted(map(str, PARTS)))
+def test_every_shipped_recipe_passes(part, folder):
+    """Each model, rule and option once, the others being those of the paper's main experiment."""
+    chosen = {"paper/model": "qwen2.5-3b-instruct", "paper/rule": "band-kl"}
+    group, _, name = part.rpartition("/")
+    overrides = [f"+{key}={value}" for key, value in (chosen | {group: name}).items()]
+    found = rehearse(["+paper=base", *overrides], config_dir=SHIPPED, folder=folder, stand_in=True)
+    assert found.ok, found.checks
 
 
 BROKEN_SYNC = """
@@ -102,6 +126,8 @@ def test_a_broken_reward_is_named(body, part, words, folder, tmp_path):
         ("actor_rollout_ref.actor.policy_loss.clip='Bnad(KL(), 0.05)'", "did you mean Band"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
+        ("actor_rollout_ref.actor.clip_ratio_c=0.5", "clip_ratio_c: dual_clip must be above 1, got 0.5"),
+        ("++actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
     ],
 )
 def test_settings_are_refused_before_ray_starts(override, words, folder):
@@ -120,8 +146,8 @@ def test_settings_are_refused_before_ray_starts(override, words, folder):
         ("actor_rollout_ref.model.path", "hdfs://cluster/qwen"),
     ],
 )
-def test_a_path_that_is_not_there_is_a_failure(key, path, folder):
-    here = folder / "here.jsonl"
+def test_a_path_that_is_not_there_is_a_failure(key, path, folder, tmp_path):
+    here = tmp_path / "here.jsonl"
     here.write_text("{}")
     path = path.format(here=here, folder=folder)
     files = [f"data.{split}_files={here}" for split in ("train", "val")]
@@ -134,12 +160,72 @@ def test_a_path_that_is_not_there_is_a_failure(key, path, folder):
 
 
 def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
-    monkeypatch.setattr("bandpo.lab.rehearsal.run.train", lambda *_: None)
+    monkeypatch.setattr("bandpo.lab.rehearsal.stages.train", lambda *_: None)
     missing = [f"data.train_files={folder}/nowhere.parquet", f"actor_rollout_ref.model.path={folder}/nothing"]
     found = rehearse([*RECIPE, *missing], folder=folder, stand_in=True)
     assert f"made up, since {folder}/nowhere.parquet is not here" in found.prompts
     assert "files" not in [check.name for check in found.checks]
     assert (folder / "model/config.json").exists()
+
+
+BAD_DATA = {
+    "corrupt.parquet": (b"PAR1 and no more", "cannot be read"),
+    "cut.jsonl": (b'{"prompt": [', "cannot be read"),
+    "questions.jsonl": (b'{"question": "1 + 1?"}', "without a prompt: data.prompt_key is 'prompt'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_data_that_cannot_be_used_is_named_before_ray_starts(name, folder, tmp_path):
+    content, words = BAD_DATA[name]
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "model").mkdir()
+    files = [f"data.{split}_files={tmp_path / name}" for split in ("train", "val")]
+    found = rehearse([*RECIPE, *files], folder=folder)
+    check = found.checks[-1]
+    assert (found.ok, check.name) == (False, "files")
+    assert check.detail.startswith(f"data.train_files: {tmp_path / name}")
+    assert words in check.detail
+
+
+def test_a_parquet_without_prompts_is_named(tmp_path):
+    path = write_rows([{"question": "1 + 1?"}], tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"train.parquet has rows without a prompt: .* a row has question"):
+        choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=1)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("reward.custom_reward_function.path={folder}/rewrad.py", "rewrad.py"),
+        ("reward.custom_reward_function.name=compute_socre", "compute_socre of "),
+        ("reward.reward_manager.name=dpao", "dpao"),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_is_named_before_ray_starts(override, words, folder, tmp_path):
+    (tmp_path / "my_reward.py").write_text("def compute_score(*_, **__):\n    return 0.0\n")
+    path = f"reward.custom_reward_function.path={tmp_path}/my_reward.py"
+    found = rehearse([*RECIPE, path, override.format(folder=tmp_path)], folder=folder, stand_in=True)
+    check = found.checks[-1]
+    assert (found.ok, check.name) == (False, "reward")
+    assert words in check.detail
+
+
+def test_a_folder_of_an_earlier_rehearsal_is_cleared(folder, monkeypatch):
+    monkeypatch.setattr("bandpo.lab.rehearsal.stages.train", lambda *_: None)
+    rehearse(RECIPE, folder=folder, stand_in=True)
+    (folder / "checkpoints/global_step_2").mkdir(parents=True)
+    (folder / "metrics-first.jsonl").write_text("{}")
+    rehearse(RECIPE, folder=folder, stand_in=True)
+    assert not (folder / "checkpoints").exists()
+    assert not (folder / "metrics-first.jsonl").exists()
+
+
+def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"no rehearsal's and not empty \(checkpoints\)"):
+        rehearse(RECIPE, folder=tmp_path, stand_in=True)
+    assert (tmp_path / "checkpoints").exists()
 
 
 def test_an_unknown_loss_is_refused_before_ray_starts(folder):
@@ -214,62 +300,6 @@ def test_prompts_come_from_the_recipes_files_and_know_their_answers(tmp_path):
         choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=8)
 
 
-def write_run(folder: Path, **metrics: float) -> None:
-    """What a good run of two steps leaves, with some metrics replaced."""
-    good = {"actor/pg_loss": 0.1, "actor/grad_norm": 0.4, "training/rollout_probs_diff_max": 5e-9}
-    good |= {"actor/clip_high": 0.0, "val-core/math_dapo/acc/mean@1": 0.5}
-    lines = [json.dumps({"step": step, "data": good | metrics}) for step in (1, 2)]
-    (folder / "metrics-first.jsonl").write_text("\n".join(lines))
-    (folder / "checkpoints" / "global_step_2").mkdir(parents=True, exist_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "part"),
-    [
-        ({}, None),
-        ({"actor/grad_norm": 0.0}, "gradient"),
-        ({"training/rollout_probs_diff_max": 1e-4}, "weight sync"),
-        ({"training/rollout_probs_diff_max": float("nan")}, "weight sync"),
-        ({"actor/pg_loss": float("nan")}, "policy loss"),
-    ],
-)
-def test_metrics_decide(metrics, part, tmp_path):
-    write_run(tmp_path, **metrics)
-    failed = [check.name for check in judge_first(tmp_path, 2, "band", answers={}) if not check.ok]
-    assert failed == ([] if part is None else [part])
-
-
-def test_another_loss_under_bands_name_is_noticed(tmp_path):
-    write_run(tmp_path)
-    path = tmp_path / "metrics-first.jsonl"
-    path.write_text(path.read_text().replace("actor/clip_high", "actor/pg_clipfrac"))
-    assert [check.name for check in judge_first(tmp_path, 2, "band", {}) if not check.ok] == ["policy loss"]
-
-
-@pytest.mark.parametrize(
-    ("log", "words"),
-    [
-        (
-            "ValueError: Unsupported loss mode: bnad. Supported modes are: ['vanilla']",
-            "no policy loss named bnad",
-        ),
-        (
-            "(AgentLoopWorkerTQ pid=7) ERROR:Error in _run_prompt for uid=1\n(AgentLoopWorkerTQ pid=7) Traceback\n"
-            "(AgentLoopWorkerTQ pid=7) KeyError: 'answer'\nValueError: Received an empty list as keys.",
-            "A response or its reward failed with: KeyError: 'answer'",
-        ),
-        (
-            "Traceback\nray.exceptions.RayTaskError(OSError): ray::run()\nOSError: disk full",
-            "OSError: disk full",
-        ),
-        ("all is well", "No exception"),
-    ],
-)
-def test_the_cause_is_found_in_the_log(log, words, tmp_path):
-    (tmp_path / "log-first.txt").write_text(log)
-    assert words in explain(tmp_path, "first")
-
-
 def command(*arguments: str):
     from typer.testing import CliRunner
 
@@ -284,7 +314,9 @@ def test_the_command_reports_and_exits_by_what_it_found(folder):
     )
     assert found.exit_code == 1
     assert "FAIL settings: there is no policy loss named 'bnad'" in found.output
-    assert "Not covered: vLLM" in found.output
+    lines = found.output.strip().splitlines()
+    assert lines[0] == lines[-1] == "REHEARSAL FAILED: settings"
+    assert "  vLLM and SGLang" in found.output[found.output.index("Not covered") :]
 
 
 def test_the_command_names_a_file_that_is_not_here(folder):
@@ -310,11 +342,3 @@ def test_the_command_takes_our_recipes(folder):
     found = command("--folder", str(folder), *arguments)
     assert found.exit_code == 1
     assert "7 GPUs" in found.output
-
-
-def test_a_rehearsals_metrics_cut_by_a_kill_are_read_up_to_there(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert records(path) == []
-    path.write_text('{"step": 1}\n{"st')
-    with pytest.warns(UserWarning, match="cut off"):
-        assert records(path) == [{"step": 1}]

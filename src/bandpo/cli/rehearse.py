@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Annotated
@@ -67,23 +68,28 @@ def rehearse_command(
         )
         raise typer.Exit(2) from None
 
+    say = functools.partial(console.print, highlight=False, soft_wrap=True)
+    say(f"[bold {'green' if found.ok else 'red'}]{found.verdict}[/]")
     if found.changes:
-        console.print("[bold]What was changed, and why[/bold]")
+        say("[bold]What was changed, and why[/bold]")
         for why in dict.fromkeys(change.why for change in found.changes):
-            console.print(f"[bold]{why}[/bold]")
+            say(f"[bold]{why}[/bold]")
             for change in (c for c in found.changes if c.why == why):
-                console.print(
-                    escape(f"  {change.key}: {change.was} → {change.value}"), highlight=False, soft_wrap=True
-                )
-        console.print(escape(found.prompts), soft_wrap=True)
+                say(escape(f"  {change.key}: {change.was} → {change.value}"))
+        say(escape(found.prompts))
     for check in found.checks:
-        mark = "[green]ok  [/green]" if check.ok else "[red]FAIL[/red]"
-        console.print(
-            f"{mark} [bold]{check.name}[/bold]: {escape(check.detail)}", highlight=False, soft_wrap=True
+        mark = (
+            "[red]FAIL[/red]"
+            if not check.ok
+            else "[yellow]warn[/yellow]"
+            if check.warning
+            else "[green]ok  [/green]"
         )
-    console.print(f"Not covered: {NOT_COVERED}.", soft_wrap=True)
-    console.print(
-        f"{time.monotonic() - started:.0f} s; logs and metrics are in {found.folder}", soft_wrap=True
-    )
+        say(f"{mark} [bold]{check.name}[/bold]: {escape(check.detail)}")
+    say("[bold]Not covered[/bold]")
+    for part in NOT_COVERED:
+        say(escape(f"  {part}"))
+    say(f"{time.monotonic() - started:.0f} s; logs and metrics are in {found.folder}")
+    say(f"[bold {'green' if found.ok else 'red'}]{found.verdict}[/]")
     if not found.ok:
         raise typer.Exit(1)

@@ -9,12 +9,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from bandpo.clipping import Unclipped
 from bandpo.diagnostics.files import read_jsonl
-from bandpo.lab.rehearsal import files
+from bandpo.lab.rehearsal import files, reference
 from bandpo.lab.rehearsal.run import FATAL
+from bandpo.methods import Parts
 
-PROBABILITY_TOLERANCE = 1e-6
-"""Largest difference of a token's probability between sampler and trainer, in fp32 (5e-9 is usual)."""
+PROBABILITY_TOLERANCE = 2e-5
+"""Largest difference of a token's probability between sampler and trainer, in fp32: 2e-6 is usual, and weights that
+are one step old show 1e-2."""
+SLOW_STEP = 60.0
+"""Seconds of a step from which the reward's share is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,26 @@ class Check:
     name: str
     ok: bool
     detail: str
+    warning: bool = False
+    """Whether it works at a price that the detail names."""
 
 
-def judge_first(folder: Path, steps: int, loss_mode: str, answers: dict[str, str]) -> list[Check]:
+@dataclass(frozen=True)
+class Expected:
+    """What the recipe, in its full size, has the run do."""
+
+    loss_mode: str
+    parts: Parts | None
+    """What its loss is made of; None for a loss that only verl or a plug-in knows."""
+    answers: dict[str, str]
+    """Planted right answers by prompt."""
+    responses: int
+    """Responses of one step on the cluster."""
+    reward_workers: int
+    """Processes that compute rewards there."""
+
+
+def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check]:
     """Checks on the run from the start, in the order in which things happen."""
     metrics = _by_step(folder, "first")
     if steps not in metrics:
@@ -35,10 +57,12 @@ def judge_first(folder: Path, steps: int, loss_mode: str, answers: dict[str, str
     checkpoint = folder / "checkpoints" / f"global_step_{steps}"
     return [
         Check("training", True, f"{steps} steps of rollout, reward, advantage and update"),
-        _loss(metrics, loss_mode),
-        _reward(folder, answers),
+        _loss(metrics, expected.loss_mode),
+        *_against_reference(metrics, folder / files.LOSSES.format("first"), expected.parts),
+        _reward(folder, expected.answers),
+        *_reward_time(folder, expected),
         _gradient(metrics),
-        _weight_sync(metrics),
+        _weight_sync(metrics, folder / files.LOSSES.format("first")),
         _validation(metrics[steps]),
         Check(
             "checkpoint",
@@ -48,7 +72,7 @@ def judge_first(folder: Path, steps: int, loss_mode: str, answers: dict[str, str
     ]
 
 
-def judge_resumed(folder: Path, steps: int) -> Check:
+def resumed_run_check(folder: Path, steps: int) -> Check:
     """Whether the resumed run went on from the checkpoint: next step, same weights, still in sync."""
     metrics = _by_step(folder, "resumed")
     if steps + 1 not in metrics:
@@ -63,7 +87,7 @@ def judge_resumed(folder: Path, steps: int) -> Check:
         return Check(
             "resume", False, "the weights read from the checkpoint are not those that were written to it"
         )
-    sync = _weight_sync(metrics)
+    sync = _weight_sync(metrics, folder / files.LOSSES.format("resumed"))
     return Check("resume", sync.ok, "the same weights, one more step" if sync.ok else sync.detail)
 
 
@@ -91,6 +115,74 @@ def _loss(steps: dict[int, dict[str, float]], loss_mode: str) -> Check:
     seen = {k: last[k] for k in ("actor/clip_high", "actor/clip_low", "actor/pg_clipfrac") if k in last}
     shares = ", ".join(f"{k} {v:.2g}" for k, v in seen.items())
     return Check("policy loss", True, f"{loss_mode} ran in the worker: {shares}")
+
+
+def _against_reference(
+    steps: dict[int, dict[str, float]], recorded: Path, parts: Parts | None
+) -> list[Check]:
+    """Whether the rule acted, and whether the worker's gradient is what the rule asks for."""
+    if parts is None:
+        clipped = [data.get("actor/pg_clipfrac", math.nan) for data in steps.values()]
+        shares = ", ".join(f"{share:.2g}" for share in clipped)
+        return [
+            Check(
+                "clip", any(share > 0 for share in clipped), f"actor/pg_clipfrac by step: {shares}. {_IDLE}"
+            )
+            if any(map(math.isfinite, clipped))
+            else Check("clip", True, "not judged: this loss does not say what it clips", warning=True),
+            Check(
+                "gradient of the loss",
+                True,
+                "not compared: bandpo has no reference for this loss",
+                warning=True,
+            ),
+        ]
+    calls = reference.load(recorded)
+    if not calls:
+        return [Check("clip", False, "the worker called no policy loss")]
+    found = reference.compare(calls, parts)
+    if parts.clip == Unclipped():
+        clip = Check("clip", True, "the rule clips nothing")
+    else:
+        share = f"{found.clipped} of {found.tokens} tokens got no gradient"
+        clip = Check("clip", found.clipped > 0, share if found.clipped else f"{share}. {_IDLE}")
+    means = "the formula" if found.independent else "the library itself, whose formula has no second version,"
+    agreement = f"{len(calls)} calls in the worker agree with {means} in float64 to {found.difference:.1g}"
+    if found.difference <= reference.TOLERANCE:
+        return [clip, Check("loss by hand", True, agreement)]
+    return [
+        clip,
+        Check(
+            "loss by hand",
+            False,
+            f"the worker's gradient differs from {means} in float64 for {parts.clip!r} by {found.difference:.2g} of "
+            "its largest entry: the worker does not run the rule of the config",
+        ),
+    ]
+
+
+_IDLE = "A rule that never acts has not been tested: look at the learning rate that the trainer really uses"
+
+
+def _reward_time(folder: Path, expected: Expected) -> list[Check]:
+    """A warning if rewards as slow as these would hold up each step on the cluster."""
+    took = [row["seconds"] for row in records(folder / files.REWARD_SECONDS)]
+    if not took:
+        return []
+    least = min(took)  # the others may have waited for their turn
+    step = least * expected.responses / expected.reward_workers
+    if step < SLOW_STEP:
+        return []
+    return [
+        Check(
+            "time of the reward",
+            True,
+            f"{least:.2g} s an answer. A step on the cluster has {expected.responses} answers, which is "
+            f"{step / 3600:.2g} h in the {expected.reward_workers} processes of reward.num_workers if each works on "
+            "one at a time, while all GPUs wait",
+            warning=True,
+        )
+    ]
 
 
 def _reward(folder: Path, answers: dict[str, str]) -> Check:
@@ -131,8 +223,13 @@ def _gradient(steps: dict[int, dict[str, float]]) -> Check:
     return Check("gradient", True, f"norm {min(norms):.2g} to {max(norms):.2g}")
 
 
-def _weight_sync(steps: dict[int, dict[str, float]]) -> Check:
+def _weight_sync(steps: dict[int, dict[str, float]], recorded: Path) -> Check:
     differences = [data.get("training/rollout_probs_diff_max", math.nan) for data in steps.values()]
+    if all(
+        map(math.isnan, differences)
+    ):  # verl compares nothing where the sampler's probabilities are the old ones
+        calls = reference.load(recorded)
+        differences = reference.sync_differences(calls, len(steps)) if calls else differences
     if not all(d < PROBABILITY_TOLERANCE for d in differences):
         return Check(
             "weight sync",
@@ -163,6 +260,7 @@ KNOWN = {
     r"weight sync sent no value for (.+)": "The trainer did not send the weights {0} to the sampler.",
     rf"{files.FOLDER}: stopped after (.+ s)": "It took longer than {0} and was stopped; --timeout allows more.",
 }
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^\([^)]*pid=\d+[^)]*\)\s?")
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?!\S*\()[^|]*$")
 
@@ -171,7 +269,9 @@ def explain(folder: Path, run: str) -> str:
     """The likeliest cause of a run's end, from its log."""
     path = folder / files.LOG.format(run)
     lines = (
-        [_PREFIX.sub("", line.rstrip()) for line in path.read_text().splitlines()] if path.exists() else []
+        [_PREFIX.sub("", line.rstrip()) for line in _COLOUR.sub("", path.read_text()).splitlines()]
+        if path.exists()
+        else []
     )
     text = "\n".join(lines)
     for pattern, words in KNOWN.items():

@@ -2,18 +2,30 @@
 
 Importing this module registers a verl platform named `cpu` (chosen by `VERL_PLATFORM=cpu`) and a rollout
 backend named `transformers`. The trainer, the workers, the FSDP2 engine, the losses and the weight sync stay
-verl's own.
+verl's own. Each call of a policy loss is written to a file, for `bandpo.lab.rehearsal.reference`,
+and so are the seconds that each reward takes.
 """
 
 import contextlib
+import functools
+import itertools
+import json
 import os
+import time
 import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
+from verl.experimental.reward_loop import reward_loop
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl.workers.utils import losses
+
+from bandpo.lab.rehearsal import files
 
 
 def _device_module() -> types.ModuleType:
@@ -122,3 +134,43 @@ def _replica():
 
 RolloutReplicaRegistry.register("transformers", _replica)
 rollout_base._ROLLOUT_REGISTRY[("transformers", "async")] = "bandpo.lab.rehearsal.rollout.TransformersRollout"
+
+
+def _recorded(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A policy loss whose calls are written down: arguments, gradient, and how verl averages."""
+
+    @functools.wraps(loss)
+    def call(*, log_prob: torch.Tensor, config: Any, **arguments: Any) -> Any:
+        value, metrics = loss(log_prob=log_prob, config=config, **arguments)
+        (gradient,) = torch.autograd.grad(value, log_prob, retain_graph=True)
+        record = arguments | {"log_prob": log_prob, "gradient": gradient, "average": config.global_batch_info}
+        folder = Path(os.environ[files.FOLDER]) / files.LOSSES.format(os.environ[files.RUN])
+        folder.mkdir(exist_ok=True)
+        torch.save(_plain(record), folder / f"{os.getpid()}-{next(_calls):04d}.pt")
+        return value, metrics
+
+    return call
+
+
+def _plain(value: Any) -> Any:
+    """Tensors without their graph, and numbers for those of one element."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if value.dim() else value.item()
+    return value
+
+
+async def _timed(worker: Any, data: Any) -> Any:
+    started = time.monotonic()
+    score = await _compute_score(worker, data)
+    with (Path(os.environ[files.FOLDER]) / files.REWARD_SECONDS).open("a") as file:
+        print(json.dumps({"seconds": time.monotonic() - started}), file=file)
+    return score
+
+
+_compute_score = reward_loop.RewardLoopWorker.compute_score
+reward_loop.RewardLoopWorker.compute_score = _timed
+_calls = itertools.count()
+_by_name = losses.get_policy_loss_fn
+losses.get_policy_loss_fn = lambda name: _recorded(_by_name(name))

@@ -20,7 +20,9 @@ TINY = {
     "num_key_value_heads": 1,
     "head_dim": 16,
     "max_position_embeddings": 2048,
+    "initializer_range": 0.5,
 }
+"""Large weights, since a trust region is narrow for likely tokens only: near uniform, nothing would be clipped."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -113,12 +115,32 @@ def _additions(prompt_key: str) -> list[dict[str, Any]]:
     ]
 
 
-def _read(path: Path, limit: int = 500) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
+def _read(path: Path, prompt_key: str, limit: int = 500) -> list[dict[str, Any]]:
+    """The first rows of a file.
 
-        return next(pq.ParquetFile(path).iter_batches(limit)).to_pylist()
-    return [row for _, row in itertools.islice(read_jsonl(path, growing=False), limit)]
+    Raises:
+        ValueError: It cannot be read, or has no prompts; the message names it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".parquet":
+            rows = next(pq.ParquetFile(path).iter_batches(limit), pa.table({})).to_pylist()
+        else:
+            rows = [row for _, row in itertools.islice(read_jsonl(path, growing=False), limit)]
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    for row in rows:
+        messages = row.get(prompt_key)
+        if not (
+            isinstance(messages, list) and messages and all("content" in message for message in messages)
+        ):
+            raise ValueError(
+                f"{path} has rows without a prompt: data.prompt_key is {prompt_key!r}, which has to hold messages; "
+                f"a row has {', '.join(row)}"
+            )
+    return rows
 
 
 def choose_prompts(files: list[str], prompt_key: str, tokenizer: Any, max_tokens: int, count: int) -> Prompts:
@@ -134,7 +156,11 @@ def choose_prompts(files: list[str], prompt_key: str, tokenizer: Any, max_tokens
             <= max_tokens
         )
 
-    rows = list(itertools.islice(filter(short, itertools.chain.from_iterable(map(_read, paths))), count))
+    rows = list(
+        itertools.islice(
+            filter(short, itertools.chain.from_iterable(_read(path, prompt_key) for path in paths)), count
+        )
+    )
     if len(rows) < count:
         raise ValueError(
             f"of the first rows of {', '.join(map(str, paths))}, only {len(rows)} have a prompt of at most "

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bandpo.lab.rehearsal import files
+from bandpo.lab.rehearsal.processes import ForkServer
 
+PRELOADED = (
+    "hydra.main",
+    "verl.trainer.constants_ppo",
+    "verl.trainer.ppo.v1",
+    "verl.experimental.reward_loop",
+    "verl.experimental.reward_loop.reward_manager",
+    "verl.workers.engine_workers",
+    "verl.workers.engine.fsdp",
+    "transformers.generation.utils",
+    "transfer_queue",
+)
+"""What the processes of a run import for ten seconds each."""
 FATAL = re.compile(r"Error in _run_prompt")
 """verl goes on without a response whose agent loop or reward raised; a rehearsal stops there."""
 
 
-def environment(folder: Path, run: str) -> dict[str, str]:
-    """The environment of a run; Ray hands it to every process."""
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a rehearsal; Ray hands it to every process."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
     modules = [inherited.get("VERL_USE_EXTERNAL_MODULES", ""), "bandpo.lab.rehearsal.cpu"]
     return inherited | {
@@ -29,7 +38,6 @@ def environment(folder: Path, run: str) -> dict[str, str]:
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP2 engine is registered for GPUs only, and runs as it is
         "VERL_USE_EXTERNAL_MODULES": ",".join(filter(None, modules)),
-        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format(run)),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "HYDRA_FULL_ERROR": "1",
@@ -46,35 +54,36 @@ def environment(folder: Path, run: str) -> dict[str, str]:
     }
 
 
-def train(command: list[str], folder: Path, run: str, timeout: float, report: Callable[[str], None]) -> None:
+def train(
+    server: ForkServer,
+    command: list[str],
+    folder: Path,
+    run: str,
+    timeout: float,
+    report: Callable[[str], None],
+) -> None:
     """Runs one training to its end, or to its first fatal message, and leaves no process behind.
 
     Whether it succeeded is for the metrics to say: verl exits 0 after runs that went wrong.
 
     Args:
+        server: Forks the driver, which starts Ray.
         command: Arguments for Python.
         folder: The rehearsal's folder.
         run: Name of the run, in its files' names.
         timeout: Seconds after which it is stopped.
         report: Called with a short text whenever a new stage is reached.
     """
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment(folder, run),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    late = threading.Timer(timeout, process.send_signal, [signal.SIGTERM])
-    late.start()
-    try:
-        assert process.stdout is not None
-        with (folder / files.LOG.format(run)).open("w") as log:
+    readable, writable = os.pipe()
+    with os.fdopen(readable, errors="replace") as output, (folder / files.LOG.format(run)).open("w") as log:
+        metrics = str(folder / files.METRICS.format(run))
+        server.start(command, {files.RUN: run, "VERL_FILE_LOGGER_PATH": metrics}, writable)
+        os.close(writable)
+        late = threading.Timer(timeout, server.end_forks)
+        late.start()
+        try:
             stopping = 0.0
-            for line in process.stdout:
+            for line in output:
                 log.write(line)
                 log.flush()
                 for stage in _STAGES:
@@ -84,11 +93,11 @@ def train(command: list[str], folder: Path, run: str, timeout: float, report: Ca
                     stopping = time.monotonic()
                 if stopping and time.monotonic() - stopping > 2:  # its traceback follows within this time
                     break
-            if not late.is_alive() and process.poll() != 0:
+            if late.finished.is_set():
                 log.write(f"{files.FOLDER}: stopped after {timeout:.0f} s\n")
-    finally:
-        late.cancel()
-        _end(process, folder)
+        finally:
+            late.cancel()
+            server.end_forks()
 
 
 _STAGES = {
@@ -100,32 +109,3 @@ _STAGES = {
     "local_global_step_folder": "writing a checkpoint",
     "Setting global step to": "reading the checkpoint",
 }
-
-
-def _end(process: subprocess.Popen[str], folder: Path) -> None:
-    """Ends the driver, then whatever of its private Ray outlives it."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(10)
-    if process.poll() is None:
-        process.kill()
-    if process.stdout is not None:
-        process.stdout.close()
-    end_ray(folder / "ray")
-
-
-def end_ray(temp_dir: Path) -> None:
-    """Kills every process of the Ray whose temporary folder this is, which its daemons' command lines name."""
-    import psutil
-
-    family: set[psutil.Process] = set()
-    for process in psutil.process_iter(["cmdline"]):
-        if str(temp_dir) in " ".join(process.info["cmdline"] or ()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                family |= {process, *process.children(recursive=True)}
-    family -= {psutil.Process(), *psutil.Process().parents()}
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(family, timeout=10)

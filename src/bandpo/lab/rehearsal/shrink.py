@@ -95,8 +95,6 @@ def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
 
     actor, ref, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
     settings = config.actor_rollout_ref
-    updates = config.data.train_batch_size // settings.actor.ppo_mini_batch_size
-    mini_batch = MINI_BATCH if updates > 1 else PROMPTS
     groups: dict[str, dict[str, Any]] = {
         "no GPU": {
             "trainer.device": "cpu",
@@ -146,7 +144,6 @@ def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
             "data.val_batch_size": "null",
             f"{rollout}.n": min(max(settings.rollout.n, 2), SAMPLES),
             f"{rollout}.val_kwargs.n": min(settings.rollout.val_kwargs.n, 2),
-            f"{actor}.ppo_mini_batch_size": mini_batch,
             **_overlong(config),
             **{
                 key: 2
@@ -165,8 +162,9 @@ def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
             "data.filter_overlong_prompts_workers": 1,
             "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         },
-        "large steps, so that stale weights would show": {
-            f"{actor}.optim.lr": 1e-3,
+        "large steps, so that the rule clips and stale weights would show": {
+            f"{actor}.ppo_mini_batch_size": MINI_BATCH,
+            f"{actor}.optim.lr": 1e-2,
             f"{actor}.optim.lr_warmup_steps": 0,
             f"{actor}.optim.lr_warmup_steps_ratio": 0.0,
         },

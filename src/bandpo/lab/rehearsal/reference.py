@@ -1,0 +1,140 @@
+"""What the gradient of a recorded call of the policy loss has to be, worked out again in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bandpo.clipping import Band, ClipRule, FixedClip, Unclipped
+from bandpo.integrations._adapt import reduced_loss
+from bandpo.methods import Parts
+from bandpo.objectives import DualClip, Surrogate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOLERANCE = 1e-5
+"""Of a gradient in float32, as a share of its largest entry; 2e-7 is usual."""
+NEAR = 1e-4
+"""A token this close to its bound, as a share of it, may be rounded to either side."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recorded calls beside their reference."""
+
+    tokens: int
+    """Counted tokens."""
+    clipped: int
+    """Those of them that the reference gives no gradient."""
+    difference: float
+    """Largest difference of the gradients, as a share of the largest entry."""
+    independent: bool
+    """Whether the reference is the formula below, or the library itself in float64."""
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """The recorded calls of one training process, in their order."""
+    paths = sorted(folder.glob("*.pt"))
+    return [torch.load(p) for p in paths if p.name.split("-")[0] == paths[0].name.split("-")[0]]
+
+
+def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
+    """Compares the gradients of all calls with the reference for a loss made of these parts.
+
+    Args:
+        calls: Of `load`.
+        parts: Rule, objective and level of the loss.
+    """
+    difference = largest = 0.0
+    tokens = clipped = 0
+    for call in calls:
+        mask = call["response_mask"].bool()
+        wide = {name: call[name].double() for name in ("log_prob", "old_log_prob", "advantages")}
+        weights = call.get("rollout_is_weights")
+        counts = _counts(call) * (1.0 if weights is None else weights.double())
+        if has_formula(parts):
+            kept, sure = _kept(parts, **wide)
+            expected = -torch.where(kept, (wide["log_prob"] - wide["old_log_prob"]).exp(), 0.0)
+            expected *= wide["advantages"] * counts
+        else:
+            logp = wide["log_prob"].requires_grad_()
+            loss = reduced_loss(
+                parts, logp, wide["old_log_prob"], wide["advantages"], mask, lambda t, c=counts: (t * c).sum()
+            ).loss
+            (expected,) = torch.autograd.grad(loss, logp)
+            kept, sure = expected != 0, torch.ones_like(mask)
+        tokens += int(mask.sum())
+        clipped += int((mask & ~kept & (wide["advantages"] != 0)).sum())
+        counted = mask & sure
+        difference = max(difference, (call["gradient"].double() - expected)[counted].abs().max().item())
+        largest = max(largest, expected[counted].abs().max().item())
+    return Comparison(tokens, clipped, difference / largest if largest else math.nan, has_formula(parts))
+
+
+def sync_differences(calls: Sequence[dict[str, Any]], steps: int) -> list[float]:
+    """By step, how far trainer and sampler differ in a token's probability, where the sampler's are the old ones.
+
+    In the first call of a step nothing has been learnt yet.
+    """
+    every = len(calls) // steps if len(calls) % steps == 0 else len(calls)
+    return [
+        (call["log_prob"].exp() - call["old_log_prob"].exp())[call["response_mask"].bool()].abs().max().item()
+        for call in calls[::every]
+    ]
+
+
+def has_formula(parts: Parts) -> bool:
+    """Whether the loss is PPO's surrogate, with or without a dual clip, under a rule of `_spent`."""
+    objective = parts.objective.objective if isinstance(parts.objective, DualClip) else parts.objective
+    plain = isinstance(parts.clip, FixedClip | Unclipped) or (
+        isinstance(parts.clip, Band) and isinstance(parts.clip.radius, float | int)
+    )
+    return plain and objective == Surrogate() and parts.level == "token"
+
+
+def _kept(parts: Parts, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens have a gradient, and where that is sure beyond rounding.
+
+    A token is dropped where the advantage pushes its ratio further beyond the rule's limit. Band needs no bounds for
+    that: the divergence that the ratio costs is compared with the radius.
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    further = torch.where(advantages > 0, ratio > 1, ratio < 1)
+    excess = [_excess(parts.clip, ratio, old_log_prob)]
+    dropped = further & (excess[0] > 0)
+    if isinstance(parts.objective, DualClip):
+        excess.append(ratio / parts.objective.max_ratio - 1)
+        dropped |= (advantages < 0) & (excess[1] > 0)
+    return ~dropped, torch.stack(excess).abs().amin(0) > NEAR
+
+
+def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
+    """By what share of it the rule's limit is exceeded, < 0 inside."""
+    if isinstance(rule, FixedClip):
+        return torch.where(ratio > 1, ratio / (1 + rule.high) - 1, (1 - ratio) / max(rule.low, 1e-300) - 1)
+    if not isinstance(rule, Band):
+        return torch.full_like(ratio, -1.0)
+    p = old_log_prob.exp()
+    rest = -torch.expm1(old_log_prob)
+    f = rule.divergence.f
+    spent = p * f(ratio.log()) + rest * f(torch.log((1 - p * ratio).clamp(min=0) / rest))
+    spent = torch.where(rest > 0, spent, 0.0)
+    assert isinstance(rule.radius, float | int)
+    return torch.maximum(spent / rule.radius - 1, torch.where(ratio > 1, ratio / rule.max_ratio - 1, -1.0))
+
+
+def _counts(call: dict[str, Any]) -> Tensor:
+    """What each token's loss counts for in verl's average."""
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    probe = torch.zeros_like(call["log_prob"], dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        total = agg_loss(probe, call["response_mask"], call["loss_agg_mode"], **call["average"])
+        (counts,) = torch.autograd.grad(total, probe)
+    return counts
