@@ -8,7 +8,7 @@ from dataclasses import astuple
 from bandpo.lab.study.cells import (
     BAND,
     BASELINE,
-    ROOM,
+    MAIN,
     RULES,
     UPPER,
     Cell,
@@ -17,9 +17,6 @@ from bandpo.lab.study.cells import (
     difference,
     scores,
 )
-
-SHOWN = (BASELINE, BAND, UPPER, ROOM)
-"""Rules of the table of the rare arm; the others stand in the file."""
 
 
 def _row(cells: Sequence[object]) -> str:
@@ -43,12 +40,12 @@ def rare_arm_table(cells: Sequence[Cell]) -> str:
                 setting.updates,
                 setting.samples,
                 f"{setting.p:g}",
-                *(f"{found[rule].auc:.2f}" for rule in SHOWN),
+                *(f"{found[rule].auc:.2f}" for rule in MAIN),
                 f"{gap:+.2f} ± {half:.2f}",
                 f"{below:+.2f} ± {below_half:.2f}",
                 f"{equal:+.2f}",
-                " / ".join(f"{found[rule].half:.0f}" for rule in SHOWN[:3]),
-                " / ".join(f"{found[rule].lost:.0%}" for rule in SHOWN[:3]),
+                " / ".join(f"{found[rule].half:.0f}" for rule in MAIN[:3]),
+                " / ".join(f"{found[rule].lost:.0%}" for rule in MAIN[:3]),
             ]
         )
     head = [
@@ -56,7 +53,7 @@ def rare_arm_table(cells: Sequence[Cell]) -> str:
         "updates",
         "samples",
         "p",
-        *SHOWN,
+        *MAIN,
         "upper side",
         "lower side",
         "upper side at clip's rate",

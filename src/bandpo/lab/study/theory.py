@@ -145,7 +145,7 @@ class Placement:
 
     @property
     def verdict(self) -> str:
-        """``no``, ``yes``, ``a little`` or ``open``: whether another upper side can change how soon the tail is found."""
+        """``no``, ``yes``, ``a little`` or ``open``: whether another upper side can change how soon it is found."""
         if self.binds is False or self.supply == "plenty":
             return "no"
         if self.binds is None:

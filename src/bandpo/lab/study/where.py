@@ -61,8 +61,8 @@ def _upper(run: Placement) -> str:
     few = f"under {SCARCE:g}" if run.supply == "scarce" else f"{SCARCE:g} to {PLENTY:g}"
     size = "clear" if run.supply == "scarce" else "small"
     return (
-        f"{'Yes' if run.supply == 'scarce' else 'A little'}. {bound}. Your run's lift is {_nats(run.gain)}. {draws}; at "
-        f"{few} draws the map shows {size} differences."
+        f"{'Yes' if run.supply == 'scarce' else 'A little'}. {bound}. Your run's lift is {_nats(run.gain)}. {draws}; "
+        f"at {few} draws the map shows {size} differences."
     )
 
 
