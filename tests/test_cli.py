@@ -19,12 +19,16 @@ from bandpo.cli.app import app
 from pages import PAGES, ROOT, commands
 
 GROUP = typer.main.get_command(app)
-NAMES = [*GROUP.commands.keys() - {"data", "train"}, "data prepare"]
+GROUPS = {"data", "study"}
+NAMES = [*GROUP.commands.keys() - {"train", *GROUPS}]
+NAMES += [f"{group} {name}" for group in GROUPS for name in GROUP.commands[group].commands]
 
 
 def find(words):
     """The command that words name, and its arguments."""
-    depth = 2 if words[0] == "data" else 1
+    if words[0] == "study" and not {*words[1:2]} <= GROUP.commands["study"].commands.keys():
+        words = ["study", "run", *words[1:]]  # which may be left out
+    depth = 2 if words[0] in GROUPS else 1
     command = GROUP
     for name in words[:depth]:
         assert name in command.commands, f"no command `bandpo {' '.join(words[:depth])}`"
@@ -40,7 +44,7 @@ def options_of_train():
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("name", ["", "data", *sorted(NAMES)])
+@pytest.mark.parametrize("name", ["", *sorted(GROUPS), *sorted(NAMES)])
 def test_help(name, flag):
     result = CliRunner().invoke(app, [*name.split(), flag])
     assert result.exit_code == 0, result.output

@@ -17,7 +17,7 @@ from bandpo.cli.plot import plot_command
 from bandpo.cli.recipes import app as recipes
 from bandpo.cli.rehearse import rehearse_command
 from bandpo.cli.report import report_command
-from bandpo.cli.study import study_command
+from bandpo.cli.study import app as study
 from bandpo.cli.train import train_command
 
 app = typer.Typer(
@@ -48,7 +48,7 @@ COMMANDS = {
     "bounds": bounds_command,
     "plot": plot_command,
     "train": train_command,
-    "study": study_command,
+    "study": study,
     "report": report_command,
     "eval": eval_command,
     "compare": compare_command,

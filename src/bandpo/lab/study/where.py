@@ -1,0 +1,142 @@
+"""What the theory and the map say of one run, in words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from bandpo.diagnostics.audit import BINS, EDGES
+from bandpo.lab.study.cells import BAND, BASELINE, RULES, UPPER, shipped_summary
+from bandpo.lab.study.theory import PLENTY, SCARCE, Placement
+
+FAR = 2.0
+"""A run is outside of the map where its draws or updates are off by more than this factor from every place in it."""
+
+
+def advice(run: Placement, measured: bool) -> list[tuple[str, str]]:
+    """Headed sentences: whether the rule can matter, which side of it, what to set, how sure, what would tell more.
+
+    Args:
+        run: The run's place.
+        measured: Whether its gain was read from a run, and is no guess from the learning rate.
+    """
+    return [
+        ("Can the upper side matter?", _upper(run)),
+        ("And the lower side?", _lower(run)),
+        ("What to set", _setting(run)),
+        ("Nearest in the map", _nearest(run)),
+        ("How sure", _certainty(run, measured)),
+        ("What the audit tells", _audit(run)),
+    ]
+
+
+def _nats(gain: tuple[float, float]) -> str:
+    low, high = gain
+    return f"{high:.2g} nats" if low == high else f"{low:.2g} to {high:.2g} nats"
+
+
+def _upper(run: Placement) -> str:
+    draws = f"A batch draws the tail {run.draws:.2g} times"
+    momentum = f"momentum carries a blocked token on for up to {run.optimizer.overshoot:g} updates"
+    if run.supply == "plenty":
+        return f"No. {draws}. From {PLENTY:g} draws on the map shows no difference between rules."
+    if run.updates == 1:
+        return "No. With one update on a batch every ratio is 1, and no rule acts."
+    if math.isinf(run.bound):
+        return "No. Your rule has no upper bound, so it holds nothing back."
+    if math.isinf(run.binding_gain):
+        return f"No. Your batch is over after {run.updates} updates, and {momentum}."
+    bound = (
+        f"With {run.updates} updates the bound of {run.bound:.3g} holds a rare winner back if one update lifts it by "
+        f"more than {run.binding_gain:.2g} nats"
+    )
+    if run.binds is None:
+        lift = f"is roughly {_nats(run.gain)}" if run.gain else "is not known"
+        return f"Perhaps. {draws}. {bound}. The lift of your run {lift}."
+    assert run.gain is not None
+    if not run.binds:
+        return f"No. {bound}. Your run's lift is {_nats(run.gain)}."
+    few = f"under {SCARCE:g}" if run.supply == "scarce" else f"{SCARCE:g} to {PLENTY:g}"
+    size = "clear" if run.supply == "scarce" else "small"
+    return (
+        f"{'Yes' if run.supply == 'scarce' else 'A little'}. {bound}. Your run's lift is {_nats(run.gain)}. {draws}; "
+        f"at {few} draws the map shows {size} differences."
+    )
+
+
+def _lower(run: Placement) -> str:
+    if run.updates == 1:
+        return "No, for the same reason."
+    logp = torch.tensor([run.tail], dtype=torch.float64).log()
+    mine, band = (float(rule.bounds(logp).lower) for rule in (run.rule, RULES[BAND]))
+    said = (
+        f"One batch may multiply the tail's probability by {mine:.1g} under your rule, and by {band:.1g} under "
+        "Band(KL(), 0.05). "
+    )
+    if run.supply == "plenty":
+        return f"{said}A tail that is drawn so often comes back."
+    return f"{said}A rare strategy that loses a few times may be gone for good. A fixed lower bound is safer."
+
+
+def _setting(run: Placement) -> str:
+    if run.verdict in ("yes", "a little"):
+        return 'clip "Sides(lower=FixedClip(0.2), upper=Band(KL(), 0.05))", at your rate and at half of it.'
+    if run.verdict == "open":
+        return (
+            "Nothing yet. Audit one run first. If it clips rare winners, try "
+            '"Sides(lower=FixedClip(0.2), upper=Band(KL(), 0.05))".'
+        )
+    return "Keep your rule. More samples in a batch find a rare tail sooner."
+
+
+def _nearest(run: Placement) -> str:
+    kind = [
+        row
+        for row in shipped_summary()["settings"]
+        if row["setting"]["world"] == "rare arm" and row["setting"]["optimizer"] == _name(run)
+    ]
+
+    def apart(row: dict[str, Any]) -> tuple[float, float]:
+        s = row["setting"]
+        return (
+            abs(math.log(s["samples"] * s["p"] / run.draws)),
+            abs(math.log(s["updates"] / run.updates)),
+        )
+
+    row = min(kind, key=lambda row: sum(apart(row)))
+    s, auc, (gap, half) = row["setting"], row["auc"], row["minus clip 0.2"][UPPER]
+    where = f"{s['samples'] * s['p']:.2g} draws, {s['updates']} updates, {s['optimizer']}"
+    if max(apart(row)) > math.log(FAR):
+        return f"None: your run lies outside of it. The closest place has {where}."
+    return (
+        f"{where}: mean reward {auc[BASELINE]:.2f} with {BASELINE}, {auc[BAND]:.2f} with {BAND}, {auc[UPPER]:.2f} with "
+        f"{UPPER} (against clip {gap:+.2f} ± {half:.2f}), each at its own best learning rate."
+    )
+
+
+def _name(run: Placement) -> str:
+    """The optimizer of the map that is most like the run's."""
+    o = run.optimizer
+    if o.adam:
+        return "Adam" if o.momentum >= 0.5 else "Adam, β1 = 0"
+    return "momentum 0.9" if o.momentum >= 0.5 else "SGD"
+
+
+def _certainty(run: Placement, measured: bool) -> str:
+    if measured:
+        lift = "The lift was measured. "
+    elif run.gain:
+        lift = "The lift is a guess from the learning rate, good to a factor of 4. "
+    else:
+        lift = "Without a lift (see --clip-high, or --learning-rate with --parameters) the place is a rough one. "
+    return f"{lift}The theory was held against tables of one decision, not yet against networks."
+
+
+def _audit(run: Placement) -> str:
+    name = BINS[sum(run.tail >= edge for edge in EDGES)]
+    return (
+        f"audit/clip_high/{name}: the share of winners of the tail's probability that were clipped; give it as "
+        f"--clip-high. audit/tokens_positive/{name}: how many such winners there were."
+    )

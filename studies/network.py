@@ -1,0 +1,283 @@
+"""What the network study says: rate curves, cross-fitted comparisons, and a verdict on each prediction.
+
+    bandpo study studies/network.yaml
+    python -m studies.network runs/study-network/results.json
+
+The predictions stand in network-predictions.md and, for the machine, in `PREDICTIONS`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+from bandpo.lab.study.collect import WINDOW, Record, read_records
+
+SMALLEST = 0.05
+"""The smallest effect of interest, in AUC; for entropy, in nats."""
+SPLITS = 200
+"""Random halves of the seeds by which learning rates are chosen and scored."""
+COLLAPSED = 0.02
+"""Mean reward of the last three batches below which a run counts as collapsed; the base models start at about 0.05."""
+
+CLIP, BAND = "clip 0.2", "Band"
+ABOVE, BELOW, ROOM = "Band above, clip below", "clip above, Band below", "no bound above, clip below"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One arm against another in one world."""
+
+    name: str
+    world: str
+    arm: str
+    minus: str
+    expects: Literal["greater", "less", "equal"]
+    """``greater`` and ``less`` by at least `SMALLEST`; ``equal`` to within it."""
+    metric: str = "AUC"
+
+
+PREDICTIONS = (
+    Prediction("the upper side helps where it can act", "active", ABOVE, CLIP, "greater"),
+    Prediction("it does nothing in the paper's geometry", "paper", ABOVE, CLIP, "equal"),
+    Prediction("Band's lower side hurts where the tail is scarce", "active", BAND, ABOVE, "less"),
+    Prediction("what helps is room, not Band's shape", "active", ABOVE, ROOM, "equal"),
+    Prediction("Band's place matters more than its width", "active", ABOVE, "mirror", "greater"),
+    Prediction("with more draws the upper side does nothing", "plenty", ABOVE, CLIP, "equal"),
+    Prediction("the upper side helps after a switch", "two stages", ABOVE, CLIP, "greater"),
+    Prediction("Band's lower side loses what the switch needs", "two stages", BAND, ABOVE, "less"),
+    Prediction(
+        "by itself the lower side spends entropy", "coin flips", BELOW, CLIP, "less", "entropy at end"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A difference between two arms of one world, and what follows for a prediction."""
+
+    estimate: float
+    low: float
+    high: float
+    improved: float
+    """Probability that a run of the first arm beats a run of the second."""
+
+    def verdict(self, expects: str) -> str:
+        """``held``, ``failed`` or ``undecided``.
+
+        >>> Effect(0.1, 0.02, 0.2, 0.8).verdict("greater"), Effect(0.01, -0.03, 0.04, 0.5).verdict("greater")
+        ('held', 'failed')
+        >>> Effect(0.1, -0.02, 0.2, 0.8).verdict("greater"), Effect(0.1, 0.06, 0.2, 0.8).verdict("equal")
+        ('undecided', 'failed')
+        """
+        inside = self.low > -SMALLEST and self.high < SMALLEST
+        if expects == "equal":
+            beyond = self.low > SMALLEST or self.high < -SMALLEST
+            return "held" if inside else "failed" if beyond else "undecided"
+        sign = 1 if expects == "greater" else -1
+        nearest = min(sign * self.low, sign * self.high)
+        farthest = max(sign * self.low, sign * self.high)
+        if nearest > 0 and sign * self.estimate >= SMALLEST:
+            return "held"
+        return "failed" if inside or farthest < 0 else "undecided"
+
+
+def world_and_rate(experiment: str) -> tuple[str, float]:
+    """From an experiment's name.
+
+    >>> world_and_rate("two stages, rate 1.4e-4")
+    ('two stages', 0.00014)
+    """
+    world, _, rate = experiment.partition(", rate ")
+    return world, float(rate)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One arm of one world, over learning rates."""
+
+    rates: Sequence[float]
+    scores: np.ndarray
+    """(rates, seeds)."""
+
+    @property
+    def best(self) -> int:
+        """Place of the best rate."""
+        return int(self.scores.mean(1).argmax())
+
+    @property
+    def interior(self) -> bool:
+        """Whether a lower and a higher rate were tried than the best; if not, the grid must be extended."""
+        return 0 < self.best < len(self.rates) - 1
+
+    def cross_fitted(self, by: Curve | None = None) -> np.ndarray:
+        """For each seed its mean score over the splits that score it, at the rate that is best on the other half.
+
+        Args:
+            by: The curve that chooses, if not this one: AUC chooses the rate at which entropy is read.
+        """
+        seeds, rng = self.scores.shape[1], np.random.default_rng(0)
+        chooser = self if by is None else by
+        sums, counts = np.zeros(seeds), np.zeros(seeds)
+        for _ in range(SPLITS):
+            shuffled = rng.permutation(seeds)
+            choosing, scored = shuffled[: seeds // 2], shuffled[seeds // 2 :]
+            sums[scored] += self.scores[chooser.scores[:, choosing].mean(1).argmax(), scored]
+            counts[scored] += 1
+        return sums / counts
+
+
+def curves(records: Sequence[Record], metric: str) -> dict[tuple[str, str], Curve]:
+    """For each world and arm its scores, over the seeds that ended at every rate.
+
+    Raises:
+        ValueError: two arms of a world do not have the same seeds: a run failed, or has not ended.
+    """
+    found: dict[tuple[str, str], dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        if ", rate " in record.experiment:
+            world, rate = world_and_rate(record.experiment)
+            found[world, record.arm][rate][record.seed] = record.metric(metric)
+    seeds = {place: {frozenset(by_seed) for by_seed in by_rate.values()} for place, by_rate in found.items()}
+    for world in {world for world, _ in found}:
+        if len(set.union(*(sets for (w, _), sets in seeds.items() if w == world))) > 1:
+            raise ValueError(
+                f"{world}: not every run has ended; the same study command goes on with the rest"
+            )
+    return {
+        place: Curve(
+            sorted(by_rate), np.array([[by_rate[r][s] for s in sorted(by_rate[r])] for r in sorted(by_rate)])
+        )
+        for place, by_rate in found.items()
+    }
+
+
+def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
+    """The mean of the middle half."""
+    return stats.trim_mean(values, 0.25, axis=axis)
+
+
+def effect(ours: np.ndarray, theirs: np.ndarray) -> Effect:
+    """Interquartile means apart, with a percentile bootstrap over seeds; seeds are drawn in pairs."""
+
+    def apart(x: np.ndarray, y: np.ndarray, axis: int = -1) -> Any:
+        return interquartile_mean(x, axis) - interquartile_mean(y, axis)
+
+    estimate = float(apart(ours, theirs))
+    wins = stats.mannwhitneyu(ours, theirs).statistic / (len(ours) * len(theirs))
+    if not np.ptp(ours - theirs):
+        return Effect(estimate, estimate, estimate, float(wins))
+    drawn: Any = stats.bootstrap(
+        (ours, theirs), apart, paired=True, method="percentile", rng=np.random.default_rng(0)
+    )
+    return Effect(estimate, *map(float, drawn.confidence_interval), float(wins))
+
+
+def effects(records: Sequence[Record]) -> list[tuple[Prediction, Effect]]:
+    """Every prediction, with the effect that was measured."""
+    auc = curves(records, "AUC")
+    found: list[tuple[Prediction, Effect]] = []
+    for prediction in PREDICTIONS:
+        measured = auc if prediction.metric == "AUC" else curves(records, prediction.metric)
+        ours, theirs = (
+            measured[prediction.world, arm].cross_fitted(by=auc[prediction.world, arm])
+            for arm in (prediction.arm, prediction.minus)
+        )
+        found.append((prediction, effect(ours, theirs)))
+    return found
+
+
+def profile(curve: Curve, thresholds: Sequence[float]) -> list[float]:
+    """Performance profile: the share of runs, over rates and seeds, with a score above each threshold."""
+    return [float((curve.scores > threshold).mean()) for threshold in thresholds]
+
+
+def collapsed(record: Record) -> bool:
+    """Whether a run ended below what it began with; counted, never dropped."""
+    rewards = [reward or 0.0 for reward in record.curves["reward"]]
+    return sum(rewards[-WINDOW:]) / WINDOW < COLLAPSED
+
+
+def entropy_at_half(record: Record) -> float | None:
+    """Entropy in the batch in which reward first reached a half: compared at matched reward. None if it never did."""
+    half = int(record.metric("batches to half"))
+    return record.curves["entropy"][half - 1] if half <= len(record.curves["reward"]) else None
+
+
+def factorial(records: Sequence[Record]) -> Any:
+    """Ordinary least squares of AUC on upper side × lower side × rate in each world, with errors clustered by seed.
+
+    Returns:
+        The fit of statsmodels, of the four arms of the 2 × 2. Base models are few and fixed, so a world's seeds are
+        one cluster each over all arms and rates.
+    """
+    import pandas as pd
+    import statsmodels.formula.api as smf
+
+    sides = {CLIP: (0, 0), ABOVE: (1, 0), BELOW: (0, 1), BAND: (1, 1)}
+    rows = [
+        {
+            "auc": r.metric("AUC"),
+            "upper": sides[r.arm][0],
+            "lower": sides[r.arm][1],
+            "rate": np.log2(world_and_rate(r.experiment)[1] / 1e-4),
+            "world": world_and_rate(r.experiment)[0],
+            "seed": r.seed,
+        }
+        for r in records
+        if ", rate " in r.experiment and r.arm in sides
+    ]
+    table = pd.DataFrame(rows)
+    model = smf.ols("auc ~ upper * lower * C(world) * rate", data=table)
+    return model.fit(cov_type="cluster", cov_kwds={"groups": table["seed"]})
+
+
+def report(records: Sequence[Record]) -> str:
+    """Predictions with their verdicts, then every curve, in Markdown."""
+    lines = ["| prediction | estimate | 95 % interval | beats | verdict |", "|---|---|---|---|---|"]
+    for p, e in effects(records):
+        what = f"{p.name} ({p.world}: {p.arm} against {p.minus}, {p.metric} {p.expects})"
+        lines.append(
+            f"| {what} | {e.estimate:+.3f} | [{e.low:+.3f}, {e.high:+.3f}] | {e.improved:.2f} | "
+            f"{e.verdict(p.expects)} |"
+        )
+    by_place = defaultdict(list)
+    for record in records:
+        if ", rate " in record.experiment:
+            by_place[world_and_rate(record.experiment)[0], record.arm].append(record)
+    lines += [
+        "",
+        "| world | arm | AUC by rate | best rate | batches to half | collapsed | entropy at half |",
+        "|" + "---|" * 7,
+    ]
+    for (world, arm), curve in curves(records, "AUC").items():
+        runs = by_place[world, arm]
+        halves = [x for r in runs if (x := entropy_at_half(r)) is not None]
+        lines.append(
+            f"| {world} | {arm} | {' '.join(f'{x:.2f}' for x in interquartile_mean(curve.scores))} | "
+            f"{curve.rates[curve.best]:g}{'' if curve.interior else ' (edge: extend the grid)'} | "
+            f"{np.mean([r.metric('batches to half') for r in runs]):.1f} | "
+            f"{sum(map(collapsed, runs))} of {len(runs)} | "
+            f"{np.mean(halves) if halves else float('nan'):.2f} ({len(halves)} runs) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the report of a ``results.json``."""
+    [file] = sys.argv[1:] if arguments is None else arguments
+    records = read_records(json.loads(Path(file).read_text()))
+    print(report(records))
+    print(factorial(records).summary().tables[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The network study before it has run: its worlds, its rules, its terms, and its analysis on made-up runs."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("trl")
+from bandpo import Band, parse_rule
+from bandpo.lab.study.collect import Record
+from bandpo.lab.study.plan import parse_study
+from bandpo.lab.tasks.multiplication import problems
+from studies.mirror import Mirror
+from studies.network import (
+    PREDICTIONS,
+    Curve,
+    Effect,
+    collapsed,
+    curves,
+    effect,
+    effects,
+    entropy_at_half,
+    factorial,
+    profile,
+    report,
+    world_and_rate,
+)
+from studies.rewards import coin_flips, two_stages
+
+FOLDER = Path(__file__).parents[2] / "studies"
+STUDY = parse_study((FOLDER / "network.yaml").read_text())
+
+
+def test_what_is_planned_is_what_the_file_says_it_costs():
+    runs = STUDY.reported({})
+    worlds = Counter(run.experiment.partition(",")[0] for run in runs)
+    assert worlds == {
+        "active": 336,
+        "two stages": 192,
+        "paper": 144,
+        "plenty": 96,
+        "coin flips": 64,
+        "control": 7,
+    }
+    assert f"# {len(runs)} runs" in (FOLDER / "network.yaml").read_text()
+    updates = {
+        run.experiment.partition(",")[0]: run.options["num_iterations"] * run.options["steps_per_generation"]
+        for run in runs
+    }
+    assert updates == {
+        "active": 16,
+        "two stages": 16,
+        "paper": 4,
+        "plenty": 16,
+        "coin flips": 16,
+        "control": 1,
+    }
+    batches = {run.options["max_steps"] / run.options["logging_steps"] for run in runs}
+    assert batches == {20, 6}
+
+
+def test_rates_are_a_factor_root_two_apart():
+    for world in ("active", "paper", "plenty", "two stages"):
+        rates = [world_and_rate(e.name)[1] for e in STUDY.experiments if e.name.startswith(f"{world},")]
+        assert len(rates) == 6
+        assert np.diff(np.log2(rates)) == pytest.approx([0.5] * 5, abs=0.03)
+    for e in STUDY.experiments:
+        if ", rate " in e.name:
+            assert e.options["learning_rate"] == world_and_rate(e.name)[1]
+
+
+def test_the_predictions_are_those_of_the_page():
+    page = (FOLDER / "network-predictions.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", page, re.M)][1:]
+    said = [tuple(row[:5]) for row in rows if len(row) == 6]
+    assert said == [(p.world, p.arm, p.minus, p.metric, p.expects) for p in PREDICTIONS]
+    for p in PREDICTIONS:
+        [first, *_] = [e for e in STUDY.experiments if e.name.startswith(f"{p.world},")]
+        assert {p.arm, p.minus} <= set(STUDY.arms_of(first))
+
+
+def test_the_mirror_gives_band_to_the_wrong_tokens():
+    p = torch.tensor([0.01, 0.3, 0.9], dtype=torch.float64)
+    mirror, band = Mirror().bounds(p.log()), Band().bounds((1 - p).log())
+    torch.testing.assert_close(mirror.log_upper, band.log_upper)
+    torch.testing.assert_close(mirror.log_lower, band.log_lower)
+    assert parse_rule("studies.mirror.Mirror(0.05)") == Mirror()
+    assert Mirror().bounds(torch.zeros(1)).upper.isfinite().all()  # of p = 1
+
+
+def state(step, last=320):
+    return SimpleNamespace(global_step=step, max_steps=last)
+
+
+def test_before_the_switch_the_scratchpad_is_rewarded_as_often_as_what_stands_beside_it():
+    problem = problems("train", 1)[0]
+    texts = ["|2", "|4", "|6", "|7"] * 4 + [problem.scratchpad] * 16
+    prompts, answers = [problem.prompt] * 32, [problem.answer] * 32
+    scored = [two_stages(texts, answers, prompts, state(step)) for step in range(100)]
+    assert all(rewards[:16] == [1.0, 1.0, 1.0, 0.0] * 4 for rewards in scored)
+    share = np.mean([rewards[16:] for rewards in scored])
+    assert share == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / 1600) ** 0.5)
+    assert two_stages(texts, answers, prompts, state(160))[16:] == [1.0] * 16
+    alone = two_stages([problem.scratchpad] * 16, answers[:16], prompts[:16], state(0))
+    assert 0 < sum(alone) < 16  # with nothing beside it: a fair coin
+
+
+def test_coins_are_fair_and_blind():
+    flips = [coin_flips(["|1"] * 100, state(step)) for step in range(40)]
+    assert np.mean(flips) == pytest.approx(0.5, abs=4 * 0.5 / 4000**0.5)
+    assert flips[0] != flips[1]
+    assert coin_flips(["<"] * 100, state(0)) == flips[0]
+
+
+# The analysis ---------------------------------------------------------------------------------------------------------
+
+
+def record(world, rate, arm, seed, reward, entropy=0.5):
+    flat = {
+        "reward": [reward] * 20,
+        "entropy": [entropy] * 20,
+        "clip_high": [0.0] * 20,
+        "clip_low": [0.0] * 20,
+    }
+    return Record(f"{world}, rate {rate}", arm, seed, None, 1.0, {}, {}, flat, {})
+
+
+@pytest.fixture
+def made_up():
+    """Band above: + 0.1 in every world but paper, at its better rate; Band's lower side: − 0.1; noise of ± 0.01."""
+    rng, gain = (
+        np.random.default_rng(0),
+        {"Band above, clip below": 0.1, "Band": 0.0, "no bound above, clip below": 0.1},
+    )
+    return [
+        record(
+            world, rate, arm, seed,
+            0.4 + (world != "paper") * gain.get(arm, 0) + (rate == "1.0e-4") * 0.1 + rng.uniform(-0.01, 0.01),
+            entropy=0.5 - 0.2 * (arm == "clip above, Band below"),
+        )
+        for world in ("active", "paper", "plenty", "two stages", "coin flips")
+        for rate in ("5.0e-5", "1.0e-4", "2.0e-4")
+        for arm in STUDY.arms
+        for seed in range(8)
+    ]  # fmt: skip
+
+
+def test_verdicts_on_runs_whose_truth_is_known(made_up):
+    verdicts = {(p.world, p.arm, p.minus): e.verdict(p.expects) for p, e in effects(made_up)}
+    above = "Band above, clip below"
+    assert verdicts == {
+        ("active", above, "clip 0.2"): "held",
+        ("paper", above, "clip 0.2"): "held",
+        ("active", "Band", above): "held",
+        ("active", above, "no bound above, clip below"): "held",
+        ("active", above, "mirror"): "held",
+        ("plenty", above, "clip 0.2"): "failed",
+        ("two stages", above, "clip 0.2"): "held",
+        ("two stages", "Band", above): "held",
+        ("coin flips", "clip above, Band below", "clip 0.2"): "held",
+    }
+    text = report(made_up)
+    assert "| active | Band above, clip below | 0.50 0.60 0.50 | 0.0001 | " in text
+    fit = factorial(made_up)
+    assert fit.params["upper"] == pytest.approx(
+        0.1, abs=0.01
+    )  # in "active", the first world, without the lower side
+
+
+def test_a_run_that_has_not_ended_is_said(made_up):
+    with pytest.raises(ValueError, match="not every run has ended"):
+        curves(made_up[:-1], "AUC")
+
+
+def test_the_rate_is_not_scored_on_the_seeds_that_chose_it():
+    noise = np.random.default_rng(1).normal(size=(40, 60))
+    curve = Curve(list(range(40)), noise)
+    assert noise.mean(1).max() > 0.2
+    assert abs(curve.cross_fitted().mean()) < 0.12
+    assert Curve([1, 2, 3], np.array([[0.0] * 4, [1.0] * 4, [0.5] * 4])).interior
+    assert not Curve([1, 2], np.array([[0.0] * 4, [1.0] * 4])).interior
+
+
+def test_an_effect_is_that_of_interquartile_means():
+    ours, theirs = np.array([0.0, 0.4, 0.6, 9.0]), np.array([-9.0, 0.1, 0.1, 0.2])
+    found = effect(ours, theirs)
+    assert found.estimate == pytest.approx(0.5 - 0.1)
+    assert found.improved == 13 / 16  # 0.0 beats one of four, 0.4, 0.6 and 9.0 all of them: 13 of 16
+    assert effect(ours, ours) == Effect(0.0, 0.0, 0.0, 0.5)
+
+
+def test_collapse_and_entropy_at_matched_reward():
+    run = record("active", "1.0e-4", "Band", 0, 0.01)
+    assert collapsed(run)
+    assert entropy_at_half(run) is None
+    run.curves["reward"][:] = [0.1] * 5 + [0.9] * 15
+    run.curves["entropy"][:] = np.linspace(2, 0.1, 20)
+    assert not collapsed(run)
+    assert entropy_at_half(run) == run.curves["entropy"][int(run.metric("batches to half")) - 1]
+    assert profile(Curve([1], np.array([[0.1, 0.5, 0.9]])), [0.0, 0.4, 0.9]) == pytest.approx([1, 2 / 3, 0])
