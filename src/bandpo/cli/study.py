@@ -21,7 +21,7 @@ class _RunByDefault(TyperGroup):
     """`bandpo study FILE` is `bandpo study run FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
+        if args and args[0] not in (*self.commands, "-h", "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
