@@ -96,6 +96,11 @@ class AuditMixin(GRPOTrainer):
                 )
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *arguments: Any, **named: Any):
+        if any("unsloth" in f"{cls.__module__}.{cls.__name__}".lower() for cls in type(self).__mro__):
+            raise ValueError(
+                "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
+                "bandpo.integrations.trl before unsloth, or train without it"
+            )
         self._since_log = _SinceLog()
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise ValueError(

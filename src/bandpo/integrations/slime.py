@@ -52,19 +52,27 @@ def policy_loss(
     """
     from slime.backends.megatron_utils.loss import policy_loss_function
 
+    return policy_loss_function(*with_bounds(args, batch), logits, sum_of_sample_mean)
+
+
+def with_bounds(args: Namespace, batch: dict[str, Any]) -> tuple[Namespace, dict[str, Any]]:
+    """Copies of slime's arguments and micro-batch in which ``eps_clip`` and ``eps_clip_high`` are the bounds' tensors.
+
+    Raises:
+        ValueError: see `policy_loss`.
+    """
     rule = read_rule(method=getattr(args, "method", None), clip=getattr(args, "clip", None))
     if args.advantage_estimator == "gspo":
         raise ValueError(
             "--advantage-estimator gspo makes one ratio of a sequence, but the bounds are per token; choose another"
         )
+    args, batch = copy.copy(args), dict(batch)
     source = "rollout_log_probs" if args.use_rollout_logprobs else "log_probs"
-    if batch.get(source):  # else slime takes the current ones: the ratio is 1
+    if batch.get(source):  # else the framework takes the current ones: the ratio is 1
         per_sample = batch[source]
         logp_old, mask = torch.cat(per_sample), torch.cat(batch["loss_masks"])
         # Under context parallelism the masks are whole and the log-probabilities this rank's part, without padding.
         whole = mask.shape == logp_old.shape
-        logp_old, low, high = epsilons(rule, logp_old, mask if whole else None)
-        args, batch = copy.copy(args), dict(batch)
-        args.eps_clip, args.eps_clip_high = low, high
+        logp_old, args.eps_clip, args.eps_clip_high = epsilons(rule, logp_old, mask if whole else None)
         batch[source] = list(logp_old.split([len(sample) for sample in per_sample]))
-    return policy_loss_function(args, batch, logits, sum_of_sample_mean)
+    return args, batch
