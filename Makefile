@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FAST := -n 2 -m "not slow and not exhaustive"
 
 .PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps gpu-check \
   clean
@@ -11,7 +12,7 @@ demo: $(READY)
 	$(BIN)/bandpo train --output_dir runs/demo --resume
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not exhaustive"
+	$(BIN)/python -m pytest $(FAST) $(TESTS)
 
 slow-test: $(READY)
 	$(BIN)/python -m pytest -m slow
@@ -32,7 +33,7 @@ lint: $(READY)
 
 # Branch coverage of the core by the tests that are about it, which must be at least 95 %.
 coverage: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not exhaustive" tests/core --cov --cov-report=term
+	$(BIN)/python -m pytest $(FAST) tests/core --cov --cov-report=term
 
 # Which changes to the solver and the loss no test notices; listed in docs/development.md.
 mutation: $(READY)

@@ -9,8 +9,8 @@ the version that `bandpo.integrations.ADAPTERS` names, or at the oldest or newes
 Environments and results that are there already are used again; the table between the markers in docs/frameworks.md is
 rewritten from all results in the folder. Exits with 1 if a test failed.
 
-On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each. prime-rl and slime are
-not on the package index: their tests stand in for the few names that the adapters use.
+On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each. Frameworks that are not on
+the package index have stand-ins in their tests; `Adapter.stand_in` says which, and the table.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ TRL_TESTS = (
     "tests/integrations/test_trl_radius.py",
     "tests/lab/test_training.py",
 )
-STAND_IN = "not on the package index; tested against its documented interface"
+RECIPES_STAND_IN = "the classes that NeMo-RL's, ROLL's, AReaL's and OpenRLHF's recipes extend"
 ENVIRONMENTS = {
     "trl_experimental": Environment(("trl=={version}", *map(admitted, TRL[1:]))),
-    "prime_rl": Environment(note=STAND_IN),
+    "prime_rl": Environment(),
     "trinity": Environment(("ray", "omegaconf", "safetensors", "transformers"), ("trinity-rft=={version}",)),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
@@ -97,11 +97,14 @@ ENVIRONMENTS = {
         ),
         ("skyrl=={version}", "skyrl-gym"),
     ),
-    "slime": Environment(note=STAND_IN),
+    "slime": Environment(),
+    "miles": Environment(),
+    "molt": Environment(),
+    "ms_swift": Environment(),
     "liger": Environment(("triton",), ("liger-kernel=={version}",)),
     "stable_baselines3": Environment(("stable-baselines3=={version}",)),
     "torchrl": Environment(("torchrl=={version}",)),
-    "recipes": Environment(note="NeMo-RL, ROLL, AReaL, OpenRLHF: stand-ins for the classes that they extend"),
+    "recipes": Environment(),
     "torch-oldest": core(oldest("torch")),
     "torch-newest": core(admitted("torch")),
     "trl-oldest": framework(TRL, oldest, "train", *TRL_TESTS),
@@ -174,20 +177,25 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
     }
 
 
+def tested_against(name: str, adapter: dict[str, str] | None) -> str:
+    """The real package, or what stands in for it."""
+    stand_in = RECIPES_STAND_IN if name == "recipes" else adapter["stand_in"] if adapter else ""
+    return f"stand-in for {stand_in}" if stand_in else "the real package"
+
+
 def row(name: str, result: dict[str, int | str], adapter: dict[str, str] | None) -> str:
     total = int(result["tests"]) - int(result["skipped"])
     passed = total - int(result["failures"]) - int(result["errors"])
     framework = (
         adapter["framework"] if adapter else {"recipes": "recipes below"}.get(name, name.replace("-", ", "))
     )
-    return (
-        f"| {framework} | {result['version']} | {passed} of {total} | {result['python']} | {result['note']} |"
-    )
+    against = " · ".join(filter(None, [str(result["note"]), tested_against(name, adapter)]))
+    return f"| {framework} | {result['version']} | {passed} of {total} | {result['python']} | {against} |"
 
 
 def write_table(folder: Path, known: dict[str, dict[str, str]]) -> None:
     """Replace what stands between the markers."""
-    lines = ["| framework | version | tests passed | Python | |", "|---|---|---|---|---|"]
+    lines = ["| framework | version | tests passed | Python | against |", "|---|---|---|---|---|"]
     for name in ENVIRONMENTS:
         if (path := folder / f"{name}.json").exists():
             lines.append(row(name, json.loads(path.read_text()), known.get(name)))

@@ -4,6 +4,7 @@ import ast
 import doctest
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bandpo
+from bandpo.integrations import ADAPTERS
 from pages import PAGES, ROOT, blocks
 
 # Those of frameworks.md need their frameworks: tests/integrations runs each. Those with a title are files.
@@ -190,3 +192,31 @@ def test_the_tests_named_in_the_paper_map_exist():
             assert not test or f"def {test}(" in text, f"{file}::{test}"
             checked += 1
     assert checked > 10
+
+
+def matrix_rows() -> dict[str, list[str]]:
+    page = (ROOT / "docs/frameworks.md").read_text()
+    table = page.partition("<!-- matrix: begin -->")[2].partition("<!-- matrix: end -->")[0]
+    return {
+        cells[0]: cells[1:]
+        for row in table.splitlines()
+        if (cells := [c.strip() for c in row.split("|")[1:-1]])
+    }
+
+
+MATRIX = runpy.run_path(str(ROOT / "scripts/matrix.py"))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.module)
+def test_the_table_of_frameworks_says_what_each_is_tested_against(adapter):
+    rows = matrix_rows()
+    names = {"trl": ["trl, oldest", "trl, newest"], "verl": ["verl"]}.get(adapter.module, [adapter.framework])
+    assert rows[names[-1]][0] == adapter.tested
+    assert all(rows[name][-1] == MATRIX["tested_against"](adapter.module, vars(adapter)) for name in names)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.module)
+def test_the_tests_of_an_adapter_need_its_framework_unless_something_stands_in(adapter):
+    tests = (ROOT / f"tests/integrations/test_{adapter.module}.py").read_text()
+    needed = rf'^(from|import) {adapter.package}\b|^pytest\.importorskip\("{adapter.package}"'
+    assert bool(re.search(needed, tests, re.M)) is not bool(adapter.stand_in)

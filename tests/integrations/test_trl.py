@@ -539,6 +539,19 @@ def test_a_loss_that_asks_for_no_log_probabilities_is_refused(tmp_path, monkeypa
         make(AuditedGRPOTrainer, FusedConfig, tmp_path)
 
 
+def test_unsloth_imported_first_is_said_at_construction(tmp_path):
+    """It puts a class of this name in the place of TRL's, so that ours derives from it."""
+
+    class UnslothGRPOTrainer(GRPOTrainer):
+        pass
+
+    class Audited(AuditMixin, UnslothGRPOTrainer):
+        pass
+
+    with pytest.raises(ValueError, match=r"import bandpo\.integrations\.trl before unsloth"):
+        make(Audited, GRPOConfig, tmp_path)
+
+
 class FusedConfig(GRPOConfig):
     """Of a TRL whose flag means the loss; here it would have transformers look for the package."""
 

@@ -14,7 +14,7 @@ roots from the other end, so one solver serves all tokens and both bounds.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@runtime_checkable
 class Generator(Protocol):
     """What is needed of an f-divergence."""
 

@@ -3,14 +3,14 @@
     --loss-type custom_loss --custom-loss-function-path bandpo.integrations.miles.policy_loss
     --custom-config-path band.yaml
 
-where ``band.yaml`` holds ``clip: Band(KL(), 0.05)``, or ``method: DAPO()``. miles' KL term, truncated importance sampling,
-sequence masks, entropy bonus and metrics stay as they are.
+where ``band.yaml`` holds ``clip: Band(KL(), 0.05)``, or ``method: DAPO()``. miles' KL term, truncated importance
+sampling, sequence masks, entropy bonus and metrics stay as they are.
 
 Anchor: ``batch["log_probs"]``, the trainer's own, or under ``--use-rollout-logprobs`` the sampler's. Under
 ``--skip-actor-forward-only`` without that flag every ratio is 1, and no clip does anything.
 
-Written for miles of 2026-08-21 (commit 31f1ca9). miles needs Megatron, so it was tested with its ``policy_loss_function``
-and its inputs stood in for.
+Written for miles of 2026-08-21 (commit 31f1ca9). miles needs Megatron, so it was tested with its
+``policy_loss_function`` and its inputs stood in for.
 """
 
 from __future__ import annotations

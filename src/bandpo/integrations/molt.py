@@ -1,16 +1,16 @@
-"""Clip rules in Molt, OpenRLHF's successor: its own PPO surrogate, with the bounds of the batch in place of two numbers.
+"""Clip rules in Molt, OpenRLHF's successor: its own PPO surrogate, with the bounds of the batch for two numbers.
 
     from bandpo.integrations.molt import install
     install(clip="Band(KL(), 0.05)")
 
 in each process that trains, before Molt builds its loss. Molt's command line takes the losses that it lists and no
-other, and has no option to import a module; so ``install`` replaces the loss of the name ``ppo``, and `docs/frameworks.md`
-shows where to call it. Molt's ``--actor.eps_clip_low_high`` then has no effect. Its dual clip, importance-sampling
-correction, aggregation and metrics stay as they are.
+other, and has no option to import a module. So ``install`` replaces the loss of the name ``ppo``, and
+docs/frameworks.md shows where to call it. Molt's ``--actor.eps_clip_low_high`` then has no effect. Its dual clip,
+importance-sampling correction, aggregation and metrics stay as they are.
 
 Anchor: the old log-probabilities that Molt's ratio refers to.
 
-Written for Molt of 2026-08-06 (commit 2d62608), whose ``molt.models.loss`` it was tested with.
+Written for Molt of 2026-08-06 (commit 2d62608), and tested with a stand-in for its ``molt.models.loss``.
 """
 
 from __future__ import annotations

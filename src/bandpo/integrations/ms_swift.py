@@ -2,8 +2,9 @@
 
     BANDPO_CLIP="Band(KL(), 0.05)" swift rlhf --rlhf_type grpo --external_plugins band_plugin.py ...
 
-where ``band_plugin.py`` is one line, ``import bandpo.integrations.ms_swift``. ms-swift has no option for a rule's text, so
-the environment has it: ``BANDPO_CLIP``, or ``BANDPO_METHOD`` for a method that is PPO's surrogate on other bounds.
+where ``band_plugin.py`` is one line, ``import bandpo.integrations.ms_swift``. ms-swift has no option for a rule's
+text, so the environment has it: ``BANDPO_CLIP``, or ``BANDPO_METHOD`` for a method that is PPO's surrogate on other
+bounds.
 Importing this module makes ``--rlhf_type grpo`` train with `BandGRPOTrainer`. ms-swift's KL term, rollout correction,
 masks and metrics stay as they are; ``--epsilon`` and ``--epsilon_high`` have no effect. Its Megatron trainer is another
 class and does not take part.
@@ -29,7 +30,7 @@ CLAMPED = ("grpo", "bnpo", "dr_grpo", "dapo", "fipo")
 
 
 class BandGRPOTrainer(GRPOTrainer):
-    """ms-swift's `GRPOTrainer` with the clip rule of ``BANDPO_CLIP`` or ``BANDPO_METHOD``, ``Band(KL(), 0.05)`` by default.
+    """ms-swift's `GRPOTrainer` with the clip rule of ``BANDPO_CLIP`` or ``BANDPO_METHOD``; by default Band-KL.
 
     Raises:
         ValueError: a setting cannot be read; a method that is more than bounds; a ``loss_type`` that does not clamp,

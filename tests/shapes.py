@@ -1,0 +1,31 @@
+"""Checks the shape annotations of bandpo as it runs: a pytest plugin, `pytest -p shapes tests/core/test_losses.py`.
+
+The annotations are imported for type checkers alone, since the core needs torch alone. Here they are imported
+for good, and each function is wrapped in beartype's check; so this is for a process of its own, before bandpo is.
+"""
+
+import typing
+
+import torch.func  # noqa: F401  (this and beartype before anything is told that it is being type-checked)
+from beartype import BeartypeConf, beartype
+from jaxtyping import install_import_hook
+
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as type checkers have it
+
+CORE = [
+    "_checks",
+    "_rule_check",
+    "bounds",
+    "clipping",
+    "combinators",
+    "dcpo",
+    "diagnostics.audit",
+    "divergences",
+]
+CORE += ["losses", "methods", "objectives", "radius", "tokens"]
+
+typing.TYPE_CHECKING = True
+with install_import_hook([f"bandpo.{module}" for module in CORE], "shapes.checked"):
+    import bandpo
+    import bandpo.diagnostics.audit  # noqa: F401
+typing.TYPE_CHECKING = False
