@@ -1,5 +1,5 @@
 """ms-swift needs ModelScope. The parts of ``GRPOTrainer`` that the adapter meets are written out here: the settings
-that it reads, the batch that its loss takes, PPO's clamp in between, and the mapping by which ms-swift finds its trainer."""
+that it reads, the batch that its loss takes, PPO's clamp in between, and the mapping by which it finds its trainer."""
 
 import importlib
 import sys
