@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bandpo.cli.plot import save
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from bandpo.diagnostics.summary import RunSummary
 
 
 def audit_command(
@@ -69,6 +64,7 @@ def audit_command(
     from bandpo.diagnostics.recorder import is_record
     from bandpo.diagnostics.runs import known_run
     from bandpo.diagnostics.summary import summarize
+    from bandpo.diagnostics.tables import clip_table
 
     records = [path for path in runs if is_record(path)]
     logs = {str(path): read_log(path) for path in runs if path not in records}
@@ -91,55 +87,10 @@ def audit_command(
         title = f"{label}, {summary.steps} steps"
         console.print(findings_table(title, all_findings(summary, known[label])))
         console.print()
-    console.print(_numbers(summaries))
+    numbers = clip_table(summaries)
+    table = Table(*numbers.header, title="on the run's own tensors")
+    for row in numbers.rows:
+        table.add_row(*row)
+    console.print(table)
     save(audit_figure(logs), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)
-
-
-def _numbers(runs: dict[str, RunSummary]) -> Table:
-    from rich.table import Table
-
-    from bandpo.diagnostics.audit import BINS
-
-    table = Table("", *runs, title="on the run's own tensors")
-
-    def row(name: str, cells: list[str | None]) -> None:
-        if any(cells):
-            table.add_row(name, *(cell or "–" for cell in cells))
-
-    each = runs.values()
-    row("clip rate", [_percent(d.clipped) for d in each])
-    row("  clip-high", [_percent(d.clip_high if d.clip_low is not None else None) for d in each])
-    row("  clip-low", [_percent(d.clip_low) for d in each])
-    for name in BINS:
-        found = [d.clip_high_by_bin.get(name) for d in each]
-        row(
-            f"  clip-high, p {name.replace('_', ' ')}",
-            [f and f"{_percent(f[0])} of {f[1]:.0f}" for f in found],
-        )
-    row(
-        "  clip-high, p below 0.1",
-        [
-            f"{_percent(d.rare.blocked / d.rare.tokens)} of {d.rare.tokens:.0f}" if d.rare.tokens else None
-            for d in each
-        ],
-    )
-    row(
-        "positive gradient blocked, p < 0.1",
-        [_percent(d.blocked_mass.get("", {}).get("below_0.1")) for d in each],
-    )
-    row("radius used", [_percent(d.radius_used) for d in each])
-    for rule in {name: None for d in each for name in d.blocked_mass if name}:
-        table.add_section()
-        rates = [d.counterfactuals.get(rule) for d in each]
-        row(f"{rule} would clip high", [_percent(r and r[0]) for r in rates])
-        row(f"{rule} would clip low", [_percent(r and r[1]) for r in rates])
-        row(
-            f"{rule} would block, p < 0.1",
-            [_percent(d.blocked_mass.get(rule, {}).get("below_0.1")) for d in each],
-        )
-    return table
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.2%}"

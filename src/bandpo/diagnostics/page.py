@@ -13,25 +13,10 @@ import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bandpo.diagnostics.files import replacing
+from bandpo.diagnostics.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a header; the first column names the row."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    prose: bool = False
-    """Whether the cells hold words, which are set flush left and broken over lines, rather than numbers."""
-
-    def markdown(self) -> str:
-        """As a Markdown table, without the caption."""
-        rules = ["---" if k == 0 or self.prose else "---:" for k in range(len(self.header))]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.header, rules, *self.rows))
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo.diagnostics.audit import BINS
 from bandpo.diagnostics.figures import audit_figure, training_curves
 from bandpo.diagnostics.findings import all_findings
 from bandpo.diagnostics.logs import read_log
-from bandpo.diagnostics.page import Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.page import Page, Picture, Section, Verbatim
 from bandpo.diagnostics.runs import known_run
 from bandpo.diagnostics.summary import summarize
+from bandpo.diagnostics.tables import Table, clip_table
 
 MARKS = {True: "yes", False: "no", None: "cannot be told"}
 
@@ -39,15 +39,8 @@ def run_page(paths: Sequence[Path]) -> Page:
         numbers("reward, last tenth", [d.reward and d.reward[1] for d in each]),
         numbers("entropy, first tenth", [d.entropy and d.entropy[0] for d in each]),
         numbers("entropy, last tenth", [d.entropy and d.entropy[1] for d in each]),
-        numbers("clip-high rate", [d.clip_high for d in each], ".2%"),
-        numbers("clip-low rate", [d.clip_low for d in each], ".2%"),
-        numbers("radius used", [d.radius_used for d in each], ".1%"),
+        *clip_table(found).rows,
     ]
-    for name in BINS:
-        shares = [d.clip_high_by_bin.get(name) for d in each]
-        rows.append(
-            numbers(f"clip-high, p {name.replace('_', ' ')}", [share and share[0] for share in shares], ".2%")
-        )
     verdicts = [
         [
             label,

@@ -14,11 +14,11 @@ from typing_extensions import TypedDict
 
 from bandpo.diagnostics.files import read_jsonl, replacing
 from bandpo.lab.authors import STYLES, refuse_unknown
-from bandpo.lab.checked import checked
 from bandpo.lab.data.overlap import overlaps
 from bandpo.lab.data.sources import SIZE, Golds, Problem, ProblemSet, Role, load, set_name
 from bandpo.lab.evals.golds import Gold, unreadable
 from bandpo.lab.evals.grading import MathGrader
+from bandpo.lab.file_models import checked
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """How to answer, so that grading finds the answer; the sentence that Qwen's models were trained with."""

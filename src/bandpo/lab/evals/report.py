@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bandpo.diagnostics.tables import Table
 from bandpo.lab.evals.golds import BadGold
 from bandpo.lab.evals.metrics import Estimate, Values, estimate, per_problem
 from bandpo.lab.evals.run import Sample
@@ -93,13 +94,10 @@ def as_json(scores: Mapping[str, Scores]) -> dict[str, Any]:
 
 def as_markdown(scores: Mapping[str, Scores]) -> str:
     """The report as a table in Markdown, intervals at 95 % over problems."""
-    lines = ["| data | problems | metric | value | 95 % interval |", "|---|---|---|---|---|"]
-    notes = []
+    rows, notes = [], []
     for source, s in scores.items():
         for name, e in s.estimates().items():
-            lines.append(
-                f"| {source} | {len(s.problems)} | {name} | {e.mean:.4f} | {e.low:.4f} to {e.high:.4f} |"
-            )
+            rows.append([source, str(len(s.problems)), name, f"{e.mean:.4f}", f"{e.low:.4f} to {e.high:.4f}"])
         notes.append(
             f"{source}: {s.endings['no answer']:.1%} of samples without an answer, "
             f"{s.endings['cut']:.1%} cut at the token limit, {s.endings['timeout']:.1%} not graded in time; "
@@ -110,4 +108,5 @@ def as_markdown(scores: Mapping[str, Scores]) -> str:
                 f"{source}: {len(s.kept) + len(s.dropped)} golds cannot be used, {len(s.kept)} kept (right answers "
                 f"may score 0 there) and {len(s.dropped)} left out: {', '.join([*s.kept, *s.dropped])}."
             )
-    return "\n\n".join(["\n".join(lines), *notes]) + "\n"
+    table = Table(["data", "problems", "metric", "value", "95 % interval"], rows, prose=True)
+    return "\n\n".join([table.markdown(), *notes]) + "\n"

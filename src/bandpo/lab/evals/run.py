@@ -13,10 +13,10 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from bandpo.diagnostics.files import read_jsonl
-from bandpo.lab.checked import checked
 from bandpo.lab.evals.generate import GenerationError, Generator
 from bandpo.lab.evals.grading import grade
 from bandpo.lab.evals.problems import EvalProblem, fingerprint
+from bandpo.lab.file_models import checked
 
 SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
 

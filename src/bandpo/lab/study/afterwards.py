@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bandpo.diagnostics.files import read_yaml
-from bandpo.lab.checked import FileModel, checked
+from bandpo.lab.file_models import FileModel, checked
 from bandpo.lab.study.plan import Study
 
 FILE = "afterwards.yaml"

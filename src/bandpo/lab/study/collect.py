@@ -12,7 +12,7 @@ import yaml
 
 from bandpo.diagnostics.audit import BINS, RARE
 from bandpo.diagnostics.logs import Row, read_log
-from bandpo.lab.checked import checked
+from bandpo.lab.file_models import checked
 
 SOLVED = 0.5
 """Training reward from which half of the prompts' completions are right."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from bandpo.diagnostics.files import read_yaml
-from bandpo.lab.checked import FileModel, checked
+from bandpo.lab.file_models import FileModel, checked
 from bandpo.notation import parse_rule
 
 PREPARED = "{prepared}"

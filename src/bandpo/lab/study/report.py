@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bandpo.diagnostics.page import Page, Picture, Section, Table, Verbatim
+from bandpo.diagnostics.page import Page, Picture, Section, Verbatim
+from bandpo.diagnostics.tables import Table
 from bandpo.lab.study import figures
 from bandpo.lab.study.afterwards import Afterwards, parse_afterwards
 from bandpo.lab.study.collect import Record, read_records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bandpo.diagnostics.page import Table
+from bandpo.diagnostics.tables import Table
 from bandpo.lab.study.collect import METRICS, WINDOW, Record
 from bandpo.lab.study.plan import Experiment, Study
 from bandpo.lab.study.statistics import Interval, by_seed, choose, differences, tuning_score

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCardData
 
+from bandpo.diagnostics.tables import Table
 from bandpo.lab.tasks import EMBEDDED
 
 if TYPE_CHECKING:
@@ -56,13 +57,9 @@ def run_card(arguments: Arguments, folder: RunFolder) -> str:
         f"---\n{header.to_yaml()}\n---",
         f"# {folder.path.name}",
         f"`{base}`, trained by `bandpo train` with GRPO on {', '.join(f'`{name}`' for name in data)}.",
-        _table(["setting", "value"], [[name, f"`{value}`"] for name, value in settings.items()]),
-        *([_table(["score", *scores], rows)] if rows else []),
-        _table(["file", "holds"], files),
+        Table(["setting", "value"], [[k, f"`{v}`"] for k, v in settings.items()], prose=True).markdown(),
+        *([Table(["score", *scores], rows).markdown()] if rows else []),
+        Table(["file", "holds"], files, prose=True).markdown(),
         "The same run again: `bandpo train --config config.yaml --output_dir ANOTHER_FOLDER`.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
