@@ -61,7 +61,7 @@ def rarer_event(logp: Float[Tensor, "*shape"], log1mp: Float[Tensor, "*shape"]) 
 
 
 def tilt_root(
-    divergence: Generator, rarer: Rarer, radius: Float[Tensor, "*shape"], sign: int
+    divergence: Generator, rarer: Rarer, radius: Float[Tensor, "*#shape"], sign: int
 ) -> Float[Tensor, "*shape"]:
     """The tilt ``y`` of the given sign at which the divergence spends ``radius``; ``sign·inf`` if none does.
 
