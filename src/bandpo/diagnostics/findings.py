@@ -46,7 +46,7 @@ def _acts(d: RunSummary, run: Run) -> Finding:
             question,
             False,
             "never: every ratio was exactly 1, the old policy is the current one",
-            "use each batch for more than one optimiser step"
+            "several optimiser steps on each batch"
             f"{setting('several updates', run.framework)}; until then no rule makes a difference",
         )
     if d.clipped == 0 and d.inert is not None and d.inert < 1:
@@ -100,7 +100,7 @@ def _usual(d: RunSummary, run: Run) -> Finding:
             f"{setting('sampling', run.framework)}; if that is so, {_smaller(run)}",
         )
     nearest = closest(d.clipped, known)
-    within = nearest.low <= d.clipped <= nearest.high
+    within = 0.95 * nearest.low <= d.clipped <= 1.05 * nearest.high  # reports are rounded to two digits
     return Finding(
         question, True, f"{rate}{', as reported:' if within else '; the nearest report is'} {_said(nearest)}"
     )
@@ -177,8 +177,8 @@ def _entropy(d: RunSummary, run: Run) -> Finding:
                 question,
                 True,
                 answer + ": nearly all spent, but it was earned; little exploration is left",
-                "if the reward should still rise: a tighter lower bound, or an entropy bonus"
-                f"{setting('entropy bonus', run.framework)}",
+                f"a tighter lower bound, or an entropy bonus{setting('entropy bonus', run.framework)}, if the reward "
+                "should still rise",
             )
         return Finding(
             question,
