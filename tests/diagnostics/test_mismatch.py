@@ -94,6 +94,8 @@ def test_sums_over_parts_are_the_whole():
     two.reduced(lambda x: flat.append(x) or x)
     assert one.reduced(lambda x: x + flat[0]).metrics() == pytest.approx(whole.metrics(), rel=1e-5)
     assert whole.lags == ["0", "1", "2-3", "4-7"]
+    with pytest.raises(ValueError, match="unknown bin 'rare'; known are below_1e-4,"):
+        whole.figures(bin="rare")
     with pytest.raises(ValueError, match="other corrections"):
         one + Mismatch.from_batch(*tensors, method=Band(), corrections={})
 

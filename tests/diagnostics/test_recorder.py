@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import bandpo
 from bandpo import GSPO, Audit, Band, FixedClip, Parts, Recorder, Tokens
 from bandpo.diagnostics import recorder as recorder_module
 from bandpo.diagnostics.record import metadata, read_calls
-from bandpo.diagnostics.recorder import META, is_record
+from bandpo.diagnostics.recorder import META, is_record, record_schema
 from bandpo.diagnostics.replay import RUN, replay
 
 pa = pytest.importorskip("pyarrow")
@@ -125,6 +126,8 @@ def test_the_anchor_may_be_the_engine(tmp_path):
     assert replay(tmp_path).audits[RUN].metrics()["clip_high"] == expected["clip_high"]
     around = Audit.from_batch(*given.values(), clip="FixedClip(0.2)").metrics()
     assert replay(tmp_path, anchor="trainer").audits[RUN].metrics()["clip_high"] == around["clip_high"]
+    with pytest.raises(ValueError, match="anchor must be 'trainer' or 'rollout', got 'engine'"):
+        replay(tmp_path, anchor="engine")
     record(tmp_path / "none")
     with pytest.raises(
         ValueError, match=r"tokens-00000-0000.arrow, call 1 has no log-probabilities of the rollout"
@@ -178,6 +181,34 @@ def test_the_method_of_one_call(tmp_path):
         recorder.add(**batch(0))
         recorder.add(**batch(1), method=Parts(FixedClip(0.1)))
     assert [call.method.clip for call in read_calls(tmp_path)] == [Band(), FixedClip(0.1)]
+
+
+def test_a_folder_whose_files_tell_different_methods(tmp_path):
+    record(tmp_path, [0, 1], process=0)
+    record(tmp_path, [1, 2], process=1, method="FixedClip(0.1)")
+    seen = replay(tmp_path, {"Band": "Band()"})
+    assert {name: sorted(steps) for name, steps in seen.by_step.items()} == {"Band": [0, 1, 2], RUN: [1, 2]}
+    assert "audit/if/the run/clip_high" not in seen.rows[0]
+    assert "audit/if/the run/clip_high" in seen.rows[1]
+
+
+def test_a_record_without_a_method_or_others_to_try(tmp_path):
+    record(tmp_path)
+    seen = replay(tmp_path, {})
+    assert list(seen.audits) == ["FixedClip(0.2)"]
+    assert seen.mismatch is None
+
+
+def test_the_page_has_every_column():
+    page = (Path(__file__).parents[2] / "docs/record.md").read_text()
+    for field in record_schema("float32"):
+        kind = (
+            str(field.type)
+            .replace("list<item: ", "list of ")
+            .replace("halffloat", "float16")
+            .replace("float>", "float32>")
+        )
+        assert f"| `{field.name}` | {kind.removesuffix('>')} |" in page
 
 
 def test_a_radius_by_entropy_is_resolved(tmp_path):

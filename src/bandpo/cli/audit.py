@@ -56,6 +56,7 @@ def audit_command(
 ) -> None:
     """Say what the clip does to a run: whether it acts, how often others' does, what it blocks, and what to try."""
     from rich.console import Console
+    from rich.table import Table
 
     from bandpo.cli.record import findings_table, print_record
     from bandpo.diagnostics.figures import audit_figure

@@ -217,7 +217,13 @@ class Mismatch:
         tokens that the rule, around μ, blocks at π_old, before any update; ``blocked_moved``: around π_old, at π;
         ``blocked_total``: around μ, at π. ``spent_before``, ``spent_moved``: mean share of the interval used, at most
         1 a token.
+
+        Raises:
+            ValueError: there is no such group or bin.
         """
+        for what, name, known in (("group of lags", lag, LAGS), ("bin", bin, BINS)):
+            if name not in (None, *known):
+                raise ValueError(f"unknown {what} {name!r}; known are {', '.join(known)}")
         chosen = self.tokens if lag is None else self.tokens[LAGS.index(lag)].unsqueeze(0)
         chosen = chosen if bin is None else chosen[:, BINS.index(bin)].unsqueeze(1)
         s = dict(zip(TOKEN_SUMS, chosen.sum((0, 1)).tolist(), strict=True))

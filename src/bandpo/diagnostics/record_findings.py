@@ -127,7 +127,7 @@ def _stale(m: Mismatch) -> Finding:
     if newest == oldest:
         return Finding(question, newest == "0" or None, f"all tokens were sampled {newest} versions before")
     answer = f"KL {fresh['kl_k3']:.2g} at a lag of {newest}, {old['kl_k3']:.2g} at {oldest}"
-    if old["kl_k3"] > max(STALE * fresh["kl_k3"], fresh["kl_k3"] + NEAR):
+    if old["kl_k3"] > max(FAR, STALE * fresh["kl_k3"]):
         return Finding(
             question,
             False,
@@ -135,7 +135,7 @@ def _stale(m: Mismatch) -> Finding:
             "push weights more often, or allow less lag (verl: async_training.staleness_threshold; AReaL: "
             "max_head_offpolicyness; prime-rl: max_async_level)",
         )
-    return Finding(question, True, f"{answer}: lag is not what drives them apart")
+    return Finding(question, True, f"{answer}: lag does not drive them far apart")
 
 
 def _spent(m: Mismatch, anchor: str) -> Finding:

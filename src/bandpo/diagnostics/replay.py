@@ -14,6 +14,7 @@ from bandpo.diagnostics.audit import COUNTERFACTUALS, Audit
 from bandpo.diagnostics.logs import Row, named_rows
 from bandpo.diagnostics.mismatch import Mismatch
 from bandpo.diagnostics.record import read_calls
+from bandpo.diagnostics.recorder import ANCHORS
 from bandpo.methods import Method, Parts
 from bandpo.notation import as_parts, parse_method
 
@@ -49,8 +50,10 @@ class Replay:
         for step, audit in self.by_step[own].items():
             row = {f"audit/{name}": value for name, value in audit.metrics().items()}
             for other in others:
-                tried = self.by_step[other][step].metrics()
-                row |= {f"audit/if/{other}/{name}": value for name, value in tried.items()}
+                tried = self.by_step[other].get(step)  # not every file need tell the run's method
+                row |= (
+                    {} if tried is None else {f"audit/if/{other}/{k}": x for k, x in tried.metrics().items()}
+                )
             found.append(row | {"step": step})
         return named_rows(found)
 
@@ -86,6 +89,8 @@ def replay(
     >>> [(name, audit.metrics()["clip_high"]) for name, audit in seen.audits.items()]
     [('the run', 0.5), ('Band', 0.0)]
     """
+    if anchor not in (None, *ANCHORS):
+        raise ValueError(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
     tried = {name: parse_method(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
