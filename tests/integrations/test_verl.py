@@ -174,7 +174,7 @@ def test_metrics_are_the_cores():
 
 
 def test_the_reported_loss_of_a_token_that_a_band_clips_is_not_clipped():
-    """As in TRL: the clip acts on the gradient, and `actor/pg_loss` is the mean of −r·A; with a fixed clip it is less."""
+    """As in TRL: the clip acts on the gradient, while `actor/pg_loss` is the mean of −r·A."""
     tensors = batch(2) | {"rollout_is_weights": None}
     config = actor_config(BandPolicyLossConfig(), clip_ratio_c=math.inf)
     loss, _, metrics = evaluate(config, tensors)
