@@ -173,6 +173,21 @@ def test_metrics_are_the_cores():
         assert metrics[f"actor/{name}"] == pytest.approx(value.item()), name
 
 
+def test_the_reported_loss_of_a_token_that_a_band_clips_is_not_clipped():
+    """As in TRL: the clip acts on the gradient, while `actor/pg_loss` is the mean of −r·A."""
+    tensors = batch(2) | {"rollout_is_weights": None}
+    config = actor_config(BandPolicyLossConfig(), clip_ratio_c=math.inf)
+    loss, _, metrics = evaluate(config, tensors)
+    ratio = (tensors["log_prob"] - tensors["old_log_prob"]).exp()
+    plain = -(ratio * tensors["advantages"])[tensors["response_mask"]].mean()
+    assert metrics["actor/pg_clipfrac"] > 0.05
+    assert loss.item() == pytest.approx(plain.item())
+    fixed = evaluate(
+        actor_config(BandPolicyLossConfig(clip="FixedClip(0.2)"), clip_ratio_c=math.inf), tensors
+    )
+    assert fixed[0] > loss + 0.01
+
+
 @pytest.mark.parametrize("junk", [0.0, -math.inf, math.nan])
 def test_a_micro_batch_without_tokens_keeps_the_ranks_together(junk):
     tensors = batch(3)

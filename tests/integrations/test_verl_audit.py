@@ -452,7 +452,7 @@ def test_losses_of_agent_lightning_are_audited_by_their_gradient(name):
     pytest.importorskip("agentlightning.verl.per_rollout_loss", reason="needs agentlightning (Python 3.12)")
     tensors = batch(5, spread=1.2)
     config = actor_config(AuditedPolicyLossConfig(loss_mode=name), **RANGES)
-    _, gradient, metrics = evaluate(config, tensors, "token-sum")  # which is what these do
+    _, gradient, metrics = evaluate(config, tensors)
     dropped = ((gradient == 0) & tensors["response_mask"]).sum().item() / tensors[
         "response_mask"
     ].sum().item()

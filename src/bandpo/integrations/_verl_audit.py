@@ -220,14 +220,13 @@ class Reporter:
         audit = Audit.from_views(view, run, view(run))
         flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
         names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
-        found = dict(zip(names, flat, strict=True))
+        found = dict(zip(names, flat, strict=True)) | {"clips": float(not isinstance(run.clip, Unclipped))}
         if not found["counted/0"]:
-            found = dict.fromkeys(names, 0.0)
+            found = dict.fromkeys(found, 0.0)
         first = 0.0 if self._moved else 1.0
         self._moved = True
         for name in ("counted", "ratio", "log_ratio_abs"):
             found[f"first/{name}"] = first * found[f"{name}/0"]
-        found["clips"] = float(not isinstance(run.clip, Unclipped))
         return found
 
 
@@ -330,7 +329,7 @@ def _added_up(means: Mapping[str, Sequence[float] | metric.Metric]) -> dict[str,
     if not isinstance(means["counted/0"], metric.Metric):
         known = columns["mini_batch_tokens"]
         losses = [a / b if a and b else 1.0 for a, b in zip(known, counted, strict=True)]
-    flags = {"clips", "detail"}  # the same in each loss
+    flags = {"clips", "detail"}  # the same in each loss, but 0 in one without tokens
     return {
         name: max(values) if name in flags else sum(n * x for n, x in zip(losses, values, strict=True))
         for name, values in columns.items()
