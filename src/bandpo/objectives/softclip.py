@@ -70,7 +70,10 @@ class MiddleTanh(Objective):
     pushes to; ``w = r`` elsewhere. A rule without an upper bound leaves the ratio alone.
 
     >>> tokens = Tokens.build(
-    ...     torch.tensor([[0.08, 0.12]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.5, 0.5)
+    ...     torch.tensor([[0.08, 0.12]]).log(),
+    ...     torch.full((1, 2), 0.08).log(),
+    ...     torch.ones(1, 2),
+    ...     rule=FixedClip(0.5, 0.5),
     ... )
     >>> MiddleTanh().weight(tokens) / tokens.ratio
     tensor([[1.0000, 0.4200]])
