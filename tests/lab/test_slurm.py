@@ -205,6 +205,7 @@ def test_a_job_without_a_name_is_asked_for():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1500)  # Ray and verl are started twice
 def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_factory):
     """Ray and verl are real, small and on the CPU; both nodes are this machine."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")

@@ -55,3 +55,13 @@ def diff_command(
     from bandpo.lab.variants import as_table, differences
 
     typer.echo(as_table(first, second, differences(first, second, overrides or (), recipes)))
+
+
+@app.command("summary")
+def summary_command(
+    log: Annotated[typer.FileText, typer.Argument(help="What verl printed; - for standard input.")],
+) -> None:
+    """Print time per step, by stage, and GPU memory of a run of verl."""
+    from bandpo.lab.cost import read_steps, summed_up
+
+    typer.echo(summed_up(read_steps(log)))
