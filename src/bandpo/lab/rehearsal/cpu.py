@@ -170,7 +170,7 @@ async def _timed(worker: Any, data: Any) -> Any:
 
 
 _compute_score = reward_loop.RewardLoopWorker.compute_score
-reward_loop.RewardLoopWorker.compute_score = _timed
+reward_loop.RewardLoopWorker.compute_score = _timed  # type: ignore[method-assign]
 _calls = itertools.count()
 _by_name = losses.get_policy_loss_fn
 losses.get_policy_loss_fn = lambda name: _recorded(_by_name(name))
