@@ -31,7 +31,7 @@ class Comparison:
     tokens: int
     """Counted tokens."""
     clipped: int
-    """Those of them that the reference gives no gradient."""
+    """Those of them whose gradient the clip rule changes."""
     difference: float
     """Largest difference of the gradients, as a share of the largest entry."""
     independent: bool
@@ -59,18 +59,16 @@ def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
         weights = call.get("rollout_is_weights")
         counts = _counts(call) * (1.0 if weights is None else weights.double())
         if has_formula(parts):
-            kept, sure = _kept(parts, **wide)
-            expected = -torch.where(kept, (wide["log_prob"] - wide["old_log_prob"]).exp(), 0.0)
-            expected *= wide["advantages"] * counts
+            dropped, clipped_out, sure = _dropped(parts, **wide)
+            ratio = (wide["log_prob"] - wide["old_log_prob"]).exp()
+            expected = -torch.where(dropped, 0.0, ratio) * wide["advantages"] * counts
         else:
-            logp = wide["log_prob"].requires_grad_()
-            loss = reduced_loss(
-                parts, logp, wide["old_log_prob"], wide["advantages"], mask, lambda t, c=counts: (t * c).sum()
-            ).loss
-            (expected,) = torch.autograd.grad(loss, logp)
-            kept, sure = expected != 0, torch.ones_like(mask)
+            expected, free = (
+                _by_library(which, wide, mask, counts) for which in (parts, parts._replace(clip=Unclipped()))
+            )
+            clipped_out, sure = expected != free, torch.ones_like(mask)
         tokens += int(mask.sum())
-        clipped += int((mask & ~kept & (wide["advantages"] != 0)).sum())
+        clipped += int((mask & clipped_out).sum())
         counted = mask & sure
         difference = max(difference, (call["gradient"].double() - expected)[counted].abs().max().item())
         largest = max(largest, expected[counted].abs().max().item())
@@ -98,20 +96,31 @@ def has_formula(parts: Parts) -> bool:
     return plain and objective == Surrogate() and parts.level == "token"
 
 
-def _kept(parts: Parts, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens have a gradient, and where that is sure beyond rounding.
+def _by_library(parts: Parts, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
+    """The gradient as `bandpo.policy_loss` has it in float64."""
+    logp = call["log_prob"].clone().requires_grad_()
+    loss = reduced_loss(
+        parts, logp, call["old_log_prob"], call["advantages"], mask, lambda losses: (losses * counts).sum()
+    ).loss
+    return torch.autograd.grad(loss, logp)[0]
+
+
+def _dropped(
+    parts: Parts, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens have no gradient, which of them by the rule, and where that is sure beyond rounding.
 
     A token is dropped where the advantage pushes its ratio further beyond the rule's limit. Band needs no bounds for
     that: the divergence that the ratio costs is compared with the radius.
     """
     ratio = (log_prob - old_log_prob).exp()
-    further = torch.where(advantages > 0, ratio > 1, ratio < 1)
-    excess = [_excess(parts.clip, ratio, old_log_prob)]
-    dropped = further & (excess[0] > 0)
-    if isinstance(parts.objective, DualClip):
-        excess.append(ratio / parts.objective.max_ratio - 1)
-        dropped |= (advantages < 0) & (excess[1] > 0)
-    return ~dropped, torch.stack(excess).abs().amin(0) > NEAR
+    excess = _excess(parts.clip, ratio, old_log_prob)
+    by_rule = torch.where(advantages > 0, ratio > 1, ratio < 1) & (advantages != 0) & (excess > 0)
+    if not isinstance(parts.objective, DualClip):
+        return by_rule, by_rule, excess.abs() > NEAR
+    over = ratio / parts.objective.max_ratio - 1
+    by_dual = (advantages < 0) & (over > 0)
+    return by_rule | by_dual, by_rule, torch.minimum(excess.abs(), over.abs()) > NEAR
 
 
 def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
