@@ -48,9 +48,10 @@ def record(folder: Path, parts: Parts = BAND, spread: float = 0.5, scale: float 
         (gradient,) = torch.autograd.grad(loss, logp)
         written = {
             "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,
-            "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None, "average": {},
+            "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None,
+            "average": {"dp_size": torch.tensor(1)},
         }  # fmt: skip
-        torch.save(written, folder / f"7-{call:04d}.pt")
+        reference.save(written, folder / f"7-{call:04d}.safetensors")
 
 
 def write_run(folder: Path, **metrics: float) -> None:
@@ -201,9 +202,9 @@ def test_a_loss_of_verls_own_is_judged_by_its_metric(share, failed, tmp_path):
 def test_where_verl_compares_no_probabilities_the_recorded_calls_do(shift, failed, tmp_path):
     write_run(tmp_path, **{"training/rollout_probs_diff_max": float("nan")})
     folder = tmp_path / files.LOSSES.format("first")
-    (folder / "7-0001.pt").unlink()
-    call = torch.load(folder / "7-0000.pt")
-    torch.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.pt")
+    (folder / "7-0001.safetensors").unlink()
+    (call,) = reference.load(folder)
+    reference.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.safetensors")
     checks = {check.name: check.ok for check in first_run_checks(tmp_path, 2, expected())}
     assert checks["weight sync"] == (not failed)
 
