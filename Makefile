@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FAST := -n 2 -m "not slow and not exhaustive"
 
-.PHONY: demo test slow-test exhaustive-test test-matrix coverage mutation lint docs release-check audit-deps gpu-check \
+.PHONY: demo test slow-test exhaustive-test test-matrix rehearsals coverage mutation lint docs release-check audit-deps gpu-check \
   clean
 
 demo: $(READY)
@@ -24,6 +24,10 @@ exhaustive-test: $(READY)
 # build/matrix: about 20 GB the first time.
 test-matrix: $(READY)
 	$(BIN)/python scripts/matrix.py build/matrix
+
+# Each recipe for verl, small, on this machine's CPU: about a minute each.
+rehearsals: $(READY)
+	$(BIN)/python scripts/rehearse_recipes.py build/rehearsals
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -105,4 +106,12 @@ def test_ending_the_forks_leaves_the_server_at_work(server):
         assert output.readline() == "up\n"
         server.end_forks()
         assert output.read() == ""
+    assert output_of(server, "prints.py") == "done\n"
+
+
+def test_a_client_that_ends_in_the_middle_leaves_the_server_at_work(server):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(server.folder / "fork.sock"))
+        client.sendall(b"[")
+    (server.folder / "prints.py").write_text("print('done')")
     assert output_of(server, "prints.py") == "done\n"

@@ -1,13 +1,17 @@
 """A whole rehearsal, and recipes broken one part at a time: each must fail, and name the part."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
-from bandpo.cli.recipes import SHIPPED
+import psutil
+
 from bandpo.lab.rehearsal import CannotRehearse, rehearse
 from bandpo.lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model, write_rows
 from bandpo.lab.rehearsal.shrink import changes, compose
@@ -59,22 +63,33 @@ def test_the_samplers_probabilities_may_be_the_old_ones(folder):
     assert found.ok, found.checks
 
 
-PARTS = {
-    path.relative_to(SHIPPED).with_suffix("")
-    for group in ("paper/*", "dapo")
-    for path in SHIPPED.glob(f"{group}/*.yaml")
-}
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", sorted(map(str, PARTS)))
-def test_every_shipped_recipe_passes(part, folder):
-    """Each model, rule and option once, the others being those of the paper's main experiment."""
-    chosen = {"paper/model": "qwen2.5-3b-instruct", "paper/rule": "band-kl"}
-    group, _, name = part.rpartition("/")
-    overrides = [f"+{key}={value}" for key, value in (chosen | {group: name}).items()]
-    found = rehearse(["+paper=base", *overrides], config_dir=SHIPPED, folder=folder, stand_in=True)
-    assert found.ok, found.checks
+def test_nothing_outlives_a_killed_rehearsal(folder):
+    """Killed in the middle of training, it leaves no process, and none writes a checkpoint later."""
+    command = [
+        sys.executable,
+        "-m",
+        "bandpo",
+        "rehearse",
+        "--stand-in",
+        "--folder",
+        str(folder),
+        "--",
+        *RECIPE,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        metrics = folder / "metrics-first.jsonl"
+        while not metrics.exists():
+            assert run.poll() is None
+            time.sleep(0.2)
+        family = psutil.Process(run.pid).children(recursive=True)
+        assert len(family) > 10
+        run.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    assert not [
+        p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())
+    ]
 
 
 BROKEN_SYNC = """

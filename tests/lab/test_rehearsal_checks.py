@@ -1,5 +1,6 @@
 """What a rehearsal concludes from the metrics, the log and the recorded calls of the loss."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -9,10 +10,20 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import torch
 
-from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped, parse_rule, policy_loss
+from bandpo import (
+    KL,
+    Band,
+    FixedClip,
+    PearsonChi2,
+    TotalVariation,
+    Unclipped,
+    methods,
+    parse_rule,
+    policy_loss,
+)
 from bandpo.lab.rehearsal import files, reference
 from bandpo.lab.rehearsal.checks import Expected, explain, first_run_checks, records
-from bandpo.methods import SAPO, Parts
+from bandpo.methods import Method, Parts
 from bandpo.objectives import DualClip
 
 BAND = Parts(Band(KL(), 0.05), DualClip(3.0))
@@ -37,9 +48,10 @@ def record(folder: Path, parts: Parts = BAND, spread: float = 0.5, scale: float 
         (gradient,) = torch.autograd.grad(loss, logp)
         written = {
             "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,
-            "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None, "average": {},
+            "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None,
+            "average": {"dp_size": torch.tensor(1)},
         }  # fmt: skip
-        torch.save(written, folder / f"7-{call:04d}.pt")
+        reference.save(written, folder / f"7-{call:04d}.safetensors")
 
 
 def write_run(folder: Path, **metrics: float) -> None:
@@ -131,10 +143,23 @@ def test_the_loss_agrees_with_its_formula(parts, tmp_path):
     assert 10 < found.clipped < found.tokens == 124
 
 
-@pytest.mark.parametrize(
-    "parts", [Parts(parse_rule("Band(KL(), BySurprisal(0.05, 0.1))")), SAPO().parts()], ids=["radius", "SAPO"]
-)
-def test_what_has_no_second_formula_is_compared_with_the_library_in_float64(parts, tmp_path):
+METHODS = [
+    method for method in vars(methods).values() if inspect.isclass(method) and issubclass(method, Method)
+]
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m is not Method], ids=lambda m: m.__name__)
+def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_path):
+    parts = method().parts()
+    record(tmp_path, parts, spread=2.0)
+    found = reference.compare(reference.load(tmp_path), parts)
+    assert found.independent == reference.has_formula(parts)
+    assert found.difference < 1e-6
+    assert bool(found.clipped) == (parts.clip != Unclipped())
+
+
+def test_a_rule_without_a_second_formula_is_compared_with_the_library_in_float64(tmp_path):
+    parts = Parts(parse_rule("Band(KL(), BySurprisal(0.05, 0.1))"))
     record(tmp_path, parts)
     found = reference.compare(reference.load(tmp_path), parts)
     assert not found.independent
@@ -177,9 +202,9 @@ def test_a_loss_of_verls_own_is_judged_by_its_metric(share, failed, tmp_path):
 def test_where_verl_compares_no_probabilities_the_recorded_calls_do(shift, failed, tmp_path):
     write_run(tmp_path, **{"training/rollout_probs_diff_max": float("nan")})
     folder = tmp_path / files.LOSSES.format("first")
-    (folder / "7-0001.pt").unlink()
-    call = torch.load(folder / "7-0000.pt")
-    torch.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.pt")
+    (folder / "7-0001.safetensors").unlink()
+    (call,) = reference.load(folder)
+    reference.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.safetensors")
     checks = {check.name: check.ok for check in first_run_checks(tmp_path, 2, expected())}
     assert checks["weight sync"] == (not failed)
 

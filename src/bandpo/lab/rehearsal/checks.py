@@ -144,7 +144,7 @@ def _against_reference(
     if parts.clip == Unclipped():
         clip = Check("clip", True, "the rule clips nothing")
     else:
-        share = f"{found.clipped} of {found.tokens} tokens got no gradient"
+        share = f"the rule changed the gradient of {found.clipped} of {found.tokens} tokens"
         clip = Check("clip", found.clipped > 0, share if found.clipped else f"{share}. {_IDLE}")
     means = "the formula" if found.independent else "the library itself, whose formula has no second version,"
     agreement = f"{len(calls)} calls in the worker agree with {means} in float64 to {found.difference:.1g}"

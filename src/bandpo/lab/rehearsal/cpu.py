@@ -25,7 +25,7 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.utils import losses
 
-from bandpo.lab.rehearsal import files
+from bandpo.lab.rehearsal import files, reference
 
 
 def _device_module() -> types.ModuleType:
@@ -146,19 +146,10 @@ def _recorded(loss: Callable[..., Any]) -> Callable[..., Any]:
         record = arguments | {"log_prob": log_prob, "gradient": gradient, "average": config.global_batch_info}
         folder = Path(os.environ[files.FOLDER]) / files.LOSSES.format(os.environ[files.RUN])
         folder.mkdir(exist_ok=True)
-        torch.save(_plain(record), folder / f"{os.getpid()}-{next(_calls):04d}.pt")
+        reference.save(record, folder / f"{os.getpid()}-{next(_calls):04d}.safetensors")
         return value, metrics
 
     return call
-
-
-def _plain(value: Any) -> Any:
-    """Tensors without their graph, and numbers for those of one element."""
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.dim() else value.item()
-    return value
 
 
 async def _timed(worker: Any, data: Any) -> Any:
@@ -170,7 +161,7 @@ async def _timed(worker: Any, data: Any) -> Any:
 
 
 _compute_score = reward_loop.RewardLoopWorker.compute_score
-reward_loop.RewardLoopWorker.compute_score = _timed
+reward_loop.RewardLoopWorker.compute_score = _timed  # type: ignore[method-assign]
 _calls = itertools.count()
 _by_name = losses.get_policy_loss_fn
 losses.get_policy_loss_fn = lambda name: _recorded(_by_name(name))

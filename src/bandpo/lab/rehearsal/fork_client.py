@@ -25,10 +25,20 @@ def request(
 
 
 def receive(connection: socket.socket) -> tuple[list[str], str, dict[str, str], list[int]]:
-    """The other side of `request`: arguments, working folder, environment, and the three standard files."""
-    message, files, _, _ = socket.recv_fds(connection, 1, 3)
+    """The other side of `request`: arguments, working folder, environment, and the three standard files.
+
+    Raises:
+        EOFError: The client ended in the middle.
+    """
+    part, files, _, _ = socket.recv_fds(connection, 1, 3)
+    message = part
     while not message.endswith(b"\n"):
-        message += connection.recv(1 << 16)
+        if not part:
+            for file in files:
+                os.close(file)
+            raise EOFError
+        part = connection.recv(1 << 16)
+        message += part
     arguments, cwd, env = json.loads(message)
     return arguments, cwd, env, files
 

@@ -60,7 +60,11 @@ def _serve(listener: socket.socket) -> _Request | None:
                         os.kill(pid, signal.SIGKILL)
                     continue
                 client, _ = listener.accept()
-                request = _Request(*fork_client.receive(client))
+                try:
+                    request = _Request(*fork_client.receive(client))
+                except EOFError:
+                    client.close()
+                    continue
                 if (pid := os.fork()) == 0:
                     return request
                 for file in request.files:

@@ -31,7 +31,7 @@ class ForkServer:
         self._address = str(folder / "fork.sock")
         python = folder / "python"
         python.write_text(
-            f'#!/bin/sh\nexec {shlex.join([sys.executable, "-ISs", fork_client.__file__, self._address])} "$@"\n'
+            f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", fork_client.__file__, self._address])} "$@"\n'
         )
         python.chmod(0o755)
         self._env = env | {fork_client.PYTHON: str(python)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +32,35 @@ class Comparison:
     tokens: int
     """Counted tokens."""
     clipped: int
-    """Those of them that the reference gives no gradient."""
+    """Those of them whose gradient the clip rule changes."""
     difference: float
     """Largest difference of the gradients, as a share of the largest entry."""
     independent: bool
     """Whether the reference is the formula below, or the library itself in float64."""
 
 
+def save(call: dict[str, Any], path: Path) -> None:
+    """Writes one call: its tensors, and what else it was told as JSON."""
+    from safetensors.torch import save_file
+
+    tensors = {name: part.detach().contiguous() for name, part in call.items() if isinstance(part, Tensor)}
+    told = {name: part for name, part in call.items() if name not in tensors}
+    numbers = json.dumps(told, default=lambda tensor: tensor.item())
+    save_file(tensors, path, metadata={"told": numbers})
+
+
 def load(folder: Path) -> list[dict[str, Any]]:
     """The recorded calls of one training process, in their order."""
-    paths = sorted(folder.glob("*.pt"))
-    return [torch.load(p) for p in paths if p.name.split("-")[0] == paths[0].name.split("-")[0]]
+    from safetensors import safe_open
+
+    paths = sorted(folder.glob("*.safetensors"))
+    calls = []
+    for path in paths:
+        if path.name.split("-")[0] == paths[0].name.split("-")[0]:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+                calls.append(tensors | json.loads(file.metadata()["told"]))
+    return calls
 
 
 def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
@@ -59,18 +78,16 @@ def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
         weights = call.get("rollout_is_weights")
         counts = _counts(call) * (1.0 if weights is None else weights.double())
         if has_formula(parts):
-            kept, sure = _kept(parts, **wide)
-            expected = -torch.where(kept, (wide["log_prob"] - wide["old_log_prob"]).exp(), 0.0)
-            expected *= wide["advantages"] * counts
+            dropped, clipped_out, sure = _dropped(parts, **wide)
+            ratio = (wide["log_prob"] - wide["old_log_prob"]).exp()
+            expected = -torch.where(dropped, 0.0, ratio) * wide["advantages"] * counts
         else:
-            logp = wide["log_prob"].requires_grad_()
-            loss = reduced_loss(
-                parts, logp, wide["old_log_prob"], wide["advantages"], mask, lambda t, c=counts: (t * c).sum()
-            ).loss
-            (expected,) = torch.autograd.grad(loss, logp)
-            kept, sure = expected != 0, torch.ones_like(mask)
+            expected, free = (
+                _by_library(which, wide, mask, counts) for which in (parts, parts._replace(clip=Unclipped()))
+            )
+            clipped_out, sure = expected != free, torch.ones_like(mask)
         tokens += int(mask.sum())
-        clipped += int((mask & ~kept & (wide["advantages"] != 0)).sum())
+        clipped += int((mask & clipped_out).sum())
         counted = mask & sure
         difference = max(difference, (call["gradient"].double() - expected)[counted].abs().max().item())
         largest = max(largest, expected[counted].abs().max().item())
@@ -98,20 +115,31 @@ def has_formula(parts: Parts) -> bool:
     return plain and objective == Surrogate() and parts.level == "token"
 
 
-def _kept(parts: Parts, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens have a gradient, and where that is sure beyond rounding.
+def _by_library(parts: Parts, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
+    """The gradient as `bandpo.policy_loss` has it in float64."""
+    logp = call["log_prob"].clone().requires_grad_()
+    loss = reduced_loss(
+        parts, logp, call["old_log_prob"], call["advantages"], mask, lambda losses: (losses * counts).sum()
+    ).loss
+    return torch.autograd.grad(loss, logp)[0]
+
+
+def _dropped(
+    parts: Parts, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens have no gradient, which of them by the rule, and where that is sure beyond rounding.
 
     A token is dropped where the advantage pushes its ratio further beyond the rule's limit. Band needs no bounds for
     that: the divergence that the ratio costs is compared with the radius.
     """
     ratio = (log_prob - old_log_prob).exp()
-    further = torch.where(advantages > 0, ratio > 1, ratio < 1)
-    excess = [_excess(parts.clip, ratio, old_log_prob)]
-    dropped = further & (excess[0] > 0)
-    if isinstance(parts.objective, DualClip):
-        excess.append(ratio / parts.objective.max_ratio - 1)
-        dropped |= (advantages < 0) & (excess[1] > 0)
-    return ~dropped, torch.stack(excess).abs().amin(0) > NEAR
+    excess = _excess(parts.clip, ratio, old_log_prob)
+    by_rule = torch.where(advantages > 0, ratio > 1, ratio < 1) & (advantages != 0) & (excess > 0)
+    if not isinstance(parts.objective, DualClip):
+        return by_rule, by_rule, excess.abs() > NEAR
+    over = ratio / parts.objective.max_ratio - 1
+    by_dual = (advantages < 0) & (over > 0)
+    return by_rule | by_dual, by_rule, torch.minimum(excess.abs(), over.abs()) > NEAR
 
 
 def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
