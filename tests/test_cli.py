@@ -86,6 +86,7 @@ def test_printed_commands_parse(page):
 
 
 OTHERS = {  # options that the pages name of other programs
+    "--num-steps-per-rollout": "slime",
     "--use-rollout-logprobs": "slime",
     "--dry-run": "recipes/launch.sh",
 }
