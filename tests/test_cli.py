@@ -92,6 +92,7 @@ def test_printed_commands_parse(page):
 
 
 OTHERS = {  # options that the pages name of other programs
+    "--num-steps-per-rollout": "slime",
     "--use-rollout-logprobs": "slime",
     "--dry-run": "recipes/launch.sh",
     **dict.fromkeys(("--cpus-per-task", "--mem", "--requeue", "--signal"), "Slurm"),
