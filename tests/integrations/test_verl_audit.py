@@ -29,7 +29,7 @@ from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConf
 from bandpo.notation import as_parts
 from integrations.test_verl import SAME, actor_config, batch, composed, evaluate
 
-OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited", "bypass_mode"})
+OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})
 RANGES = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 3.0}
 MORE = {
     "dro": {"dro_beta": 0.5},
