@@ -33,7 +33,9 @@ def expected(loss_mode: str = "band", parts: Parts | None = BAND) -> Expected:
     return Expected(loss_mode, parts, answers={}, responses=4096, reward_workers=8)
 
 
-def record(folder: Path, parts: Parts = BAND, spread: float = 0.5, scale: float = 1.0) -> None:
+def record(
+    folder: Path, parts: Parts = BAND, spread: float = 0.5, scale: float = 1.0, unit: float = 1.0
+) -> None:
     """Two calls of the loss as a worker writes them down, the first of them before anything was learnt."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -41,7 +43,7 @@ def record(folder: Path, parts: Parts = BAND, spread: float = 0.5, scale: float 
         old = -3 * torch.rand(4, 32)
         logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3).requires_grad_()
         mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
-        advantages = torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
+        advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
         loss = policy_loss(
             logp, old, advantages, mask, **parts._replace(aggregation="token-mean")._asdict()
         ).loss
@@ -181,6 +183,17 @@ def test_a_loss_that_is_not_the_recipes_or_never_clips_fails(written, part, tmp_
     record(tmp_path / files.LOSSES.format("first"), **written)
     failed = [check.name for check in first_run_checks(tmp_path, 2, expected()) if not check.ok]
     assert failed == [part]
+
+
+def test_without_advantages_the_rule_is_not_judged(tmp_path):
+    write_run(tmp_path)
+    folder = tmp_path / files.LOSSES.format("first")
+    for path in folder.iterdir():
+        path.unlink()
+    record(folder, unit=0.0)
+    checks = first_run_checks(tmp_path, 2, expected())
+    assert all(check.ok for check in checks)
+    assert [check.name for check in checks if check.warning] == ["clip"]
 
 
 def test_a_rule_that_clips_nothing_is_not_asked_to(tmp_path):

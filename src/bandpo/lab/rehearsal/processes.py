@@ -62,8 +62,9 @@ class ForkServer:
     def end_forks(self) -> None:
         """Kills every process that descends from the server."""
         end_descendants(self._server.pid)
-        while self._clients:
-            self._clients.pop().close()
+        clients, self._clients = self._clients, []
+        for client in clients:
+            client.close()
 
     def __enter__(self) -> ForkServer:
         return self

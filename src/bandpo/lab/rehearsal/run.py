@@ -74,12 +74,18 @@ def train(
         timeout: Seconds after which it is stopped.
         report: Called with a short text whenever a new stage is reached.
     """
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        server.end_forks()
+
     readable, writable = os.pipe()
     with os.fdopen(readable, errors="replace") as output, (folder / files.LOG.format(run)).open("w") as log:
         metrics = str(folder / files.METRICS.format(run))
         server.start(command, {files.RUN: run, "VERL_FILE_LOGGER_PATH": metrics}, writable)
         os.close(writable)
-        late = threading.Timer(timeout, server.end_forks)
+        late = threading.Timer(timeout, stop)
         late.start()
         try:
             stopping = 0.0
@@ -93,7 +99,7 @@ def train(
                     stopping = time.monotonic()
                 if stopping and time.monotonic() - stopping > 2:  # its traceback follows within this time
                     break
-            if late.finished.is_set():
+            if stopped.is_set():
                 log.write(f"{files.FOLDER}: stopped after {timeout:.0f} s\n")
         finally:
             late.cancel()
