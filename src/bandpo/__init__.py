@@ -9,6 +9,7 @@ from bandpo import (
     bounds,
     clipping,
     combinators,
+    controllers,
     dcpo,
     divergences,
     losses,
@@ -23,6 +24,7 @@ from bandpo._rule_check import *
 from bandpo.bounds import *
 from bandpo.clipping import *
 from bandpo.combinators import *
+from bandpo.controllers import *
 from bandpo.dcpo import *
 from bandpo.divergences import *
 from bandpo.losses import *
@@ -43,6 +45,7 @@ __all__ += _rule_check.__all__
 __all__ += bounds.__all__
 __all__ += clipping.__all__
 __all__ += combinators.__all__
+__all__ += controllers.__all__
 __all__ += dcpo.__all__
 __all__ += divergences.__all__
 __all__ += losses.__all__

@@ -18,8 +18,9 @@ import torch
 from bandpo import _checks
 from bandpo._deprecated import adopt_old_overrides, renamed_method
 from bandpo.bounds import RatioBounds, ratio_bounds
+from bandpo.controllers import Hold
 from bandpo.divergences import KL, Divergence
-from bandpo.radius import Hold, Radius, TrainingState
+from bandpo.radius import Radius, TrainingState
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

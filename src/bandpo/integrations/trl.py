@@ -26,6 +26,7 @@ import torch
 from bandpo import _checks
 from bandpo._rule_check import check
 from bandpo.clipping import bands
+from bandpo.controllers import Hold
 from bandpo.diagnostics.audit import Audit
 from bandpo.diagnostics.watch import check_radius
 from bandpo.integrations._trl_audit import (
@@ -36,7 +37,7 @@ from bandpo.integrations._trl_audit import (
 )
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.methods import Parts
-from bandpo.radius import Hold, Radius, TrainingState
+from bandpo.radius import Radius, TrainingState
 from bandpo.tokens import Tokens, at_level
 
 if TYPE_CHECKING:
