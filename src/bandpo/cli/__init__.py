@@ -23,7 +23,7 @@ def main() -> None:
         if not _in_bandpo(error):  # one of bandpo's own imports
             raise
         sys.exit(
-            f"error: this command needs the package {error.name}; pip install 'bandpo[cli,eval,train]' has them all"
+            f"error: this command needs the package {error.name}; pip install 'bandpo[eval,study]' has them all"
         )
     except (ValueError, OSError, ImportError) as error:
         if not _in_bandpo(error, raised=True):

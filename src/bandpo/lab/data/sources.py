@@ -10,14 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bandpo.lab.data.rows import read_prompt, read_rows
+from bandpo.lab.data.sets import GENERATED, HUB, SIZE, Hub, Role
 from bandpo.lab.evals.extraction import extract
-
-Role = Literal["train", "eval"]
-Golds = Literal["drop", "keep"]
-"""What becomes of problems whose right answer cannot be graded."""
 
 
 @dataclass(frozen=True)
@@ -54,43 +51,6 @@ class ProblemSet:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Hub:
-    """A set on the Hugging Face hub."""
-
-    repo: str
-    split: str
-    role: Role
-    licence: str
-    """Where the hub's card states none, and for local copies."""
-    config: str | None = None
-    levels: tuple[str, ...] = ()
-    """Values of the column `level` to keep; empty keeps every row."""
-
-
-HUB: Mapping[str, Hub] = {
-    "dapo-math-17k": Hub("open-r1/DAPO-Math-17k-Processed", "train", "train", "apache-2.0", config="en"),
-    "math-3-5": Hub(
-        "DigitalLearningGmbH/MATH-lighteval",
-        "train",
-        "train",
-        "mit",
-        levels=("Level 3", "Level 4", "Level 5"),
-    ),
-    "gsm8k-train": Hub("openai/gsm8k", "train", "train", "mit", config="main"),
-    "gsm8k": Hub("openai/gsm8k", "test", "eval", "mit", config="main"),
-    "amc23": Hub("math-ai/amc23", "test", "eval", "not stated (texts: MAA)"),
-    "aime24": Hub("HuggingFaceH4/aime_2024", "train", "eval", "not stated (texts: MAA)"),
-    "aime25": Hub("math-ai/aime25", "test", "eval", "apache-2.0 (texts: MAA)"),
-    "math500": Hub("HuggingFaceH4/MATH-500", "test", "eval", "mit (of MATH)"),
-    "minerva": Hub("math-ai/minervamath", "test", "eval", "not stated"),
-    "olympiadbench": Hub("Hothan/OlympiadBench", "train", "eval", "apache-2.0", config="OE_TO_maths_en_COMP"),
-}
-"""The sets of the paper and its usual company. `math-3-5` is the training split of MATH, levels 3 to 5."""
-
-GENERATED = ("multiplication", "multiplication-train", "countdown", "countdown-train")
-"""Sets that the package makes itself, to any size."""
-
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
 ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "reward_model", "solution")
 """Columns searched, in this order; the first that holds one has the problem or the answer."""
@@ -98,10 +58,6 @@ ANSWER_COLUMNS = ("answer", "final_answer", "ground_truth", "reward_model", "sol
 
 _FILE = re.compile(r"(?:([\w.-]+)=)?(.+\.(?:jsonl|parquet))")
 _TRAIN = re.compile(r"(?:^|[-_.])train(?=$|[-_.])", re.IGNORECASE)
-
-
-SIZE = 500
-"""Problems that are made of a generated set unless told otherwise: as many as MATH-500 has, and each task has more."""
 
 
 def set_name(spec: str) -> str:
