@@ -22,7 +22,7 @@ CORE = [
 """The core, as pyproject.toml defines it for the coverage report."""
 STOREYS = ("core", "diagnostics", "integrations", "lab", "cli")
 """From the ground up: each may import from those before it."""
-HEAVY = ["trl", "transformers", "datasets", "verl", "ray", "matplotlib", "typer", "rich"]
+HEAVY = ["trl", "transformers", "datasets", "verl", "ray", "matplotlib", "pydantic", "typer", "rich"]
 
 
 def printed(code):

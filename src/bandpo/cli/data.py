@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bandpo.lab.data.sources import GENERATED, HUB, SIZE, Golds, Role
+from bandpo.lab.data.sets import GENERATED, HUB, SIZE, Golds, Role
 
 app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
 

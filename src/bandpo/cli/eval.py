@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bandpo.cli import INTERRUPTED, stop
-from bandpo.lab.data.sources import Golds
+from bandpo.lab.data.sets import Golds
 
 if TYPE_CHECKING:
     from bandpo.lab.evals.generate import Generator, Sampling

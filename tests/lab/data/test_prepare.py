@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 from bandpo.lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
-from bandpo.lab.data.sources import GENERATED
+from bandpo.lab.data.sets import GENERATED
 from bandpo.lab.evals.grading import compute_score, reward
 
 

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from bandpo.lab.data.sources import HUB, load, read_answer
+from bandpo.lab.data.sets import HUB
+from bandpo.lab.data.sources import load, read_answer
 
 
 def write(path, rows):

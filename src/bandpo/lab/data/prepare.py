@@ -15,7 +15,8 @@ from typing_extensions import TypedDict
 from bandpo.diagnostics.files import read_jsonl, replacing
 from bandpo.lab.authors import STYLES, refuse_unknown
 from bandpo.lab.data.overlap import overlaps
-from bandpo.lab.data.sources import SIZE, Golds, Problem, ProblemSet, Role, load, set_name
+from bandpo.lab.data.sets import SIZE, Golds, Role
+from bandpo.lab.data.sources import Problem, ProblemSet, load, set_name
 from bandpo.lab.evals.golds import Gold, unreadable
 from bandpo.lab.evals.grading import MathGrader
 from bandpo.lab.file_models import checked
