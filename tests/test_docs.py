@@ -188,7 +188,8 @@ def test_the_tests_named_in_the_paper_map_exist():
     for in_file, test in named:
         file = in_file or file
         if file:
-            text = next((ROOT / "tests").rglob(file)).read_text()
+            (path,) = (ROOT / "tests").rglob(file)
+            text = path.read_text()
             assert not test or f"def {test}(" in text, f"{file}::{test}"
             checked += 1
     assert checked > 10

@@ -108,7 +108,7 @@ class Tokens:
         cls,
         logp: Float[Tensor, "batch time"],
         logp_old: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "#batch #time"] | Float[Tensor, " batch"],
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | Float[Tensor, " batch"],
         mask: Tensor | None = None,
         *,
         rule: ClipRule,

@@ -36,7 +36,15 @@ def run(*arguments):
 def test_every_annotation_is_true_of_what_passes_through():
     pytest.importorskip("beartype")
     # What refuses bad input would be refused by the check of types before.
-    found = run("-m", "not slow", "-k", "not refuse and not bad and not compile", *EXAMPLES, *TESTS)
+    found = run(
+        "--hypothesis-profile=ci",
+        "-m",
+        "not slow",
+        "-k",
+        "not refuse and not bad and not compile",
+        *EXAMPLES,
+        *TESTS,
+    )
     assert found.returncode == 0, found.stdout[-5000:]
 
 

@@ -117,7 +117,7 @@ def test_same_settings_same_bits_and_the_callers_randomness_untouched():
         (["--steps", "0"], "steps=0: choose at least 1"),
         (["--batch_size", "0"], "batch_size=0: choose at least 1"),
         (["--learning_rate", "0"], "learning_rate=0.0: choose a number above 0"),
-        (["--skil", "0.3"], "--skil"),
+        (["--skll", "0.3"], "--skll"),
     ],
 )
 def test_bad_flags_are_refused_before_any_work(flags, message, tmp_path, capsys):
