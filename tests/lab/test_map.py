@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -33,9 +34,16 @@ from bandpo.lab.study.cells import (
     summary,
 )
 from bandpo.lab.study.map_figure import map_figure
-from bandpo.lab.study.map_tables import map_tables
+from bandpo.lab.study.map_tables import map_tables, other_worlds_table
 from bandpo.lab.study.tabular import Optimizer, Outcome, coin_flips, rare_arm, simulate, two_stages
-from bandpo.lab.study.theory import Placement, binding_updates, gain_from_clipping, gain_when_binding, growth
+from bandpo.lab.study.theory import (
+    Placement,
+    binding_updates,
+    gain_from_clipping,
+    gain_from_rate,
+    gain_when_binding,
+    growth,
+)
 from bandpo.lab.study.where import advice
 
 ROOT = Path(__file__).parents[2]
@@ -288,6 +296,7 @@ def test_scores_and_differences():
     clip, band = made_up(setting, BASELINE, 0.5), made_up(setting, BAND, 0.75)
     score = scores([clip, band])[setting][BAND]
     assert (score.auc, score.rate, score.at_edge) == (pytest.approx(0.75), 0.2, False)
+    assert score.at_best == pytest.approx(0.75)
     assert (score.half, score.lost, score.entropy, score.entropy_at_end) == (5, 0.25, 2, 5)
     assert score.equal_rate == pytest.approx(0.75)
     assert score.half_width == pytest.approx(
@@ -410,3 +419,29 @@ def test_a_study_file_needs_no_subcommand(tmp_path):
 
 def test_rules_are_those_of_the_library():
     assert RULES[UPPER] == Sides(lower=FixedClip(0.2), upper=Band())
+
+
+def test_the_lift_of_the_embedded_model_is_that_of_the_first_study():
+    """Clip 0.2 at learning rate 1e-4: share of winners between 0.01 and 0.1 that were clipped, over all such runs."""
+    runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
+    tried = [r for r in runs if r["arm"] == "clip 0.2" and (r["tuning"] or {}).get("learning_rate") == 1e-4]
+    tokens, clipped = np.array([r["by_bin"]["0.01_to_0.1"] for r in tried]).T
+    lift = gain_from_clipping(float((tokens * clipped).sum() / tokens.sum()), updates=16)
+    assert lift == pytest.approx(0.02, rel=0.05)
+    low, high = gain_from_rate(1e-4, parameters=335e3)
+    assert math.sqrt(low * high) == pytest.approx(lift, rel=0.05)
+
+
+def test_the_page_prints_the_map():
+    page = (ROOT / "docs/when.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d. /]+) \| ([\d.]+) \| [\d. /]+ \|$", page, re.M)
+    _, found = read_map(ROOT / "results/map/map.jsonl")
+    table = scores(found)
+    assert len(rows) >= 16
+    for updates, samples, p, here, width in rows:
+        score = table[Setting("rare arm", float(p), int(samples), int(updates), "Adam")]
+        main = [score[rule] for rule in (BASELINE, BAND, UPPER)]
+        assert here == " / ".join(f"{x.at_best:.2f}" for x in main)
+        assert width == f"{max(x.half_width for x in main):.2f}"
+    assert other_worlds_table(found) in page
+    assert (ROOT / "results/map/map.md").read_text() == map_tables(found)

@@ -59,10 +59,10 @@ def _upper(run: Placement) -> str:
     if not run.binds:
         return f"No. {bound}. Your run's lift is {_nats(run.gain)}."
     few = f"under {SCARCE:g}" if run.supply == "scarce" else f"{SCARCE:g} to {PLENTY:g}"
-    size = "clear" if run.supply == "scarce" else "small"
+    size = "differences of about 0.1" if run.supply == "scarce" else "small differences"
     return (
         f"{'Yes' if run.supply == 'scarce' else 'A little'}. {bound}. Your run's lift is {_nats(run.gain)}. {draws}; "
-        f"at {few} draws the map shows {size} differences."
+        f"at {few} draws the map shows {size}."
     )
 
 
@@ -105,6 +105,8 @@ def _nearest(run: Placement) -> str:
             abs(math.log(s["updates"] / run.updates)),
         )
 
+    if not kind:
+        return f"None: the map that comes with bandpo has no {_name(run)}; `bandpo study map --size full` has it."
     row = min(kind, key=lambda row: sum(apart(row)))
     s, auc, (gap, half) = row["setting"], row["auc"], row["minus clip 0.2"][UPPER]
     where = f"{s['samples'] * s['p']:.2g} draws, {s['updates']} updates, {s['optimizer']}"
