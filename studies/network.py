@@ -178,7 +178,8 @@ def effect(ours: np.ndarray, theirs: np.ndarray) -> Effect:
     drawn: Any = stats.bootstrap(
         (ours, theirs), apart, paired=True, method="percentile", rng=np.random.default_rng(0)
     )
-    return Effect(estimate, *map(float, drawn.confidence_interval), float(wins))
+    low, high = map(float, drawn.confidence_interval)
+    return Effect(estimate, low, high, float(wins))
 
 
 def effects(records: Sequence[Record]) -> list[tuple[Prediction, Effect]]:

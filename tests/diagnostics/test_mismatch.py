@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from bandpo import GSPO, Band, FixedClip, Recorder
 from bandpo.cli.app import app
 from bandpo.diagnostics.mismatch import Correction, Mismatch
-from bandpo.diagnostics.record_findings import mismatch_findings, record_findings
-from bandpo.diagnostics.replay import replay
+from bandpo.diagnostics.record_findings import all_record_findings, mismatch_findings
+from bandpo.diagnostics.replay import replay_record
 
 pytest.importorskip("pyarrow")
 
@@ -153,7 +153,7 @@ def simulated(folder, engine=lambda z, lag, g: z, reported=None, lags=4, move=0.
                 step=step,
                 version=step - step % lags,
             )
-    return replay(folder, {"GSPO": GSPO()})
+    return replay_record(folder, {"GSPO": GSPO()})
 
 
 def noise(size):
@@ -161,7 +161,7 @@ def noise(size):
 
 
 def verdicts(seen):
-    return {f.question: f.ok for f in record_findings(seen)}
+    return {f.question: f.ok for f in all_record_findings(seen)}
 
 
 SAME = "Is the engine the trainer's policy?"
@@ -188,10 +188,10 @@ def test_a_wrong_temperature(tmp_path):
         SPENT: False,
         SCALE: True,
     }
-    said = next(f for f in record_findings(seen) if f.question == TEMPERATURE)
+    said = next(f for f in all_record_findings(seen) if f.question == TEMPERATURE)
     assert "sharper (colder)" in said.answer
     hot = simulated(tmp_path / "hot", lambda z, lag, g: z / 1.4, clip="FixedClip(0.2)")
-    assert any("flatter (hotter)" in f.answer for f in record_findings(hot))
+    assert any("flatter (hotter)" in f.answer for f in all_record_findings(hot))
 
 
 def test_log_probabilities_before_the_temperature(tmp_path):
@@ -213,7 +213,7 @@ def test_a_stale_engine(tmp_path):
         SPENT: False,
         SCALE: True,
     }
-    said = next(f for f in record_findings(seen) if f.question == FRESH)
+    said = next(f for f in all_record_findings(seen) if f.question == FRESH)
     assert "0 at a lag of 0" in said.answer
     assert "staleness_threshold" in said.try_next
 
@@ -259,7 +259,7 @@ def test_the_command(tmp_path):
     ]
     ran = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["audit", str(tmp_path), *options[:-2]])
     assert ran.exit_code == 0, ran.output
-    seen = replay(tmp_path, {"a": "FixedClip(0.1)"})
+    seen = replay_record(tmp_path, {"a": "FixedClip(0.1)"})
     for text in (
         "12 steps, 7,680 tokens; the verdicts are on the run",
         "FixedClip(0.1)",

@@ -17,7 +17,7 @@ from bandpo import GSPO, Audit, Band, FixedClip, Parts, Recorder, Tokens
 from bandpo.diagnostics import recorder as recorder_module
 from bandpo.diagnostics.record import metadata, read_calls
 from bandpo.diagnostics.recorder import META, is_record, record_schema
-from bandpo.diagnostics.replay import RUN, replay
+from bandpo.diagnostics.replay import RUN, replay_record
 
 pa = pytest.importorskip("pyarrow")
 
@@ -83,7 +83,7 @@ def test_a_replay_gives_the_figures_of_the_audit_in_the_run(method, tmp_path):
             given = batch(step, rows=6, columns=50)
             audits.append(Audit.from_batch(*given.values(), method=method))
             recorder.add(**given, step=step // 2)
-    seen = replay(tmp_path)
+    seen = replay_record(tmp_path)
     expected = (audits[0] + audits[1] + audits[2] + audits[3]).metrics()
     found = seen.audits[RUN].metrics()
     assert found == pytest.approx(
@@ -123,16 +123,16 @@ def test_the_anchor_may_be_the_engine(tmp_path):
     with Recorder(tmp_path, clip="FixedClip(0.2)", anchor="rollout") as recorder:
         recorder.add(**given, logp_rollout=rollout)
     expected = Audit.from_batch(*given.values(), clip="FixedClip(0.2)", logp_anchor=rollout).metrics()
-    assert replay(tmp_path).audits[RUN].metrics()["clip_high"] == expected["clip_high"]
+    assert replay_record(tmp_path).audits[RUN].metrics()["clip_high"] == expected["clip_high"]
     around = Audit.from_batch(*given.values(), clip="FixedClip(0.2)").metrics()
-    assert replay(tmp_path, anchor="trainer").audits[RUN].metrics()["clip_high"] == around["clip_high"]
+    assert replay_record(tmp_path, anchor="trainer").audits[RUN].metrics()["clip_high"] == around["clip_high"]
     with pytest.raises(ValueError, match="anchor must be 'trainer' or 'rollout', got 'engine'"):
-        replay(tmp_path, anchor="engine")
+        replay_record(tmp_path, anchor="engine")
     record(tmp_path / "none")
     with pytest.raises(
         ValueError, match=r"tokens-00000-0000.arrow, call 1 has no log-probabilities of the rollout"
     ):
-        replay(tmp_path / "none", anchor="rollout")
+        replay_record(tmp_path / "none", anchor="rollout")
 
 
 def test_half_precision_moves_no_rate_by_much(tmp_path):
@@ -141,7 +141,7 @@ def test_half_precision_moves_no_rate_by_much(tmp_path):
         with Recorder(tmp_path / dtype, method="FixedClip(0.2)", dtype=dtype) as recorder:
             for step in range(8):
                 recorder.add(**batch(step, rows=32, columns=256))
-        seen = replay(tmp_path / dtype, {"Band": "Band()", "GSPO": "GSPO(0.02, 0.02)"})
+        seen = replay_record(tmp_path / dtype, {"Band": "Band()", "GSPO": "GSPO(0.02, 0.02)"})
         rates[dtype] = [audit.metrics() for audit in seen.audits.values()]
     for whole, half in zip(*rates.values(), strict=True):
         for name in ("clip_high", "clip_low", "blocked_mass_below_0.1"):
@@ -186,7 +186,7 @@ def test_the_method_of_one_call(tmp_path):
 def test_a_folder_whose_files_tell_different_methods(tmp_path):
     record(tmp_path, [0, 1], process=0)
     record(tmp_path, [1, 2], process=1, method="FixedClip(0.1)")
-    seen = replay(tmp_path, {"Band": "Band()"})
+    seen = replay_record(tmp_path, {"Band": "Band()"})
     assert {name: sorted(steps) for name, steps in seen.by_step.items()} == {"Band": [0, 1, 2], RUN: [1, 2]}
     assert "audit/if/the run/clip_high" not in seen.rows[0]
     assert "audit/if/the run/clip_high" in seen.rows[1]
@@ -194,7 +194,7 @@ def test_a_folder_whose_files_tell_different_methods(tmp_path):
 
 def test_a_record_without_a_method_or_others_to_try(tmp_path):
     record(tmp_path)
-    seen = replay(tmp_path, {})
+    seen = replay_record(tmp_path, {})
     assert list(seen.audits) == ["FixedClip(0.2)"]
     assert seen.mismatch is None
 
@@ -257,7 +257,7 @@ def test_a_torn_tail_is_left_out(tmp_path):
     path.write_bytes(b"")  # killed before its first word
     assert list(read_calls(tmp_path)) == []
     with pytest.raises(ValueError, match="holds no tokens: nothing was added"):
-        replay(tmp_path)
+        replay_record(tmp_path)
 
 
 def rewritten(path, change, meta=None):
@@ -330,7 +330,7 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
         _, second = read_calls(tmp_path, skip_bad=True)
     assert second.mask.sum(1).tolist() == [16, 0, 16, 0]
     with pytest.warns(UserWarning, match="2 sequences"):
-        seen = replay(tmp_path, skip_bad=True)
+        seen = replay_record(tmp_path, skip_bad=True)
     expected = Audit.from_batch(*given.values(), clip=FixedClip()) + Audit.from_batch(
         *(x[[0, 2]] for x in spoilt.values()), clip=FixedClip()
     )
@@ -402,7 +402,7 @@ def test_rows_without_a_counted_token(tmp_path):
         recorder.add(**given)
         recorder.add(**nothing)
     expected = Audit.from_batch(*given.values(), clip=FixedClip(), counterfactuals={}).metrics()
-    found = replay(tmp_path, {"clip": FixedClip()}).audits["clip"].metrics()
+    found = replay_record(tmp_path, {"clip": FixedClip()}).audits["clip"].metrics()
     assert (found["tokens"], found["clip_high"]) == (expected["tokens"], expected["clip_high"])
 
 

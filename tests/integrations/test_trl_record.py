@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig
 
 from bandpo.diagnostics.record import metadata, read_calls
-from bandpo.diagnostics.replay import RUN, replay
+from bandpo.diagnostics.replay import RUN, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.lab.tasks import multiplication
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWa
     "method", ["Band(KL(), 1e-3)", "GSPO(1e-3, 1e-3)", "Band(KL(), Linear(0.01, 0.001))"]
 )
 def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_path):
-    once = {"logging_strategy": "steps", "logging_steps": 4, "max_steps": 4}
+    once = {"logging_strategy": "steps", "logging_steps": 4, "max_steps": 4, "audit_detail": True}
     weights, rows = [], []
     for name in ("without", "with"):
         settings = once | ({"record": str(tmp_path / "tokens")} if name == "with" else {})
@@ -36,7 +36,7 @@ def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_pat
         rows.append(next(row for row in trainer.state.log_history if "audit/tokens" in row))
     for ours, stock in zip(*weights, strict=True):
         assert torch.equal(ours, stock)
-    seen = replay(tmp_path / "tokens")
+    seen = replay_record(tmp_path / "tokens")
     found = {f"audit/{name}": value for name, value in seen.audits[RUN].metrics().items()}
     logged = {name: rows[1][name] for name in found if name in rows[1]}
     assert len(logged) > 20
@@ -98,7 +98,7 @@ def test_the_engine_s_log_probabilities_are_recorded(tmp_path):
             (call.logp_old - call.log_weight)[where].exp(), torch.full_like(call.mask[where], 0.5)
         )
         assert call.anchor == "rollout"
-    seen = replay(tmp_path / "tokens")
+    seen = replay_record(tmp_path / "tokens")
     assert seen.mismatch.figures()["kl_k3"] > 0.01
     row = next(row for row in trainer.state.log_history if "audit/tokens" in row)
     first = [seen.by_step[RUN][step] for step in (0, 1)]
@@ -125,6 +125,6 @@ def test_two_processes_write_two_files(tmp_path):
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
     files = sorted(file.name for file in (tmp_path / "tokens").iterdir())
     assert files == ["tokens-00000-0000.arrow", "tokens-00001-0000.arrow"]
-    seen = replay(tmp_path / "tokens")
+    seen = replay_record(tmp_path / "tokens")
     calls = seen.audits[RUN].metrics()["calls"]
     assert calls == 16  # four steps of two micro-batches on two processes

@@ -325,12 +325,12 @@ def test_a_loss_that_verl_does_not_know_is_verls_own_error():
 @pytest.mark.parametrize("target", [BandPolicyLossConfig, AuditedPolicyLossConfig])
 def test_the_record_of_a_run_replays_to_its_audit(target, tmp_path):
     pytest.importorskip("pyarrow")
-    replay = pytest.importorskip("bandpo.diagnostics.replay").replay
+    replay_record = pytest.importorskip("bandpo.diagnostics.replay").replay_record
     settings = {"method": "DAPO(0.1, 0.3)"} if target is BandPolicyLossConfig else {}
     config = actor_config(target(record=str(tmp_path), audit_detail=True, **settings), **RANGES)
     expected = read(evaluate(config, batch(4))[2])
     (file,) = tmp_path.iterdir()
-    again = logged(replay(tmp_path, {}).audits["the run"].metrics(), detail=True)
+    again = logged(replay_record(tmp_path, {}).audits["the run"].metrics(), detail=True)
     assert again == pytest.approx({name: x for name, x in expected.items() if "/if/" not in name}, rel=1e-5)
     quiet = actor_config(target(record=str(tmp_path), audit=False, **settings), **RANGES)
     before = file.stat().st_size
@@ -340,10 +340,10 @@ def test_the_record_of_a_run_replays_to_its_audit(target, tmp_path):
 
 def test_a_loss_that_is_told_by_its_gradient_is_recorded_without_a_method(tmp_path):
     pytest.importorskip("pyarrow")
-    replay = pytest.importorskip("bandpo.diagnostics.replay").replay
+    replay_record = pytest.importorskip("bandpo.diagnostics.replay").replay_record
     config = actor_config(AuditedPolicyLossConfig(loss_mode="kl_cov", record=str(tmp_path)), **RANGES)
     evaluate(config, batch(4))
-    assert "the run" not in replay(tmp_path).audits
+    assert "the run" not in replay_record(tmp_path).audits
 
 
 def steps(driver, shift, count=3, **logged_besides):

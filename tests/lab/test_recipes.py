@@ -151,7 +151,7 @@ def test_stock_verl_knows_the_folder():
 
 def test_verl_accepts_the_recipe_at_full_size():
     config = compose("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
-    from bandpo.lab.rehearsal import validate
+    from bandpo.lab.rehearsal.preflight import validate
 
     check = validate(config)
     assert check.ok, check.detail
@@ -270,10 +270,12 @@ def test_slurm_brings_up_ray_on_every_node_and_runs_the_recipe():
     ]
     assert "--head" in starts[0]
     assert all("--address=node1:21234" in c for c in starts[1:])
-    assert commands[-1][-6:] == [
+    (run,) = [c for c in commands if "run" in c]
+    assert run[-6:] == [
         *("run", "qwen2.5-7b", "band-kl", "trainer.total_epochs=1"),
         *("trainer.nnodes=3", "trainer.n_gpus_per_node=4"),
     ]
+    assert commands[-1][-1].endswith("/ray-41234")  # which every node removes at the end
 
 
 def test_a_cluster_is_started_by_hand_as_documented():

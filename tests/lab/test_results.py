@@ -8,6 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
 
 from bandpo.lab.study.collect import Record, read_records
@@ -135,6 +136,7 @@ def test_no_printed_interval_of_a_score_leaves_its_range():
     assert all(0 <= float(low) <= float(high) <= 1 for low, high in intervals)
 
 
+@pytest.mark.slow
 def test_the_report_says_what_the_data_say(tmp_path):
     page = study_page(
         json.loads((RESULTS / "results.json").read_text()), (RESULTS / "afterwards.yaml").read_text()

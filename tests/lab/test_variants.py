@@ -121,7 +121,7 @@ def test_programs_are_not_run_without_a_sandbox():
 
 @pytest.mark.parametrize("extra", [(), ("+paper/arm=filter-groups",), ("+paper/arm=dapo",)])
 def test_verl_accepts_them(extra):
-    from bandpo.lab.rehearsal import validate
+    from bandpo.lab.rehearsal.preflight import validate
 
     experiment = ("+paper/model=qwen2.5-3b-instruct", "+paper/rule=clip-higher", "+paper=authors")
     check = validate(settings(*extra, experiment=experiment))

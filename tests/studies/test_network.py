@@ -65,12 +65,12 @@ def test_what_is_planned_is_what_the_file_says_it_costs():
 
 def test_rates_are_a_factor_root_two_apart():
     for world in ("active", "paper", "plenty", "two stages"):
-        rates = [world_and_rate(e.name)[1] for e in STUDY.experiments if e.name.startswith(f"{world},")]
+        rates = [world_and_rate(name)[1] for name in STUDY.experiments if name.startswith(f"{world},")]
         assert len(rates) == 6
         assert np.diff(np.log2(rates)) == pytest.approx([0.5] * 5, abs=0.03)
-    for e in STUDY.experiments:
-        if ", rate " in e.name:
-            assert e.options["learning_rate"] == world_and_rate(e.name)[1]
+    for name, e in STUDY.experiments.items():
+        if ", rate " in name:
+            assert e.options["learning_rate"] == world_and_rate(name)[1]
 
 
 def test_the_predictions_are_those_of_the_page():
@@ -79,7 +79,7 @@ def test_the_predictions_are_those_of_the_page():
     said = [tuple(row[:5]) for row in rows if len(row) == 6]
     assert said == [(p.world, p.arm, p.minus, p.metric, p.expects) for p in PREDICTIONS]
     for p in PREDICTIONS:
-        [first, *_] = [e for e in STUDY.experiments if e.name.startswith(f"{p.world},")]
+        [first, *_] = [e for name, e in STUDY.experiments.items() if name.startswith(f"{p.world},")]
         assert {p.arm, p.minus} <= set(STUDY.arms_of(first))
 
 

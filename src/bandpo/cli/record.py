@@ -35,24 +35,24 @@ def print_record(
     """Replay a record under its own method and these, or those that every audit tries, and print what is seen.
 
     Raises:
-        ValueError: see `bandpo.diagnostics.replay.replay`; a ``clip`` is no clip rule.
+        ValueError: see `bandpo.diagnostics.replay.replay_record`; a ``clip`` is no clip rule.
     """
     from rich.console import Console
 
     from bandpo.diagnostics.audit import COUNTERFACTUALS
     from bandpo.diagnostics.findings import all_findings
-    from bandpo.diagnostics.record_findings import record_findings
-    from bandpo.diagnostics.replay import replay
+    from bandpo.diagnostics.record_findings import all_record_findings
+    from bandpo.diagnostics.replay import replay_record
     from bandpo.diagnostics.summary import summarize
     from bandpo.notation import parse_method, parse_rule
 
     given = {text: parse_rule(text) for text in clips} | {text: parse_method(text) for text in methods}
-    seen = replay(path, given or COUNTERFACTUALS, anchor=anchor, skip_bad=skip_bad)
+    seen = replay_record(path, given or COUNTERFACTUALS, anchor=anchor, skip_bad=skip_bad)
     summary = summarize(seen.rows)
     console = Console()
     tokens = next(iter(seen.audits.values())).metrics()["tokens"]
     title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {next(iter(seen.by_step))}"
-    console.print(findings_table(title, [*all_findings(summary), *record_findings(seen)]))
+    console.print(findings_table(title, [*all_findings(summary), *all_record_findings(seen)]))
     console.print()
     console.print(_methods(seen))
     if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):  # else it is the trainer itself

@@ -104,8 +104,8 @@ def map_command(
 
     from bandpo.diagnostics.files import replacing
     from bandpo.lab.study.cells import Plan, read_map, run_map
-    from bandpo.lab.study.map_figure import map_figure
-    from bandpo.lab.study.map_tables import map_tables
+    from bandpo.lab.study.map_figure import draw_map
+    from bandpo.lab.study.map_tables import all_map_tables
 
     plan = Plan.of_size(size.value)
     folder = output_dir or Path("runs") / f"map-{size.value}"
@@ -119,8 +119,8 @@ def map_command(
         sys.exit(f"interrupted; the same command goes on with what is in {file}")
     _, cells = read_map(file)
     with replacing(folder / "map.png") as unfinished:
-        map_figure(cells).savefig(unfinished, dpi=150)
-    tables = map_tables(cells)
+        draw_map(cells).savefig(unfinished, dpi=150)
+    tables = all_map_tables(cells)
     with replacing(folder / "map.md") as unfinished:
         unfinished.write_text(tables)
     console = Console()

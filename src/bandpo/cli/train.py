@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import typer
 
@@ -17,7 +18,8 @@ def train_command(context: typer.Context) -> None:
     from bandpo.notation import as_parts
 
     for setting, text in _method_settings(context.args):
-        as_parts(**{setting: text})  # refuses a misspelt rule before TRL is imported, which takes seconds
+        named: dict[str, Any] = {setting: text}
+        as_parts(**named)  # refuses a misspelt rule before TRL is imported, which takes seconds
 
     from bandpo.lab.training.arguments import parse
     from bandpo.lab.training.train import run_training

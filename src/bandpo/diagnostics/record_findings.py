@@ -30,7 +30,7 @@ MANY = 0.1
 """Share of blocked tokens that is no fine-tuning any more. GSPO's usual 10 to 30 % are of sequences."""
 
 
-def record_findings(seen: Replay) -> list[Finding]:
+def all_record_findings(seen: Replay) -> list[Finding]:
     """The answers that `bandpo.diagnostics.findings` cannot give from a log."""
     scale = [_scale(seen)] if seen.by_step else []
     return scale + ([] if seen.mismatch is None else mismatch_findings(seen.mismatch, seen.anchor))

@@ -58,7 +58,7 @@ class Replay:
         return named_rows(found)
 
 
-def replay(
+def replay_record(
     path: str | Path,
     methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     *,
@@ -85,7 +85,7 @@ def replay(
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
     >>> with Recorder(folder, clip="FixedClip(0.2)") as recorder:
     ...     recorder.add(logp=torch.tensor([[0.16, 0.55]]).log(), logp_old=logp_old, advantages=torch.ones(1), step=1)
-    >>> seen = replay(folder, {"Band": "Band()"})
+    >>> seen = replay_record(folder, {"Band": "Band()"})
     >>> [(name, audit.metrics()["clip_high"]) for name, audit in seen.audits.items()]
     [('the run', 0.5), ('Band', 0.0)]
     """

@@ -258,7 +258,9 @@ class Driver:
         seen = Audit(tuple(COUNTERFACTUALS), sums).metrics() if total["counted/0"] else {}
         if seen:
             if self._watch is None:  # what one step of verl's makes is one batch
-                self._watch = Watch(FixedClip() if total["clips"] else Unclipped(), seen["calls"])
+                self._watch = Watch(
+                    FixedClip() if total["clips"] else Unclipped(), seen["calls"], framework="verl"
+                )
             first = total["first/counted"]
             means = {f"{name}{end}": total[f"first/{name}"] / first for name, end in _FIRST.items() if first}
             self._unseen = means, seen

@@ -160,7 +160,8 @@ def maj_at_k(
         [
             np.mean([_vote(row[s], [votes[i] for i in s]) for s in subsets])
             for row, votes in zip(scores, answers, strict=True)
-        ]
+        ],
+        dtype=np.float64,
     )
 
 

@@ -49,4 +49,5 @@ class TransformersRollout(BaseRollout):
         """Sends all weights to the server of this rank: the rehearsal has one replica per rank."""
         # The generator gathers sharded parameters, a collective call: every rank has to drain it.
         full = {n: (w.full_tensor() if isinstance(w, DTensor) else w).detach().float() for n, w in weights}
-        await ray.get_actor(server_name(int(os.environ["RANK"]))).load_weights.remote(full, global_steps)
+        server: Any = ray.get_actor(server_name(int(os.environ["RANK"])))
+        await server.load_weights.remote(full, global_steps)

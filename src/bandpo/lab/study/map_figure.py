@@ -16,7 +16,7 @@ PANELS = {
 }
 
 
-def map_figure(cells: Sequence[Cell]) -> Figure:
+def draw_map(cells: Sequence[Cell]) -> Figure:
     """What each side of Band brings where: difference of mean reward, each rule at its own best learning rate.
 
     Args:

@@ -80,7 +80,7 @@ def other_worlds_table(cells: Sequence[Cell]) -> str:
     return _table(head, rows)
 
 
-def map_tables(cells: Sequence[Cell]) -> str:
+def all_map_tables(cells: Sequence[Cell]) -> str:
     """All of it."""
     return f"{rare_arm_table(cells)}\n\n{other_worlds_table(cells)}\n"
 
