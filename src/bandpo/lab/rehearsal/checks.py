@@ -258,7 +258,7 @@ KNOWN = {
     r"Reward function is not implemented for data_source=(.+)": "verl has no reward function for data_source {0}. "
     "Set reward.custom_reward_function.path, or correct the data_source column of the data.",
     r"No module named '(transfer_queue)'": "The package TransferQueue is missing ({0}). "
-    "Install verl[verl-core], or bandpo[verl].",
+    "Install verl[verl-core], or the extra verl of bandpo.",
     r"weight sync sent no value for (.+)": "The trainer did not send the weights {0} to the sampler.",
     rf"{files.FOLDER}: stopped after (.+ s)": "It took longer than {0} and was stopped; --timeout allows more.",
 }
