@@ -18,6 +18,7 @@ from bandpo.diagnostics import recorder as recorder_module
 from bandpo.diagnostics.record import metadata, read_calls
 from bandpo.diagnostics.recorder import META, is_record, record_schema
 from bandpo.diagnostics.replay import RUN, replay_record
+from bandpo.diagnostics.runs import Run, recorded_run
 
 pa = pytest.importorskip("pyarrow")
 
@@ -406,10 +407,19 @@ def test_rows_without_a_counted_token(tmp_path):
     assert (found["tokens"], found["clip_high"]) == (expected["tokens"], expected["clip_high"])
 
 
+def test_the_verdicts_know_the_method_and_the_framework_of_a_record(tmp_path):
+    with Recorder(tmp_path, method="GSPO()", framework="verl 0.9.1") as recorder:
+        recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
+    assert recorded_run(tmp_path) == Run("verl", GSPO().parts()._replace(aggregation="token-mean"))
+    with Recorder(tmp_path / "bare", framework="a loop of mine") as recorder:
+        recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
+    assert recorded_run(tmp_path / "bare") == Run(None, None)
+
+
 def test_what_to_install_is_said(tmp_path, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(recorder_module.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install 'bandpo\[recorder\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[recorder\]'"):
         Recorder(tmp_path)

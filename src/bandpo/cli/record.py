@@ -43,6 +43,7 @@ def print_record(
     from bandpo.diagnostics.findings import all_findings
     from bandpo.diagnostics.record_findings import all_record_findings
     from bandpo.diagnostics.replay import replay_record
+    from bandpo.diagnostics.runs import recorded_run
     from bandpo.diagnostics.summary import summarize
     from bandpo.notation import parse_method, parse_rule
 
@@ -52,7 +53,9 @@ def print_record(
     console = Console()
     tokens = next(iter(seen.audits.values())).metrics()["tokens"]
     title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {next(iter(seen.by_step))}"
-    console.print(findings_table(title, [*all_findings(summary), *all_record_findings(seen)]))
+    console.print(
+        findings_table(title, [*all_findings(summary, recorded_run(path)), *all_record_findings(seen)])
+    )
     console.print()
     console.print(_methods(seen))
     if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):  # else it is the trainer itself

@@ -48,7 +48,9 @@ def pyarrow() -> Any:
         importlib.import_module("pyarrow.ipc")
         return importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
-        raise ImportError("records of tokens need pyarrow: in a clone of bandpo, pip install '.[recorder]'") from error
+        raise ImportError(
+            "records of tokens need pyarrow: in a clone of bandpo, pip install '.[recorder]'"
+        ) from error
 
 
 def record_schema(dtype: str) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.diagnostics.logs import Row
+from bandpo.diagnostics.record import metadata
+from bandpo.diagnostics.recorder import record_files
 from bandpo.diagnostics.settings import SETTINGS, framework_of
 from bandpo.methods import Method, Parts
 from bandpo.notation import as_parts
@@ -43,6 +45,17 @@ def known_run(
         raise ValueError(f"framework {framework!r} is none of {', '.join(SETTINGS)}")
     given = None if method is None else as_parts(method)
     return Run(framework or framework_of(rows), _configured(path / "config.yaml") or given)
+
+
+def recorded_run(path: Path) -> Run:
+    """What a record says of its run.
+
+    Args:
+        path: The folder that `bandpo.Recorder` wrote, or one file of it.
+    """
+    said = metadata(record_files(path)[0])
+    framework = next((name for name in SETTINGS if said["framework"].startswith(name)), None)
+    return Run(framework, None if said["method"] is None else as_parts(**said["method"]))
 
 
 def _configured(config: Path) -> Parts | None:
