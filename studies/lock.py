@@ -92,7 +92,7 @@ class WarmUp:
         default=0.3, metadata={"help": "probability of the right digit, above 0.1 and below 1"}
     )
     seed: int = field(default=0, metadata={"help": "of the weights and of the data"})
-    steps: int = field(default=300, metadata={"help": "optimizer steps"})
+    steps: int = field(default=300, metadata={"help": "optimizer steps; a skill near 0.1 needs more"})
     batch_size: int = field(default=64, metadata={"help": "keys in a step"})
     learning_rate: float = field(default=2e-3, metadata={"help": "peak of the one-cycle schedule"})
 

@@ -84,7 +84,7 @@ def test_measured_is_the_mean_probability_and_its_product():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("skill", [0.2, 0.6])
+@pytest.mark.parametrize("skill", [0.3, 0.6])
 def test_the_skill_is_the_one_asked_for(skill):
     measured = measure(warm_up(WarmUp(skill=skill), progress=False))
     assert measured["skill"] == pytest.approx(skill, rel=0.1)
