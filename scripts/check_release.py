@@ -87,7 +87,7 @@ def check_install(folder: Path, wheel: Path, extras: bool) -> None:
     if not run(python, "-c", code, **elsewhere).startswith("2.41"):
         sys.exit("the installed core gives other bounds")
     without = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
-    if "needs the package typer; pip install" not in without.stderr:
+    if "needs the package typer; in a clone of bandpo, pip install" not in without.stderr:
         sys.exit(f"a command without its extra should name it, not: {without.stderr}")
     run(python, "-m", "pip", "install", "--quiet", f"{wheel}[cli]", **elsewhere)
     version = run(command, "--version", **elsewhere).strip()
