@@ -20,7 +20,10 @@ MODULES = {
     "bandpo.figures": "bandpo.diagnostics.figures",
     "bandpo.rivals": "bandpo.dcpo",
     "bandpo.watch": "bandpo.diagnostics.watch",
-    **{f"bandpo.{name}": f"bandpo.lab.{name}" for name in ("data", "evals", "study", "tasks", "training")},
+    **{
+        f"bandpo.{name}": f"bandpo.lab.{name}"
+        for name in ("data", "evals", "rehearsal", "study", "tasks", "training")
+    },
 }
 """Each with all modules below it."""
 

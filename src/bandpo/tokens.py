@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import torch
 
+from bandpo._deprecated import renamed_method
 from bandpo.bounds import RatioBounds
 from bandpo.clipping import ClipRule, Outside
 
@@ -152,6 +153,8 @@ class Tokens:
     def with_rule(self, rule: ClipRule) -> Tokens:
         """The same tokens under another rule."""
         return replace(self, rule=rule)
+
+    under = renamed_method("Tokens.under", "with_rule")
 
     @_Once
     def ratio(self) -> Float[Tensor, "batch time"]:

@@ -46,6 +46,12 @@ def test_names_of_the_radius():
         assert held.updated({}, metrics) == held.next_radii({}, metrics)
 
 
+def test_the_same_tokens_under_another_rule():
+    tokens = bandpo.Tokens.build(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), rule=FixedClip(0.2))
+    with pytest.warns(DeprecationWarning, match="Tokens.under is now with_rule"):
+        assert tokens.under(FixedClip(0.1)).rule == FixedClip(0.1)
+
+
 def test_arguments():
     with pytest.warns(DeprecationWarning, match=r"HoldKL\(low=…\) is now min_radius=…"):
         assert HoldKL(0.01, 0.05, low=0.02) == HoldKL(0.01, 0.05, min_radius=0.02)
