@@ -26,6 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from marked import write_between_marks
+
 ROOT = Path(__file__).parents[1]
 TORCH = "torch==2.13.0"
 TEST_TOOLS = ("pytest", "pytest-randomly", "pytest-timeout", "numpy")
@@ -199,12 +201,7 @@ def write_table(folder: Path, known: dict[str, dict[str, str]]) -> None:
     for name in ENVIRONMENTS:
         if (path := folder / f"{name}.json").exists():
             lines.append(row(name, json.loads(path.read_text()), known.get(name)))
-    page = ROOT / "docs/frameworks.md"
-    begin, end = "<!-- matrix: begin -->", "<!-- matrix: end -->"
-    text = re.sub(
-        f"{begin}.*{end}", lambda _: "\n".join([begin, *lines, end]), page.read_text(), flags=re.DOTALL
-    )
-    page.write_text(text)
+    write_between_marks(ROOT / "docs/frameworks.md", "matrix", lines)
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import bandpo
 from bandpo.cli.recipes import SHIPPED
 from bandpo.lab.rehearsal import CannotRehearse, rehearse
+from marked import write_between_marks
 
 ROOT = Path(__file__).parents[1]
 MAIN = {"paper/model": "qwen2.5-3b-instruct", "paper/rule": "band-kl"}
@@ -62,12 +62,7 @@ def write_table(folder: Path) -> None:
         if (path := folder / f"{part.replace('/', '-')}.json").exists():
             found = json.loads(path.read_text())
             lines.append(f"| `{part}` | {found['verdict']} | {found['loss']} |")
-    page = ROOT / "docs/rehearsal.md"
-    begin, end = "<!-- rehearsals: begin -->", "<!-- rehearsals: end -->"
-    text = re.sub(
-        f"{begin}.*{end}", lambda _: "\n".join([begin, *lines, end]), page.read_text(), flags=re.DOTALL
-    )
-    page.write_text(text)
+    write_between_marks(ROOT / "docs/rehearsal.md", "rehearsals", lines)
 
 
 def main() -> None:

@@ -1,10 +1,6 @@
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -45,6 +41,7 @@ from bandpo.diagnostics.watch import BandWarning
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.lab.tasks import multiplication
+from two_processes import run_on_two_processes
 
 SETTINGS = {
     "use_cpu": True,
@@ -365,11 +362,7 @@ rank = trainer.accelerator.process_index
 
 @pytest.mark.slow
 def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
-    script = tmp_path / "two.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script, tmp_path]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
+    run_on_two_processes(TWO_PROCESSES, tmp_path)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     calls = [metrics for rank in ranks for metrics in rank["own"]]
     tokens = [metrics["tokens"] for metrics in calls]

@@ -1,10 +1,6 @@
 """Radii that change, in TRL's trainer: when, from what, logged how, and across a checkpoint."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +10,7 @@ from bandpo import KL, Band, HoldClipRate, parse_rule
 from bandpo.diagnostics.logs import named_rows
 from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
 from bandpo.lab.tasks import multiplication
+from two_processes import run_on_two_processes
 
 # Two batches of four updates, each of which is logged.
 TWO_BATCHES = {"max_steps": 8, "logging_strategy": "steps", "logging_steps": 1, "audit_steps": 0}
@@ -220,11 +217,7 @@ for name, radius in {"hold": "HoldKL(0.02, 0.05, 0.5)", "entropy": "ByEntropy(0.
 
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path):
-    script = tmp_path / "two.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script, tmp_path]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
+    run_on_two_processes(TWO_PROCESSES, tmp_path)
     for name in ("hold", "entropy"):
         one, other = (json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
         assert one == other

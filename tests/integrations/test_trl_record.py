@@ -1,11 +1,7 @@
 """TRL's trainers write records, which changes nothing in training and replays to what they logged."""
 
 import math
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +13,7 @@ from bandpo.diagnostics.record import metadata, read_calls
 from bandpo.diagnostics.replay import RUN, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.lab.tasks import multiplication
+from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
@@ -118,11 +115,7 @@ make(BandGRPOTrainer, BandGRPOConfig, out + "/run", **settings).train()
 
 @pytest.mark.slow
 def test_two_processes_write_two_files(tmp_path):
-    script = tmp_path / "two.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script, tmp_path]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
+    run_on_two_processes(TWO_PROCESSES, tmp_path)
     files = sorted(file.name for file in (tmp_path / "tokens").iterdir())
     assert files == ["tokens-00000-0000.arrow", "tokens-00001-0000.arrow"]
     seen = replay_record(tmp_path / "tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,11 +59,15 @@ COMMANDS = {
     "doctor": doctor_command,
 }
 """In the order of ``--help``."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    # All of its arguments go to TRL's parser, --help included.
+    "train": {
+        "add_help_option": False,
+        "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    }
+}
 for name, command in COMMANDS.items():
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
-    elif command is train_command:  # all of its arguments go to TRL's parser, --help included
-        passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
-        app.command(name, add_help_option=False, context_settings=passed_on)(command)
     else:
-        app.command(name)(command)
+        app.command(name, **SETTINGS.get(name, {}))(command)

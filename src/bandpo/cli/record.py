@@ -145,4 +145,6 @@ def _mismatch(m: Mismatch, judged: str) -> list[Table]:
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.2%}"
+    from bandpo.diagnostics.tables import percent_or_none
+
+    return percent_or_none(share) or "–"

@@ -147,10 +147,11 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
             )
         object.__setattr__(self, "loss_mode", "band")
         check_recorder(self)
-        _parts(self)
+        loss_parts(self)
 
 
-def _parts(settings: PolicyLossConfig) -> Parts:
+def loss_parts(settings: PolicyLossConfig) -> Parts:
+    """What the settings of a `BandPolicyLossConfig` ask for, without verl's dual clip."""
     names = ("method", "clip", "objective", "level")
     return read_parts(WHERE, **{name: settings.get(name) for name in names})
 
@@ -187,7 +188,7 @@ def band(
         ValueError: see `bandpo.policy_loss`.
     """
     assert config is not None
-    parts = _parts(config.policy_loss)
+    parts = loss_parts(config.policy_loss)
     if not config.policy_loss.get("method"):
         parts = parts._replace(objective=DualClip(config.clip_ratio_c, parts.objective))
     loss, metrics = reduced_loss(

@@ -68,19 +68,18 @@ def loss_parts(config: Any) -> Parts | None:
     """
     from verl.utils.config import omega_conf_to_dataclass
 
-    from bandpo.integrations._adapt import read_parts
-    from bandpo.integrations.verl import WHERE, BandPolicyLossConfig
+    from bandpo.integrations import verl
 
     actor = config.actor_rollout_ref.actor
     settings = omega_conf_to_dataclass(actor.policy_loss)
-    if isinstance(settings, BandPolicyLossConfig):
+    if isinstance(settings, verl.BandPolicyLossConfig):
         names = ("method", "clip", "objective", "level")
         if empty := [name for name in names if name in actor.policy_loss and actor.policy_loss[name] is None]:
             raise ValueError(
-                f"{WHERE}{empty[0]} is null: leave it out for the default, Band(KL(), 0.05), or write "
+                f"{verl.WHERE}{empty[0]} is null: leave it out for the default, Band(KL(), 0.05), or write "
                 "clip='Unclipped()' for no clip"
             )
-        parts = read_parts(WHERE, **{name: getattr(settings, name) for name in names})
+        parts = verl.loss_parts(settings)
         if settings.method:
             return parts
     elif settings.loss_mode == "vanilla":

@@ -1,0 +1,16 @@
+"""Tables that a script writes into a page, between two marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def write_between_marks(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Replace what stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    text = re.sub(
+        f"{begin}.*{end}", lambda _: "\n".join([begin, *lines, end]), page.read_text(), flags=re.DOTALL
+    )
+    page.write_text(text)
