@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def run_on_two_processes(script: str, folder: Path) -> None:
-    """``script`` gets ``folder`` as its argument, and may import the tests of integrations."""
+    """``script`` gets ``folder`` as its argument, and imports what the test that calls this can import."""
     file = folder / "two.py"
     file.write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", file, folder]
-    tests = str(Path(__file__).parent / "integrations")
-    path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from warm_ups import assert_refused, assert_same_bits
 
 from bandpo.lab.tasks.multiplication import DIRECT, SCRATCHPAD, base_model_path, problems
 from studies import base_model
@@ -95,12 +96,7 @@ def test_the_tail_is_the_one_asked_for(shipped, tail):
 
 
 def test_same_settings_same_bits_and_the_callers_randomness_untouched():
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    first, second, other = (warm_up(WarmUp(seed=s, **TINY), progress=False).state_dict() for s in (0, 0, 1))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
+    assert_same_bits(base_model, TINY)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +113,7 @@ def test_same_settings_same_bits_and_the_callers_randomness_untouched():
     ],
 )
 def test_bad_flags_are_refused_before_any_work(flags, message, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main([*flags, "--output_dir", str(tmp_path / "new")])
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
+    assert_refused(base_model, flags, message, tmp_path, capsys)
 
 
 def test_a_used_folder_is_refused(tmp_path, capsys):

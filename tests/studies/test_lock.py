@@ -3,8 +3,10 @@ from itertools import product
 
 import pytest
 import torch
+from warm_ups import assert_refused, assert_same_bits
 
 from bandpo.lab.tasks.multiplication import EOS, tokenizer
+from studies import lock
 from studies.base_model import CARD
 from studies.lock import WarmUp, code, dataset, keys, main, measure, reward, warm_up
 
@@ -100,12 +102,7 @@ def test_a_short_warm_up_moves_towards_the_skill():
 
 
 def test_same_settings_same_bits_and_the_callers_randomness_untouched():
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    first, second, other = (warm_up(WarmUp(seed=s, **TINY), progress=False).state_dict() for s in (0, 0, 1))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
+    assert_same_bits(lock, TINY)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +118,7 @@ def test_same_settings_same_bits_and_the_callers_randomness_untouched():
     ],
 )
 def test_bad_flags_are_refused_before_any_work(flags, message, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main([*flags, "--output_dir", str(tmp_path / "new")])
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
+    assert_refused(lock, flags, message, tmp_path, capsys)
 
 
 def test_the_command_writes_what_it_measured(tmp_path, capsys):
