@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ import numpy as np
 from scipy import stats
 
 from bandpo.lab.study.collect import WINDOW, Record, read_records
+from bandpo.lab.study.plan import parse_study
 
 SMALLEST = 0.05
 """The smallest effect of interest, in AUC; for entropy, in nats."""
@@ -90,14 +91,23 @@ class Effect:
         return "failed" if inside or farthest < 0 else "undecided"
 
 
-def world_and_rate(experiment: str) -> tuple[str, float]:
-    """From an experiment's name.
+@dataclass(frozen=True)
+class Scored:
+    """A run of one point of a world's rate curve."""
 
-    >>> world_and_rate("two stages, rate 1.4e-4")
-    ('two stages', 0.00014)
-    """
-    world, _, rate = experiment.partition(", rate ")
-    return world, float(rate)
+    world: str
+    rate: float
+    record: Record
+
+
+def scored(results: Mapping[str, Any]) -> list[Scored]:
+    """The runs of a ``results.json`` that belong to a rate curve."""
+    experiments = parse_study(results["study"]).experiments
+    return [
+        Scored(e.world, e.point["learning_rate"], record)
+        for record in read_records(results)
+        if (e := experiments[record.experiment]).point
+    ]
 
 
 @dataclass(frozen=True)
@@ -135,17 +145,15 @@ class Curve:
         return sums / counts
 
 
-def curves(records: Sequence[Record], metric: str) -> dict[tuple[str, str], Curve]:
+def curves(runs: Sequence[Scored], metric: str) -> dict[tuple[str, str], Curve]:
     """For each world and arm its scores, over the seeds that ended at every rate.
 
     Raises:
         ValueError: two arms of a world do not have the same seeds: a run failed, or has not ended.
     """
     found: dict[tuple[str, str], dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for record in records:
-        if ", rate " in record.experiment:
-            world, rate = world_and_rate(record.experiment)
-            found[world, record.arm][rate][record.seed] = record.metric(metric)
+    for run in runs:
+        found[run.world, run.record.arm][run.rate][run.record.seed] = run.record.metric(metric)
     seeds = {place: {frozenset(by_seed) for by_seed in by_rate.values()} for place, by_rate in found.items()}
     for world in {world for world, _ in found}:
         if len(set.union(*(sets for (w, _), sets in seeds.items() if w == world))) > 1:
@@ -182,12 +190,12 @@ def effect(ours: np.ndarray, theirs: np.ndarray) -> Effect:
     return Effect(estimate, low, high, float(wins))
 
 
-def effects(records: Sequence[Record]) -> list[tuple[Prediction, Effect]]:
+def effects(runs: Sequence[Scored]) -> list[tuple[Prediction, Effect]]:
     """Every prediction, with the effect that was measured."""
-    auc = curves(records, "AUC")
+    auc = curves(runs, "AUC")
     found: list[tuple[Prediction, Effect]] = []
     for prediction in PREDICTIONS:
-        measured = auc if prediction.metric == "AUC" else curves(records, prediction.metric)
+        measured = auc if prediction.metric == "AUC" else curves(runs, prediction.metric)
         ours, theirs = (
             measured[prediction.world, arm].cross_fitted(by=auc[prediction.world, arm])
             for arm in (prediction.arm, prediction.minus)
@@ -213,7 +221,7 @@ def entropy_at_half(record: Record) -> float | None:
     return record.curves["entropy"][half - 1] if half <= len(record.curves["reward"]) else None
 
 
-def factorial(records: Sequence[Record]) -> Any:
+def factorial(runs: Sequence[Scored]) -> Any:
     """Ordinary least squares of AUC on upper side × lower side × rate in each world, with errors clustered by seed.
 
     Returns:
@@ -226,47 +234,46 @@ def factorial(records: Sequence[Record]) -> Any:
     sides = {CLIP: (0, 0), ABOVE: (1, 0), BELOW: (0, 1), BAND: (1, 1)}
     rows = [
         {
-            "auc": r.metric("AUC"),
-            "upper": sides[r.arm][0],
-            "lower": sides[r.arm][1],
-            "rate": np.log2(world_and_rate(r.experiment)[1] / 1e-4),
-            "world": world_and_rate(r.experiment)[0],
-            "seed": r.seed,
+            "auc": run.record.metric("AUC"),
+            "upper": sides[run.record.arm][0],
+            "lower": sides[run.record.arm][1],
+            "rate": np.log2(run.rate / 1e-4),
+            "world": run.world,
+            "seed": run.record.seed,
         }
-        for r in records
-        if ", rate " in r.experiment and r.arm in sides
+        for run in runs
+        if run.record.arm in sides
     ]
     table = pd.DataFrame(rows)
     model = smf.ols("auc ~ upper * lower * C(world) * rate", data=table)
     return model.fit(cov_type="cluster", cov_kwds={"groups": table["seed"]})
 
 
-def report(records: Sequence[Record]) -> str:
+def report(runs: Sequence[Scored]) -> str:
     """Predictions with their verdicts, then every curve, in Markdown."""
     lines = ["| prediction | estimate | 95 % interval | beats | verdict |", "|---|---|---|---|---|"]
-    for p, e in effects(records):
+    for p, e in effects(runs):
         what = f"{p.name} ({p.world}: {p.arm} against {p.minus}, {p.metric} {p.expects})"
         lines.append(
             f"| {what} | {e.estimate:+.3f} | [{e.low:+.3f}, {e.high:+.3f}] | {e.improved:.2f} | "
             f"{e.verdict(p.expects)} |"
         )
-    by_place = defaultdict(list)
-    for record in records:
-        if ", rate " in record.experiment:
-            by_place[world_and_rate(record.experiment)[0], record.arm].append(record)
+    by_place: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for run in runs:
+        by_place[run.world, run.record.arm].append(run.record)
     lines += [
         "",
         "| world | arm | AUC by rate | best rate | batches to half | collapsed | entropy at half |",
         "|" + "---|" * 7,
     ]
-    for (world, arm), curve in curves(records, "AUC").items():
-        runs = by_place[world, arm]
-        halves = [x for r in runs if (x := entropy_at_half(r)) is not None]
+    for (world, arm), curve in curves(runs, "AUC").items():
+        records = by_place[world, arm]
+        halves = [x for r in records if (x := entropy_at_half(r)) is not None]
         lines.append(
             f"| {world} | {arm} | {' '.join(f'{x:.2f}' for x in interquartile_mean(curve.scores))} | "
             f"{curve.rates[curve.best]:g}{'' if curve.interior else ' (edge: extend the grid)'} | "
-            f"{np.mean([r.metric('batches to half') for r in runs]):.1f} | "
-            f"{sum(map(collapsed, runs))} of {len(runs)} | "
+            f"{np.mean([r.metric('batches to half') for r in records]):.1f} | "
+            f"{sum(map(collapsed, records))} of {len(records)} | "
             f"{np.mean(halves) if halves else float('nan'):.2f} ({len(halves)} runs) |"
         )
     return "\n".join(lines) + "\n"
@@ -275,9 +282,9 @@ def report(records: Sequence[Record]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the report of a ``results.json``."""
     [file] = sys.argv[1:] if arguments is None else arguments
-    records = read_records(json.loads(Path(file).read_text()))
-    print(report(records))
-    print(factorial(records).summary().tables[1])
+    runs = scored(json.loads(Path(file).read_text()))
+    print(report(runs))
+    print(factorial(runs).summary().tables[1])
 
 
 if __name__ == "__main__":

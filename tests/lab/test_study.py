@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from functools import partial
 
@@ -16,7 +17,8 @@ from typer.testing import CliRunner
 from bandpo.cli.app import app
 from bandpo.lab.study.afterwards import parse_afterwards
 from bandpo.lab.study.collect import Record, batches_to_half
-from bandpo.lab.study.execute import Execution, Job, launch, on_cores, on_ray
+from bandpo.lab.study.execute import Execution
+from bandpo.lab.study.jobs import Job, on_cores, on_ray
 from bandpo.lab.study.plan import Study, parse_study, study_text
 from bandpo.lab.study.report import found, study_page
 from bandpo.lab.study.statistics import Contrast, Interval, choose, coverage, differences, differing
@@ -400,33 +402,28 @@ def test_another_study_does_not_take_over_a_folder(tmp_path):
         Execution(study, text, tmp_path, partial(on_cores, workers=1))()
 
 
-def test_a_failing_job_does_not_disturb_the_others(tmp_path):
-    import sys
+def ending_with(codes, folder, monkeypatch):
+    """Jobs that print a status and end with it."""
+    (folder / "ending.py").write_text("import sys; print(sys.argv[1]); sys.exit(int(sys.argv[1]))")
+    path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.syspath_prepend(folder)
+    return [Job("ending", [str(code)], folder / f"{code}.log") for code in codes]
 
-    jobs = [
-        Job([sys.executable, "-c", f"print({k}); raise SystemExit({k})"], tmp_path / f"{k}.log")
-        for k in (0, 3, 0)
-    ]
-    assert sorted((place, outcome.code) for place, outcome in on_cores(jobs, workers=2)) == [
-        (0, 0),
-        (1, 3),
-        (2, 0),
-    ]
-    assert launch(jobs[1]).code == 3
+
+def test_a_failing_job_does_not_disturb_the_others(tmp_path, monkeypatch):
+    jobs = ending_with([0, 3, 1], tmp_path, monkeypatch)
+    assert {place: outcome.code for place, outcome in on_cores(jobs, workers=2)} == {0: 0, 1: 3, 2: 1}
+    assert jobs[1].log.read_text() == "3\n"
 
 
 @pytest.mark.slow
 def test_jobs_on_a_ray_cluster(tmp_path, monkeypatch):
-    import sys
-
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    jobs = [
-        Job([sys.executable, "-c", f"print({k}); raise SystemExit({k})"], tmp_path / f"{k}.log")
-        for k in (0, 3)
-    ]
+    jobs = ending_with([0, 3], tmp_path, monkeypatch)
     try:
         assert sorted((place, outcome.code) for place, outcome in on_ray(jobs, cores=1)) == [(0, 0), (1, 3)]
         assert jobs[1].log.read_text() == "3\n"

@@ -19,6 +19,7 @@ from studies.network import (
     PREDICTIONS,
     Curve,
     Effect,
+    Scored,
     collapsed,
     curves,
     effect,
@@ -27,7 +28,7 @@ from studies.network import (
     factorial,
     profile,
     report,
-    world_and_rate,
+    scored,
 )
 from studies.rewards import coin_flips, two_stages
 
@@ -65,12 +66,11 @@ def test_what_is_planned_is_what_the_file_says_it_costs():
 
 def test_rates_are_a_factor_root_two_apart():
     for world in ("active", "paper", "plenty", "two stages"):
-        rates = [world_and_rate(name)[1] for name in STUDY.experiments if name.startswith(f"{world},")]
-        assert len(rates) == 6
-        assert np.diff(np.log2(rates)) == pytest.approx([0.5] * 5, abs=0.03)
-    for name, e in STUDY.experiments.items():
-        if ", rate " in name:
-            assert e.options["learning_rate"] == world_and_rate(name)[1]
+        points = [e for e in STUDY.experiments.values() if e.world == world]
+        rates = [e.point["learning_rate"] for e in points]
+        assert len(rates) >= 5
+        assert np.diff(np.log2(rates)) == pytest.approx([0.5] * (len(rates) - 1), abs=0.03)
+        assert [e.options["learning_rate"] for e in points] == rates
 
 
 def test_the_predictions_are_those_of_the_page():
@@ -79,7 +79,7 @@ def test_the_predictions_are_those_of_the_page():
     said = [tuple(row[:5]) for row in rows if len(row) == 6]
     assert said == [(p.world, p.arm, p.minus, p.metric, p.expects) for p in PREDICTIONS]
     for p in PREDICTIONS:
-        [first, *_] = [e for name, e in STUDY.experiments.items() if name.startswith(f"{p.world},")]
+        [first, *_] = [e for e in STUDY.experiments.values() if e.world == p.world]
         assert {p.arm, p.minus} <= set(STUDY.arms_of(first))
 
 
@@ -126,7 +126,9 @@ def record(world, rate, arm, seed, reward, entropy=0.5):
         "clip_high": [0.0] * 20,
         "clip_low": [0.0] * 20,
     }
-    return Record(f"{world}, rate {rate}", arm, seed, None, 1.0, {}, {}, flat, {})
+    return Scored(
+        world, rate, Record(f"{world}, learning_rate {rate}", arm, seed, None, 1.0, {}, {}, flat, {})
+    )
 
 
 @pytest.fixture
@@ -139,11 +141,11 @@ def made_up():
     return [
         record(
             world, rate, arm, seed,
-            0.4 + (world != "paper") * gain.get(arm, 0) + (rate == "1.0e-4") * 0.1 + rng.uniform(-0.01, 0.01),
+            0.4 + (world != "paper") * gain.get(arm, 0) + (rate == 1.0e-4) * 0.1 + rng.uniform(-0.01, 0.01),
             entropy=0.5 - 0.2 * (arm == "clip above, Band below"),
         )
         for world in ("active", "paper", "plenty", "two stages", "coin flips")
-        for rate in ("5.0e-5", "1.0e-4", "2.0e-4")
+        for rate in (5.0e-5, 1.0e-4, 2.0e-4)
         for arm in STUDY.arms
         for seed in range(8)
     ]  # fmt: skip
@@ -171,6 +173,17 @@ def test_verdicts_on_runs_whose_truth_is_known(made_up):
     )  # in "active", the first world, without the lower side
 
 
+def test_runs_of_rate_curves_are_found_by_what_the_study_says():
+    text = (FOLDER / "network.yaml").read_text()
+    runs = [
+        {"experiment": name, "arm": "Band", "seed": 0, "tuning": None, "seconds": 1.0, "before": {}, "after": {},
+         "curves": {}, "by_bin": {}}
+        for name in ("active, learning_rate 0.0001", "control")
+    ]  # fmt: skip
+    [run] = scored({"study": text, "runs": runs})
+    assert (run.world, run.rate, run.record.arm) == ("active", 1e-4, "Band")
+
+
 def test_a_run_that_has_not_ended_is_said(made_up):
     with pytest.raises(ValueError, match="not every run has ended"):
         curves(made_up[:-1], "AUC")
@@ -194,7 +207,7 @@ def test_an_effect_is_that_of_interquartile_means():
 
 
 def test_collapse_and_entropy_at_matched_reward():
-    run = record("active", "1.0e-4", "Band", 0, 0.01)
+    run = record("active", 1.0e-4, "Band", 0, 0.01).record
     assert collapsed(run)
     assert entropy_at_half(run) is None
     run.curves["reward"][:] = [0.1] * 5 + [0.9] * 15

@@ -66,7 +66,8 @@ def run_command(
     """Compare clip rules: arms × seeds × settings, each run a `bandpo train`; the same command again resumes."""
     from rich.console import Console
 
-    from bandpo.lab.study.execute import Execution, on_cores, on_ray
+    from bandpo.lab.study.execute import Execution
+    from bandpo.lab.study.jobs import on_cores, on_ray
     from bandpo.lab.study.plan import parse_study, study_text
 
     text = study_text(file)

@@ -6,75 +6,21 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from bandpo.diagnostics.files import replacing
 from bandpo.lab.study.collect import collect_run, read_records, versions
+from bandpo.lab.study.jobs import Job, Outcome
 from bandpo.lab.study.plan import PREPARED, Run, Study
 from bandpo.lab.study.statistics import choose
 
 Say = Callable[[str], None]
-
-
-class Job(NamedTuple):
-    """One process."""
-
-    command: Sequence[str]
-    log: Path
-
-
-class Outcome(NamedTuple):
-    """How it ended."""
-
-    code: int
-    seconds: float
-
-
-def launch(job: Job) -> Outcome:
-    """Run a job to its end; what it prints goes to its log."""
-    start = time.monotonic()
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("w") as log:
-        code = subprocess.run(job.command, stdout=log, stderr=subprocess.STDOUT).returncode
-    return Outcome(code, time.monotonic() - start)
-
-
-def on_cores(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Outcome]]:
-    """Run jobs side by side on this machine; yields each job's place and outcome as it ends."""
-    with ThreadPoolExecutor(workers) as pool:
-        places = {pool.submit(launch, job): place for place, job in enumerate(jobs)}
-        try:
-            for done in as_completed(places):
-                yield places[done], done.result()
-        except BaseException:  # an interrupt has reached the running jobs too; no more are started
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def on_ray(jobs: Sequence[Job], cores: int) -> Iterator[tuple[int, Outcome]]:
-    """Run jobs as Ray tasks of so many cores each, on the running cluster; its nodes must share the folder."""
-    import ray
-    from ray.exceptions import RayError
-
-    ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-    task = ray.remote(num_cpus=cores, max_retries=0)(launch)
-    places = {task.remote(job): place for place, job in enumerate(jobs)}
-    while places:
-        [done], _ = ray.wait(list(places))
-        try:
-            outcome = ray.get(done)
-        except RayError as error:
-            Path(jobs[places[done]].log).write_text(str(error))
-            outcome = Outcome(1, 0.0)
-        yield places.pop(done), outcome
 
 
 @dataclass
@@ -174,27 +120,20 @@ class Execution:
         for name, call in todo:
             unfinished = self.folder / "prepared" / f"{name}.unfinished-{os.getpid()}"
             module, *arguments = shlex.split(call)
-            command = [sys.executable, "-m", module, *arguments, "--output_dir", str(unfinished)]
-            jobs.append(Job(command, self.folder / "prepared" / f"{name}.log"))
+            arguments += ["--output_dir", str(unfinished)]
+            jobs.append(Job(module, arguments, self.folder / "prepared" / f"{name}.log"))
         for place, outcome in self.run_jobs(jobs):
             if outcome.code:
                 raise ValueError(f"preparing {todo[place][0]} failed: {_last_line(jobs[place].log)}")
-            Path(jobs[place].command[-1]).rename(self.folder / "prepared" / todo[place][0])
+            Path(jobs[place].arguments[-1]).rename(self.folder / "prepared" / todo[place][0])
 
     def _run(self, runs: Sequence[Run]) -> list[Run]:
         """Run what has not run yet; returns the runs that failed."""
         todo = [run for run in runs if not self._done(run)]
         jobs = [
             Job(
-                [
-                    sys.executable,
-                    "-m",
-                    "bandpo",
-                    "train",
-                    "--config",
-                    str(self._write_config(run)),
-                    "--resume",
-                ],
+                "bandpo",
+                ["train", "--config", str(self._write_config(run)), "--resume"],
                 self._place(run).with_suffix(".log"),
             )
             for run in todo

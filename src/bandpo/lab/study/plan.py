@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from bandpo.diagnostics.files import read_yaml
 from bandpo.lab.file_models import FileModel, checked
@@ -29,7 +29,25 @@ class Tuning(FileModel):
 
     def choices(self) -> list[dict[str, Any]]:
         """All combinations of values."""
-        return [dict(zip(self.options, values, strict=True)) for values in product(*self.options.values())]
+        return combinations(self.options)
+
+
+def combinations(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every choice of one value for each option.
+
+    >>> combinations({"learning_rate": [1e-4, 2e-4], "max_steps": [320]})
+    [{'learning_rate': 0.0001, 'max_steps': 320}, {'learning_rate': 0.0002, 'max_steps': 320}]
+    """
+    return [dict(zip(options, values, strict=True)) for values in product(*options.values())]
+
+
+def options_text(values: Mapping[str, Any]) -> str:
+    """Values, by the names of their options.
+
+    >>> options_text({"learning_rate": 1e-4, "max_steps": 320})
+    'learning_rate 0.0001, max_steps 320'
+    """
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 class Experiment(FileModel):
@@ -50,6 +68,32 @@ class Experiment(FileModel):
     """The experiment whose tuned options this one takes over."""
     identical: bool = False
     """Whether all arms must give the same run, bit for bit: a check of the whole apparatus."""
+    sweep: Mapping[str, Annotated[Sequence[Any], Field(min_length=1)]] = {}
+    """Options to vary, each over its values: the study runs, and reports, one experiment for each combination."""
+    _world: str = PrivateAttr("")
+    _point: Mapping[str, Any] = PrivateAttr({})
+
+    @property
+    def world(self) -> str:
+        """Its name in the file; the points of a sweep share it."""
+        return self._world or self.name
+
+    @property
+    def point(self) -> Mapping[str, Any]:
+        """The values of the swept options at this point; empty where nothing is swept."""
+        return self._point
+
+    def points(self) -> list[Experiment]:
+        """One experiment for each combination of the swept values; itself, if none are."""
+        if not self.sweep:
+            return [self]
+        found: list[Experiment] = []
+        for point in combinations(self.sweep):
+            name, options = f"{self.name}, {options_text(point)}", {**self.options, **point}
+            one = self.model_copy(update={"name": name, "options": options, "sweep": {}})
+            one._world, one._point = self.name, point
+            found.append(one)
+        return found
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
@@ -57,6 +101,10 @@ class Experiment(FileModel):
             raise ValueError(f"seeds {sorted(both)} are tuned on and reported on; report on others")
         if self.tune and self.tuned_in:
             raise ValueError("has both `tune` and `tuned_in`; leave one out")
+        if self.sweep and (self.tune or self.tuned_in):
+            raise ValueError(
+                "has `sweep` and a tuned option; a sweep reports every value, so leave the tuning out"
+            )
         return self
 
 
@@ -89,6 +137,10 @@ def _with_names(experiments: Any) -> Any:
     return {k: {"name": k, **v} if isinstance(v, dict) else v for k, v in experiments.items()}
 
 
+def _with_points(experiments: Mapping[str, Experiment]) -> Mapping[str, Experiment]:
+    return {point.name: point for e in experiments.values() for point in e.points()}
+
+
 class Study(FileModel):
     """A study file, read and checked.
 
@@ -108,8 +160,13 @@ class Study(FileModel):
     """For each arm its own options of `bandpo train`: a clip rule, at least."""
     options: Mapping[str, Any]
     """Options of `bandpo train` that all runs share."""
-    experiments: Annotated[Mapping[str, Experiment], BeforeValidator(_with_names), Field(min_length=1)]
-    """By name."""
+    experiments: Annotated[
+        Mapping[str, Experiment],
+        BeforeValidator(_with_names),
+        Field(min_length=1),
+        AfterValidator(_with_points),
+    ]
+    """By name, each point of a sweep on its own."""
     prepare: Mapping[str, str] = {}
     """Folders that are made once before the runs: for each name a Python module and its arguments, to which
     ``--output_dir`` is added."""

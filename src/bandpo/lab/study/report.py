@@ -10,7 +10,7 @@ from bandpo.diagnostics.tables import Table
 from bandpo.lab.study import figures
 from bandpo.lab.study.afterwards import Afterwards, parse_afterwards
 from bandpo.lab.study.collect import Record, read_records
-from bandpo.lab.study.plan import Experiment, Study, parse_study
+from bandpo.lab.study.plan import Experiment, Study, options_text, parse_study
 from bandpo.lab.study.statistics import (
     ArmDifference,
     Contrast,
@@ -25,7 +25,6 @@ from bandpo.lab.study.tables import (
     clip_table,
     differences_table,
     glance_table,
-    options_text,
     scores_table,
     seeds_text,
     signed,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bandpo.diagnostics.tables import Table
 from bandpo.lab.study.collect import METRICS, WINDOW, Record
-from bandpo.lab.study.plan import Experiment, Study
+from bandpo.lab.study.plan import Experiment, Study, options_text
 from bandpo.lab.study.statistics import Interval, by_seed, choose, differences, tuning_score
 
 SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
@@ -171,11 +170,6 @@ def signed(interval: Interval) -> str:
 
 def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def options_text(values: Mapping[str, Any]) -> str:
-    """Tuned values, by the names of their options."""
-    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
