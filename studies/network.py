@@ -31,6 +31,7 @@ COLLAPSED = 0.02
 
 CLIP, BAND = "clip 0.2", "Band"
 ABOVE, BELOW, ROOM = "Band above, clip below", "clip above, Band below", "no bound above, clip below"
+MATCHED, MIRROR = "as wide as Band", "mirror above, clip below"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ PREDICTIONS = (
     Prediction("it does nothing in the paper's geometry", "paper", ABOVE, CLIP, "equal"),
     Prediction("Band's lower side hurts where the tail is scarce", "active", BAND, ABOVE, "less"),
     Prediction("what helps is room, not Band's shape", "active", ABOVE, ROOM, "equal"),
-    Prediction("Band's place matters more than its width", "active", ABOVE, "mirror", "greater"),
+    Prediction("Band's place matters more than its width", "active", ABOVE, MIRROR, "greater"),
+    Prediction("a clip that blocks as much does not do as well", "active", BAND, MATCHED, "greater"),
     Prediction("with more draws the upper side does nothing", "plenty", ABOVE, CLIP, "equal"),
     Prediction("the upper side helps after a switch", "two stages", ABOVE, CLIP, "greater"),
     Prediction("Band's lower side loses what the switch needs", "two stages", BAND, ABOVE, "less"),

@@ -38,18 +38,19 @@ STUDY = parse_study((FOLDER / "network.yaml").read_text())
 
 def test_what_is_planned_is_what_the_file_says_it_costs():
     runs = STUDY.reported({})
-    worlds = Counter(run.experiment.partition(",")[0] for run in runs)
+    assert f"# {len(runs)} runs" in (FOLDER / "network.yaml").read_text()
+    worlds = Counter(STUDY.experiments[run.experiment].world for run in runs)
     assert worlds == {
-        "active": 336,
-        "two stages": 192,
-        "paper": 144,
-        "plenty": 96,
+        "active": 280,
+        "two stages": 160,
+        "paper": 100,
+        "plenty": 80,
         "coin flips": 64,
         "control": 7,
     }
-    assert f"# {len(runs)} runs" in (FOLDER / "network.yaml").read_text()
     updates = {
-        run.experiment.partition(",")[0]: run.options["num_iterations"] * run.options["steps_per_generation"]
+        STUDY.experiments[run.experiment].world: run.options["num_iterations"]
+        * run.options["steps_per_generation"]
         for run in runs
     }
     assert updates == {
@@ -61,7 +62,7 @@ def test_what_is_planned_is_what_the_file_says_it_costs():
         "control": 1,
     }
     batches = {run.options["max_steps"] / run.options["logging_steps"] for run in runs}
-    assert batches == {20, 6}
+    assert batches == {6, 20, 24, 40}
 
 
 def test_rates_are_a_factor_root_two_apart():
@@ -159,7 +160,8 @@ def test_verdicts_on_runs_whose_truth_is_known(made_up):
         ("paper", above, "clip 0.2"): "held",
         ("active", "Band", above): "held",
         ("active", above, "no bound above, clip below"): "held",
-        ("active", above, "mirror"): "held",
+        ("active", above, "mirror above, clip below"): "held",
+        ("active", "Band", "as wide as Band"): "failed",
         ("plenty", above, "clip 0.2"): "failed",
         ("two stages", above, "clip 0.2"): "held",
         ("two stages", "Band", above): "held",
