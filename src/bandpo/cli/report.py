@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -25,17 +24,13 @@ def report_command(
     """Write a report: of a study, or of any runs of TRL or verl."""
     from bandpo.diagnostics.run_report import run_page
     from bandpo.lab.study.afterwards import FILE
-    from bandpo.lab.study.execute import results_so_far
+    from bandpo.lab.study.execute import read_results
     from bandpo.lab.study.report import study_page
 
-    first = runs[0] / "results.json" if runs[0].is_dir() else runs[0]
-    if len(runs) == 1 and first.name == "results.json" and first.is_file():
-        afterwards = first.with_name(FILE)
-        page = study_page(
-            json.loads(first.read_text()), afterwards.read_text() if afterwards.is_file() else ""
-        )
-    elif len(runs) == 1 and (runs[0] / "study.yaml").is_file():
-        page = study_page(results_so_far(runs[0]))
+    folder = runs[0].parent if runs[0].name == "results.json" else runs[0]
+    if len(runs) == 1 and any((folder / name).is_file() for name in ("study.yaml", "results.json")):
+        afterwards = folder / FILE
+        page = study_page(read_results(folder), afterwards.read_text() if afterwards.is_file() else "")
     else:
         page = run_page(runs)
     for path in page.save(output):

@@ -25,7 +25,10 @@ Say = Callable[[str], None]
 
 @dataclass
 class Execution:
-    """A study in its folder: ``study.yaml``, ``prepared/``, ``runs/`` and, at the end, ``results.json``.
+    """A study in its folder: ``study.yaml``, ``prepared/``, ``runs/``, and ``results.json`` once a run has ended.
+
+    ``results.json`` holds every run that has ended and says ``unfinished`` until the last has. It is enough to go on
+    from: a run that stands there is not made again, even if its own folder is gone.
 
     Args:
         study: What to run.
@@ -59,30 +62,44 @@ class Execution:
         chosen = choose(self.study, self._records(searches)) if searches else {}
         runs = self.study.reported(chosen)
         failed += self._run(runs)
-        results = {
-            "study": self.text,
-            "versions": versions(self._finished([*searches, *runs])[0]),
-            "commit": _commit(),
+        if not self._ended:
+            raise ValueError("every run has failed; the last lines above and the logs say why")
+        self._results |= {
             "chosen": [
                 {"experiment": e, "arm": arm, "values": values} for (e, arm), values in chosen.items()
             ],
             "failed": [str(run) for run in failed],
-            "runs": [self._record(run) for run in [*searches, *runs] if self._done(run)],
+            "unfinished": False,
+            "runs": [
+                self._ended[key] for run in [*searches, *runs] if (key := _key(_names(run))) in self._ended
+            ],
         }
-        with replacing(self.folder / "results.json") as unfinished:
-            unfinished.write_text(_compact(results))
-        return results
+        self._write()
+        return self._results
 
     def _open(self) -> None:
         kept = self.folder / "study.yaml"
-        if kept.exists() and kept.read_text() != self.text:
-            raise ValueError(
-                f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a study are "
-                "fixed before it runs, so choose another --output_dir"
-            )
+        self._results: dict[str, Any] = {"chosen": [], "failed": [], "runs": []}
+        if self._file.exists():
+            self._results |= read_results(self.folder)
+        for text in (kept.read_text() if kept.exists() else None, self._results.get("study")):
+            if text not in (None, self.text):
+                raise ValueError(
+                    f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a "
+                    "study are fixed before it runs, so choose another --output_dir"
+                )
+        self._ended = {_key(record): record for record in self._results["runs"]}
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(kept) as unfinished:
             unfinished.write_text(self.text)
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "results.json"
+
+    def _write(self) -> None:
+        with replacing(self._file) as unfinished:
+            unfinished.write_text(_compact(self._results))
 
     def _check(self, runs: Sequence[Run]) -> None:
         """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
@@ -129,7 +146,7 @@ class Execution:
 
     def _run(self, runs: Sequence[Run]) -> list[Run]:
         """Run what has not run yet; returns the runs that failed."""
-        todo = [run for run in runs if not self._done(run)]
+        todo = [run for run in runs if _key(_names(run)) not in self._ended]
         jobs = [
             Job(
                 "bandpo",
@@ -148,13 +165,7 @@ class Execution:
                 failed.append(run)
                 said = f"FAILED: {_last_line(jobs[place].log)} (see {jobs[place].log})"
             else:
-                record = {
-                    **_names(run),
-                    "seconds": round(outcome.seconds, 1),
-                    **collect_run(self._place(run)),
-                }
-                with replacing(self._done_file(run)) as unfinished:
-                    unfinished.write_text(json.dumps(record))
+                self._keep(run, outcome.seconds)
                 [record] = self._records([run])
                 said = f"{self.study.primary} {record.metric(self.study.primary):.3f}"
             left = (time.monotonic() - start) / ended * (len(todo) - ended) / 60
@@ -163,54 +174,52 @@ class Execution:
             )
         return failed
 
+    def _keep(self, run: Run, seconds: float) -> None:
+        """Add a run that has ended to the results."""
+        folder = self._place(run)
+        record = {**_names(run), "seconds": round(seconds, 1), **collect_run(folder)}
+        self._ended[_key(record)] = record
+        self._results |= {
+            "study": self.text,
+            "versions": versions(folder),
+            "commit": self._commits(),
+            "unfinished": True,
+            "runs": list(self._ended.values()),
+        }
+        self._write()
+
+    def _commits(self) -> str:
+        """Every commit that runs were made at, in order."""
+        known = (self._results.get("commit") or "").split(", ")
+        return ", ".join(dict.fromkeys(filter(None, [*known, _commit()])))
+
     def _place(self, run: Run) -> Path:
         return self.folder / "runs" / run.folder
 
-    def _done_file(self, run: Run) -> Path:
-        return self._place(run) / "record.json"
-
-    def _done(self, run: Run) -> bool:
-        return self._done_file(run).exists()
-
-    def _finished(self, runs: Sequence[Run]) -> list[Path]:
-        found = [self._place(run) for run in runs if self._done(run)]
-        if not found:
-            raise ValueError("every run has failed; the last lines above and the logs say why")
-        return found
-
-    def _record(self, run: Run) -> dict[str, Any]:
-        return _names(run) | json.loads(self._done_file(run).read_text())
-
     def _records(self, runs: Sequence[Run]) -> Any:
-        return read_records({"runs": [self._record(run) for run in runs if self._done(run)]})
+        ended = (self._ended.get(_key(_names(run))) for run in runs)
+        return read_records({"runs": [record for record in ended if record]})
 
 
-def results_so_far(folder: Path) -> dict[str, Any]:
-    """What ``results.json`` would hold if the study ended with the runs that have ended.
-
-    Args:
-        folder: Of a study that is at work or was interrupted.
+def read_results(folder: Path) -> dict[str, Any]:
+    """What a study's ``results.json`` holds, of a study that has ended, is at work or was interrupted.
 
     Raises:
         ValueError: no run has ended yet.
     """
-    done = sorted((folder / "runs").rglob("record.json"))
-    records = [record for file in done if "experiment" in (record := json.loads(file.read_text()))]
-    if not records:
+    file = folder / "results.json"
+    if not file.exists():
         raise ValueError(f"{folder} holds a study of which no run has ended yet")
-    return {
-        "study": (folder / "study.yaml").read_text(),
-        "versions": versions(done[0].parent),
-        "commit": _commit(),
-        "chosen": [],
-        "failed": [],
-        "unfinished": True,
-        "runs": records,
-    }
+    return json.loads(file.read_text())
 
 
 def _names(run: Run) -> dict[str, Any]:
     return {"experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": run.tuning}
+
+
+def _key(record: Mapping[str, Any]) -> str:
+    """What tells one run from the others."""
+    return json.dumps([record[name] for name in ("experiment", "arm", "seed", "tuning")], sort_keys=True)
 
 
 def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
