@@ -94,6 +94,27 @@ def test_runs_that_follow_from_a_file():
     assert all(not folder.is_absolute() and ".." not in folder.parts for folder in folders)
 
 
+def test_a_sweep_is_an_experiment_at_each_point():
+    swept = {
+        "question": "?",
+        "seeds": [0, 1],
+        "sweep": {"learning_rate": [0.1, 0.2]},
+        "options": {"max_steps": 4},
+    }
+    study = parse_study(yaml.safe_dump(yaml.safe_load(SMALL) | {"experiments": {"curve": swept}}))
+    low, high = study.experiments.values()
+    assert (low.name, low.world, low.point) == ("curve, learning_rate 0.1", "curve", {"learning_rate": 0.1})
+    assert high.options == {"max_steps": 4, "learning_rate": 0.2}
+    runs = study.reported({})
+    assert [(r.seed, r.options["learning_rate"]) for r in runs[::2]] == [
+        (0, 0.1),
+        (0, 0.2),
+        (1, 0.1),
+        (1, 0.2),
+    ]
+    assert len({r.folder for r in runs}) == 8
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -122,6 +143,23 @@ def test_runs_that_follow_from_a_file():
         (
             {"experiments": {"m": {"question": "?", "seeds": [0], "tune": {"options": {}, "seeds": [0]}}}},
             "tuned on and reported on",
+        ),
+        (
+            {"experiments": {"m": {"question": "?", "seeds": [0], "sweep": {"max_steps": []}}}},
+            "sweep.max_steps: Value should have at least 1 item",
+        ),
+        (
+            {
+                "experiments": {
+                    "m": {
+                        "question": "?",
+                        "seeds": [0],
+                        "sweep": {"max_steps": [1]},
+                        "tune": {"options": {}, "seeds": [1]},
+                    }
+                }
+            },
+            "a sweep reports every value, so leave the tuning out",
         ),
         ({"options": {"seed": 3}}, "options may not set seed"),
         ({"questions": "?"}, "the study: unknown key 'questions'; did you mean question?"),

@@ -67,7 +67,9 @@ def eval_command(
     from bandpo.lab.evals.problems import embedded_problems, read_problems
     from bandpo.lab.evals.report import as_json, as_markdown, score
     from bandpo.lab.evals.run import evaluate as run
-    from bandpo.lab.tasks.multiplication import MAX_COMPLETION_LENGTH, base_model_path
+    from bandpo.lab.models import model_path
+    from bandpo.lab.tasks import EMBEDDED
+    from bandpo.lab.tasks.multiplication import MAX_COMPLETION_LENGTH
 
     if server is not None and model is None:
         raise ValueError("--server needs the name of the model, as the server calls it")
@@ -92,7 +94,8 @@ def eval_command(
         "generator": "server" if server else "vllm" if vllm else "transformers",
         "chat_template": None if template is None else hashlib.sha256(template.encode()).hexdigest(),
     }
-    generator = _generator(model or str(base_model_path()), sampling, server, vllm, batch_size, template)
+    named = model if server and model else model_path(model or EMBEDDED)
+    generator = _generator(named, sampling, server, vllm, batch_size, template)
     try:
         samples = run(generator, problems, n, folder, settings=settings)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,15 +209,17 @@ class Study(FileModel):
         ]
 
     def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Run]:
-        """The runs that are reported.
+        """The runs that are reported: of a sweep, every point with one seed before the next seed.
 
         Args:
             chosen: For each experiment that tunes, and each of its arms, the values chosen.
         """
+        worlds = [list(points) for _, points in groupby(self.experiments.values(), key=lambda e: e.world)]
         return [
             self._run(e, arm, seed, chosen[e.tuned_in or e.name, arm] if e.tune or e.tuned_in else {})
-            for e in self.experiments.values()
-            for seed in e.seeds
+            for points in worlds
+            for seed in points[0].seeds
+            for e in points
             for arm in self.arms_of(e)
         ]
 

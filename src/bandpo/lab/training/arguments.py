@@ -172,7 +172,9 @@ def parse(argv: Sequence[str]) -> Arguments:
             "`datasets` in the YAML file"
         )
     if not arguments.model.model_name_or_path:
-        raise ValueError("no model: give --model_name_or_path (a hub name, a folder, or 'multiplication')")
+        raise ValueError(
+            "no model: give --model_name_or_path (a hub name, a folder, 'multiplication' or 'smollm2')"
+        )
     if not (arguments.run.reward_funcs or arguments.run.reward_model_name_or_path):
         raise ValueError("no reward: give --reward_funcs (e.g. accuracy_reward, or package.module.function)")
     return arguments

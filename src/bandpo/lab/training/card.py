@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub import ModelCardData
 
 from bandpo.diagnostics.tables import Table
+from bandpo.lab.models import SMOLLM2
 from bandpo.lab.tasks import EMBEDDED
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def run_card(arguments: Arguments, folder: RunFolder) -> str:
     """Markdown, with the header by which a hub knows a model."""
     run, training, model, mixture = arguments
     base = str(model.model_name_or_path)
-    named = base != EMBEDDED and not Path(base).exists()
+    named = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}.get(base, base)
+    on_a_hub = base != EMBEDDED and not Path(base).exists()
     data = [run.dataset_name] if run.dataset_name else [str(part.path) for part in mixture.datasets]
     settings = {
         **(
@@ -44,7 +46,7 @@ def run_card(arguments: Arguments, folder: RunFolder) -> str:
         "seed": training.seed,
     }
     header = ModelCardData(
-        library_name="transformers", base_model=base if named else None, tags=["bandpo", "grpo", "trl"]
+        library_name="transformers", base_model=named if on_a_hub else None, tags=["bandpo", "grpo", "trl"]
     )
     missing = {"evaluation.json": not run.eval_prompts, "checkpoint-*/": training.save_strategy == "no"}
     files = [[f"`{name}`", what] for name, what in FILES.items() if not missing.get(name)]

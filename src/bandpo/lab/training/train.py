@@ -18,7 +18,8 @@ from bandpo.diagnostics.logs import named_rows
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo.lab.evals.generate import sample
 from bandpo.lab.evals.metrics import mean_at_k, pass_at_k
-from bandpo.lab.tasks import EMBEDDED, multiplication, task_module
+from bandpo.lab.models import model_path
+from bandpo.lab.tasks import task_module
 from bandpo.lab.training.arguments import Arguments, reward_functions
 from bandpo.lab.training.callbacks import MetricsLog, ProgressBar, Scores
 from bandpo.lab.training.card import run_card
@@ -117,11 +118,7 @@ def _trainer(
 ) -> tuple[RunTrainer, PreTrainedTokenizerBase]:
     """The trainer, with everything made once that its settings could forbid, and the tokenizer."""
     run, training, model, _ = arguments
-    path = (
-        str(multiplication.base_model_path())
-        if model.model_name_or_path == EMBEDDED
-        else model.model_name_or_path
-    )
+    path = model_path(str(model.model_name_or_path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path,
