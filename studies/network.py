@@ -1,19 +1,14 @@
 """What the network study says: rate curves, cross-fitted comparisons, and a verdict on each prediction.
 
-    bandpo study studies/network.yaml
-    python -m studies.network runs/study-network/results.json
-
-The predictions stand in network-predictions.md and, for the machine, in `PREDICTIONS`.
+The predictions stand in network-predictions.md and, for the machine, in `PREDICTIONS`; `studies.network_report` makes
+a page of it all.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -102,13 +97,22 @@ class Scored:
     record: Record
 
 
+def progress(results: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """For each world with a rate curve: how many of its runs have ended, and how many there are to be."""
+    study = parse_study(results["study"])
+    planned = Counter(e.world for run in study.reported({}) if (e := study.experiments[run.experiment]).point)
+    ended = Counter(study.experiments[record.experiment].world for record in read_records(results))
+    return {world: (ended[world], count) for world, count in planned.items()}
+
+
 def scored(results: Mapping[str, Any]) -> list[Scored]:
-    """The runs of a ``results.json`` that belong to a rate curve."""
+    """The runs of rate curves, of worlds of which every run has ended: the others are not looked at before."""
     experiments = parse_study(results["study"]).experiments
+    whole = {world for world, (ended, planned) in progress(results).items() if ended == planned}
     return [
         Scored(e.world, e.point["learning_rate"], record)
         for record in read_records(results)
-        if (e := experiments[record.experiment]).point
+        if (e := experiments[record.experiment]).world in whole
     ]
 
 
@@ -148,20 +152,10 @@ class Curve:
 
 
 def curves(runs: Sequence[Scored], metric: str) -> dict[tuple[str, str], Curve]:
-    """For each world and arm its scores, over the seeds that ended at every rate.
-
-    Raises:
-        ValueError: two arms of a world do not have the same seeds: a run failed, or has not ended.
-    """
+    """For each world and arm its scores."""
     found: dict[tuple[str, str], dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for run in runs:
         found[run.world, run.record.arm][run.rate][run.record.seed] = run.record.metric(metric)
-    seeds = {place: {frozenset(by_seed) for by_seed in by_rate.values()} for place, by_rate in found.items()}
-    for world in {world for world, _ in found}:
-        if len(set.union(*(sets for (w, _), sets in seeds.items() if w == world))) > 1:
-            raise ValueError(
-                f"{world}: not every run has ended; the same study command goes on with the rest"
-            )
     return {
         place: Curve(
             sorted(by_rate), np.array([[by_rate[r][s] for s in sorted(by_rate[r])] for r in sorted(by_rate)])
@@ -193,10 +187,12 @@ def effect(ours: np.ndarray, theirs: np.ndarray) -> Effect:
 
 
 def effects(runs: Sequence[Scored]) -> list[tuple[Prediction, Effect]]:
-    """Every prediction, with the effect that was measured."""
+    """Every prediction about a world of which all runs have ended, with the effect that was measured."""
     auc = curves(runs, "AUC")
     found: list[tuple[Prediction, Effect]] = []
     for prediction in PREDICTIONS:
+        if prediction.world not in {world for world, _ in auc}:
+            continue
         measured = auc if prediction.metric == "AUC" else curves(runs, prediction.metric)
         ours, theirs = (
             measured[prediction.world, arm].cross_fitted(by=auc[prediction.world, arm])
@@ -223,12 +219,13 @@ def entropy_at_half(record: Record) -> float | None:
     return record.curves["entropy"][half - 1] if half <= len(record.curves["reward"]) else None
 
 
-def factorial(runs: Sequence[Scored]) -> Any:
-    """Ordinary least squares of AUC on upper side × lower side × rate in each world, with errors clustered by seed.
+def factorial(runs: Sequence[Scored], world: str) -> Any:
+    """AUC on upper side × lower side × rate in one world, by ordinary least squares with errors clustered by seed.
 
     Returns:
-        The fit of statsmodels, of the four arms of the 2 × 2. Base models are few and fixed, so a world's seeds are
-        one cluster each over all arms and rates.
+        The fit of statsmodels, of the four arms of the 2 × 2, with the rate in factors of 2 from the middle one, so
+        that ``upper`` and ``lower`` are the effects there. Seeds are 4 or 8, and so are the clusters: few for these
+        errors, which are then too small.
     """
     import pandas as pd
     import statsmodels.formula.api as smf
@@ -239,55 +236,13 @@ def factorial(runs: Sequence[Scored]) -> Any:
             "auc": run.record.metric("AUC"),
             "upper": sides[run.record.arm][0],
             "lower": sides[run.record.arm][1],
-            "rate": np.log2(run.rate / 1e-4),
-            "world": run.world,
+            "rate": np.log2(run.rate),
             "seed": run.record.seed,
         }
         for run in runs
-        if run.record.arm in sides
+        if run.world == world and run.record.arm in sides
     ]
     table = pd.DataFrame(rows)
-    model = smf.ols("auc ~ upper * lower * C(world) * rate", data=table)
+    table["rate"] -= table["rate"].median()
+    model = smf.ols("auc ~ upper * lower * rate", data=table)
     return model.fit(cov_type="cluster", cov_kwds={"groups": table["seed"]})
-
-
-def report(runs: Sequence[Scored]) -> str:
-    """Predictions with their verdicts, then every curve, in Markdown."""
-    lines = ["| prediction | estimate | 95 % interval | beats | verdict |", "|---|---|---|---|---|"]
-    for p, e in effects(runs):
-        what = f"{p.name} ({p.world}: {p.arm} against {p.minus}, {p.metric} {p.expects})"
-        lines.append(
-            f"| {what} | {e.estimate:+.3f} | [{e.low:+.3f}, {e.high:+.3f}] | {e.improved:.2f} | "
-            f"{e.verdict(p.expects)} |"
-        )
-    by_place: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for run in runs:
-        by_place[run.world, run.record.arm].append(run.record)
-    lines += [
-        "",
-        "| world | arm | AUC by rate | best rate | batches to half | collapsed | entropy at half |",
-        "|" + "---|" * 7,
-    ]
-    for (world, arm), curve in curves(runs, "AUC").items():
-        records = by_place[world, arm]
-        halves = [x for r in records if (x := entropy_at_half(r)) is not None]
-        lines.append(
-            f"| {world} | {arm} | {' '.join(f'{x:.2f}' for x in interquartile_mean(curve.scores))} | "
-            f"{curve.rates[curve.best]:g}{'' if curve.interior else ' (edge: extend the grid)'} | "
-            f"{np.mean([r.metric('batches to half') for r in records]):.1f} | "
-            f"{sum(map(collapsed, records))} of {len(records)} | "
-            f"{np.mean(halves) if halves else float('nan'):.2f} ({len(halves)} runs) |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the report of a ``results.json``."""
-    [file] = sys.argv[1:] if arguments is None else arguments
-    runs = scored(json.loads(Path(file).read_text()))
-    print(report(runs))
-    print(factorial(runs).summary().tables[1])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,6 @@
 """The network study before it has run: its worlds, its rules, its terms, and its analysis on made-up runs."""
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from bandpo import Band, parse_rule
 from bandpo.lab.study.collect import Record
 from bandpo.lab.study.plan import parse_study
 from bandpo.lab.tasks.multiplication import problems
+from studies import network_report
 from studies.mirror import Mirror
 from studies.network import (
     PREDICTIONS,
@@ -21,13 +23,12 @@ from studies.network import (
     Effect,
     Scored,
     collapsed,
-    curves,
     effect,
     effects,
     entropy_at_half,
     factorial,
     profile,
-    report,
+    progress,
     scored,
 )
 from studies.rewards import coin_flips, two_stages
@@ -167,28 +168,50 @@ def test_verdicts_on_runs_whose_truth_is_known(made_up):
         ("two stages", "Band", above): "held",
         ("coin flips", "clip above, Band below", "clip 0.2"): "held",
     }
-    text = report(made_up)
-    assert "| active | Band above, clip below | 0.50 0.60 0.50 | 0.0001 | " in text
-    fit = factorial(made_up)
-    assert fit.params["upper"] == pytest.approx(
-        0.1, abs=0.01
-    )  # in "active", the first world, without the lower side
+    assert factorial(made_up, "active").params["upper"] == pytest.approx(0.1, abs=0.01)
+    assert factorial(made_up, "paper").params["upper"] == pytest.approx(0, abs=0.01)
 
 
-def test_runs_of_rate_curves_are_found_by_what_the_study_says():
+def results(worlds, seconds=1.0):
+    """Of all runs of these worlds, and of half of the others'."""
+    ended, rng = [], np.random.default_rng(0)
+    for k, run in enumerate(STUDY.reported({})):
+        e = STUDY.experiments[run.experiment]
+        if e.world in worlds or k % 2:
+            batches = int(run.options["max_steps"] / run.options["logging_steps"])
+            reward = 0.3 + 0.1 * (run.arm == "Band above, clip below") + rng.uniform(-0.01, 0.01)
+            curves = {name: [reward] * batches for name in ("reward", "entropy", "clip_high", "clip_low")}
+            ended.append({
+                "experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": None,
+                "seconds": seconds, "before": {}, "after": {}, "curves": curves, "by_bin": {},
+            })  # fmt: skip
     text = (FOLDER / "network.yaml").read_text()
-    runs = [
-        {"experiment": name, "arm": "Band", "seed": 0, "tuning": None, "seconds": 1.0, "before": {}, "after": {},
-         "curves": {}, "by_bin": {}}
-        for name in ("active, learning_rate 0.0001", "control")
-    ]  # fmt: skip
-    [run] = scored({"study": text, "runs": runs})
-    assert (run.world, run.rate, run.record.arm) == ("active", 1e-4, "Band")
+    return {"study": text, "runs": ended, "versions": {"torch": "2"}, "commit": "abc", "failed": []}
 
 
-def test_a_run_that_has_not_ended_is_said(made_up):
-    with pytest.raises(ValueError, match="not every run has ended"):
-        curves(made_up[:-1], "AUC")
+def test_a_world_is_looked_at_once_all_of_its_runs_have_ended():
+    found = results({"paper"})
+    assert progress(found)["paper"] == (100, 100)
+    assert progress(found)["active"] == (140, 280)
+    runs = scored(found)
+    assert {run.world for run in runs} == {"paper"}
+    assert len(runs) == 100
+    assert {run.rate for run in runs} == {1.4e-4, 2.0e-4, 2.8e-4, 4.0e-4, 5.6e-4}
+    assert [p.world for p, _ in effects(runs)] == ["paper"]
+
+
+def test_the_page_says_what_is_known_and_what_is_not(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(results({"paper", "coin flips"})))
+    network_report.main([str(tmp_path)])
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "Not looked at yet: plenty (40 of 80 runs), active (140 of 280 runs), two stages (80 of 160" in text
+    )
+    assert text.count("not run yet: ") == sum(p.world not in ("paper", "coin flips") for p in PREDICTIONS)
+    assert re.search(r"equal to within 0.05 \| \+0\.\d+ \[\+0\.0\d+, \+0\.1\d+\] \| 100% \| failed \|", text)
+    assert "## Paper" in text
+    assert "## Active" not in text
+    assert (tmp_path / "report.html").exists()
 
 
 def test_the_rate_is_not_scored_on_the_seeds_that_chose_it():

@@ -1,0 +1,212 @@
+"""The page of the network study: predictions first, then each world's curves.
+
+bandpo study studies/network.yaml --output-dir results/network
+python -m studies.network_report results/network
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from bandpo.diagnostics.page import Page, Picture, Section, Verbatim
+from bandpo.diagnostics.tables import Table
+from bandpo.lab.study.execute import read_results
+from bandpo.lab.study.figures import look
+from bandpo.lab.study.plan import Study, parse_study
+from studies.network import (
+    PREDICTIONS,
+    SMALLEST,
+    SPLITS,
+    Curve,
+    Scored,
+    collapsed,
+    curves,
+    effects,
+    entropy_at_half,
+    factorial,
+    interquartile_mean,
+    profile,
+    progress,
+    scored,
+)
+
+THRESHOLDS = np.linspace(0, 1, 101)
+
+
+def network_page(results: Mapping[str, Any]) -> Page:
+    """The whole report; a world says nothing until all of its runs have ended."""
+    study, runs = parse_study(results["study"]), scored(results)
+    ended = progress(results)
+    known = dict.fromkeys(run.world for run in runs)
+    waiting = [f"{world} ({have} of {of} runs)" for world, (have, of) in ended.items() if world not in known]
+    lead = [study.question]
+    if waiting:
+        lead.append(f"The study has not ended. Not looked at yet: {', '.join(waiting)}.")
+    return Page(
+        study.title,
+        lead,
+        [
+            Section("Predictions", _predictions(runs, ended)),
+            *(_world(study, runs, world) for world in known),
+            _made(results),
+        ],
+    )
+
+
+def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -> list[Any]:
+    measured = dict(effects(runs))
+    rows = []
+    for p in PREDICTIONS:
+        what = (
+            f"{p.name}: in “{p.world}”, {p.metric} of “{p.arm}” against “{p.minus}” is {_expected(p.expects)}"
+        )
+        if e := measured.get(p):
+            interval = f"{e.estimate:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
+            rows.append([what, interval, f"{e.improved:.0%}", e.verdict(p.expects)])
+        else:
+            rows.append([what, "–", "–", "not run yet: {} of {}".format(*ended[p.world])])
+    return [
+        "They were committed before the first run, with the rules of the verdicts.",
+        f"Difference: of interquartile means over seeds, with a bootstrap interval of 95 %. Each arm is scored at the "
+        f"rate that is best for it on the other half of the seeds, over {SPLITS} random halves. The smallest effect of "
+        f"interest is {SMALLEST}. Wins: the probability that a run of the first arm beats one of the second.",
+        Table(["prediction", "difference", "wins", "verdict"], rows, "", prose=True),
+    ]
+
+
+def _expected(expects: str) -> str:
+    return f"equal to within {SMALLEST}" if expects == "equal" else f"{expects} by at least {SMALLEST}"
+
+
+def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
+    first = next(e for e in study.experiments.values() if e.world == world)
+    found = {arm: curve for (w, arm), curve in curves(runs, "AUC").items() if w == world}
+    rows = []
+    for arm, curve in found.items():
+        records = [run.record for run in runs if run.world == world and run.record.arm == arm]
+        halves = [record.metric("batches to half") for record in records]
+        reached = [half for half, r in zip(halves, records, strict=True) if half <= len(r.curves["reward"])]
+        entropies = [x for record in records if (x := entropy_at_half(record)) is not None]
+        rows.append(
+            [
+                arm,
+                *(f"{score:.3f}" for score in interquartile_mean(curve.scores)),
+                f"{curve.rates[curve.best]:.1e}" + ("" if curve.interior else ", an edge"),
+                f"{'> ' * (0 < len(reached) < len(halves))}{np.mean(halves):.1f} ({len(reached)}/{len(halves)})"
+                if reached
+                else f"never (0/{len(halves)})",
+                f"{np.mean(entropies):.2f}" if entropies else "–",
+                f"{np.mean([record.metric('entropy at end') for record in records]):.2f}",
+                f"{sum(map(collapsed, records))} of {len(records)}",
+            ]
+        )
+    rates = next(iter(found.values())).rates
+    places = {arm: place for place, arm in enumerate(study.arms)}
+    return Section(
+        world.capitalize(),
+        [
+            first.question,
+            Picture(
+                f"{world.replace(' ', '-')}-rates",
+                rate_curves(found, places),
+                "Left: interquartile mean over seeds at each learning rate, with bootstrap intervals of 95 %. Right: "
+                "share of runs, over all rates and seeds, whose AUC exceeds a value.",
+            ),
+            Table(
+                ["arm", *(f"AUC at {rate:.1e}" for rate in rates), "best rate", "batches to half",
+                 "entropy at half", "entropy at end", "collapsed"],
+                rows,
+                "AUC: mean reward over all batches, interquartile mean over seeds. The rest is over all rates and "
+                "seeds. Batches to half: until the reward, averaged over three batches, reached 0.5; in brackets how "
+                "many runs did; the others count as one batch more than they had, so the true mean is greater (>). "
+                "Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below 0.02 in the last three "
+                "batches. Where the best rate is an edge, a better one may lie beyond.",
+            ),
+            _sides(runs, world),
+        ],
+    )  # fmt: skip
+
+
+def _sides(runs: Sequence[Scored], world: str) -> Table:
+    fit = factorial(runs, world)
+    intervals = fit.conf_int()
+    names = {
+        "upper": "Band above", "lower": "Band below", "upper:lower": "both, beyond the sum",
+        "rate": "twice the rate", "upper:rate": "Band above, at twice the rate",
+        "lower:rate": "Band below, at twice the rate",
+    }  # fmt: skip
+    return Table(
+        ["effect on AUC", "estimate", "95 %"],
+        [
+            [said, f"{fit.params[name]:+.3f}", "[{:+.3f}, {:+.3f}]".format(*intervals.loc[name])]
+            for name, said in names.items()
+        ],
+        "The 2 × 2 of clip and Band on each side, at the middle rate, by least squares with errors clustered by seed. "
+        f"Clusters are few ({fit.model.data.frame['seed'].nunique()}), so the intervals are too narrow.",
+    )
+
+
+def rate_curves(found: Mapping[str, Curve], places: Mapping[str, int]) -> Figure:
+    """AUC against the learning rate, and the share of runs above each AUC."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for arm, curve in found.items():
+        style = look(places[arm])
+        mean = interquartile_mean(curve.scores)
+        low, high = np.array([_interval(row) for row in curve.scores]).T
+        left.plot(curve.rates, mean, marker="o", markersize=4, label=arm, **style)
+        left.fill_between(curve.rates, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        right.step(THRESHOLDS, profile(curve, THRESHOLDS.tolist()), where="post", **style)
+    left.set(xscale="log", xlabel="learning rate", ylabel="AUC (mean reward)", ylim=(0, None))
+    rates = next(iter(found.values())).rates
+    left.set_xticks(rates, [f"{rate:.1e}" for rate in rates])
+    left.minorticks_off()
+    right.set(xlabel="AUC", ylabel="share of runs above it", ylim=(0, 1.02), xlim=(0, 1))
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _interval(scores: np.ndarray) -> tuple[float, float]:
+    """Of the interquartile mean, by percentile bootstrap."""
+    if not np.ptp(scores):
+        return scores[0], scores[0]
+    drawn: Any = stats.bootstrap(
+        (scores,), interquartile_mean, method="percentile", rng=np.random.default_rng(0)
+    )
+    return drawn.confidence_interval
+
+
+def _made(results: Mapping[str, Any]) -> Section:
+    made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    failed = "; ".join(results["failed"]) or "none"
+    hours = sum(run["seconds"] for run in results["runs"]) / 3600
+    return Section(
+        "How it was made",
+        [
+            f"{len(results['runs'])} runs, {hours:.1f} hours in all, with {made}; commit {results['commit']}. "
+            f"Failed runs: {failed}.",
+            Verbatim("The study file", results["study"]),
+        ],
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write ``report.md`` and ``report.html`` beside a ``results.json``."""
+    [folder] = map(Path, sys.argv[1:] if arguments is None else arguments)
+    page = network_page(read_results(folder))
+    for name in ("report.md", "report.html"):
+        for path in page.save(folder / name):
+            print(path)
+
+
+if __name__ == "__main__":
+    main()
