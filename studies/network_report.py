@@ -126,8 +126,8 @@ def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
                 "AUC: mean reward over all batches, interquartile mean over seeds. The rest is over all rates and "
                 "seeds. Batches to half: until the reward, averaged over three batches, reached 0.5; in brackets how "
                 "many runs did; the others count as one batch more than they had, so the true mean is greater (>). "
-                "Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below 0.02 in the last three "
-                "batches. Where the best rate is an edge, a better one may lie beyond.",
+                "Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below 0.02 in the "
+                "last three batches. Where the best rate is an edge, a better one may lie beyond.",
             ),
             _sides(runs, world),
         ],
