@@ -55,8 +55,10 @@ def ratio_bounds(
 
     They are the roots in ``r`` of ``p·f(r) + (1 − p)·f((1 − p·r)/(1 − p)) = radius``, or the simplex edge (``1/p``,
     0) where the constraint still holds there. Elementwise, detached, without host synchronisation or data-dependent
-    control flow; relative error of ``upper − 1`` and ``1 − lower`` at most 1e−5 in float32, 1e−12 in float64, for radii
-    from 1e−6 to 1e3 and ``p`` and ``1 − p`` of at least 1e−30 (1e−290 in float64).
+    control flow.
+
+    The relative error of ``upper − 1`` and ``1 − lower`` is at most 1e−5 in float32 and 1e−12 in float64. That holds
+    for radii from 1e−6 to 1e3, and ``p`` and ``1 − p`` of at least 1e−30 (1e−290 in float64).
 
     Args:
         logp_old: Log-probabilities (nats) of the sampled tokens under the old policy, at sampling temperature and

@@ -178,10 +178,10 @@ def policy_loss(
 
     Raises:
         TypeError: a tensor is not floating-point, or ``clip``, ``objective`` or ``method`` is none.
-        ValueError: shapes differ, the mask counts no token or holds another value than 0 and 1, a counted
-            log-probability is NaN, infinite or above 0, a weight is negative or NaN, ``dual_clip`` ≤ 1, ``level`` is
-            unknown, a text cannot be read, or ``method`` stands beside what it fixes. (Values are read on the CPU
-            only; on an accelerator they turn the loss NaN.)
+        ValueError: shapes differ. The mask counts no token, or holds another value than 0 and 1. A counted
+            log-probability is NaN, infinite or above 0. A weight is negative or NaN. ``dual_clip`` ≤ 1. ``level`` is
+            unknown. A text cannot be read. ``method`` stands beside what it fixes. (Values are read on the CPU only;
+            on an accelerator they turn the loss NaN.)
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
     >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), clip=FixedClip())

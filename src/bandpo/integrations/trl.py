@@ -62,8 +62,9 @@ class _Batch:
 class BandGRPOTrainer(AuditMixin):
     """`GRPOTrainer` with the method, or the clip rule and objective, of ``args``; audited as every `AuditMixin`.
 
-    Logs the mean radius of the tokens since the last log as ``radius``, and where it differs among them ``radius_min``
-    and ``radius_max`` too; of a band within another rule as ``radius/PATH``, e.g. ``radius/upper``.
+    Logs the mean radius of the tokens since the last log as ``radius``. Where it differs among them, logs
+    ``radius_min`` and ``radius_max`` too. A band within another rule is logged as ``radius/PATH``, e.g.
+    ``radius/upper``.
 
     Warns at construction where each batch is used for a single update: the old policy is then the current one, the
     ratio is 1, and no clip of any kind does anything.

@@ -115,7 +115,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
         audit_detail: As for `AuditedPolicyLossConfig`.
         record: As for `AuditedPolicyLossConfig`.
         method: A method of `bandpo.methods`, or a clip rule: the whole loss, as it is published. None of verl's
-            ``clip_ratio*`` has an effect beside it, ``clip_ratio_c`` included: a method that has a dual clip or a
+            ``clip_ratio*`` has an effect beside it, ``clip_ratio_c`` included. A method that has a dual clip or a
             truncated weight says so itself, as in ``BandPO(dual_clip=5)`` or ``DPPO(max_weight=5)``. verl averages, by
             its own ``loss_agg_mode``.
         clip: In place of ``method`` a clip rule, see `bandpo.parse_rule`; ``Band(KL(), 0.05)`` by default. Of
@@ -180,9 +180,9 @@ def band(
         rollout_is_weights: Importance weights ≥ 0 of ``algorithm.rollout_correction``.
 
     Returns:
-        The loss, and metrics: those of `bandpo.policy_loss` under their names, verl's own three so that its
-        dashboards go on (``pg_clipfrac`` is ``clip_high + clip_low``, ``pg_clipfrac_lower`` is ``dual_clip``), and
-        the sums that verl's driver makes the audit of.
+        The loss, and metrics. They are those of `bandpo.policy_loss` under their names; verl's own three, so that its
+        dashboards go on; and the sums that verl's driver makes the audit of. ``pg_clipfrac`` is
+        ``clip_high + clip_low``, and ``pg_clipfrac_lower`` is ``dual_clip``.
 
     Raises:
         ValueError: see `bandpo.policy_loss`.

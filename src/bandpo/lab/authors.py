@@ -88,8 +88,8 @@ def compute_score(
 ) -> dict[str, float | str]:
     """Reward function for verl: ``reward.custom_reward_function.path=pkg://bandpo.lab.authors``.
 
-    DAPO's for training and AIME: 1 or −1 by what follows the last "Answer:" of the last 300 characters. verl 0.9.1 has
-    come to look for a box where there is no such line; the authors' copy does not, and neither does this. AMC: 1 or 0
+    DAPO's for training and AIME: 1 or −1 by what follows the last "Answer:" of the last 300 characters. Where there is
+    no such line, verl 0.9.1 looks for a box; the authors' copy does not, and neither does this. AMC: 1 or 0
     by the last box, although the prompt asks for no box. CommonsenseQA and ARC: 1 or −1 by the letter.
 
     Args:

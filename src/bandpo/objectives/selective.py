@@ -143,8 +143,8 @@ class Balanced(Objective):
     """BAPO's form: PPO's surrogate on bounds that widen for this batch until gains carry enough of the loss.
 
     The bounds start at ``[lower, upper]``. The lower one rises by ``step`` up to ``max_lower``, then the upper one up
-    to ``max_upper``, until tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``. It looks at no
-    clip rule. The batch is the one that the loss is given: no process or micro-batch knows of another.
+    to ``max_upper``. They stop once tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``. It
+    looks at no clip rule. The batch is the one that the loss is given: no process or micro-batch knows of another.
 
     Args:
         share: Wanted share ρ₀ of positive advantages, in (0, 1).

@@ -128,9 +128,9 @@ def prepare_data(
         The manifest.
 
     Raises:
-        ValueError: No set, the same set twice, a set that is there already, an unknown name, a role that is not
-            the set's own, a file that does not hold problems, a set of which nothing is left, or an evaluation set
-            whose problems stand in a training set prepared earlier.
+        ValueError: No set, the same set twice, a set that is there already, or an unknown name. A role that is not
+            the set's own. A file that does not hold problems. A set of which nothing is left. An evaluation set whose
+            problems stand in a training set prepared earlier.
         FileNotFoundError: A file does not exist.
         ConnectionError: The hub cannot be reached.
     """

@@ -27,9 +27,9 @@ def extract(completion: str) -> Extracted | None:
 
     What stands before the last ``</think>`` does not count, unless nothing follows it, and where there is a last
     ``<answer>``, only its content does. In the rest, the answer is the content of the last ``\boxed{}`` or
-    ``\fbox{}``, else the line after the last ``####`` that is no heading, else the last expression of the last
-    `LONGEST_ANSWER` characters. A box that is opened last and never closed is no answer: the completion was cut,
-    or hides something.
+    ``\fbox{}``. Without a box it is the line after the last ``####`` that is no heading, and without that the
+    last expression of the last `LONGEST_ANSWER` characters. A box that is opened last and never closed is no answer:
+    the completion was cut, or hides something.
 
     Args:
         completion: What the model wrote.

@@ -1,9 +1,8 @@
 """Whether a completion's answer is right: math-verify in separate processes, and the reward functions on it.
 
 The answer is one piece of the completion (see `extract`). Only that piece is compared, so that a completion
-cannot win by listing everything, and it is compared in a process of its own that is ended when it takes too
-long or too much memory: signals, the usual way, fail outside the main thread and do not interrupt arithmetic on
-huge numbers.
+cannot win by listing everything. A process of its own compares it, and is ended when it takes too long or too much
+memory. Signals, the usual way, fail outside the main thread and do not interrupt arithmetic on huge numbers.
 """
 
 import importlib.util

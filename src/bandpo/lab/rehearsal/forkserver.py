@@ -1,8 +1,8 @@
 """One process that imports verl once and forks every other one of a rehearsal, Ray's own included.
 
 verl takes longer to import than a rehearsal takes to train, and a run has a dozen processes. Ray starts them with
-`sys.executable`, for which the driver of a rehearsal has a small script: it sends its arguments, environment and files
-to this server, which forks, and it ends with the status of the fork.
+`sys.executable`, which the driver of a rehearsal sets to a small script. The script sends its arguments, environment
+and files to this server, which forks. The script ends with the status of the fork.
 
 All of a rehearsal's processes descend from the server. It ends them when it loses the process that started it, however
 that one ended.

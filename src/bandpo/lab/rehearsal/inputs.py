@@ -58,8 +58,8 @@ def write_model(source: str, folder: Path) -> PreTrainedTokenizerBase:
     """Writes a random two-layer model to `folder` and returns its tokenizer.
 
     Args:
-        source: The recipe's model. If it is a folder, its architecture and its tokenizer are kept; if it is a name
-            on a hub, a Llama or a Qwen2 (judged by the name) with a tokenizer of bytes stands in.
+        source: The recipe's model. Of a folder, the architecture and the tokenizer are kept. For a name on a hub, a
+            Llama or a Qwen2 stands in, judged by the name, with a tokenizer of bytes.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

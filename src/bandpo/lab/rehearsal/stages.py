@@ -1,8 +1,8 @@
 """The stages of a rehearsal, one after the other.
 
-Everything that a run on a cluster goes through is gone through: the config, the plug-ins in every process, the
-reward function, the policy loss, the weight sync, validation, a checkpoint and a resume from it; with a tiny model
-and unmodified verl and Ray. See `rehearse`.
+A rehearsal goes through all that a run on a cluster does, with a tiny model and unmodified verl and Ray. It reads the
+config, loads the plug-ins in every process, and calls the reward function and the policy loss. It syncs weights,
+validates, writes a checkpoint and resumes from it. See `rehearse`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A prompt is `537*6=`. A policy may answer it *directly*, `|3222`, or after a *scratchpad* of column steps,
 `<7*6+0=42;3*6+4=22;5*6+2=32>3222`, so the first token it writes chooses the branch. The base model that ships
 with the package (`base_model_path`, made by `studies.base_model`) is nearly always right on the
-scratchpad, nearly always wrong without it, and takes the scratchpad with a probability of 2 % only:
-reinforcement learning has to raise a rare token before a common one crowds it out.
+scratchpad and nearly always wrong without it. It takes the scratchpad with a probability of 2 % only.
+Reinforcement learning has to raise a rare token before a common one crowds it out.
 """
 
 from __future__ import annotations
