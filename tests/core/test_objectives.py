@@ -84,7 +84,7 @@ def test_numbers_worked_by_hand(objective, weights, values):
 )
 @pytest.mark.parametrize("rule", [FixedClip(0.2, 0.3), Band(KL(), 0.05)], ids=repr)
 def test_a_soft_clip_reports_what_it_is_the_gradient_of(objective, rule):
-    """The derivative of the reported value is the weight, except for the few tokens where y has a joint or is very steep."""
+    """The derivative of the reported value is the weight, except where y has a joint or is very steep."""
     logp, *rest, mask = batch(4)
     step = 1e-5
 
