@@ -123,17 +123,27 @@ def test_the_start_of_a_soft_clip_is_its_middle_tanhs_own():
     torch.testing.assert_close(plain, told, rtol=1e-12, atol=0)
 
 
-def test_a_soft_clip_of_single_precision_is_exact_far_out():
-    """1 − tanh² would be a few roundings of 1 there."""
+@pytest.mark.parametrize("objective", [SoftClip(0.999), SoftClip(0.5, 8, 8), SoftClip(0.5, 19, 19)], ids=repr)
+def test_a_soft_clip_of_single_precision_is_exact_far_out(objective):
+    """1 − tanh and 1 − tanh² would be a few roundings of 1 there."""
     rest = (torch.full((1, 40), 0.01).log(), torch.ones(1, 40))
-    logp = torch.linspace(0.011, 0.02, 40).log()[None]
+    logp = torch.linspace(0.0112, 0.02, 40).log()[None]
     single, double = (
-        SoftClip(0.999).weight(
-            Tokens.build(logp.to(dtype), *(x.to(dtype) for x in rest), rule=FixedClip(0.2))
-        )
+        objective.weight(Tokens.build(logp.to(dtype), *(x.to(dtype) for x in rest), rule=FixedClip(0.2)))
         for dtype in (torch.float32, torch.float64)
     )
+    assert (double < 0.7).any()
     torch.testing.assert_close(single.double()[double > 1e-20], double[double > 1e-20], rtol=1e-2, atol=0)
+
+
+def test_a_soft_clip_that_starts_far_out_is_an_exponential():
+    """With g large y tends to the bound as 1 − e^−x: u = 1.5 from u = 0.5 is two lengths of the rest."""
+    tokens = Tokens.build(
+        torch.tensor([[0.13]]).log(), torch.tensor([[0.1]]).log(), torch.ones(1, 1), rule=FixedClip(0.2)
+    )
+    objective = SoftClip(0.5, 19, 19)
+    assert (objective.weight(tokens) / tokens.ratio).item() == pytest.approx(math.exp(-2), rel=1e-5)
+    assert objective.value(tokens).item() == pytest.approx(1 + 0.2 * (1 - 0.5 * math.exp(-2)), rel=1e-6)
 
 
 def test_inside_the_interval_the_inner_tanh_takes_the_tokens_that_go_back():

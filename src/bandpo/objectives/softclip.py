@@ -85,11 +85,11 @@ class SoftClip(Objective):
 
 def _tail(used: Tensor, linear: float, start: float) -> tuple[Tensor, Tensor]:
     """The curve that goes on from ``(linear, linear)`` with slope 1 and tends to 1, and its slope."""
-    to_limit = 1 - math.tanh(start)
-    position = start + (used - linear) / ((1 - linear) * (1 + math.tanh(start)))
-    # 1 − tanh² would be lost to rounding far out.
-    slope = (math.cosh(start) / torch.cosh(position)) ** 2
-    return linear + (1 - linear) * (torch.tanh(position) - math.tanh(start)) / to_limit, slope
+    moved = (used - linear).clamp(min=0.0) * (1 + math.exp(-2 * start)) / (2 * (1 - linear))
+    # (tanh(start + moved) − tanh(start))/(1 − tanh(start)) and 1 − tanh², without the differences that rounding eats.
+    gone = -torch.expm1(-2 * moved) / (1 + torch.exp(-2 * (start + moved)))
+    slope = (math.cosh(start) / torch.cosh(start + moved)) ** 2
+    return linear + (1 - linear) * gone, slope
 
 
 def _ratio_at(tokens: Tokens, share: Tensor) -> Tensor:
