@@ -28,7 +28,7 @@ class SoftClip(Objective):
 
     With g ≥ 0, as by default, the slope of y falls at once. Then y is the smaller on the side that A pushes to, and the
     weight has no jump. With g < 0 the slope rises to cosh²(g) first, y crosses the ratio, and the weight jumps there.
-    No token loses its gradient.
+    No token loses its gradient. The authors' code has the default and ``SoftClip(0.9, -1, 1)``.
 
     Args:
         linear: Share of the way that is left alone, in [0, 1). 0 is one tanh on each side of r = 1.
