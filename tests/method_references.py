@@ -272,3 +272,30 @@ def tanh_rollback(r, lower, upper, *, alpha=0.05, gamma=0.2):
     above = upper - alpha * (upper - 1) / (1 - lower) * torch.tanh(gamma * (r - upper))
     below = lower - alpha * torch.tanh(gamma * (r - lower))
     return torch.where(r >= upper, above, torch.where(r <= lower, below, r))
+
+
+def tanh_steered(r, lower, upper, *, rho=0.1, g=1.0):
+    """`tanh_tails` whose tail starts at the point g of the tanh, on both sides in the order of r."""
+    g = r.new_tensor(g)
+    knee_low, knee_high = 1 - (1 - rho) * (1 - lower), 1 + (1 - rho) * (upper - 1)
+    a_low, a_high = (knee_low - lower) / (1 + torch.tanh(g)), (upper - knee_high) / (1 - torch.tanh(g))
+    below = lower + a_low + a_low * torch.tanh(g + torch.cosh(g) ** 2 / a_low * (r - knee_low))
+    above = upper - a_high + a_high * torch.tanh(g + torch.cosh(g) ** 2 / a_high * (r - knee_high))
+    return torch.where(r >= knee_high, above, torch.where(r <= knee_low, below, r))
+
+
+def tanh_rollback_from_one(r, lower, upper, *, alpha=0.05):
+    """`tanh_rollback` with the tanh of r − 1, and the depth above α·(upper/lower)²."""
+
+    def back(bound, depth):
+        return bound - depth * (torch.tanh(r - 1) - math.tanh(bound - 1))
+
+    above, below = back(upper, alpha * (upper / lower) ** 2), back(lower, alpha)
+    return torch.where(r >= upper, above, torch.where(r <= lower, below, r))
+
+
+def activated(r, lower, upper, *, clip, inner=2.0):
+    """Another of these functions beyond the bounds; between them a tanh on each side of 1 that meets the bounds."""
+    width = torch.where(r > 1, r.new_tensor(upper - 1), r.new_tensor(1 - lower))
+    inside = 1 + width / math.tanh(inner) * torch.tanh(inner / width * (r - 1))
+    return torch.where((r > lower) & (r < upper), inside, clip(r, lower, upper))

@@ -157,8 +157,8 @@ class Linear(_Schedule):
 class Polynomial(_Schedule):
     """``start`` for the share ``hold`` of training, then ``end + (start − end)·(1 − x)^power``, x from 0 to 1.
 
-    With a power above 1 it is fast at first, below 1 fast at last. The authors' code has this decay, for the bounds of
-    a fixed clip: a line after a hold (power 1, hold 0.25), and a parabola (power 2).
+    With a power above 1 it is fast at first, below 1 fast at last. The authors' code has this decay for the radius of
+    Band-KL: a line after a hold (power 1, hold 0.25), and a parabola (power 2).
 
     Args:
         start: Radius at first, > 0.
@@ -205,7 +205,7 @@ class Restarts(_Schedule):
 
     The first period takes the share ``period`` of training, each further one ``growth`` times the one before it, and
     the last what is left. Period k = 0, 1, … goes down from ``end + (start − end)·decay^k``. The authors' code has this
-    decay, for the bounds of a fixed clip.
+    decay for the radius of Band-KL.
 
     Args:
         start: Radius at first, > 0.

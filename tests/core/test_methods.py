@@ -117,6 +117,22 @@ REFERENCES = {
         {**CLIP, "objective": "Rollback()"},
         partial(reference.soft, clip=reference.tanh_rollback),
     ),
+    "tanh steered": (
+        {**CLIP, "objective": "SoftClip(0.9, -1, 1)"},
+        partial(reference.soft, clip=reference.tanh_steered),
+    ),
+    "tanh rollback from one": (
+        {**CLIP, "objective": "Rollback(0.05, 1, depth_high=0.1125, from_one=True)"},  # 0.05·(1.2/0.8)²
+        partial(reference.soft, clip=reference.tanh_rollback_from_one),
+    ),
+    "tanh rollback, activated": (
+        {**CLIP, "objective": "Rollback(inner=2)"},
+        partial(reference.soft, clip=partial(reference.activated, clip=reference.tanh_rollback)),
+    ),
+    "tanh rollback from one, activated": (
+        {**CLIP, "objective": "Rollback(0.05, 1, depth_high=0.1125, from_one=True, inner=2)"},
+        partial(reference.soft, clip=partial(reference.activated, clip=reference.tanh_rollback_from_one)),
+    ),
     "DPPO": ({"method": "DPPO()"}, reference.dppo_kl),
     "DPPO-TV": (
         {"method": "DPPO(TotalVariation(), 0.15, 2)"},

@@ -14,6 +14,7 @@ import psutil
 
 from bandpo.lab.rehearsal import CannotRehearse, rehearse
 from bandpo.lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model, write_rows
+from bandpo.lab.rehearsal.preflight import validate
 from bandpo.lab.rehearsal.shrink import changes, compose
 
 RECIPE = [
@@ -183,7 +184,46 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
     assert (folder / "model/config.json").exists()
 
 
+@pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's, on importing its reward loop
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.train_files=null", "data.train_files names no file"),
+        ("data.val_files=[]", "data.val_files names no file"),
+        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
+        (
+            "actor_rollout_ref.rollout.n=0",
+            "actor_rollout_ref.rollout.n must be a whole number of at least 1, got 0",
+        ),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.n=0",
+            "val_kwargs.n must be a whole number of at least 1, got 0",
+        ),
+        ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node must be a whole number of at least 1, got 0"),
+        ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
+        ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
+        (
+            "actor_rollout_ref.actor.policy_loss.clip='Band(KL(), -1)'",
+            "verl refuses the settings: actor_rollout_ref.actor.policy_loss.clip: in 'Band(KL(), -1)': radius must be",
+        ),
+    ],
+)
+def test_settings_that_no_run_can_have_are_named(override, words):
+    check = validate(compose([*RECIPE, override], None, "ppo_trainer"))
+    assert not check.ok
+    assert words in check.detail
+    assert "\n" not in check.detail
+
+
+def test_a_number_of_processes_that_cannot_share_the_responses_is_refused():
+    with pytest.raises(
+        ValueError, match=r"ranks=3 cannot share the 8 responses of an update: choose 1, 2, 4 or 8"
+    ):
+        rehearse(RECIPE, ranks=3, stand_in=True)
+
+
 BAD_DATA = {
+    "empty message.jsonl": (b'{"prompt": [null]}', "without a prompt: data.prompt_key is 'prompt'"),
     "corrupt.parquet": (b"PAR1 and no more", "cannot be read"),
     "cut.jsonl": (b'{"prompt": [', "cannot be read"),
     "questions.jsonl": (b'{"question": "1 + 1?"}', "without a prompt: data.prompt_key is 'prompt'"),
@@ -321,6 +361,14 @@ def command(*arguments: str):
     from bandpo.cli.app import app
 
     return CliRunner().invoke(app, ["rehearse", *arguments])
+
+
+def test_a_ground_truth_in_another_form_is_not_known(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "1 + 1?"}], "reward_model": "2"}]
+    found = choose_prompts(
+        [str(write_rows(rows, tmp_path / "t.parquet"))], "prompt", byte_tokenizer(), 512, 1
+    )
+    assert found.answers("prompt", RIGHT_ANSWER) == {}
 
 
 def test_the_command_reports_and_exits_by_what_it_found(folder):

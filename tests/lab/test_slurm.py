@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class Slurm:
         install(fakes, folder / "bin")
         shutil.copytree(RECIPES, folder / "recipes")
         self.environment = os.environ | {
-            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "FAKE": str(folder),
             "BANDPO_OUTPUT": str(folder / "runs"),
             "SLURM_SUBMIT_DIR": str(folder),
@@ -210,27 +211,36 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
     """Ray and verl are real, small and on the CPU; both nodes are this machine."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
     from bandpo.lab.cost import read_steps
-    from bandpo.lab.rehearsal.run import end_ray, environment
-    from lab.test_launching import small
+    from bandpo.lab.rehearsal import files
+    from bandpo.lab.rehearsal.run import environment
+    from lab.test_launching import end_ray, small
 
     folder = tmp_path_factory.mktemp("s")
     fakes = {name: FAKES[name] for name in ("srun", "scontrol")}
     slurm = Slurm(folder, fakes, SLURM_GPUS_ON_NODE="1", SLURM_CPUS_PER_TASK="6")
-    path = slurm.environment["PATH"]
-    slurm.environment |= environment(folder, "first") | {"PATH": path}
-    slurm.environment["PYTHONPATH"] = str(RECIPES.parents[2])
-    overrides = [*small(folder, steps=3), "trainer.save_freq=1", "trainer.resume_mode=auto"]
+    slurm.environment |= environment(folder) | {
+        "PATH": slurm.environment["PATH"],
+        files.RUN: "first",
+        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format("first")),
+        "PYTHONPATH": str(RECIPES.parents[2]),
+    }
+    overrides = [*small(folder, steps=4), "trainer.save_freq=1", "trainer.resume_mode=auto"]
     overrides.append(f"trainer.default_local_dir={folder / 'runs/small'}")
     saved = folder / "runs/small/latest_checkpointed_iteration.txt"
+
+    def step_1_is_done() -> bool:
+        """And said: verl prints a step's metrics after its checkpoint, and Ray takes a moment to bring them."""
+        return saved.exists() and 1 in read_steps(slurm.log().splitlines())
+
     try:
-        statuses = slurm.submit(*RECIPE, *overrides, out_of_time=saved.exists, limit=1200)
+        statuses = slurm.submit(*RECIPE, *overrides, out_of_time=step_1_is_done, limit=1200)
     finally:
         end_ray(slurm.ray_folder())
     assert statuses == [0, 0], slurm.log()[-4000:]
-    assert saved.read_text() == "3"
+    assert saved.read_text() == "4"
     first, second = (set(read_steps(part.splitlines())) for part in slurm.log().split("queued again"))
     assert 1 in first
     assert 1 not in second
-    assert 3 in second
-    assert (folder / "runs/small/global_step_3/actor/model_world_size_2_rank_1.pt").exists()
+    assert 4 in second
+    assert (folder / "runs/small/global_step_4/actor/model_world_size_2_rank_1.pt").exists()
     assert not slurm.ray_folder().exists()

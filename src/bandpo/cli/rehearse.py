@@ -25,7 +25,7 @@ def rehearse_command(
     config_name: Annotated[str, typer.Option(help="The recipe's --config-name.")] = "ppo_trainer",
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
     ranks: Annotated[int, typer.Option(min=1, help="Training processes, in place of GPUs.")] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds for each of the two runs.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each of the two runs.")] = 300.0,
     right_answer: Annotated[
         str | None, typer.Option(help="How your reward wants an answer; {0} stands for the ground truth.")
     ] = None,

@@ -94,7 +94,8 @@ class Prompts:
         """A right answer, written in this form, for the text of each prompt whose ground truth is known and short."""
         known = {}
         for row in self.rows:
-            truth = (row.get("reward_model") or {}).get("ground_truth")
+            reward = row.get("reward_model")
+            truth = reward.get("ground_truth") if isinstance(reward, dict) else None
             if isinstance(truth, str | int | float) and len(str(truth)) <= 12:
                 known[row[prompt_key][-1]["content"]] = form.format(truth)
         return known
@@ -134,7 +135,9 @@ def _read(path: Path, prompt_key: str, limit: int = 500) -> list[dict[str, Any]]
     for row in rows:
         messages = row.get(prompt_key)
         if not (
-            isinstance(messages, list) and messages and all("content" in message for message in messages)
+            isinstance(messages, list)
+            and messages
+            and all(isinstance(message, dict) and "content" in message for message in messages)
         ):
             raise ValueError(
                 f"{path} has rows without a prompt: data.prompt_key is {prompt_key!r}, which has to hold messages; "

@@ -17,11 +17,14 @@ from bandpo.objectives import DualClip
 
 def validate(config: Any) -> Check:
     """verl's own checks, on the recipe in its full size."""
+    from hydra.errors import InstantiationException
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
     from verl.utils.import_utils import import_external_libs
 
+    if cause := _impossible(config):
+        return Check("settings", False, cause)
     settings = config.actor_rollout_ref
     try:
         import_external_libs(settings.model.external_lib)
@@ -40,6 +43,8 @@ def validate(config: Any) -> Check:
                 f"actor.ppo_mini_batch_size × rollout.n = {prompts} × {responses} responses cannot be split evenly "
                 f"over {gpus} GPUs"
             )
+    except InstantiationException as error:  # hydra's frame around what a config class says
+        return Check("settings", False, f"verl refuses the settings: {error.__cause__ or error}")
     except Exception as error:  # whatever a user's plug-in or verl raises is the finding
         return Check("settings", False, f"verl refuses the settings: {type(error).__name__}: {error}")
     try:
@@ -51,6 +56,31 @@ def validate(config: Any) -> Check:
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         return Check("settings", False, f"there is no policy loss named {mode!r}; known are {known}")
     return Check("settings", True, "accepted by verl at full size")
+
+
+def _impossible(config: Any) -> str | None:
+    """What no run can be done with, and what verl finds late, in other words, or not at all."""
+    from omegaconf import OmegaConf
+
+    actor, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout"))
+    counts = (
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+        "data.train_batch_size",
+        f"{actor}.ppo_mini_batch_size",
+    )
+    for key in (*counts, f"{rollout}.n", f"{rollout}.val_kwargs.n"):
+        value = OmegaConf.select(config, key)
+        if not isinstance(value, int) or value < 1:
+            return f"{key} must be a whole number of at least 1, got {value!r}"
+    for split in ("train", "val"):
+        if not config.data[f"{split}_files"]:
+            return f"data.{split}_files names no file"
+    if not config.actor_rollout_ref.model.path:
+        return "actor_rollout_ref.model.path is not set"
+    if config.algorithm.adv_estimator == "grpo" and config.actor_rollout_ref.rollout.n == 1:
+        return f"algorithm.adv_estimator=grpo compares the answers to one prompt with each other, and {rollout}.n is 1"
+    return None
 
 
 def loss_mode(config: Any) -> str:

@@ -82,6 +82,12 @@ def refuse(config: Any) -> None:
         raise CannotRehearse("; ".join(found))
 
 
+def samples(config: Any) -> int:
+    """Responses to one prompt in the rehearsal: a right one is planted in each group, so two at least."""
+    wanted = config.actor_rollout_ref.rollout.n
+    return min(max(wanted, 2), SAMPLES) if isinstance(wanted, int) else SAMPLES
+
+
 def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
     """Every setting of `config` that the rehearsal replaces, in groups with one reason each.
 
@@ -142,7 +148,7 @@ def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
             "data.train_max_samples": -1,
             "data.val_max_samples": -1,
             "data.val_batch_size": "null",
-            f"{rollout}.n": min(max(settings.rollout.n, 2), SAMPLES),
+            f"{rollout}.n": samples(config),
             f"{rollout}.val_kwargs.n": min(settings.rollout.val_kwargs.n, 2),
             **_overlong(config),
             **{

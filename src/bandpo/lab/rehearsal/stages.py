@@ -19,7 +19,16 @@ from bandpo.lab.rehearsal.checks import Check, Expected, first_run_checks, resum
 from bandpo.lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
 from bandpo.lab.rehearsal.processes import ForkServer
 from bandpo.lab.rehearsal.run import PRELOADED, environment, train
-from bandpo.lab.rehearsal.shrink import PROMPT_TOKENS, PROMPTS, Change, changes, compose, refuse
+from bandpo.lab.rehearsal.shrink import (
+    MINI_BATCH,
+    PROMPT_TOKENS,
+    PROMPTS,
+    Change,
+    changes,
+    compose,
+    refuse,
+    samples,
+)
 
 NOT_COVERED = (
     "vLLM and SGLang: transformers generates, and weights reach it by another way",
@@ -95,10 +104,17 @@ def rehearse(
 
     Raises:
         CannotRehearse: The recipe needs what no CPU can stand in for.
-        ValueError: The config cannot be composed, or the folder holds something else.
+        ValueError: The config cannot be composed, the folder holds something else, or the ranks cannot share an update.
     """
     config = compose(list(overrides), config_dir, config_name)
     refuse(config)
+    responses = MINI_BATCH * samples(config)
+    if responses % ranks:
+        shares = [str(n) for n in range(1, responses + 1) if responses % n == 0]
+        raise ValueError(
+            f"ranks={ranks} cannot share the {responses} responses of an update: choose {', '.join(shares[:-1])} or "
+            f"{shares[-1]}"
+        )
     folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
     # The server imports what this process imports too, on the other core.
     with ForkServer(folder, environment(folder), PRELOADED) as server:
