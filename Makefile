@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+OLD := import sys; sys.version_info < (3, 11) and sys.exit("This is Python %d.%d. Name one from 3.11 to 3.13: \
+  make demo PYTHON=python3.12" % sys.version_info[:2])
 DEMO := $(VENV)/.demo
 TEST := $(VENV)/.test
 DEV := $(VENV)/.dev
@@ -77,6 +79,7 @@ lock:
 # torch first and pinned: any later step would otherwise be free to pick another build of it. Modules are compiled when
 # they are first imported, which most never are.
 $(DEMO): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e '.[train]'

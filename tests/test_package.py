@@ -175,6 +175,19 @@ def test_the_lock_has_nothing_that_excludes_a_python(python):
     assert {n: s for n, s in needed.items() if s and f"{python}.9" not in SpecifierSet(s)} == {}
 
 
+def test_set_up_refuses_an_old_python_before_anything_is_installed(tmp_path):
+    old = tmp_path / "python3"
+    old.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10, 13); exec(sys.argv[1])" "$2"\n'
+    )
+    old.chmod(0o755)
+    command = ["make", "demo", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode
+    assert "This is Python 3.10. Name one from 3.11 to 3.13: make demo PYTHON=python3.12" in refused.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 def test_models_are_safetensors_alone():
     """No format that unpickles, in the package or in what it reads: no call loads one, remote code is never on."""
     suffixes = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".npy", ".npz", ".ckpt", ".joblib"}
