@@ -1,61 +1,66 @@
-# `make demo` and `make test` set up everything they need in $(VENV) and are fast the second time.
+# Each command sets up what it needs in $(VENV), once: `make demo` the least, `make test` more, `make lint` all.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+OLD := import sys; sys.version_info < (3, 11) and sys.exit("This is Python %d.%d. Name one from 3.11 to 3.13: \
+  make demo PYTHON=python3.12" % sys.version_info[:2])
+DEMO := $(VENV)/.demo
+TEST := $(VENV)/.test
+DEV := $(VENV)/.dev
 FAST := -n 2 -m "not slow and not exhaustive"
 
 .PHONY: demo test slow-test exhaustive-test test-matrix rehearsals coverage mutation lint docs release-check audit-deps gpu-check \
-  clean
+  lock clean
 
-demo: $(READY)
+demo: $(DEMO)
 	$(BIN)/bandpo train --output_dir runs/demo --resume
 
-test: $(READY)
+test: $(TEST)
 	$(BIN)/python -m pytest $(FAST) $(TESTS)
 
-slow-test: $(READY)
+slow-test: $(TEST)
 	$(BIN)/python -m pytest -m slow
 
-exhaustive-test: $(READY)
+exhaustive-test: $(TEST)
 	$(BIN)/python -m pytest -m exhaustive
 
 # Each adapter against its framework, and the oldest and newest torch, TRL and verl, each in an environment of its own under
 # build/matrix: about 20 GB the first time.
-test-matrix: $(READY)
+test-matrix: $(DEMO)
 	$(BIN)/python scripts/matrix.py build/matrix
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
-rehearsals: $(READY)
+rehearsals: $(TEST)
 	$(BIN)/python scripts/rehearse_recipes.py build/rehearsals
 
-lint: $(READY)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/codespell src tests docs benchmarks scripts studies README.md CONTRIBUTING.md
 
 # Branch coverage of the core by the tests that are about it, which must be at least 95 %.
-coverage: $(READY)
+coverage: $(DEV)
 	$(BIN)/python -m pytest $(FAST) tests/core --cov --cov-report=term
 
 # Which changes to the solver and the loss no test notices; listed in docs/development.md.
-mutation: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt mutmut
+mutation: $(DEV)
+	$(PIP) mutmut
 	$(BIN)/mutmut run --max-children 1
 	$(BIN)/mutmut results
 
-docs: $(READY)
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site
 
 # Builds twice and compares, checks what is inside, installs into an empty environment. With EXTRAS=--extras also
 # resolves each extra, which depends on what the index has that day.
-release-check: $(READY)
+release-check: $(DEV)
 	$(BIN)/python scripts/check_release.py build/release $(EXTRAS)
 
 # Asks the advisory database about every locked version; needs the network beyond the package index.
-audit-deps: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt pip-audit
+audit-deps: $(DEV)
+	$(PIP) pip-audit
 	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 # What only a GPU can tell, in at most 20 minutes, and the table of it in docs/benchmarks.md. In the Python at hand, not in
@@ -63,11 +68,29 @@ audit-deps: $(READY)
 gpu-check:
 	PYTHONPATH=src:tests $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
-# torch first and pinned: any later step would otherwise be free to pick another build of it.
-$(READY): pyproject.toml constraints.txt
+# Resolves anew for Python 3.11 to 3.13 and every platform. What is pinned stays, unless LOCK='--upgrade-package NAME' or
+# LOCK=--upgrade says otherwise.
+lock:
+	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet uv
+	UV_CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	  --no-annotate --extra dev --output-file constraints.txt pyproject.toml $(LOCK)
+
+# torch first and pinned: any later step would otherwise be free to pick another build of it. Modules are compiled when
+# they are first imported, which most never are.
+$(DEMO): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e '.[train]'
+	touch $@
+
+$(TEST): $(DEMO)
+	$(PIP) -e '.[test]'
+	touch $@
+
+$(DEV): $(TEST)
+	$(PIP) -e '.[dev]'
 	touch $@
 
 clean:

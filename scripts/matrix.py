@@ -1,13 +1,13 @@
-"""Run each adapter's tests against its real framework, and the core's, TRL's and verl's at both ends of the versions
-that pyproject.toml admits, each in a virtual environment of its own; write the docs' table.
+"""Run the tests of each adapter against its real framework; those of the core, TRL and verl at both ends of the
+versions that pyproject.toml admits; those of the core and TRL on the newest Python. Write the docs' table.
 
     python scripts/matrix.py build/matrix                 # all of them
     python scripts/matrix.py build/matrix liger tinker    # some
 
-Each environment gets its torch first (the pinned one, but where torch itself is at issue), then the framework at
-the version that `bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted one, then this checkout.
-Environments and results that are there already are used again; the table between the markers in docs/frameworks.md is
-rewritten from all results in the folder. Exits with 1 if a test failed.
+Each has a virtual environment of its own. It gets its torch first (the pinned one, but where torch itself is at
+issue), then the framework at the version that `bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted
+one, then this checkout. Environments and results that are there already are used again. The table between the markers
+in docs/frameworks.md is rewritten from all results in the folder. Exits with 1 if a test failed.
 
 On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each. Frameworks that are not on
 the package index have stand-ins in their tests; `Adapter.stand_in` says which, and the table.
@@ -45,6 +45,8 @@ class Environment:
         torch: As a requirement.
         about: The distribution whose version is at issue.
         tests: Paths; those of the adapter if none.
+        python: The command that makes the environment.
+        locked: Whether every version is the lock's, not torch's alone.
     """
 
     packages: tuple[str, ...] = ()
@@ -54,6 +56,8 @@ class Environment:
     torch: str = TORCH
     about: str = ""
     tests: tuple[str, ...] = ()
+    python: str = sys.executable
+    locked: bool = False
 
 
 def admitted(name: str) -> str:
@@ -68,11 +72,12 @@ def oldest(name: str) -> str:
     return re.sub(r">=([\d.]+).*", r"==\1", admitted(name))
 
 
+CORE_TOOLS = ("hypothesis", "mpmath", "jaxtyping")
+CORE_TESTS = ("tests/core", "tests/diagnostics/test_audit.py")
+
+
 def core(torch: str) -> Environment:
-    tests = ("tests/core", "tests/diagnostics/test_audit.py")
-    return Environment(
-        ("hypothesis", "mpmath", "jaxtyping"), torch=torch, about="torch", tests=tests, note="the core"
-    )
+    return Environment(CORE_TOOLS, torch=torch, about="torch", tests=CORE_TESTS, note="the core")
 
 
 def framework(names: list[str], end: Callable[[str], str], extras: str, *tests: str) -> Environment:
@@ -114,6 +119,14 @@ ENVIRONMENTS = {
     "verl": framework(
         ["verl"], admitted, "verl,eval", "tests/integrations/test_verl.py", "tests/lab/test_recipes.py"
     ),
+    "python-newest": Environment(
+        CORE_TOOLS,
+        extras="train",
+        tests=(*CORE_TESTS, *TRL_TESTS),
+        note="the core, TRL",
+        python="python3.13",
+        locked=True,
+    ),
 }
 
 
@@ -131,9 +144,10 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
     environment, home = ENVIRONMENTS[name], folder / name
     python = home / "bin" / "python"
     constraints = folder / f"{name}.txt"
-    constraints.write_text(environment.torch + "\n")
+    lock = (ROOT / "constraints.txt").read_text()
+    constraints.write_text(lock if environment.locked else environment.torch + "\n")
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        subprocess.run([environment.python, "-m", "venv", home], check=True)
 
     def install(*what: str) -> None:
         if what:

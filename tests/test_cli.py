@@ -1,5 +1,6 @@
 """The `bandpo` command itself: its help, and every command and option that the documentation prints."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import bandpo
 from bandpo.cli import main
 from bandpo.cli.app import app
+from bandpo.lab.rehearsal.shrink import compose
 from pages import PAGES, ROOT, commands
 
 GROUP = typer.main.get_command(app)
@@ -182,6 +184,14 @@ def test_an_error_of_our_own_checks_is_one_line(text, shown, monkeypatch):
     monkeypatch.setattr("bandpo.cli.app.app", lambda: of_bandpo(text))
     with pytest.raises(SystemExit, match=shown):
         main()
+
+
+def test_a_rehearsal_without_verl_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ImportError, match=r"needs verl: .* Python 3.11 or 3.12, pip install '\.\[verl,eval\]'"
+    ):
+        compose([], None, "ppo_trainer")
 
 
 @pytest.mark.parametrize(

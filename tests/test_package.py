@@ -4,9 +4,13 @@ import subprocess
 import sys
 import tomllib
 from graphlib import TopologicalSorter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import bandpo
 
@@ -22,6 +26,8 @@ CORE = [
 """The core, as pyproject.toml defines it for the coverage report."""
 STOREYS = ("core", "diagnostics", "integrations", "lab", "cli")
 """From the ground up: each may import from those before it."""
+PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
 HEAVY = ["trl", "transformers", "datasets", "verl", "ray", "matplotlib", "pydantic", "typer", "rich"]
 
 
@@ -124,6 +130,62 @@ def test_tracked_files_stay_small():
         pytest.skip("not a git checkout")
     files = [ROOT / name for name in listed.stdout.split("\0") if name]
     assert {p.name: p.stat().st_size for p in files if p.is_file() and p.stat().st_size > 2_000_000} == {}
+
+
+def pinned(python):
+    """Version by name, of what constraints.txt installs on Linux with that Python."""
+    here = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux"}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]  # refuses options
+    assert not any(pin.url or pin.extras for pin in pins)  # pip takes neither in constraints
+    wanted = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(here)]
+    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in wanted}
+    assert len(versions) == len(wanted)
+    return versions
+
+
+def wanted_by(extra, python):
+    """What pyproject.toml asks for, with the extras that the extra includes."""
+    for requirement in map(Requirement, PROJECT["project"]["optional-dependencies"][extra]):
+        if requirement.name == "bandpo":
+            for included in requirement.extras:
+                yield from wanted_by(included, python)
+        elif requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+            yield requirement
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_has_what_pyproject_admits(python):
+    pins = pinned(python)
+    requirements = [Requirement("torch"), *wanted_by("dev", python)]
+    names = [canonicalize_name(requirement.name) for requirement in requirements]
+    assert set(names) <= pins.keys(), "make lock"
+    assert all(pins[name] in r.specifier for name, r in zip(names, requirements, strict=True)), "make lock"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_has_nothing_that_excludes_a_python(python):
+    """Of the packages that are installed here."""
+    needed = {
+        name: metadata.metadata(name)["Requires-Python"]
+        for name, version in pinned(python).items()
+        if INSTALLED.get(name) == version
+    }
+    assert needed
+    assert {n: s for n, s in needed.items() if s and f"{python}.9" not in SpecifierSet(s)} == {}
+
+
+def test_set_up_refuses_an_old_python_before_anything_is_installed(tmp_path):
+    old = tmp_path / "python3"
+    old.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10, 13); exec(sys.argv[1])" "$2"\n'
+    )
+    old.chmod(0o755)
+    command = ["make", "demo", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode
+    assert "This is Python 3.10. Name one from 3.11 to 3.13: make demo PYTHON=python3.12" in refused.stderr
+    assert not (tmp_path / "venv").exists()
 
 
 def test_models_are_safetensors_alone():

@@ -313,7 +313,9 @@ def test_refuses_a_checkpoint_in_the_middle_of_a_batch(tmp_path):
         ("--num_iterations=0", "num_iterations must be above 0, got 0"),
         ("--seed=-1", "seed must be at least 0, got -1"),
         ("--adam_beta2=2", "the optimizer refuses its settings: .*beta"),
-        ("--report_to=wandb", "report_to: WandbCallback cannot begin: No API key"),
+        ("--report_to=wandb", "report_to: WandbCallback (cannot begin: No API key|requires wandb)"),
+        ("--report_to=dvclive", "report_to: DVCLiveCallback requires dvclive to be installed"),
+        ("--report_to=nowhere", "report_to: nowhere is not supported"),
         ("--eval_every=2", "eval_every needs"),
     ],
 )

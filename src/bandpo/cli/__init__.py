@@ -32,7 +32,7 @@ def main() -> None:
             raise
         stop(
             f"error: this command needs the package {error.name}; in a clone of bandpo, "
-            "pip install '.[eval,study]' has them all",
+            "pip install '.[eval,study,verl]' has them all",
             BAD_INPUT,
         )
     except (ValueError, OSError, ImportError) as error:

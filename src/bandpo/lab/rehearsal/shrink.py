@@ -35,8 +35,15 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     """The recipe's whole config, as `python -m verl.trainer.main_ppo` composes it.
 
     Raises:
+        ImportError: verl is not installed.
         ValueError: It cannot be composed; hydra's message names the key at fault.
     """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "this needs verl: in a clone of bandpo, with Python 3.11 or 3.12, pip install '.[verl,eval]'"
+        )
+
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -45,9 +52,6 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
 
     import bandpo.integrations._verl_digest  # noqa: F401  # as `import verl` does there
 
-    spec = importlib.util.find_spec("verl")
-    assert spec is not None
-    assert spec.origin is not None
     search_path = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):

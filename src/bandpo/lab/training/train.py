@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import datasets
 import torch
 from transformers import AutoTokenizer
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
@@ -118,6 +119,11 @@ def _trainer(
 ) -> tuple[RunTrainer, PreTrainedTokenizerBase]:
     """The trainer, with everything made once that its settings could forbid, and the tokenizer."""
     run, training, model, _ = arguments
+    try:
+        for tracker in get_reporting_integration_callbacks(training.report_to):
+            tracker()
+    except (ValueError, ImportError, RuntimeError) as error:  # no such tracker, or its package is missing
+        raise ValueError(f"report_to: {error}") from error
     path = model_path(str(model.model_name_or_path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
