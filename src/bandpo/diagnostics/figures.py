@@ -67,7 +67,8 @@ def training_curves(runs: Logs, methods: Methods | None = None) -> Figure:
                 label=label or "_one",
             )
         axes.set(xlabel=STEP, ylabel=title)
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if key == "reward" else 0)
+        if axes.dataLim.ymin >= 0:  # rewards may be negative
+            axes.set_ylim(bottom=0)
     add_legend(figure)
     return figure
 

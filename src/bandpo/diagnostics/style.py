@@ -45,7 +45,7 @@ LOOKS: Mapping[str, Look] = {
     "Clip-Higher": Look("#E69F00", DASHED, "^"),
     "DCPO": Look("#009E73", DASH_DOT, "v"),
     "Band-KL": Look("#0072B2", "-", "o"),
-    "Band-TV": Look("#56B4E9", DASHED, "P"),
+    "Band-TV": Look("#56B4E9", DASH_DOT, "P"),
     "Band-χ²": Look("#332288", DOTTED, "X"),
     "Band on one side": Look("#D55E00", LONG, "D"),
     "union": Look("#882255", DASH_DOT, "<"),
