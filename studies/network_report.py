@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from bandpo.diagnostics.page import Page, Picture, Section, Verbatim
+from bandpo.diagnostics.style import Look, add_legend, house_style, looks_of
 from bandpo.diagnostics.tables import Table
 from bandpo.lab.study.execute import read_results
-from bandpo.lab.study.figures import look
 from bandpo.lab.study.plan import Study, parse_study
 from studies.network import (
     PREDICTIONS,
@@ -108,14 +108,14 @@ def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
             ]
         )
     rates = next(iter(found.values())).rates
-    places = {arm: place for place, arm in enumerate(study.arms)}
+    looks = looks_of({arm: str(options["clip"]) for arm, options in study.arms.items()})
     return Section(
         world.capitalize(),
         [
             first.question,
             Picture(
                 f"{world.replace(' ', '-')}-rates",
-                rate_curves(found, places),
+                rate_curves(found, looks),
                 "Left: interquartile mean over seeds at each learning rate, with bootstrap intervals of 95 %. Right: "
                 "share of runs, over all rates and seeds, whose AUC exceeds a value.",
             ),
@@ -153,25 +153,24 @@ def _sides(runs: Sequence[Scored], world: str) -> Table:
     )
 
 
-def rate_curves(found: Mapping[str, Curve], places: Mapping[str, int]) -> Figure:
+@house_style()
+def rate_curves(found: Mapping[str, Curve], looks: Mapping[str, Look]) -> Figure:
     """AUC against the learning rate, and the share of runs above each AUC."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.4))
     left, right = figure.subplots(1, 2)
     for arm, curve in found.items():
-        style = look(places[arm])
-        mean = interquartile_mean(curve.scores)
+        look = looks[arm]
         low, high = np.array([_interval(row) for row in curve.scores]).T
-        left.plot(curve.rates, mean, marker="o", markersize=4, label=arm, **style)
-        left.fill_between(curve.rates, low, high, color=style["color"], alpha=0.12, linewidth=0)
-        right.step(THRESHOLDS, profile(curve, THRESHOLDS.tolist()), where="post", **style)
+        left.plot(curve.rates, interquartile_mean(curve.scores), label=arm, **look.options())
+        left.fill_between(curve.rates, low, high, color=look.colour, alpha=0.12, linewidth=0)
+        shares = profile(curve, THRESHOLDS.tolist())
+        right.step(THRESHOLDS, shares, where="post", color=look.colour, linestyle=look.line)
     left.set(xscale="log", xlabel="learning rate", ylabel="AUC (mean reward)", ylim=(0, None))
     rates = next(iter(found.values())).rates
     left.set_xticks(rates, [f"{rate:.1e}" for rate in rates])
     left.minorticks_off()
-    right.set(xlabel="AUC", ylabel="share of runs above it", ylim=(0, 1.02), xlim=(0, 1))
-    for axes in (left, right):
-        axes.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    right.set(xlabel="AUC (mean reward)", ylabel="share of runs above it", ylim=(0, 1.02), xlim=(0, 1))
+    add_legend(figure, columns=4)
     return figure
 
 

@@ -19,6 +19,7 @@ import bandpo
 from bandpo.integrations import ADAPTERS
 from pages import PAGES, ROOT, blocks
 
+PAGE_OF_METHODS = (ROOT / "docs/which-method.md").read_text()
 # Those of frameworks.md need their frameworks: tests/integrations runs each. Those with a title are files.
 PYTHON = [
     pytest.param(page, block.text, id=f"{block.page}-{number}")
@@ -72,7 +73,7 @@ def follow(steps, folder: Path, source: Path = ROOT / "src") -> None:
 
 
 @pytest.mark.parametrize(
-    "step", [b for page in PAGES for b in blocks(page, "console") if page.name != "add-a-divergence.md"]
+    "step", [b for page in PAGES for b in blocks(page, "console") if page.name != "write-your-own.md"]
 )
 def test_console(step, tmp_path):
     follow([step], tmp_path)
@@ -81,7 +82,12 @@ def test_console(step, tmp_path):
 @pytest.mark.slow
 def test_an_objective_is_added_as_the_page_says(tmp_path):
     """The command of verl alone is not run: tests/integrations/test_verl.py builds what it configures."""
-    steps = [b for b in blocks(ROOT / "docs/add-an-objective.md") if b.title or b.text.startswith("bandpo ")]
+    steps = [
+        b
+        for b in blocks(ROOT / "docs/write-your-own.md")
+        if b.heading in ("A clip rule", "An objective", "A method")
+        and (b.title or b.text.startswith("bandpo "))
+    ]
     assert len(steps) == 4
     follow(steps, tmp_path)
     logged = (tmp_path / "runs/mine/metrics.jsonl").read_text()
@@ -92,7 +98,7 @@ def test_an_objective_is_added_as_the_page_says(tmp_path):
 @pytest.mark.parametrize("heading", ["For commands and trainers", "For everyone"])
 def test_a_divergence_is_added_as_the_page_says(heading, tmp_path):
     """In an empty folder, or in a copy of the checkout."""
-    steps = [b for b in blocks(ROOT / "docs/add-a-divergence.md") if b.heading.startswith(heading)]
+    steps = [b for b in blocks(ROOT / "docs/write-your-own.md") if b.heading.startswith(heading)]
     if heading == "For everyone":
         for name in ("src", "tests"):
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -196,6 +202,24 @@ def test_the_tests_named_in_the_paper_map_exist():
             assert not test or f"def {test}(" in text, f"{file}::{test}"
             checked += 1
     assert checked > 10
+
+
+def test_the_page_of_methods_has_each_with_its_source():
+    """As it is written, with the paper that its docstring names."""
+    rows = dict(
+        re.findall(
+            r"^\| `(\w+\(\))` \|.*?\| \[([\d.]+)\]\(https://arxiv\.org/abs/\2\) \|$", PAGE_OF_METHODS, re.M
+        )
+    )
+    methods = [
+        m for m in vars(bandpo.methods).values() if isinstance(m, type) and issubclass(m, bandpo.Method)
+    ]
+    named = {f"{m.__name__}()": m for m in methods if m is not bandpo.Method}
+    assert rows.keys() == named.keys()
+    for text, method in named.items():
+        assert bandpo.parse_method(text) == method()
+        assert f"arXiv {rows[text]}" in method.__doc__
+    assert f"bandpo has {len(named)} methods" in PAGE_OF_METHODS
 
 
 def matrix_rows() -> dict[str, list[str]]:

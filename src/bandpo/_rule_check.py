@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-RULES, DIVERGENCES = "see docs/add-an-objective.md", "see docs/add-a-divergence.md"
+PAGE = "see docs/write-your-own.md"
 LOGP = torch.tensor(
     [[-30, -20, -10, -5], [-3, -2, -1, -0.5], [-0.1, -1e-2, -1e-3, -1e-4]], dtype=torch.float64, device="cpu"
 )
@@ -92,10 +92,10 @@ def _check_rule(rule: ClipRule) -> None:
 def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
     if not _checks.is_a(bounds, RatioBounds):
         raise ValueError(
-            f"{rule!r}: bounds returns a {type(bounds).__name__}, not RatioBounds(log_lower, log_upper); {RULES}"
+            f"{rule!r}: bounds returns a {type(bounds).__name__}, not RatioBounds(log_lower, log_upper); {PAGE}"
         )
     for name in ("log_lower", "log_upper"):
-        _check_shape(f"{rule!r}: {name}", getattr(bounds, name), LOGP, RULES)
+        _check_shape(f"{rule!r}: {name}", getattr(bounds, name), LOGP, PAGE)
     where = ~((bounds.log_lower <= ROUNDING) & (bounds.log_upper >= -ROUNDING))
     if where.any():
         logp, lower, upper = (x[where][0].item() for x in (LOGP, bounds.log_lower, bounds.log_upper))
@@ -109,7 +109,7 @@ def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
             side = "log_lower must not be above 0" if lower > 0 else "log_upper must not be below 0"
             reason = f"{side}, else the ratio 1 is outside"
         raise ValueError(
-            f"{rule!r}: at {_token(logp)} log_lower is {lower:g} and log_upper {upper:g}; {reason}; {RULES}"
+            f"{rule!r}: at {_token(logp)} log_lower is {lower:g} and log_upper {upper:g}; {reason}; {PAGE}"
         )
 
 
@@ -121,15 +121,15 @@ def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
         outside = now.outside(log_ratio, LOGP)
         if not _checks.is_a(outside, Outside):
             raise ValueError(
-                f"{rule!r}: outside returns a {type(outside).__name__}, not Outside(below, above); {RULES}"
+                f"{rule!r}: outside returns a {type(outside).__name__}, not Outside(below, above); {PAGE}"
             )
         for side, said, bound, told in (
             ("below", outside.below, bounds.log_lower, log_ratio < bounds.log_lower),
             ("above", outside.above, bounds.log_upper, log_ratio > bounds.log_upper),
         ):
-            _check_shape(f"{rule!r}: outside.{side}", said, LOGP, RULES)
+            _check_shape(f"{rule!r}: outside.{side}", said, LOGP, PAGE)
             if said.dtype != torch.bool:
-                raise ValueError(f"{rule!r}: outside returns {said.dtype}, not booleans; {RULES}")
+                raise ValueError(f"{rule!r}: outside returns {said.dtype}, not booleans; {PAGE}")
             # What rounding decides is left alone.
             near = bound.isfinite() & ((log_ratio - bound).abs() <= 0.05 * bound.abs() + ROUNDING)
             if (wrong := (said != told) & ~near).any():
@@ -148,17 +148,17 @@ def _contradiction(
         radius = now.radius_for(logps)
         return (
             f"{now.divergence!r}: at {_token(logp)} {bound_of} by log_bounds, but the log-ratio {log_ratio:g} spends "
-            f"{spends:g} of the radius {radius:g}; {DIVERGENCES}"
+            f"{spends:g} of the radius {radius:g}; {PAGE}"
         )
     return (
         f"{rule!r}: at {_token(logp)} outside says that the log-ratio {log_ratio:g} is {'' if within else 'not '}"
-        f"{side}, but {bound_of}; {RULES}"
+        f"{side}, but {bound_of}; {PAGE}"
     )
 
 
 def _check_f(divergence: Divergence) -> None:
     def refuse(reason: str) -> None:
-        raise ValueError(f"{divergence!r}: {reason}; {DIVERGENCES}")
+        raise ValueError(f"{divergence!r}: {reason}; {PAGE}")
 
     f = divergence.f(LOG_U)
     for name, values in (("f", f), ("df", divergence.df(LOG_U))):
@@ -201,13 +201,13 @@ def _check_spent(divergence: Divergence) -> None:
     for log_ratio in LOG_RATIOS:
         ratios = torch.minimum(torch.full_like(LOGP, log_ratio), -LOGP / 2)
         spent, defined = divergence.spent(ratios, LOGP), Divergence.spent(divergence, ratios, LOGP)
-        _check_shape(f"{divergence!r}: spent", spent, LOGP, DIVERGENCES)
+        _check_shape(f"{divergence!r}: spent", spent, LOGP, PAGE)
         wrong = ~torch.isclose(spent.double(), defined.double(), rtol=1e-3, atol=1e-9)
         if wrong.any():
             at, ratio, value, right = (x[wrong][0].item() for x in (LOGP, ratios, spent, defined))
             raise ValueError(
                 f"{divergence!r}: spent at {_token(at)} and the log-ratio {ratio:g} is {value:g}, but p·f(r) + (1 − p)·"
-                f"f(c) is {right:g}; {DIVERGENCES}"
+                f"f(c) is {right:g}; {PAGE}"
             )
 
 
@@ -223,11 +223,11 @@ def _check_objective(objective: Objective) -> None:
     )
     for name in ("weight", "value"):
         values = getattr(objective, name)(tokens)
-        _check_shape(f"{objective!r}: {name}", values, logp_old, RULES)
+        _check_shape(f"{objective!r}: {name}", values, logp_old, PAGE)
         if (bad := ~values.isfinite()).any():
             raise ValueError(
                 f"{objective!r}: {name} returns {values[bad][0].item():g} at {_token(logp_old[bad][0].item())} and the "
-                f"log-ratio {tokens.log_ratio[bad][0].item():g}, but must be finite; {RULES}"
+                f"log-ratio {tokens.log_ratio[bad][0].item():g}, but must be finite; {PAGE}"
             )
 
 

@@ -93,5 +93,5 @@ def audit_command(
     for row in numbers.rows:
         table.add_row(*row)
     console.print(table)
-    save(audit_figure(logs), output)
+    save(audit_figure(logs, {label: run.method for label, run in known.items()}), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)

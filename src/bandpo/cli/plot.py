@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bandpo.diagnostics.files import replacing
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -37,6 +35,7 @@ def plot_command(
     from bandpo import check, parse_rule
     from bandpo.diagnostics import figures
     from bandpo.diagnostics.logs import read_log
+    from bandpo.diagnostics.runs import known_run
 
     if (figure == "training") != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
@@ -44,7 +43,9 @@ def plot_command(
     for rule in named.values():
         check(rule)
     if figure == "training":
-        drawn = figures.training_curves({path.name: read_log(path) for path in runs or []})
+        logs = {path: read_log(path) for path in runs or []}
+        known = {path.name: known_run(path, rows).method for path, rows in logs.items()}
+        drawn = figures.training_curves({path.name: rows for path, rows in logs.items()}, known)
     elif figure == "regions":
         drawn = figures.clipped_regions(named)
     else:
@@ -55,8 +56,9 @@ def plot_command(
 
 def save(figure: Figure, output: Path) -> None:
     """Write a figure; if that fails, an earlier one of this name stays as it was."""
+    from bandpo.diagnostics.style import save_figure
+
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"{output}: a figure is written as .png, .svg or .pdf")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(output) as unfinished:
-        figure.savefig(unfinished, dpi=150)
+    save_figure(figure, output)

@@ -104,6 +104,7 @@ def map_command(
     from tqdm import tqdm
 
     from bandpo.diagnostics.files import replacing
+    from bandpo.diagnostics.style import save_figure
     from bandpo.lab.study.cells import Plan, read_map, run_map
     from bandpo.lab.study.map_figure import draw_map
     from bandpo.lab.study.map_tables import all_map_tables
@@ -119,8 +120,7 @@ def map_command(
     except KeyboardInterrupt:
         sys.exit(f"interrupted; the same command goes on with what is in {file}")
     _, cells = read_map(file)
-    with replacing(folder / "map.png") as unfinished:
-        draw_map(cells).savefig(unfinished, dpi=150)
+    save_figure(draw_map(cells), folder / "map.png")
     tables = all_map_tables(cells)
     with replacing(folder / "map.md") as unfinished:
         unfinished.write_text(tables)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bandpo.diagnostics.files import replacing
+from bandpo.diagnostics.style import save_figure
 from bandpo.diagnostics.tables import Table
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ class Picture:
     def data_uri(self) -> str:
         """As SVG that stands in the page itself."""
         buffer = io.BytesIO()
-        with mpl.rc_context(
-            {"svg.fonttype": "none", "svg.hashsalt": "bandpo"}
-        ):  # letters, and the same ids each time
-            self.figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
+        save_figure(self.figure, buffer, format="svg", metadata={"Date": None})
         return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"
 
 
@@ -81,8 +78,7 @@ class Page:
             pictures = (p for section in self.sections for p in section.content if isinstance(p, Picture))
             for picture in pictures:
                 written.append(path.parent / f"{path.stem}-{picture.name}.png")
-                with replacing(written[-1]) as unfinished:
-                    picture.figure.savefig(unfinished, dpi=110, facecolor="white")
+                save_figure(picture.figure, written[-1])
         environment = Environment(
             loader=PackageLoader("bandpo.diagnostics"),
             autoescape=path.suffix == ".html",  # noqa: S701  (the other is Markdown)

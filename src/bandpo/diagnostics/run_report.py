@@ -28,6 +28,8 @@ def run_page(paths: Sequence[Path]) -> Page:
     """
     logs = {str(path): read_log(path) for path in paths}
     found = {label: summarize(rows) for label, rows in logs.items()}
+    known = {label: known_run(Path(label), rows) for label, rows in logs.items()}
+    methods = {label: run.method for label, run in known.items()}
 
     def numbers(name: str, values: Sequence[float | None], form: str = ".3f") -> list[str]:
         return [name, *("–" if value is None else format(value, form) for value in values)]
@@ -49,13 +51,13 @@ def run_page(paths: Sequence[Path]) -> Page:
             finding.answer + (f"; try {finding.try_next}" if finding.try_next else ""),
         ]
         for label, summary in found.items()
-        for finding in all_findings(summary, known_run(Path(label), logs[label]))
+        for finding in all_findings(summary, known[label])
     ]
     pictures = [
-        Picture("curves", training_curves(logs), "Reward, entropy and clip rates over training."),
+        Picture("curves", training_curves(logs, methods), "Reward, entropy and clip rates over training."),
         Picture(
             "audit",
-            audit_figure(logs),
+            audit_figure(logs, methods),
             "Entropy; the clip by old probability; what it blocks of rare tokens.",
         ),
     ]

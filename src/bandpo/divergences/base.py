@@ -32,7 +32,7 @@ __all__ = ["Divergence"]
 class Divergence(ABC):
     """One f-divergence ``D_f(π ‖ π_old) = Σ π_old·f(π/π_old)``, ``f`` convex, ``f(1) = f'(1) = 0``.
 
-    A new divergence is one subclass with its `f` and `df` (docs/add-a-divergence.md shows each step);
+    A new divergence is one subclass with its `f` and `df` (docs/write-your-own.md shows each step);
     `bandpo.ratio_bounds` then works through the generic solver. Where a closed form exists, override `log_bounds`;
     where g is cheaper than from ``f``, override `spent`.
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from bandpo.diagnostics.style import house_style
 from bandpo.lab.study.cells import BAND, BASELINE, TAILS, UPPER, Cell, Setting, difference
 
 UPDATES = (64, 16, 4)
 PANELS = {
-    "Band's UPPER side in place of clip 0.2": (UPPER, BASELINE),
-    "Band's LOWER side in place of clip 0.2": (BAND, UPPER),
+    "Band's upper side in place of clip 0.2": (UPPER, BASELINE),
+    "Band's lower side in place of clip 0.2": (BAND, UPPER),
 }
 
 
+@house_style()
 def draw_map(cells: Sequence[Cell]) -> Figure:
     """What each side of Band brings where: difference of mean reward, each rule at its own best learning rate.
 
@@ -25,7 +27,7 @@ def draw_map(cells: Sequence[Cell]) -> Figure:
     Raises:
         ValueError: they are not all there.
     """
-    figure = Figure(figsize=(10, 3.9), layout="constrained")
+    figure = Figure(figsize=(10, 4))
     panels = figure.subplots(1, 2, sharey=True)
     known = {(cell.setting, cell.rule) for cell in cells}
     image = None
@@ -43,19 +45,20 @@ def draw_map(cells: Sequence[Cell]) -> Figure:
                 axes.text(
                     column,
                     row,
-                    f"{gaps[row, column]:+.2f}\n± {half:.2f}",
+                    f"{gaps[row, column].round(2) + 0.0:+.2f}\n± {half:.2f}",  # + 0.0: there is no -0.00
                     ha="center",
                     va="center",
                     fontweight="bold" if strong else "normal",
                     color="white" if abs(gaps[row, column]) > 0.2 else "black",
                 )
         image = axes.imshow(gaps, cmap="RdBu", vmin=-0.35, vmax=0.35, aspect="auto")
-        axes.set_title(title, fontweight="bold")
+        axes.set_title(title)
+        axes.grid(visible=False)
         axes.set_xticks(range(len(TAILS)), [f"{p:g}\n({128 * p:.2g})" for p in TAILS])
         axes.set_xlabel("probability of the good answer at the start\n(draws of it in a batch of 128)")
         axes.set_yticks(range(len(UPDATES)), [str(updates) for updates in UPDATES])
-    panels[0].set_ylabel("updates on each batch (Adam)")
+    panels[0].set_ylabel("optimiser steps on each batch (Adam)")
     if image is not None:
         bar = figure.colorbar(image, ax=panels, shrink=0.9)
-        bar.set_ticks([-0.3, 0, 0.3], labels=["worse", "no difference", "better"])
+        bar.set_label("difference of mean reward")
     return figure

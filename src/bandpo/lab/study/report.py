@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bandpo.diagnostics.page import Page, Picture, Section, Verbatim
+from bandpo.diagnostics.style import Look, looks_of
 from bandpo.diagnostics.tables import Table
 from bandpo.lab.study import figures
 from bandpo.lab.study.afterwards import Afterwards, parse_afterwards
@@ -30,6 +31,7 @@ from bandpo.lab.study.tables import (
     signed,
     tuning_table,
 )
+from bandpo.notation import as_parts
 
 
 def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
@@ -46,8 +48,8 @@ def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
         study.title,
         [study.question, *_unfinished(results), *found(study, records)],
         [
-            *([_said(study, records, said)] if afterwards else []),
             _terms(study, records),
+            *([_said(study, records, said)] if afterwards else []),
             Section(
                 "At a glance",
                 [glance_table(study, records, metric) for metric in dict.fromkeys((study.primary, "AUC"))],
@@ -148,6 +150,14 @@ def _terms(study: Study, records: Sequence[Record]) -> Section:
     return Section(
         "Terms",
         [
+            "An arm is one way to train, here one clip rule. An experiment is one task on which arms compete, with the "
+            "same seeds for each. A batch is sampled at once and used for one or more updates.",
+            "mean@k is the share of right answers among k samples to each problem. pass@k is the share of problems "
+            "with a right answer among k. Both are taken on test problems after training. AUC is the mean reward over "
+            "all batches of training, the area under its curve. It shows how early an arm learns. Entropy is the "
+            "policy's, in nats per token.",
+            "p is a token's probability under the policy that sampled it, and A its advantage. A token is clipped if "
+            "its rule drops its gradient.",
             f"Decided by {study.primary}, every arm against {study.baseline}, paired by seed. Stopping rule: "
             f"{study.stopping}.",
             "Two kinds of interval, both for 95 %, both over seeds. A score has a bootstrap interval, which stays "
@@ -157,8 +167,6 @@ def _terms(study: Study, records: Sequence[Record]) -> Section:
             "open: it is no evidence of a difference, and none of equality.",
             f"Where options were tuned, each arm took those with the best {study.primary} on tuning seeds, and is "
             "reported on others.",
-            f"{study.primary} is measured after training. AUC, the area under the curve of training reward, is the "
-            "mean reward over all batches: it sees how early an arm learns, too.",
             Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
             Table(
                 ["arm", "clip rule"],
@@ -184,34 +192,46 @@ def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Af
         return Section(e.name, content)
     if e.tune or e.tuned_in:
         content.append(_tuned_values(study, e, records))
-    places, slug = {arm: place for place, arm in enumerate(study.arms)}, e.name.replace(" ", "-")
+    looks, slug = _looks(study), e.name.replace(" ", "-")
     content.append(scores_table(study, e, records))
     content.append(differences_table(study, e, records, said.seen))
     content.append(
         Picture(
             f"{slug}-seeds",
-            figures.seeds(arms, list(dict.fromkeys((study.primary, "AUC", "mean entropy"))), places),
-            "A dot for every seed; the diamond is their mean, with its 95 % bootstrap interval.",
+            figures.seeds(arms, list(dict.fromkeys((study.primary, "AUC", "mean entropy"))), looks),
+            "A dot for every seed; above the dots their mean, with its 95 % bootstrap interval.",
         )
     )
     content.append(
         Picture(
             f"{slug}-curves",
-            figures.curves(arms, places),
-            "Mean over seeds of every batch, ± one standard error.",
+            figures.curves(arms, looks),
+            "Mean over seeds of every batch, with its 95 % bootstrap interval.",
         )
     )
     content.append(clip_table(arms))
     content.append(
         Picture(
             f"{slug}-bins",
-            figures.clipped_by_probability(arms, places),
-            "Share of positive-advantage tokens whose gradient the rule dropped, by their old probability.",
+            figures.clipped_by_probability(arms, looks),
+            "Share of positive-advantage tokens whose gradient the rule dropped, by their old probability. The "
+            "95 % intervals come from drawing seeds anew, and are at least Wilson's for the number of tokens. An arm "
+            "without such tokens has no mark.",
         )
     )
     if e.tune:
         content.append(tuning_table(study, e, records))
     return Section(e.name, content)
+
+
+def _looks(study: Study) -> dict[str, Look]:
+    """One look for each arm in all figures: that of its rule, where it is one with a look of its own."""
+    return looks_of(
+        {
+            arm: as_parts(options.get("method"), clip=options.get("clip"), objective=options.get("objective"))
+            for arm, options in study.arms.items()
+        }
+    )
 
 
 def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str:

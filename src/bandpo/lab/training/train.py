@@ -16,6 +16,8 @@ from trl import get_dataset, get_peft_config, get_quantization_config
 from bandpo.diagnostics.figures import training_curves
 from bandpo.diagnostics.files import replacing
 from bandpo.diagnostics.logs import named_rows
+from bandpo.diagnostics.runs import known_run
+from bandpo.diagnostics.style import save_figure
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo.lab.evals.generate import sample
 from bandpo.lab.evals.metrics import mean_at_k, pass_at_k
@@ -106,8 +108,8 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         folder.save_model(trainer)
         evaluate("after")
         describe()
-        with replacing(folder.curves) as unfinished:
-            training_curves({"": named_rows(folder.history())}).savefig(unfinished, dpi=150)
+        rows = named_rows(folder.history())
+        save_figure(training_curves({"": rows}, {"": known_run(folder.path, rows).method}), folder.curves)
         folder.finish()
     except Exception:
         folder.record_error()
