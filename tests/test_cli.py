@@ -79,8 +79,8 @@ def test_train_shows_trls_options_and_ours(capsys):
 def test_printed_commands_parse(page):
     for words in commands(page):
         command, arguments = find(words)
-        if not arguments or "my_divergences" in str(arguments):
-            continue  # named only; or run, with that file, by test_docs
+        if not arguments:
+            continue  # named only
         if words[0] == "train":
             pytest.importorskip("trl")
             from bandpo.lab.training.arguments import parse
