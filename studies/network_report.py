@@ -15,12 +15,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from bandpo.diagnostics.page import Page, Picture, Section, Verbatim
-from bandpo.diagnostics.style import Look, add_legend, house_style, looks_of
+from bandpo.diagnostics.page import Page, Picture, Section
+from bandpo.diagnostics.style import Look, add_legend, house_style
 from bandpo.diagnostics.tables import Table
+from bandpo.lab.study.collect import SOLVED, WINDOW, read_records
 from bandpo.lab.study.execute import read_results
 from bandpo.lab.study.plan import Study, parse_study
+from bandpo.lab.study.report import looks_of_arms, made
+from bandpo.lab.study.tables import half_text
 from studies.network import (
+    COLLAPSED,
     PREDICTIONS,
     SMALLEST,
     SPLITS,
@@ -55,7 +59,7 @@ def network_page(results: Mapping[str, Any]) -> Page:
         [
             Section("Predictions", _predictions(runs, ended)),
             *(_world(study, runs, world) for world in known),
-            _made(results),
+            made(results, read_records(results), "`python -m studies.network_report`"),
         ],
     )
 
@@ -91,31 +95,26 @@ def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
     rows = []
     for arm, curve in found.items():
         records = [run.record for run in runs if run.world == world and run.record.arm == arm]
-        halves = [record.metric("batches to half") for record in records]
-        reached = [half for half, r in zip(halves, records, strict=True) if half <= len(r.curves["reward"])]
         entropies = [x for record in records if (x := entropy_at_half(record)) is not None]
         rows.append(
             [
                 arm,
                 *(f"{score:.3f}" for score in interquartile_mean(curve.scores)),
                 f"{curve.rates[curve.best]:.1e}" + ("" if curve.interior else ", an edge"),
-                f"{'> ' * (0 < len(reached) < len(halves))}{np.mean(halves):.1f} ({len(reached)}/{len(halves)})"
-                if reached
-                else f"never (0/{len(halves)})",
+                half_text(records),
                 f"{np.mean(entropies):.2f}" if entropies else "–",
                 f"{np.mean([record.metric('entropy at end') for record in records]):.2f}",
                 f"{sum(map(collapsed, records))} of {len(records)}",
             ]
         )
     rates = next(iter(found.values())).rates
-    looks = looks_of({arm: str(options["clip"]) for arm, options in study.arms.items()})
     return Section(
         world.capitalize(),
         [
             first.question,
             Picture(
                 f"{world.replace(' ', '-')}-rates",
-                rate_curves(found, looks),
+                rate_curves(found, looks_of_arms(study)),
                 "Left: interquartile mean over seeds at each learning rate, with bootstrap intervals of 95 %. Right: "
                 "share of runs, over all rates and seeds, whose AUC exceeds a value.",
             ),
@@ -124,10 +123,11 @@ def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
                  "entropy at half", "entropy at end", "collapsed"],
                 rows,
                 "AUC: mean reward over all batches, interquartile mean over seeds. The rest is over all rates and "
-                "seeds. Batches to half: until the reward, averaged over three batches, reached 0.5; in brackets how "
-                "many runs did; the others count as one batch more than they had, so the true mean is greater (>). "
-                "Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below 0.02 in the "
-                "last three batches. Where the best rate is an edge, a better one may lie beyond.",
+                f"seeds. Batches to half: until the reward, averaged over {WINDOW} batches, reached {SOLVED}; in "
+                "brackets how many runs did; the others count as one batch more than they had, so the true mean is "
+                "greater (>). Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below "
+                f"{COLLAPSED} in the last {WINDOW} batches. Where the best rate is an edge, a better one may lie "
+                "beyond.",
             ),
             _sides(runs, world),
         ],
@@ -182,20 +182,6 @@ def _interval(scores: np.ndarray) -> tuple[float, float]:
         (scores,), interquartile_mean, method="percentile", rng=np.random.default_rng(0)
     )
     return drawn.confidence_interval
-
-
-def _made(results: Mapping[str, Any]) -> Section:
-    made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    failed = "; ".join(results["failed"]) or "none"
-    hours = sum(run["seconds"] for run in results["runs"]) / 3600
-    return Section(
-        "How it was made",
-        [
-            f"{len(results['runs'])} runs, {hours:.1f} hours in all, with {made}; commit {results['commit']}. "
-            f"Failed runs: {failed}.",
-            Verbatim("The study file", results["study"]),
-        ],
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

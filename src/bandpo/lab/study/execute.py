@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -239,6 +240,7 @@ def _last_line(log: Path) -> str:
     return lines[-1].strip() if lines else "it printed nothing"
 
 
+@functools.cache
 def _commit() -> str | None:
     """The commit of bandpo's own checkout, where it runs from one."""
     place = Path(__file__).parent

@@ -8,7 +8,7 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
@@ -43,19 +43,29 @@ def _run(job: Job) -> None:
     runpy.run_module(job.module, run_name="__main__", alter_sys=True)
 
 
-def _fork(job: Job) -> Outcome:
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
+def _fork(job: Job) -> int:
     process = _FORKS.Process(target=_run, args=(job,))
     process.start()
     process.join()
-    return Outcome(process.exitcode or 0, time.monotonic() - start)
+    return process.exitcode or 0
+
+
+def _launch(job: Job) -> int:
+    with job.log.open("w") as log:
+        command = [sys.executable, "-m", job.module, *job.arguments]
+        return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+
+
+def _timed(run: Callable[[Job], int], job: Job) -> Outcome:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    return Outcome(run(job), time.monotonic() - start)
 
 
 def on_cores(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Outcome]]:
     """Run jobs side by side on this machine; yields each job's place and outcome as it ends."""
     with ThreadPoolExecutor(workers) as pool:
-        places = {pool.submit(_fork, job): place for place, job in enumerate(jobs)}
+        places = {pool.submit(_timed, _fork, job): place for place, job in enumerate(jobs)}
         try:
             for done in as_completed(places):
                 yield places[done], done.result()
@@ -64,23 +74,14 @@ def on_cores(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Outcome]]
             raise
 
 
-def _launch(job: Job) -> Outcome:
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    with job.log.open("w") as log:
-        command = [sys.executable, "-m", job.module, *job.arguments]
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
-    return Outcome(code, time.monotonic() - start)
-
-
 def on_ray(jobs: Sequence[Job], cores: int) -> Iterator[tuple[int, Outcome]]:
     """Run jobs as Ray tasks of so many cores each, on the running cluster; its nodes must share the folder."""
     import ray
     from ray.exceptions import RayError
 
     ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-    task = ray.remote(num_cpus=cores, max_retries=0)(_launch)
-    places = {task.remote(job): place for place, job in enumerate(jobs)}
+    task = ray.remote(num_cpus=cores, max_retries=0)(_timed)
+    places = {task.remote(_launch, job): place for place, job in enumerate(jobs)}
     while places:
         [done], _ = ray.wait(list(places))
         try:

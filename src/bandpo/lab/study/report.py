@@ -55,7 +55,7 @@ def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
                 [glance_table(study, records, metric) for metric in dict.fromkeys((study.primary, "AUC"))],
             ),
             *sections,
-            _made(results, records),
+            made(results, records, "`bandpo report`"),
         ],
     )
 
@@ -192,7 +192,7 @@ def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Af
         return Section(e.name, content)
     if e.tune or e.tuned_in:
         content.append(_tuned_values(study, e, records))
-    looks, slug = _looks(study), e.name.replace(" ", "-")
+    looks, slug = looks_of_arms(study), e.name.replace(" ", "-")
     content.append(scores_table(study, e, records))
     content.append(differences_table(study, e, records, said.seen))
     content.append(
@@ -224,7 +224,7 @@ def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Af
     return Section(e.name, content)
 
 
-def _looks(study: Study) -> dict[str, Look]:
+def looks_of_arms(study: Study) -> dict[str, Look]:
     """One look for each arm in all figures: that of its rule, where it is one with a look of its own."""
     return looks_of(
         {
@@ -254,14 +254,21 @@ def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str
     return text
 
 
-def _made(results: Mapping[str, Any], records: Sequence[Record]) -> Section:
+def made(results: Mapping[str, Any], records: Sequence[Record], page_by: str) -> Section:
+    """What the runs were made with, and the study file.
+
+    Args:
+        results: What the study's ``results.json`` holds.
+        records: Its runs.
+        page_by: The command that wrote the page.
+    """
     hours = sum(r.seconds for r in records) / 3600
-    made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    packages = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     if results.get("commit"):
-        made += f"; commit {results['commit']}"
+        packages += f"; commit {results['commit']}"
     content: list[Any] = [
-        f"By `bandpo study` with the file below, and `bandpo report`: {len(records)} runs, {hours:.1f} hours in all, "
-        f"with {made}."
+        f"By `bandpo study` with the file below, and {page_by}: {len(records)} runs, {hours:.1f} hours in all, "
+        f"with {packages}."
     ]
     if results["failed"]:
         content.append(f"Failed and not counted: {'; '.join(results['failed'])}.")

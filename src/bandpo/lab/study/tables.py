@@ -60,7 +60,7 @@ def scores_table(study: Study, e: Experiment, records: Sequence[Record]) -> Tabl
             [
                 arm,
                 *(_interval(Interval.from_values([r.metric(name) for r in mine])) for name in metrics),
-                _half(mine),
+                half_text(mine),
                 *(
                     f"{Interval.from_values([r.metric(name) for r in mine]).mean:.2f}"
                     for name in ("mean entropy", "entropy at end")
@@ -77,7 +77,8 @@ def scores_table(study: Study, e: Experiment, records: Sequence[Record]) -> Tabl
     )
 
 
-def _half(runs: Sequence[Record]) -> str:
+def half_text(runs: Sequence[Record]) -> str:
+    """Mean batches to half, greater than that where some run never reached it, and how many did."""
     halves = [r.metric("batches to half") for r in runs]
     reached = sum(half <= len(r.curves["reward"]) for half, r in zip(halves, runs, strict=True))
     mean = f"{sum(halves) / len(halves):.1f}" if reached else "never"
