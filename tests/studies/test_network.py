@@ -15,7 +15,7 @@ from bandpo import Band, parse_rule
 from bandpo.lab.study.collect import Record
 from bandpo.lab.study.plan import parse_study
 from bandpo.lab.tasks.multiplication import problems
-from studies import network_report
+from studies import momentum, network_report
 from studies.mirror import Mirror
 from studies.network import (
     PREDICTIONS,
@@ -240,3 +240,14 @@ def test_collapse_and_entropy_at_matched_reward():
     assert not collapsed(run)
     assert entropy_at_half(run) == run.curves["entropy"][int(run.metric("batches to half")) - 1]
     assert profile(Curve([1], np.array([[0.1, 0.5, 0.9]])), [0.0, 0.4, 0.9]) == pytest.approx([1, 2 / 3, 0])
+
+
+def test_the_page_has_the_movement_that_was_measured():
+    found = json.loads(momentum.RESULTS.read_text())
+    page = (FOLDER.parent / "docs" / "when.md").read_text()
+    names = {"raised": "up", "lowered": "down"}
+    for beta1, side, *figures in momentum.rows(found):
+        assert "| " + " | ".join([beta1, names[side], *figures]) + " |" in page
+    rewards = {b: sum(r["reward"] for r in found if r["beta1"] == b) / 4 for b in momentum.MOMENTA}
+    assert f"was {rewards[0.0]:.2f} with β1 = 0 and {rewards[0.9]:.2f} with 0.9" in page
+    assert [(run["beta1"], run["seed"]) for run in found] == [(b, r.seed) for b, r in momentum.planned()]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bandpo.clipping import ClipRule, FixedClip
+from bandpo.diagnostics.after_block import AfterBlock, Moves
 from bandpo.diagnostics.audit import COUNTERFACTUALS, Audit
 from bandpo.diagnostics.logs import Row, named_rows
 from bandpo.diagnostics.mismatch import Mismatch
@@ -36,6 +37,8 @@ class Replay:
     """The method whose clip the mismatch is measured by."""
     anchor: str
     """Whose log-probabilities the bounds surrounded."""
+    moves: Mapping[str, Moves]
+    """How far tokens moved once the run's own method had blocked them; empty where no sequence was seen three times."""
 
     @property
     def audits(self) -> dict[str, Audit]:
@@ -94,7 +97,7 @@ def replay_record(
     tried = {name: parse_method(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
-    mismatch, judged, surrounds = None, "", "trainer"
+    mismatch, judged, surrounds, after_block = None, "", "trainer", AfterBlock()
     for number, call in enumerate(read_calls(path, skip_bad=skip_bad)):
         own, view = call.method, call.view(anchor)
         surrounds = anchor or call.anchor
@@ -102,14 +105,17 @@ def replay_record(
         each |= {
             name: _parts(method, "token" if own is None else own.level) for name, method in tried.items()
         }
-        each = each or {(judged := "FixedClip(0.2)"): Parts(FixedClip())}
+        each = each or {"FixedClip(0.2)": Parts(FixedClip())}
+        judged = next(iter(each))
         for name, parts in each.items():
-            seen = Audit.from_views(view, parts, view(parts), {})
+            tokens = view(parts)
+            if name == RUN:
+                after_block.add(call, tokens, parts.objective.weight(tokens))
+            seen = Audit.from_views(view, parts, tokens, {})
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
             levels[name] = parts.level
         if call.log_weight is not None:
-            judged = next(iter(each))
             rollout = call.logp_old - call.log_weight
             gap = Mismatch.from_batch(
                 call.logp_old + call.log_ratio,
@@ -123,7 +129,7 @@ def replay_record(
             mismatch = gap if mismatch is None else mismatch + gap
     if not audits:
         raise ValueError(f"{path} holds no tokens: nothing was added before it was closed or killed")
-    return Replay(audits, levels, mismatch, judged, surrounds)
+    return Replay(audits, levels, mismatch, judged, surrounds, after_block.moves())
 
 
 def _parts(method: Method | ClipRule, level: str) -> Parts:

@@ -72,9 +72,11 @@ def _lower(run: Placement) -> str:
     logp = torch.tensor([run.tail], dtype=torch.float64).log()
     mine, band = (float(rule.bounds(logp).lower) for rule in (run.rule, RULES[BAND]))
     said = (
-        f"One batch may multiply the tail's probability by {mine:.1g} under your rule, and by {band:.1g} under "
-        "Band(KL(), 0.05). "
+        f"Within a batch your rule stops pushing the tail down at {mine:.1g} of its probability, Band(KL(), 0.05) at "
+        f"{band:.1g} of it. "
     )
+    if run.optimizer.overshoot > 1:
+        said += "Momentum carries it further. "
     if run.supply == "plenty":
         return f"{said}A tail that is drawn so often comes back."
     return f"{said}A rare strategy that loses a few times may be gone for good. A fixed lower bound is safer."
