@@ -18,8 +18,10 @@ from scipy import stats
 from bandpo.diagnostics.page import Page, Picture, Section
 from bandpo.diagnostics.style import Look, add_legend, house_style
 from bandpo.diagnostics.tables import Table
+from bandpo.lab.study.cells import read_map
 from bandpo.lab.study.collect import SOLVED, WINDOW, read_records
 from bandpo.lab.study.execute import read_results
+from bandpo.lab.study.map_figure import draw_map
 from bandpo.lab.study.plan import Study, parse_study
 from bandpo.lab.study.report import looks_of_arms, made
 from bandpo.lab.study.tables import half_text
@@ -29,6 +31,8 @@ from studies.network import (
     SMALLEST,
     SPLITS,
     Curve,
+    Effect,
+    Prediction,
     Scored,
     collapsed,
     curves,
@@ -41,6 +45,7 @@ from studies.network import (
     scored,
 )
 
+MAP = Path(__file__).parents[1] / "results" / "map" / "map.jsonl"
 THRESHOLDS = np.linspace(0, 1, 101)
 
 
@@ -58,6 +63,7 @@ def network_page(results: Mapping[str, Any]) -> Page:
         lead,
         [
             Section("Predictions", _predictions(runs, ended)),
+            Section("What tables say", _map()),
             *(_world(study, runs, world) for world in known),
             made(results, read_records(results), "`python -m studies.network_report`"),
         ],
@@ -78,10 +84,30 @@ def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -
             rows.append([what, "–", "–", "not run yet: {} of {}".format(*ended[p.world])])
     return [
         "They were committed before the first run, with the rules of the verdicts.",
+        Picture(
+            "predictions",
+            predictions_figure(measured),
+            f"What was predicted, and the difference that was measured, with its interval of 95 %. Grey: within "
+            f"{SMALLEST}, the smallest effect of interest.",
+        ),
         f"Difference: of interquartile means over seeds, with a bootstrap interval of 95 %. Each arm is scored at the "
         f"rate that is best for it on the other half of the seeds, over {SPLITS} random halves. The smallest effect of "
         f"interest is {SMALLEST}. Wins: the probability that a run of the first arm beats one of the second.",
         Table(["prediction", "difference", "wins", "verdict"], rows, "", prose=True),
+    ]
+
+
+def _map() -> list[Any]:
+    _, cells = read_map(MAP)
+    return [
+        "The theory came from tables: policies of one decision, with the library's rules and loss. It asks for more "
+        "updates on a batch than momentum outlasts, and for fewer draws of the good answer than about one a batch.",
+        Picture(
+            "map",
+            draw_map(cells),
+            "Difference in mean reward between two rules in tables, each at its own best learning rate, by draws and "
+            "updates of a batch, with half of an interval of 95 %.",
+        ),
     ]
 
 
@@ -151,6 +177,37 @@ def _sides(runs: Sequence[Scored], world: str) -> Table:
         "The 2 × 2 of clip and Band on each side, at the middle rate, by least squares with errors clustered by seed. "
         f"Clusters are few ({fit.model.data.frame['seed'].nunique()}), so the intervals are too narrow.",
     )
+
+
+MARKS = {"held": ("#0072B2", "o"), "undecided": ("#4D4D4D", "s"), "failed": ("#D55E00", "X")}
+"""Colour and marker of each verdict."""
+
+
+@house_style()
+def predictions_figure(measured: Mapping[Prediction, Effect]) -> Figure:
+    """Each prediction's difference with its interval, and its verdict."""
+    figure = Figure(figsize=(11, 0.6 * len(PREDICTIONS) + 0.9))
+    axes = figure.subplots()
+    axes.axvspan(-SMALLEST, SMALLEST, color="#999999", alpha=0.2, linewidth=0)
+    axes.axvline(0, color="#999999", linewidth=1)
+    verdicts = []
+    for row, p in enumerate(PREDICTIONS):
+        e = measured.get(p)
+        verdicts.append(f"{p.expects}: {e.verdict(p.expects) if e else 'not run yet'}")
+        if e:
+            colour, marker = MARKS[e.verdict(p.expects)]
+            spread = [[e.estimate - e.low], [e.high - e.estimate]]
+            axes.errorbar(e.estimate, row, xerr=spread, color=colour, marker=marker, capsize=3)
+    rows = range(len(PREDICTIONS))
+    axes.set_yticks(rows, [f"{p.world}: {p.arm}\nminus {p.minus}, {p.metric}" for p in PREDICTIONS])
+    axes.set(xlabel="difference of interquartile means", ylim=(len(PREDICTIONS) - 0.5, -0.5))
+    axes.grid(visible=False, axis="y")
+    right = axes.twinx()
+    right.set(ylim=axes.get_ylim())
+    right.set_yticks(rows, verdicts)
+    right.set_title("predicted: verdict", loc="right")
+    right.grid(visible=False)
+    return figure
 
 
 @house_style()
