@@ -14,47 +14,45 @@ def audit_command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, trainer_state.json files, or the .jsonl of verl's file logger; several are compared. Or "
-            "records of bandpo.Recorder, folders or files.",
+            help="Run folders, trainer_state.json files, or the .jsonl of verl's file logger. Several are compared. "
+            "Records of bandpo.Recorder too, folders or files.",
             metavar="RUN...",
         ),
     ],
     run_method: Annotated[
         str | None,
         typer.Option(
-            help="What the runs were trained with, where no config.yaml says it: 'GSPO()', 'DAPO()', ...",
+            help="The runs' method, if no config.yaml names it: 'GSPO()', 'DAPO()', ...",
             show_default=False,
         ),
     ] = None,
     framework: Annotated[
         str | None,
         typer.Option(
-            help="Whose settings to name, where the log does not tell: trl, verl, prime-rl, skyrl or slime.",
+            help="Whose settings the advice names, if the log does not tell: trl, verl, prime-rl, skyrl or slime.",
             show_default=False,
         ),
     ] = None,
     clip: Annotated[
         list[str] | None,
-        typer.Option(help="Of a record: a clip rule to try, e.g. 'FixedClip(0.2, 0.28)'. May come again."),
+        typer.Option(help="For a record: a clip rule to try, e.g. 'FixedClip(0.2, 0.28)'. Repeatable."),
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Of a record: a method to try, e.g. 'GSPO()' or 'Band(KL(), 0.05)'. May come again."
-        ),
+        typer.Option(help="For a record: a method to try, e.g. 'GSPO()' or 'Band(KL(), 0.05)'. Repeatable."),
     ] = None,
     anchor: Annotated[
         str | None,
         typer.Option(
-            help="Of a record: whose log-probabilities bounds surround, trainer or rollout; as in the run."
+            help="For a record: whose log-probabilities the bounds surround, trainer or rollout; by default the run's."
         ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option(help="Of a record: leave out sequences with values that cannot be right.")
+        bool, typer.Option(help="For a record: leave out sequences with values that cannot be right.")
     ] = False,
     output: Annotated[Path, typer.Option(help="Plot to save: .png, .svg or .pdf.")] = Path("audit.png"),
 ) -> None:
-    """Say what the clip does to a run: whether it acts, how often others' does, what it blocks, and what to try."""
+    """Say what the clip does to a run: whether it acts, what it blocks, what other rules would block, what to try."""
     from rich.console import Console
     from rich.table import Table
 

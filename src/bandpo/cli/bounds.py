@@ -12,7 +12,7 @@ SPREAD = (0.001, 0.01, 0.08, 0.3, 0.5, 0.9, 0.99, 0.999)
 def bounds_command(
     probabilities: Annotated[
         list[float] | None,
-        typer.Argument(help="Old probabilities, each in (0, 1]; a spread of them if none is given."),
+        typer.Argument(help="Old probabilities, each in (0, 1]. By default eight from 0.001 to 0.999."),
     ] = None,
     divergence: Annotated[
         str,
@@ -21,7 +21,7 @@ def bounds_command(
         ),
     ] = "KL",
     radius: Annotated[
-        float | None, typer.Option(help="Its radius; the divergence's default if not given.")
+        float | None, typer.Option(help="Radius of the trust region; by default the divergence's.")
     ] = None,
     max_ratio: Annotated[
         float, typer.Option(help="Cap on Band's upper bound, as the rule itself has it; inf for none.")

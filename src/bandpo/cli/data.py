@@ -30,7 +30,7 @@ def prepare_command(
         Path, typer.Option("--output-dir", "--output_dir", help="Folder to write to.")
     ] = Path("data"),
     instruction: Annotated[
-        str | None, typer.Option(help="How to answer, added to each problem; empty for none.")
+        str | None, typer.Option(help="Says how to answer; added to each problem. Empty for none.")
     ] = None,
     system: Annotated[str, typer.Option(help="System message; none if empty.")] = "",
     plain: Annotated[
@@ -39,20 +39,20 @@ def prepare_command(
     role: Annotated[
         Role | None,
         typer.Option(
-            help="Of the files; if not given, train for a name with the word train, such as my-train, else eval.",
+            help="Use of the files. By default train if the name has the word train, such as my-train, else eval.",
         ),
     ] = None,
     golds: Annotated[
         Golds | None,
         typer.Option(
-            help="Problems whose answer cannot be graded; if not given, dropped for training, kept for evaluation."
+            help="What to do with problems whose answer cannot be graded. By default drop for training, keep for eval."
         ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Of the hub's repository; the newest if not given.")
+        str | None, typer.Option(help="Revision of the hub's repository; by default the newest.")
     ] = None,
     size: Annotated[int, typer.Option(help="Problems to make, for sets made here.")] = SIZE,
-    seed: Annotated[int, typer.Option(help="Of sets made here.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of sets made here.")] = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write sets again that the folder already holds.")
     ] = False,

@@ -20,20 +20,20 @@ def eval_command(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Name or folder of the model, or what the server calls it; the embedded one if not given."
+            help="Name or folder of the model, or what the server calls it. By default the embedded model."
         ),
     ] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File that `bandpo data prepare` wrote, repeatable; 64 embedded problems if not given."
+            help="File that `bandpo data prepare` wrote; repeatable. By default 64 embedded problems."
         ),
     ] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Completions per problem.")] = 32,
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            "--output-dir", "--output_dir", help="Where samples and report go; runs/eval-MODEL if not given."
+            "--output-dir", "--output_dir", help="Where samples and report go; by default runs/eval-MODEL."
         ),
     ] = None,
     server: Annotated[
@@ -44,14 +44,16 @@ def eval_command(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Probability mass kept at each step.")] = 1.0,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Longest completion; 4096, or what the embedded problems need.")
+        int | None,
+        typer.Option(help="Longest completion; by default 4096, or what the embedded problems need."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[
-        int | None, typer.Option(help="Completions drawn at once: 64, with vLLM 1024, requests in flight 32.")
+        int | None,
+        typer.Option(help="Completions drawn at once: 64, with vLLM 1024; requests in flight: 32."),
     ] = None,
     golds: Annotated[
-        Golds, typer.Option(help="What becomes of problems whose right answer cannot be graded.")
+        Golds, typer.Option(help="What to do with problems whose right answer cannot be graded.")
     ] = "keep",
     limit: Annotated[int | None, typer.Option(help="Only the first problems of the data.")] = None,
     chat_template: Annotated[

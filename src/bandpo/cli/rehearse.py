@@ -16,7 +16,7 @@ def rehearse_command(
     overrides: Annotated[
         list[str],
         typer.Argument(
-            help="What follows `python -m verl.trainer.main_ppo` on the cluster: verl's overrides."
+            help="verl's overrides: what follows `python -m verl.trainer.main_ppo` on the cluster."
         ),
     ],
     config_dir: Annotated[
@@ -27,14 +27,16 @@ def rehearse_command(
     ranks: Annotated[int, typer.Option(min=1, help="Training processes, in place of GPUs.")] = 1,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for each of the two runs.")] = 300.0,
     right_answer: Annotated[
-        str | None, typer.Option(help="How your reward wants an answer; {0} stands for the ground truth.")
+        str | None, typer.Option(help="An answer that your reward accepts; {0} stands for the ground truth.")
     ] = None,
     stand_in: Annotated[
         bool,
-        typer.Option("--stand-in", help="Make up the data files and the model that are not on this machine."),
+        typer.Option(
+            "--stand-in", help="Make up data files and a model for those that are not on this machine."
+        ),
     ] = False,
     folder: Annotated[
-        Path | None, typer.Option(help="Where to leave logs and metrics; a short path.")
+        Path | None, typer.Option(help="Folder for logs and metrics. Its path must be short.")
     ] = None,
 ) -> None:
     """Run a recipe for verl end to end on the CPU, small, and say what would fail on the cluster.

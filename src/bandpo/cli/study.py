@@ -59,7 +59,7 @@ def run_command(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = CORES,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Run on the Ray cluster this machine belongs to instead.")
+        bool, typer.Option("--ray", help="Run on the Ray cluster of this machine, not on its cores alone.")
     ] = False,
     cores_per_run: Annotated[int, typer.Option(min=1, help="Cores that Ray sets aside for a run.")] = 1,
 ) -> None:
@@ -139,20 +139,27 @@ def where_command(
     ],
     clip: Annotated[str, typer.Option(help="The clip rule in use.")] = "FixedClip(0.2)",
     optimizer: Annotated[Method, typer.Option(help="adam (AdamW too), momentum or sgd.")] = Method.adam,
-    beta1: Annotated[float, typer.Option(help="Its momentum; sgd has none.")] = 0.9,
+    beta1: Annotated[float, typer.Option(help="The optimizer's momentum; sgd has none.")] = 0.9,
     learning_rate: Annotated[
         float | None,
-        typer.Option("--learning-rate", "--learning_rate", help="With --parameters: a rough guess."),
+        typer.Option(
+            "--learning-rate",
+            "--learning_rate",
+            help="With --parameters: a rough guess of the lift.",
+        ),
     ] = None,
     parameters: Annotated[
         float | None, typer.Option(help="Trained parameters of the model, such as 3e9.")
     ] = None,
     clip_high: Annotated[
         float | None,
-        typer.Option(help="Instead: the audit's share of winners of that probability which were clipped."),
+        typer.Option(help="The audit's share of rare winners that were clipped: it gives the lift."),
     ] = None,
     gain: Annotated[
-        float | None, typer.Option(help="Or: nats by which one update lifts a rare winner's log-probability.")
+        float | None,
+        typer.Option(
+            help="The lift itself: nats by which one update raises a rare winner's log-probability."
+        ),
     ] = None,
 ) -> None:
     """Place your own run in the map: whether the clip rule can matter there, which side of it, and what to set."""
