@@ -28,6 +28,9 @@ CLIP, BAND = "clip 0.2", "Band"
 ABOVE, BELOW, ROOM = "Band above, clip below", "clip above, Band below", "no bound above, clip below"
 MATCHED, MIRROR = "as wide as Band", "mirror above, clip below"
 
+LEARNING = ("paper", "plenty", "active")
+"""The worlds in which a rare strategy is rewarded from start to end, as in the rare-arm tables of the map."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -199,6 +202,50 @@ def effects(runs: Sequence[Scored]) -> list[tuple[Prediction, Effect]]:
             for arm in (prediction.arm, prediction.minus)
         )
         found.append((prediction, effect(ours, theirs)))
+    return found
+
+
+SIDES = {
+    "upper, over clip": (ABOVE, CLIP),
+    "upper, over Band": (BAND, BELOW),
+    "lower, under clip": (BELOW, CLIP),
+    "lower, under Band": (BAND, ABOVE),
+}
+"""The sides of Band in place of clip 0.2's, over and under each kind of other side: one arm minus another."""
+
+
+def sides(runs: Sequence[Scored], world: str) -> dict[str, Effect]:
+    """What each side of Band does to AUC in one world, each arm at the rate that is best for it."""
+    auc = curves(runs, "AUC")
+    return {
+        name: effect(auc[world, ours].cross_fitted(), auc[world, theirs].cross_fitted())
+        for name, (ours, theirs) in SIDES.items()
+    }
+
+
+def summary(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The worlds that have ended, in short: what `bandpo study where` looks up.
+
+    Each side's effect is a difference in AUC with its interval: of the upper side over clip 0.2's lower one, and of the
+    lower side under Band's upper one.
+    """
+    study, runs = parse_study(results["study"]), scored(results)
+    found = []
+    for world in dict.fromkeys(run.world for run in runs if run.world in LEARNING):
+        first = next(e for e in study.experiments.values() if e.world == world)
+        options = {**study.options, **first.options}
+        by_side = sides(runs, world)
+        effects = {"upper": by_side["upper, over clip"], "lower": by_side["lower, under Band"]}
+        found.append(
+            {
+                "world": world,
+                "tail": float(options["model_name_or_path"].rpartition("-")[2]),
+                "samples": options["per_device_train_batch_size"] * options["steps_per_generation"],
+                "updates": options["num_iterations"] * options["steps_per_generation"],
+                "seeds": len({run.record.seed for run in runs if run.world == world}),
+            }
+            | {side: [round(x, 3) for x in (e.estimate, e.low, e.high)] for side, e in effects.items()}
+        )
     return found
 
 

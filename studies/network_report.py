@@ -6,6 +6,7 @@ python -m studies.network_report results/network
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from bandpo.lab.study.tables import half_text
 from studies.network import (
     COLLAPSED,
     PREDICTIONS,
+    SIDES,
     SMALLEST,
     SPLITS,
     Curve,
@@ -43,6 +45,8 @@ from studies.network import (
     profile,
     progress,
     scored,
+    sides,
+    summary,
 )
 
 MAP = Path(__file__).parents[1] / "results" / "map" / "map.jsonl"
@@ -63,6 +67,7 @@ def network_page(results: Mapping[str, Any]) -> Page:
         lead,
         [
             Section("Predictions", _predictions(runs, ended)),
+            Section("Which side", _which_side(runs)),
             Section("What tables say", _map()),
             *(_world(study, runs, world) for world in known),
             made(results, read_records(results), "`python -m studies.network_report`"),
@@ -78,8 +83,7 @@ def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -
             f"{p.name}: in “{p.world}”, {p.metric} of “{p.arm}” against “{p.minus}” is {_expected(p.expects)}"
         )
         if e := measured.get(p):
-            interval = f"{e.estimate:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
-            rows.append([what, interval, f"{e.improved:.0%}", e.verdict(p.expects)])
+            rows.append([what, _interval_text(e), f"{e.improved:.0%}", e.verdict(p.expects)])
         else:
             rows.append([what, "–", "–", "not run yet: {} of {}".format(*ended[p.world])])
     return [
@@ -95,6 +99,19 @@ def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -
         f"interest is {SMALLEST}. Wins: the probability that a run of the first arm beats one of the second.",
         Table(["prediction", "difference", "wins", "verdict"], rows, "", prose=True),
     ]
+
+
+def _which_side(runs: Sequence[Scored]) -> list[Any]:
+    worlds = [world for world in dict.fromkeys(run.world for run in runs) if world != "coin flips"]
+    rows = [[world, *map(_interval_text, sides(runs, world).values())] for world in worlds]
+    return [
+        "One side of Band in place of clip 0.2's, with each kind of other side. Differences of AUC as above.",
+        Table(["world", *SIDES], rows, "In coin flips there is nothing to learn, so AUC says nothing."),
+    ]
+
+
+def _interval_text(e: Effect) -> str:
+    return f"{e.estimate:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
 
 
 def _map() -> list[Any]:
@@ -148,8 +165,9 @@ def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
                 ["arm", *(f"AUC at {rate:.1e}" for rate in rates), "best rate", "batches to half",
                  "entropy at half", "entropy at end", "collapsed"],
                 rows,
-                "AUC: mean reward over all batches, interquartile mean over seeds. The rest is over all rates and "
-                f"seeds. Batches to half: until the reward, averaged over {WINDOW} batches, reached {SOLVED}; in "
+                "AUC: mean reward over all batches, interquartile mean over seeds. Best rate: by the mean over seeds. "
+                "The rest is over all rates and seeds. "
+                f"Batches to half: until the reward, averaged over {WINDOW} batches, reached {SOLVED}; in "
                 "brackets how many runs did; the others count as one batch more than they had, so the true mean is "
                 "greater (>). Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below "
                 f"{COLLAPSED} in the last {WINDOW} batches. Where the best rate is an edge, a better one may lie "
@@ -242,9 +260,12 @@ def _interval(scores: np.ndarray) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write ``report.md`` and ``report.html`` beside a ``results.json``."""
+    """Write ``report.md``, ``report.html`` and ``networks.json`` (what the package ships) beside a ``results.json``."""
     [folder] = map(Path, sys.argv[1:] if arguments is None else arguments)
-    page = network_page(read_results(folder))
+    results = read_results(folder)
+    worlds = ",\n ".join(map(json.dumps, summary(results)))
+    (folder / "networks.json").write_text(f"[{worlds}]\n")
+    page = network_page(results)
     for name in ("report.md", "report.html"):
         for path in page.save(folder / name):
             print(path)

@@ -390,6 +390,14 @@ WHERE = ["study", "where", "--tail", "0.002", "--batch", "128", "--updates", "16
         ),
         (["--gain", "0.05", "--optimizer", "sgd"], "more than 0.012 nats. Your run's lift is 0.05 nats"),
         (["--gain", "0.05", "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
+        (
+            ["--tail", "0.01"],
+            "Nearest network 1.3 draws, 16 updates, Adam: Band's upper side in place of clip 0.2's",
+        ),
+        (
+            ["--tail", "0.0001"],
+            "Nearest network None: your run lies outside of what was trained. The closest has",
+        ),
     ],
 )
 def test_where_says_whether_the_rule_can_matter(options, said):

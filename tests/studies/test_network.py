@@ -14,6 +14,7 @@ pytest.importorskip("trl")
 from bandpo import Band, parse_rule
 from bandpo.lab.study.collect import Record
 from bandpo.lab.study.plan import parse_study
+from bandpo.lab.study.where import networks
 from bandpo.lab.tasks.multiplication import problems
 from studies import momentum, network_report
 from studies.mirror import Mirror
@@ -30,6 +31,7 @@ from studies.network import (
     profile,
     progress,
     scored,
+    summary,
 )
 from studies.rewards import coin_flips, two_stages
 
@@ -198,6 +200,20 @@ def test_a_world_is_looked_at_once_all_of_its_runs_have_ended():
     assert len(runs) == 100
     assert {run.rate for run in runs} == {1.4e-4, 2.0e-4, 2.8e-4, 4.0e-4, 5.6e-4}
     assert [p.world for p, _ in effects(runs)] == ["paper"]
+
+
+def test_the_worlds_that_are_shipped_are_those_of_the_repositorys_study():
+    found = json.loads((FOLDER.parent / "results" / "network" / "results.json").read_text())
+    assert networks() == json.loads(json.dumps(summary(found)))
+
+
+def test_a_world_in_short():
+    [world] = summary(results({"plenty"}))
+    assert {name: world[name] for name in ("world", "tail", "samples", "updates", "seeds")} == {
+        "world": "plenty", "tail": 0.01, "samples": 128, "updates": 16, "seeds": 4
+    }  # fmt: skip
+    assert world["upper"][0] == pytest.approx(0.1, abs=0.02)
+    assert world["lower"][0] == pytest.approx(-0.1, abs=0.02)
 
 
 def test_the_page_says_what_is_known_and_what_is_not(tmp_path):

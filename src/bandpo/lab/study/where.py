@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import torch
@@ -27,6 +31,7 @@ def advice(run: Placement, measured: bool) -> list[tuple[str, str]]:
         ("And the lower side?", _lower(run)),
         ("What to set", _setting(run)),
         ("Nearest in the map", _nearest(run)),
+        ("Nearest network", _network(run)),
         ("How sure", _certainty(run, measured)),
         ("What the audit tells", _audit(run)),
     ]
@@ -120,6 +125,31 @@ def _nearest(run: Placement) -> str:
     )
 
 
+@cache
+def networks() -> Sequence[dict[str, Any]]:
+    """What the network study measured in each world with a rare strategy; made by ``studies.network.summary``."""
+    return json.loads((resources.files("bandpo.lab.study") / "networks.json").read_text())
+
+
+def _network(run: Placement) -> str:
+    def apart(world: dict[str, Any]) -> tuple[float, float]:
+        draws = world["samples"] * world["tail"]
+        return abs(math.log(draws / run.draws)), abs(math.log(world["updates"] / run.updates))
+
+    def interval(values: Sequence[float]) -> str:
+        return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*values)
+
+    world = min(networks(), key=lambda world: sum(apart(world)))
+    where = f"{world['samples'] * world['tail']:.2g} draws, {world['updates']} updates, Adam"
+    if max(apart(world)) > math.log(FAR):
+        return f"None: your run lies outside of what was trained. The closest has {where}."
+    return (
+        f"{where}: Band's upper side in place of clip 0.2's changed the mean reward by {interval(world['upper'])}, its "
+        f"lower side by {interval(world['lower'])}, each at its own best learning rate (335k parameters, "
+        f"{world['seeds']} seeds)."
+    )
+
+
 def _name(run: Placement) -> str:
     """The optimizer of the map that is most like the run's."""
     o = run.optimizer
@@ -135,7 +165,7 @@ def _certainty(run: Placement, measured: bool) -> str:
         lift = "The lift is a guess from the learning rate, good to a factor of 4. "
     else:
         lift = "Without a lift (see --clip-high, or --learning-rate with --parameters) the place is a rough one. "
-    return f"{lift}The theory was held against tables of one decision, not yet against networks."
+    return f"{lift}The theory was held against tables of one decision, and against one small network."
 
 
 def _audit(run: Placement) -> str:
