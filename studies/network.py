@@ -206,28 +206,30 @@ def effects(runs: Sequence[Scored]) -> list[tuple[Prediction, Effect]]:
 
 
 SIDES = {
-    "upper, over clip": (ABOVE, CLIP),
-    "upper, over Band": (BAND, BELOW),
-    "lower, under clip": (BELOW, CLIP),
-    "lower, under Band": (BAND, ABOVE),
+    "upper, over clip": ([ABOVE], [CLIP]),
+    "upper, over Band": ([BAND], [BELOW]),
+    "upper, mean": ([ABOVE, BAND], [CLIP, BELOW]),
+    "lower, under clip": ([BELOW], [CLIP]),
+    "lower, under Band": ([BAND], [ABOVE]),
+    "lower, mean": ([BELOW, BAND], [CLIP, ABOVE]),
 }
-"""The sides of Band in place of clip 0.2's, over and under each kind of other side: one arm minus another."""
+"""The sides of Band in place of clip 0.2's, with each kind of other side and over both: arms minus other arms."""
 
 
 def sides(runs: Sequence[Scored], world: str) -> dict[str, Effect]:
     """What each side of Band does to AUC in one world, each arm at the rate that is best for it."""
     auc = curves(runs, "AUC")
-    return {
-        name: effect(auc[world, ours].cross_fitted(), auc[world, theirs].cross_fitted())
-        for name, (ours, theirs) in SIDES.items()
-    }
+
+    def mean(arms: Sequence[str]) -> np.ndarray:
+        return np.mean([auc[world, arm].cross_fitted() for arm in arms], axis=0)
+
+    return {name: effect(mean(ours), mean(theirs)) for name, (ours, theirs) in SIDES.items()}
 
 
 def summary(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The worlds that have ended, in short: what `bandpo study where` looks up.
 
-    Each side's effect is a difference in AUC with its interval: of the upper side over clip 0.2's lower one, and of the
-    lower side under Band's upper one.
+    Each side's effect is a difference in AUC with its interval, the mean over both kinds of other side.
     """
     study, runs = parse_study(results["study"]), scored(results)
     found = []
@@ -235,7 +237,7 @@ def summary(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         first = next(e for e in study.experiments.values() if e.world == world)
         options = {**study.options, **first.options}
         by_side = sides(runs, world)
-        effects = {"upper": by_side["upper, over clip"], "lower": by_side["lower, under Band"]}
+        effects = {side: by_side[f"{side}, mean"] for side in ("upper", "lower")}
         found.append(
             {
                 "world": world,
