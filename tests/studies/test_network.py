@@ -19,18 +19,23 @@ from bandpo.lab.tasks.multiplication import problems
 from studies import momentum, network_report
 from studies.mirror import Mirror
 from studies.network import (
+    ABOVE,
     PREDICTIONS,
+    ROOM,
     Curve,
     Effect,
     Scored,
     collapsed,
+    curves,
     effect,
     effects,
     entropy_at_half,
     factorial,
+    interquartile_mean,
     profile,
     progress,
     scored,
+    sides,
     summary,
 )
 from studies.rewards import coin_flips, two_stages
@@ -212,8 +217,8 @@ def test_a_world_in_short():
     assert {name: world[name] for name in ("world", "tail", "samples", "updates", "seeds")} == {
         "world": "plenty", "tail": 0.01, "samples": 128, "updates": 16, "seeds": 4
     }  # fmt: skip
-    assert world["upper"][0] == pytest.approx(0.1, abs=0.02)
-    assert world["lower"][0] == pytest.approx(-0.1, abs=0.02)
+    assert world["upper"][0] == pytest.approx(0.05, abs=0.02)
+    assert world["lower"][0] == pytest.approx(-0.05, abs=0.02)
 
 
 def test_the_page_says_what_is_known_and_what_is_not(tmp_path):
@@ -267,3 +272,28 @@ def test_the_page_has_the_movement_that_was_measured():
     rewards = {b: sum(r["reward"] for r in found if r["beta1"] == b) / 4 for b in momentum.MOMENTA}
     assert f"was {rewards[0.0]:.2f} with β1 = 0 and {rewards[0.9]:.2f} with 0.9" in page
     assert [(run["beta1"], run["seed"]) for run in found] == [(b, r.seed) for b, r in momentum.planned()]
+
+
+def test_every_figure_of_the_page_is_the_data_s():
+    """Its intervals, its table of sides, two scores at a highest rate, and what README says of the upper side."""
+    runs = scored(json.loads((FOLDER.parent / "results" / "network" / "results.json").read_text()))
+    page = (FOLDER.parent / "docs" / "when.md").read_text()
+    said = page[page.index("## What a network says") : page.index("## Place your own run")]
+    auc, by_side = curves(runs, "AUC"), {w: sides(runs, w) for w in ("paper", "plenty", "active")}
+    wide = effect(*(auc["active", arm].cross_fitted() for arm in ("as wide as Band", "clip 0.2")))
+    known = [e for _, e in effects(runs)] + [wide] + [e for each in by_side.values() for e in each.values()]
+    found = re.findall(r"[+-]0\.\d{3} \[[^]]*\]", said)
+    assert len(found) == 14
+    assert set(found) <= set(map(network_report._interval_text, known))
+    names = {"the paper's geometry": "paper", "plenty": "plenty", "active": "active"}
+    rows = re.findall(r"^\| ([a-z' ]+) \| \d+ \| [\d.]+ \| \d \| (.*) \| (.*) \|$", said, re.M)
+    assert [row[0] for row in rows] == list(names)
+    for name, *cells in rows:
+        texts = {side: network_report._interval_text(e) for side, e in by_side[names[name]].items()}
+        assert cells == [texts["upper, mean"], texts["lower, mean"]]
+    last = [f"{interquartile_mean(auc['active', arm].scores[-1]):.3f}" for arm in (ROOM, ABOVE)]
+    assert "falls to {}, where Band above is at {}".format(*last) in said
+    readme = " ".join((FOLDER.parent / "README.md").read_text().split())
+    means = sorted(round(by_side[w]["upper, mean"].estimate, 2) for w in ("plenty", "active"))
+    assert "raised the mean reward by {} to {} with 16 updates".format(*means) in readme
+    assert abs(by_side["paper"]["upper, mean"].estimate) < 0.01
