@@ -108,8 +108,15 @@ def progress(results: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {world: (ended[world], count) for world, count in planned.items()}
 
 
-def scored(results: Mapping[str, Any]) -> list[Scored]:
-    """The runs of rate curves, of worlds of which every run has ended: the others are not looked at before."""
+def scored(results: Mapping[str, Any], *more: Mapping[str, Any]) -> list[Scored]:
+    """The runs of rate curves, of worlds of which every run has ended: the others are not looked at before.
+
+    Args:
+        results: Of the study.
+        more: Of further seeds of it, each a study of its own.
+    """
+    if more:
+        return [run for one in (results, *more) for run in scored(one)]
     experiments = parse_study(results["study"]).experiments
     whole = {world for world, (ended, planned) in progress(results).items() if ended == planned}
     return [
@@ -226,12 +233,12 @@ def sides(runs: Sequence[Scored], world: str) -> dict[str, Effect]:
     return {name: effect(mean(ours), mean(theirs)) for name, (ours, theirs) in SIDES.items()}
 
 
-def summary(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def summary(results: Mapping[str, Any], *more: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The worlds that have ended, in short: what `bandpo study where` looks up.
 
     Each side's effect is a difference in AUC with its interval, the mean over both kinds of other side.
     """
-    study, runs = parse_study(results["study"]), scored(results)
+    study, runs = parse_study(results["study"]), scored(results, *more)
     found = []
     for world in dict.fromkeys(run.world for run in runs if run.world in LEARNING):
         first = next(e for e in study.experiments.values() if e.world == world)

@@ -1,7 +1,10 @@
 """The page of the network study: predictions first, then each world's curves.
 
-bandpo study studies/network.yaml --output-dir results/network
-python -m studies.network_report results/network
+    bandpo study studies/network.yaml --output-dir results/network
+    bandpo study studies/network-more.yaml --output-dir results/network-more
+    python -m studies.network_report results/network results/network-more
+
+The second study has further seeds, and may be left out.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +54,23 @@ from studies.network import (
 )
 
 MAP = Path(__file__).parents[1] / "results" / "map" / "map.jsonl"
+PAGE_BY = "`python -m studies.network_report`"
 THRESHOLDS = np.linspace(0, 1, 101)
 
 
-def network_page(results: Mapping[str, Any]) -> Page:
-    """The whole report; a world says nothing until all of its runs have ended."""
-    study, runs = parse_study(results["study"]), scored(results)
+def network_page(results: Mapping[str, Any], *more: Mapping[str, Any]) -> Page:
+    """The whole report; a world says nothing until all of its runs have ended, nor do further seeds of it."""
+    study, runs = parse_study(results["study"]), scored(results, *more)
     ended = progress(results)
     known = dict.fromkeys(run.world for run in runs)
     waiting = [f"{world} ({have} of {of} runs)" for world, (have, of) in ended.items() if world not in known]
     lead = [study.question]
+    for further in more:
+        waiting += [
+            f"more seeds of {world} ({have} of {of} runs)"
+            for world, (have, of) in progress(further).items()
+            if have < of
+        ]
     if waiting:
         lead.append(f"The study has not ended. Not looked at yet: {', '.join(waiting)}.")
     return Page(
@@ -70,7 +81,11 @@ def network_page(results: Mapping[str, Any]) -> Page:
             Section("Which side", _which_side(runs)),
             Section("What tables say", _map()),
             *(_world(study, runs, world) for world in known),
-            made(results, read_records(results), "`python -m studies.network_report`"),
+            made(results, read_records(results), PAGE_BY),
+            *(
+                replace(made(one, read_records(one), PAGE_BY), title="How the further seeds were made")
+                for one in more
+            ),
         ],
     )
 
@@ -262,11 +277,11 @@ def _interval(scores: np.ndarray) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write ``report.md``, ``report.html`` and ``networks.json`` (what the package ships) beside a ``results.json``."""
-    [folder] = map(Path, sys.argv[1:] if arguments is None else arguments)
-    results = read_results(folder)
-    worlds = ",\n ".join(map(json.dumps, summary(results)))
+    folder, *others = map(Path, sys.argv[1:] if arguments is None else arguments)
+    results = [read_results(place) for place in (folder, *others)]
+    worlds = ",\n ".join(map(json.dumps, summary(*results)))
     (folder / "networks.json").write_text(f"[{worlds}]\n")
-    page = network_page(results)
+    page = network_page(*results)
     for name in ("report.md", "report.html"):
         for path in page.save(folder / name):
             print(path)

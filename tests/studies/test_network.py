@@ -221,6 +221,39 @@ def test_a_world_in_short():
     assert world["lower"][0] == pytest.approx(-0.05, abs=0.02)
 
 
+def test_the_further_seeds_are_the_same_world_on_eight_others():
+    more = parse_study((FOLDER / "network-more.yaml").read_text())
+
+    def active(study):
+        runs = [run for run in study.reported({}) if study.experiments[run.experiment].world == "active"]
+        return [
+            (run.experiment, run.arm, {k: v for k, v in run.options.items() if k != "seed"}) for run in runs
+        ]
+
+    assert active(more) == active(STUDY)
+    assert {run.seed for run in more.reported({})} == set(range(8, 16))
+    assert more.prepare.items() <= STUDY.prepare.items()
+
+
+def test_further_seeds_join_their_world_once_all_of_them_have_ended(tmp_path):
+    first, text = results({"active"}), (FOLDER / "network-more.yaml").read_text()
+    runs = [
+        run | {"seed": run["seed"] + 8} for run in first["runs"] if run["experiment"].startswith("active")
+    ]
+    more = first | {"study": text, "runs": runs}
+    assert {run.record.seed for run in scored(first, more)} == set(range(16))
+    assert summary(first, more)[0]["seeds"] == 16
+    cut = more | {"runs": runs[:-1]}
+    assert scored(first, cut) == scored(first)
+    for name, said in (("first", first), ("more", cut)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(said))
+    network_report.main([str(tmp_path / "first"), str(tmp_path / "more")])
+    page = (tmp_path / "first" / "report.md").read_text()
+    assert "more seeds of active (279 of 280 runs)" in page
+    assert "## How the further seeds were made" in page
+
+
 def test_the_page_says_what_is_known_and_what_is_not(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results({"paper", "coin flips"})))
     network_report.main([str(tmp_path)])
