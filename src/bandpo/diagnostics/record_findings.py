@@ -58,10 +58,10 @@ def _stops(seen: Replay) -> Finding:
         return Finding(question, True, f"yes: {said}")
     return Finding(
         question,
-        False,
+        None,  # no fault of the run: with Adam's usual momentum it is the rule
         f"no: {said}",
-        "do not count on the bound as a limit: it ends a token's own gradient, and momentum lasts for about 1/(1 − β1) "
-        "updates; a lower β1 (TRL: adam_beta1; verl: optim.betas) stops tokens, but needs a learning rate of its own",
+        "to count on the bound less: it ends a token's own gradient alone; a lower β1 (TRL: adam_beta1; verl: "
+        "optim.betas) stops tokens, but needs a learning rate of its own",
     )
 
 
