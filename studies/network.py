@@ -60,6 +60,9 @@ PREDICTIONS = (
     ),
 )
 
+METRICS = {prediction.world: prediction.metric for prediction in PREDICTIONS}
+"""What each world is about: entropy where nothing can be learned, else AUC."""
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -224,11 +227,11 @@ SIDES = {
 
 
 def sides(runs: Sequence[Scored], world: str) -> dict[str, Effect]:
-    """What each side of Band does to AUC in one world, each arm at the rate that is best for it."""
-    auc = curves(runs, "AUC")
+    """What each side of Band does to the metric of one world, each arm at the rate that is best for its AUC."""
+    auc, measured = curves(runs, "AUC"), curves(runs, METRICS[world])
 
     def mean(arms: Sequence[str]) -> np.ndarray:
-        return np.mean([auc[world, arm].cross_fitted() for arm in arms], axis=0)
+        return np.mean([measured[world, arm].cross_fitted(by=auc[world, arm]) for arm in arms], axis=0)
 
     return {name: effect(mean(ours), mean(theirs)) for name, (ours, theirs) in SIDES.items()}
 
@@ -276,7 +279,7 @@ def entropy_at_half(record: Record) -> float | None:
 
 
 def factorial(runs: Sequence[Scored], world: str) -> Any:
-    """AUC on upper side × lower side × rate in one world, by ordinary least squares with errors clustered by seed.
+    """A world's metric on upper side × lower side × rate, by ordinary least squares with errors clustered by seed.
 
     Returns:
         The fit of statsmodels, of the four arms of the 2 × 2, with the rate in factors of 2 from the middle one, so
@@ -289,7 +292,7 @@ def factorial(runs: Sequence[Scored], world: str) -> Any:
     sides = {CLIP: (0, 0), ABOVE: (1, 0), BELOW: (0, 1), BAND: (1, 1)}
     rows = [
         {
-            "auc": run.record.metric("AUC"),
+            "score": run.record.metric(METRICS[world]),
             "upper": sides[run.record.arm][0],
             "lower": sides[run.record.arm][1],
             "rate": np.log2(run.rate),
@@ -300,5 +303,5 @@ def factorial(runs: Sequence[Scored], world: str) -> Any:
     ]
     table = pd.DataFrame(rows)
     table["rate"] -= table["rate"].median()
-    model = smf.ols("auc ~ upper * lower * rate", data=table)
+    model = smf.ols("score ~ upper * lower * rate", data=table)
     return model.fit(cov_type="cluster", cov_kwds={"groups": table["seed"]})

@@ -24,7 +24,7 @@ from bandpo.diagnostics.page import Page, Picture, Section
 from bandpo.diagnostics.style import Look, add_legend, house_style
 from bandpo.diagnostics.tables import Table
 from bandpo.lab.study.cells import read_map
-from bandpo.lab.study.collect import SOLVED, WINDOW, read_records
+from bandpo.lab.study.collect import SOLVED, WINDOW, Record, read_records
 from bandpo.lab.study.execute import read_results
 from bandpo.lab.study.map_figure import draw_map
 from bandpo.lab.study.plan import Study, parse_study
@@ -32,6 +32,7 @@ from bandpo.lab.study.report import looks_of_arms, made
 from bandpo.lab.study.tables import half_text
 from studies.network import (
     COLLAPSED,
+    METRICS,
     PREDICTIONS,
     SIDES,
     SMALLEST,
@@ -55,7 +56,6 @@ from studies.network import (
 
 MAP = Path(__file__).parents[1] / "results" / "map" / "map.jsonl"
 PAGE_BY = "`python -m studies.network_report`"
-THRESHOLDS = np.linspace(0, 1, 101)
 
 
 def network_page(results: Mapping[str, Any], *more: Mapping[str, Any]) -> Page:
@@ -117,12 +117,18 @@ def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -
 
 
 def _which_side(runs: Sequence[Scored]) -> list[Any]:
-    worlds = [world for world in dict.fromkeys(run.world for run in runs) if world != "coin flips"]
-    rows = [[world, *map(_interval_text, sides(runs, world).values())] for world in worlds]
+    rows = [
+        [f"{world}, {METRICS[world]}", *map(_interval_text, sides(runs, world).values())]
+        for world in dict.fromkeys(run.world for run in runs)
+    ]
     return [
-        "One side of Band in place of clip 0.2's, with each kind of other side, and the mean over both. Differences of "
-        "AUC as above. The first and the fifth column of figures were announced, the others were not.",
-        Table(["world", *SIDES], rows, "In coin flips there is nothing to learn, so AUC says nothing."),
+        "One side of Band in place of clip 0.2's, with each kind of other side, and the mean over both. Differences as "
+        "above. Most of them were not announced: the table of predictions has those that were.",
+        Table(
+            ["world", *SIDES],
+            rows,
+            "In coin flips nothing can be learned. There entropy is compared, in nats per token, at the lower rate.",
+        ),
     ]
 
 
@@ -150,22 +156,11 @@ def _expected(expects: str) -> str:
 
 def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
     first = next(e for e in study.experiments.values() if e.world == world)
-    found = {arm: curve for (w, arm), curve in curves(runs, "AUC").items() if w == world}
-    rows = []
-    for arm, curve in found.items():
-        records = [run.record for run in runs if run.world == world and run.record.arm == arm]
-        entropies = [x for record in records if (x := entropy_at_half(record)) is not None]
-        rows.append(
-            [
-                arm,
-                *(f"{score:.3f}" for score in interquartile_mean(curve.scores)),
-                f"{curve.rates[curve.best]:.1e}" + ("" if curve.interior else ", an edge"),
-                half_text(records),
-                f"{np.mean(entropies):.2f}" if entropies else "–",
-                f"{np.mean([record.metric('entropy at end') for record in records]):.2f}",
-                f"{sum(map(collapsed, records))} of {len(records)}",
-            ]
-        )
+    metric = METRICS[world]
+    found = {arm: curve for (w, arm), curve in curves(runs, metric).items() if w == world}
+    records = {
+        arm: [run.record for run in runs if run.world == world and run.record.arm == arm] for arm in found
+    }
     rates = next(iter(found.values())).rates
     return Section(
         world.capitalize(),
@@ -173,25 +168,47 @@ def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
             first.question,
             Picture(
                 f"{world.replace(' ', '-')}-rates",
-                rate_curves(found, looks_of_arms(study)),
+                rate_curves(found, looks_of_arms(study), metric),
                 "Left: interquartile mean over seeds at each learning rate, with bootstrap intervals of 95 %. Right: "
-                "share of runs, over all rates and seeds, whose AUC exceeds a value.",
+                f"share of runs, over all rates and seeds, whose {metric} exceeds a value.",
             ),
             Table(
-                ["arm", *(f"AUC at {rate:.1e}" for rate in rates), "best rate", "batches to half",
-                 "entropy at half", "entropy at end", "collapsed"],
-                rows,
-                "AUC: mean reward over all batches, interquartile mean over seeds. Best rate: by the mean over seeds. "
-                "The rest is over all rates and seeds. "
-                f"Batches to half: until the reward, averaged over {WINDOW} batches, reached {SOLVED}; in "
-                "brackets how many runs did; the others count as one batch more than they had, so the true mean is "
-                "greater (>). Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below "
-                f"{COLLAPSED} in the last {WINDOW} batches. Where the best rate is an edge, a better one may lie "
-                "beyond.",
+                ["arm", *(f"{metric} at {rate:.1e}" for rate in rates)],
+                [
+                    [arm, *(f"{x:.3f}" for x in interquartile_mean(curve.scores))]
+                    for arm, curve in found.items()
+                ],
+                "Interquartile means over seeds. AUC: mean reward over all batches. Entropy: nats per token.",
             ),
+            *([_learning(found, records)] if metric == "AUC" else []),
             _sides(runs, world),
         ],
-    )  # fmt: skip
+    )
+
+
+def _learning(found: Mapping[str, Curve], records: Mapping[str, Sequence[Record]]) -> Table:
+    rows = []
+    for arm, curve in found.items():
+        entropies = [x for record in records[arm] if (x := entropy_at_half(record)) is not None]
+        rows.append(
+            [
+                arm,
+                f"{curve.rates[curve.best]:.1e}" + ("" if curve.interior else ", an edge"),
+                half_text(records[arm]),
+                f"{np.mean(entropies):.2f}" if entropies else "–",
+                f"{np.mean([record.metric('entropy at end') for record in records[arm]]):.2f}",
+                f"{sum(map(collapsed, records[arm]))} of {len(records[arm])}",
+            ]
+        )
+    return Table(
+        ["arm", "best rate", "batches to half", "entropy at half", "entropy at end", "collapsed"],
+        rows,
+        "Best rate: by the mean AUC over seeds; where it is an edge, a better one may lie beyond. The rest is over all "
+        f"rates and seeds. Batches to half: until the reward, averaged over {WINDOW} batches, reached {SOLVED}; in "
+        "brackets how many runs did; the others count as one batch more than they had, so the true mean is greater "
+        "(>). Entropy in nats per token, at half in runs that reached it. Collapsed: a reward below "
+        f"{COLLAPSED} in the last {WINDOW} batches.",
+    )
 
 
 def _sides(runs: Sequence[Scored], world: str) -> Table:
@@ -203,7 +220,7 @@ def _sides(runs: Sequence[Scored], world: str) -> Table:
         "lower:rate": "Band below, at twice the rate",
     }  # fmt: skip
     return Table(
-        ["effect on AUC", "estimate", "95 %"],
+        [f"effect on {METRICS[world]}", "estimate", "95 %"],
         [
             [said, f"{fit.params[name]:+.3f}", "[{:+.3f}, {:+.3f}]".format(*intervals.loc[name])]
             for name, said in names.items()
@@ -245,22 +262,25 @@ def predictions_figure(measured: Mapping[Prediction, Effect]) -> Figure:
 
 
 @house_style()
-def rate_curves(found: Mapping[str, Curve], looks: Mapping[str, Look]) -> Figure:
-    """AUC against the learning rate, and the share of runs above each AUC."""
+def rate_curves(found: Mapping[str, Curve], looks: Mapping[str, Look], metric: str) -> Figure:
+    """A metric against the learning rate, and the share of runs above each value of it."""
     figure = Figure(figsize=(11, 4.4))
     left, right = figure.subplots(1, 2)
+    most = max(1.0, *(float(curve.scores.max()) for curve in found.values()))
+    thresholds = np.linspace(0, most, 101).tolist()
     for arm, curve in found.items():
         look = looks[arm]
         low, high = np.array([_interval(row) for row in curve.scores]).T
         left.plot(curve.rates, interquartile_mean(curve.scores), label=arm, **look.options())
         left.fill_between(curve.rates, low, high, color=look.colour, alpha=0.12, linewidth=0)
-        shares = profile(curve, THRESHOLDS.tolist())
-        right.step(THRESHOLDS, shares, where="post", color=look.colour, linestyle=look.line)
-    left.set(xscale="log", xlabel="learning rate", ylabel="AUC (mean reward)", ylim=(0, None))
+        right.step(
+            thresholds, profile(curve, thresholds), where="post", color=look.colour, linestyle=look.line
+        )
+    left.set(xscale="log", xlabel="learning rate", ylabel=metric, ylim=(0, None))
     rates = next(iter(found.values())).rates
     left.set_xticks(rates, [f"{rate:.1e}" for rate in rates])
     left.minorticks_off()
-    right.set(xlabel="AUC (mean reward)", ylabel="share of runs above it", ylim=(0, 1.02), xlim=(0, 1))
+    right.set(xlabel=metric, ylabel="share of runs above it", ylim=(0, 1.02), xlim=(0, most))
     add_legend(figure, columns=4)
     return figure
 

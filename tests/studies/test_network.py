@@ -312,11 +312,11 @@ def test_every_figure_of_the_page_is_the_data_s():
     runs = scored(json.loads((FOLDER.parent / "results" / "network" / "results.json").read_text()))
     page = (FOLDER.parent / "docs" / "when.md").read_text()
     said = page[page.index("## What a network says") : page.index("## Place your own run")]
-    auc, by_side = curves(runs, "AUC"), {w: sides(runs, w) for w in ("paper", "plenty", "active")}
+    auc, by_side = curves(runs, "AUC"), {w: sides(runs, w) for w in dict.fromkeys(run.world for run in runs)}
     wide = effect(*(auc["active", arm].cross_fitted() for arm in ("as wide as Band", "clip 0.2")))
     known = [e for _, e in effects(runs)] + [wide] + [e for each in by_side.values() for e in each.values()]
     found = re.findall(r"[+-]0\.\d{3} \[[^]]*\]", said)
-    assert len(found) == 14
+    assert len(found) == 17
     assert set(found) <= set(map(network_report._interval_text, known))
     names = {"the paper's geometry": "paper", "plenty": "plenty", "active": "active"}
     rows = re.findall(r"^\| ([a-z' ]+) \| \d+ \| [\d.]+ \| \d \| (.*) \| (.*) \|$", said, re.M)
