@@ -38,9 +38,8 @@ RUN = [
     "--train_prompts=64", "--eval_prompts=2", "--eval_samples=4", "--eval_every=4",
     "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))",
 ]  # fmt: skip
-PROCESSES = multiprocessing.get_context(
-    "forkserver"
-)  # which has imported everything: a run takes 3 s, not 12
+# The fork server has imported everything, so a run takes 3 s instead of 12.
+PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def bandpo_train(folder: Path, log: Path, largest_file: int | None) -> None:

@@ -21,8 +21,9 @@ import yaml
 from bandpo.diagnostics.after_block import SIDES
 from bandpo.diagnostics.replay import replay_record
 from bandpo.lab.study.collect import collect_run
+from bandpo.lab.study.execute import options_in
 from bandpo.lab.study.jobs import Job, on_cores
-from bandpo.lab.study.plan import PREPARED, Run, parse_study
+from bandpo.lab.study.plan import Run, parse_study
 
 RESULTS = Path(__file__).parents[1] / "results" / "momentum.json"
 EXPERIMENT = "plenty, learning_rate 0.00014"
@@ -41,10 +42,7 @@ def make(folder: Path) -> list[dict[str, Any]]:
     places = {}
     for beta1, run in planned():
         place = folder / "momentum" / f"beta1-{beta1}-seed-{run.seed}"
-        options = {
-            name: value.replace(PREPARED, str(folder / "prepared")) if isinstance(value, str) else value
-            for name, value in run.options.items()
-        }
+        options = options_in(folder, run)
         options |= {"adam_beta1": beta1, "record": str(place / "tokens"), "output_dir": str(place)}
         place.parent.mkdir(parents=True, exist_ok=True)
         Path(f"{place}.yaml").write_text(yaml.safe_dump(options))

@@ -16,6 +16,8 @@ from scipy import stats
 
 from bandpo.lab.study.collect import WINDOW, Record, read_records
 from bandpo.lab.study.plan import parse_study
+from bandpo.lab.study.statistics import Interval
+from bandpo.lab.study.tables import signed
 
 SMALLEST = 0.05
 """The smallest effect of interest, in AUC; for entropy, in nats."""
@@ -65,33 +67,33 @@ METRICS = {prediction.world: prediction.metric for prediction in PREDICTIONS}
 
 
 @dataclass(frozen=True)
-class Effect:
-    """A difference between two arms of one world, and what follows for a prediction."""
+class Effect(Interval):
+    """A difference between two arms of one world, of interquartile means."""
 
-    estimate: float
-    low: float
-    high: float
     improved: float
     """Probability that a run of the first arm beats a run of the second."""
 
-    def verdict(self, expects: str) -> str:
-        """``held``, ``failed`` or ``undecided``.
+    def __str__(self) -> str:
+        return signed(self)
 
-        >>> Effect(0.1, 0.02, 0.2, 0.8).verdict("greater"), Effect(0.01, -0.03, 0.04, 0.5).verdict("greater")
-        ('held', 'failed')
-        >>> Effect(0.1, -0.02, 0.2, 0.8).verdict("greater"), Effect(0.1, 0.06, 0.2, 0.8).verdict("equal")
-        ('undecided', 'failed')
-        """
-        inside = self.low > -SMALLEST and self.high < SMALLEST
-        if expects == "equal":
-            beyond = self.low > SMALLEST or self.high < -SMALLEST
-            return "held" if inside else "failed" if beyond else "undecided"
-        sign = 1 if expects == "greater" else -1
-        nearest = min(sign * self.low, sign * self.high)
-        farthest = max(sign * self.low, sign * self.high)
-        if nearest > 0 and sign * self.estimate >= SMALLEST:
-            return "held"
-        return "failed" if inside or farthest < 0 else "undecided"
+
+def verdict(difference: Interval, expects: str) -> str:
+    """``held``, ``failed`` or ``undecided``: what a difference says of a prediction.
+
+    >>> verdict(Interval(0.1, 0.02, 0.2), "greater"), verdict(Interval(0.01, -0.03, 0.04), "greater")
+    ('held', 'failed')
+    >>> verdict(Interval(0.1, -0.02, 0.2), "greater"), verdict(Interval(0.1, 0.06, 0.2), "equal")
+    ('undecided', 'failed')
+    """
+    inside = difference.low > -SMALLEST and difference.high < SMALLEST
+    if expects == "equal":
+        beyond = difference.low > SMALLEST or difference.high < -SMALLEST
+        return "held" if inside else "failed" if beyond else "undecided"
+    sign = 1 if expects == "greater" else -1
+    nearest, farthest = sorted((sign * difference.low, sign * difference.high))
+    if nearest > 0 and sign * difference.mean >= SMALLEST:
+        return "held"
+    return "failed" if inside or farthest < 0 else "undecided"
 
 
 @dataclass(frozen=True)
@@ -199,20 +201,24 @@ def effect(ours: np.ndarray, theirs: np.ndarray) -> Effect:
     return Effect(estimate, low, high, float(wins))
 
 
+def at_best_rates(runs: Sequence[Scored], world: str) -> dict[str, np.ndarray]:
+    """For each arm of a world its metric, one score a seed, cross-fitted at the rate that is best for the arm's AUC."""
+    auc, measured = curves(runs, "AUC"), curves(runs, METRICS[world])
+    return {
+        arm: curve.cross_fitted(by=auc[world, arm])
+        for (place, arm), curve in measured.items()
+        if place == world
+    }
+
+
 def effects(runs: Sequence[Scored]) -> list[tuple[Prediction, Effect]]:
     """Every prediction about a world of which all runs have ended, with the effect that was measured."""
-    auc = curves(runs, "AUC")
-    found: list[tuple[Prediction, Effect]] = []
-    for prediction in PREDICTIONS:
-        if prediction.world not in {world for world, _ in auc}:
-            continue
-        measured = auc if prediction.metric == "AUC" else curves(runs, prediction.metric)
-        ours, theirs = (
-            measured[prediction.world, arm].cross_fitted(by=auc[prediction.world, arm])
-            for arm in (prediction.arm, prediction.minus)
-        )
-        found.append((prediction, effect(ours, theirs)))
-    return found
+    scores = {world: at_best_rates(runs, world) for world in {run.world for run in runs}}
+    return [
+        (p, effect(scores[p.world][p.arm], scores[p.world][p.minus]))
+        for p in PREDICTIONS
+        if p.world in scores
+    ]
 
 
 SIDES = {
@@ -228,10 +234,10 @@ SIDES = {
 
 def sides(runs: Sequence[Scored], world: str) -> dict[str, Effect]:
     """What each side of Band does to the metric of one world, each arm at the rate that is best for its AUC."""
-    auc, measured = curves(runs, "AUC"), curves(runs, METRICS[world])
+    scores = at_best_rates(runs, world)
 
     def mean(arms: Sequence[str]) -> np.ndarray:
-        return np.mean([measured[world, arm].cross_fitted(by=auc[world, arm]) for arm in arms], axis=0)
+        return np.mean([scores[arm] for arm in arms], axis=0)
 
     return {name: effect(mean(ours), mean(theirs)) for name, (ours, theirs) in SIDES.items()}
 
@@ -256,7 +262,7 @@ def summary(results: Mapping[str, Any], *more: Mapping[str, Any]) -> list[dict[s
                 "updates": options["num_iterations"] * options["steps_per_generation"],
                 "seeds": len({run.record.seed for run in runs if run.world == world}),
             }
-            | {side: [round(x, 3) for x in (e.estimate, e.low, e.high)] for side, e in effects.items()}
+            | {side: [round(x, 3) for x in (e.mean, e.low, e.high)] for side, e in effects.items()}
         )
     return found
 

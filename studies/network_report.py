@@ -52,9 +52,12 @@ from studies.network import (
     scored,
     sides,
     summary,
+    verdict,
 )
 
-MAP = Path(__file__).parents[1] / "results" / "map" / "map.jsonl"
+MAP = Path(__file__).parents[1] / "results" / "map" / "map.jsonl.gz"
+COMMITTED = "on 22 November 2026 (ac89c0e)"
+"""Where git has the predictions."""
 PAGE_BY = "`python -m studies.network_report`"
 
 
@@ -71,6 +74,7 @@ def network_page(results: Mapping[str, Any], *more: Mapping[str, Any]) -> Page:
             for world, (have, of) in progress(further).items()
             if have < of
         ]
+        lead += _second_look(results, further)
     if waiting:
         lead.append(f"The study has not ended. Not looked at yet: {', '.join(waiting)}.")
     return Page(
@@ -90,6 +94,22 @@ def network_page(results: Mapping[str, Any], *more: Mapping[str, Any]) -> Page:
     )
 
 
+def _second_look(results: Mapping[str, Any], further: Mapping[str, Any]) -> list[str]:
+    """What the first seeds and the further ones say by themselves, of the prediction that asked for more."""
+    p = PREDICTIONS[0]
+    first, alone = (
+        dict(effects([run for run in scored(one) if run.world == p.world])).get(p)
+        for one in (results, further)
+    )
+    if not (first and alone):
+        return []
+    return [
+        f"The world “{p.world}” has further seeds, as the stopping rule asks. For “{p.name}” the first seeds alone "
+        f"gave {first}, the further ones alone {alone}. Intervals over all seeds are not corrected for this "
+        "second look."
+    ]
+
+
 def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -> list[Any]:
     measured = dict(effects(runs))
     rows = []
@@ -98,11 +118,11 @@ def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -
             f"{p.name}: in “{p.world}”, {p.metric} of “{p.arm}” against “{p.minus}” is {_expected(p.expects)}"
         )
         if e := measured.get(p):
-            rows.append([what, _interval_text(e), f"{e.improved:.0%}", e.verdict(p.expects)])
+            rows.append([what, str(e), f"{e.improved:.0%}", verdict(e, p.expects)])
         else:
             rows.append([what, "–", "–", "not run yet: {} of {}".format(*ended[p.world])])
     return [
-        "They were committed before the first run, with the rules of the verdicts.",
+        f"They were committed {COMMITTED}, before the first run, with the rules of the verdicts.",
         Picture(
             "predictions",
             predictions_figure(measured),
@@ -118,7 +138,7 @@ def _predictions(runs: Sequence[Scored], ended: Mapping[str, tuple[int, int]]) -
 
 def _which_side(runs: Sequence[Scored]) -> list[Any]:
     rows = [
-        [f"{world}, {METRICS[world]}", *map(_interval_text, sides(runs, world).values())]
+        [f"{world}, {METRICS[world]}", *map(str, sides(runs, world).values())]
         for world in dict.fromkeys(run.world for run in runs)
     ]
     return [
@@ -130,10 +150,6 @@ def _which_side(runs: Sequence[Scored]) -> list[Any]:
             "In coin flips nothing can be learned. There entropy is compared, in nats per token, at the lower rate.",
         ),
     ]
-
-
-def _interval_text(e: Effect) -> str:
-    return f"{e.estimate:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
 
 
 def _map() -> list[Any]:
@@ -181,7 +197,7 @@ def _world(study: Study, runs: Sequence[Scored], world: str) -> Section:
                 "Interquartile means over seeds. AUC: mean reward over all batches. Entropy: nats per token.",
             ),
             *([_learning(found, records)] if metric == "AUC" else []),
-            _sides(runs, world),
+            _factorial(runs, world),
         ],
     )
 
@@ -211,7 +227,7 @@ def _learning(found: Mapping[str, Curve], records: Mapping[str, Sequence[Record]
     )
 
 
-def _sides(runs: Sequence[Scored], world: str) -> Table:
+def _factorial(runs: Sequence[Scored], world: str) -> Table:
     fit = factorial(runs, world)
     intervals = fit.conf_int()
     names = {
@@ -244,11 +260,11 @@ def predictions_figure(measured: Mapping[Prediction, Effect]) -> Figure:
     verdicts = []
     for row, p in enumerate(PREDICTIONS):
         e = measured.get(p)
-        verdicts.append(f"{p.expects}: {e.verdict(p.expects) if e else 'not run yet'}")
+        verdicts.append(f"{p.expects}: {verdict(e, p.expects) if e else 'not run yet'}")
         if e:
-            colour, marker = MARKS[e.verdict(p.expects)]
-            spread = [[e.estimate - e.low], [e.high - e.estimate]]
-            axes.errorbar(e.estimate, row, xerr=spread, color=colour, marker=marker, capsize=3)
+            colour, marker = MARKS[verdict(e, p.expects)]
+            spread = [[e.mean - e.low], [e.high - e.mean]]
+            axes.errorbar(e.mean, row, xerr=spread, color=colour, marker=marker, capsize=3)
     rows = range(len(PREDICTIONS))
     axes.set_yticks(rows, [f"{p.world}: {p.arm}\nminus {p.minus}, {p.metric}" for p in PREDICTIONS])
     axes.set(xlabel="difference of interquartile means", ylim=(len(PREDICTIONS) - 0.5, -0.5))
@@ -295,16 +311,20 @@ def _interval(scores: np.ndarray) -> tuple[float, float]:
     return drawn.confidence_interval
 
 
+def save_page(page: Page, folder: Path) -> None:
+    """Write ``report.md`` and ``report.html``, and say which files that made."""
+    for name in ("report.md", "report.html"):
+        for path in page.save(folder / name):
+            print(path)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write ``report.md``, ``report.html`` and ``networks.json`` (what the package ships) beside a ``results.json``."""
     folder, *others = map(Path, sys.argv[1:] if arguments is None else arguments)
     results = [read_results(place) for place in (folder, *others)]
     worlds = ",\n ".join(map(json.dumps, summary(*results)))
     (folder / "networks.json").write_text(f"[{worlds}]\n")
-    page = network_page(*results)
-    for name in ("report.md", "report.html"):
-        for path in page.save(folder / name):
-            print(path)
+    save_page(network_page(*results), folder)
 
 
 if __name__ == "__main__":

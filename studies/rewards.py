@@ -54,9 +54,8 @@ def two_stages(
         chance = sum(even) / len(even) if even else 0.5
         direct = iter(even)
         for text in texts:
-            coin = (
-                rng.random() < chance
-            )  # drawn for every completion, so that one more or less shifts no other's
+            # A coin is tossed for every completion, so that one more or less shifts no other's.
+            coin = rng.random() < chance
             rewards.append(float(coin if uses_scratchpad(text) else next(direct)))
     return rewards
 

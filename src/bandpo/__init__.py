@@ -68,5 +68,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# First, since the usual finders would load a second copy of a module within a package.
+# It comes first: the usual finders would load a second copy of a module within a package.
 sys.meta_path.insert(0, MovedModules())

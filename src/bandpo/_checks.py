@@ -76,6 +76,16 @@ def as_logp(name: str, logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
     return torch.where(logp <= LOGP_SLACK, logp.clamp(max=0.0), math.nan)
 
 
+def is_number(value: object) -> bool:
+    """Whether a setting is one number, of Python's, numpy's or torch's types.
+
+    >>> is_number(0.2), is_number("0.2"), is_number(None)
+    (True, False, False)
+    """
+    # A compiler cannot ask a symbol for its attributes; the value was checked before.
+    return torch.compiler.is_compiling() or hasattr(value, "__float__")
+
+
 def positive(name: str, value: object) -> None:
     """Refuse a setting that is not a finite number above 0."""
     # A tuple: older compilers break the graph at a union.

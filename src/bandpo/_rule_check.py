@@ -130,7 +130,7 @@ def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
             _check_shape(f"{rule!r}: outside.{side}", said, LOGP, PAGE)
             if said.dtype != torch.bool:
                 raise ValueError(f"{rule!r}: outside returns {said.dtype}, not booleans; {PAGE}")
-            # What rounding decides is left alone.
+            # Ratios this close to a bound are left out: rounding decides them.
             near = bound.isfinite() & ((log_ratio - bound).abs() <= 0.05 * bound.abs() + ROUNDING)
             if (wrong := (said != told) & ~near).any():
                 logp, ratio, at = (x[wrong][0].item() for x in (LOGP, log_ratio, bound))
@@ -182,7 +182,7 @@ def _check_f(divergence: Divergence) -> None:
         refuse(
             f"f is not convex: as a function of u its slope falls around log u = {LOG_U[1:-1][falls][0]:g}"
         )
-    # Of a convex function the derivative lies between the slopes on both sides, also at a kink.
+    # A convex function's derivative lies between the slopes on both sides, at a kink too.
     step = 1e-3
     left, right = (
         u * (divergence.f(LOG_U + h).double() - f) / ((LOG_U + h).exp() - u) for h in (-step, step)

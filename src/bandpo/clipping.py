@@ -10,8 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -129,7 +128,7 @@ class Band(ClipRule):
     """
 
     divergence: Divergence = KL()
-    radius: float | Tensor | Radius = None  # pyright: ignore[reportAssignmentType]  (filled in below)
+    radius: float | Tensor | Radius | None = None
     max_ratio: float = 10.0
 
     def __post_init__(self) -> None:
@@ -138,7 +137,7 @@ class Band(ClipRule):
                 f"Band's first argument is the divergence, got {self.divergence!r}; write Band(KL(), 0.05), or "
                 "parse_rule('Band(KL(), 0.05)') for text"
             )
-        if _checks.is_a(self.radius, NoneType):
+        if self.radius is None:
             object.__setattr__(self, "radius", self.divergence.default_radius)
         if isinstance(self.radius, torch.Tensor):
             _checks.as_float("radius", self.radius)
@@ -152,7 +151,7 @@ class Band(ClipRule):
             return NotImplemented
         mine, theirs = self.radius, other.radius
         if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
-            # A tensor equals itself alone, as its hash has it: comparing elements would read the device.
+            # A tensor equals only itself, as its hash says: comparing elements would read the device.
             same_radius = mine is theirs
         else:
             same_radius = mine == theirs
@@ -166,7 +165,9 @@ class Band(ClipRule):
                 everywhere.
         """
         logp = _checks.as_float("logp_old", logp_old)
-        radius = self.radius.per_token(logp) if isinstance(self.radius, Radius) else self.radius
+        radius = cast("float | Tensor | Radius", self.radius)  # never None: __post_init__ filled it in
+        if isinstance(radius, Radius):
+            radius = radius.per_token(logp)
         return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
@@ -199,9 +200,9 @@ class FixedClip(ClipRule):
     high: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= 1:
+        if not (_checks.is_number(self.low) and 0 <= self.low <= 1):
             raise ValueError(f"low must be in [0, 1] (the lower bound is 1 - low), got {self.low!r}")
-        if not self.high >= 0:
+        if not (_checks.is_number(self.high) and self.high >= 0):
             raise ValueError(f"high must be at least 0 (the upper bound is 1 + high), got {self.high!r}")
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:

@@ -214,7 +214,7 @@ def policy_loss(
             entropy=entropy,
         )
         weight, value = parts.objective.weight(tokens), parts.objective.value(tokens)
-    # Where the mask is 0 the advantage is, and so are value and slope.
+    # Where the mask is 0 the advantage is 0 too, and so are value and slope.
     with_slope: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
     values = with_slope(_checks.as_float("logp", logp), -advantages * value, -advantages * weight)
     loss = _aggregate(values, mask, aggregation or parts.aggregation, normalizer)

@@ -9,6 +9,7 @@ alone is a method too: PPO's surrogate on its interval.
 | `GRPO` | 2402.03300 | ``FixedClip(0.2, 0.2)`` | `Surrogate` |
 | `DAPO` (Clip-Higher) | 2503.14476 | ``FixedClip(0.2, 0.28)`` | `Surrogate` |
 | `BandPO` | 2603.04918 | ``Band(KL(), 0.05, 10)`` | ``DualClip(10)`` |
+| `BandAbove` | 2603.04918, in part | ``Sides(FixedClip(0.2), Band(KL(), 0.05, 10))`` | `Surrogate` |
 | DCPO | 2509.02333 | ``DCPO(0.16, 0.2)`` | `Surrogate` |
 | TRGPPO | 1901.10314 | ``Union(Band(KL(), 0.05, inf), FixedClip(0.2))`` | `Surrogate` |
 | dual clip | 1912.09729 | any | ``DualClip(3)`` |
@@ -45,6 +46,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bandpo.clipping import Band, ClipRule, FixedClip, Unclipped
+from bandpo.combinators import Sides
 from bandpo.divergences import KL, Divergence
 from bandpo.objectives import (
     Balanced,
@@ -65,27 +67,9 @@ from bandpo.objectives import (
 )
 
 __all__ = [
-    "ASPO",
-    "BAPO",
-    "CEGPPO",
-    "CISPO",
-    "DAPO",
-    "DPPO",
-    "DRPO",
-    "GMPO",
-    "GPG",
-    "GPPO",
-    "GRPO",
-    "GSPO",
-    "SAPO",
-    "SPO",
-    "UPGRPO",
-    "VESPO",
-    "BandPO",
-    "IcePop",
-    "Method",
-    "Parts",
-]
+    "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DPPO", "DRPO", "GMPO", "GPG", "GPPO", "GRPO", "GSPO", "SAPO", "SPO",
+    "UPGRPO", "VESPO", "BandAbove", "BandPO", "IcePop", "Method", "Parts",
+]  # fmt: skip
 
 
 class Parts(NamedTuple):
@@ -103,6 +87,9 @@ class Parts(NamedTuple):
 
 class Method(ABC):
     """A named combination; a frozen dataclass with one method."""
+
+    def __post_init__(self) -> None:
+        self.parts()  # refuses a bad value where it is written, not at the first batch
 
     @abstractmethod
     def parts(self) -> Parts:
@@ -145,14 +132,40 @@ class BandPO(Method):
     """
 
     divergence: Divergence = KL()
-    radius: float | None = None
+    radius: float | None = None  # None: the divergence's own
     max_ratio: float = 10.0
     dual_clip: float = 10.0
 
     def parts(self) -> Parts:
         return Parts(
-            Band(self.divergence, self.radius or self.divergence.default_radius, self.max_ratio),
+            Band(self.divergence, self.radius, self.max_ratio),
             DualClip(self.dual_clip),
+            aggregation="seq-mean-token-mean",
+        )
+
+
+@dataclass(frozen=True)
+class BandAbove(Method):
+    """Band above, a fixed clip below: room for rare winners, and none for rare losers to vanish in.
+
+    Made for many updates on a batch: more than momentum outlasts, about ten with Adam. docs/when.md has what was
+    measured and its limits. With fewer updates it brings nothing that shows.
+
+    Source: the upper side is that of arXiv 2603.04918; one side alone is our own.
+
+    >>> bounds = BandAbove().parts().clip.bounds(torch.tensor([0.08]).log())
+    >>> bounds.lower, bounds.upper
+    (tensor([0.8000]), tensor([2.4106]))
+    """
+
+    divergence: Divergence = KL()
+    radius: float | None = None  # None: the divergence's own
+    low: float = 0.2
+    max_ratio: float = 10.0
+
+    def parts(self) -> Parts:
+        return Parts(
+            Sides(lower=FixedClip(self.low), upper=Band(self.divergence, self.radius, self.max_ratio)),
             aggregation="seq-mean-token-mean",
         )
 
@@ -165,12 +178,12 @@ class DPPO(Method):
     """
 
     divergence: Divergence = KL()
-    radius: float | None = None
+    radius: float | None = None  # None: the divergence's own
     max_weight: float = 20.0
 
     def parts(self) -> Parts:
         return Parts(
-            Band(self.divergence, self.radius or self.divergence.default_radius, math.inf),
+            Band(self.divergence, self.radius, math.inf),
             Masked(self.max_weight),
         )
 

@@ -290,4 +290,4 @@ class ByEntropy(_PerToken):
     def resolved(self, state: TrainingState) -> Tensor | Radius:
         if state.entropy is None:
             return self
-        return self._for(_checks.as_float("entropy", state.entropy).clamp(min=0.0))  # −1e−8 by rounding
+        return self._for(_checks.as_float("entropy", state.entropy).clamp(min=0.0))  # rounding may give −1e−8

@@ -36,7 +36,7 @@ class _Once(Generic[T]):
 
     def __get__(self, tokens: Any, owner: Any = None) -> T:
         value = self.compute(tokens)
-        object.__setattr__(tokens, self.name, value)  # found before this descriptor from now on
+        object.__setattr__(tokens, self.name, value)  # later reads find it before this descriptor
         return value
 
 
@@ -179,7 +179,7 @@ class Tokens:
         """Where the ratio to the anchor lies under the rule's lower bound, and where over its upper bound."""
         if self.rule.solves:
             return self.rule.outside(self.log_ratio_anchor, self.logp_anchor)
-        # Of a rule in closed form the bounds are wanted anyway, by what is reported.
+        # The metrics need the bounds of a rule in closed form anyway.
         return Outside(
             self.log_ratio_anchor < self.bounds.log_lower, self.log_ratio_anchor > self.bounds.log_upper
         )

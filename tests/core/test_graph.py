@@ -43,6 +43,7 @@ def test_captured_by_a_cuda_graph(settings):
     replay_as_a_cuda_graph(settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_one_graph_for_all_batch_shapes(settings):
     """Compiled for the first shape, once more with symbolic ones for the second, and never again."""

@@ -412,9 +412,8 @@ def test_bapo_by_hand():
         )
 
     assert bounds([1.0, -1.0, 5.0]) == pytest.approx((0.9, 3.0))  # 1 / (1 + 2) whatever the bounds
-    assert bounds([-1.6, 1.0, 5.0]) == pytest.approx(
-        (0.9, 1.8)
-    )  # the upper one must reach 1.6 of 1.2, 1.5, 1.8
+    # The upper bound must reach 1.6; its steps are 1.2, 1.5, 1.8.
+    assert bounds([-1.6, 1.0, 5.0]) == pytest.approx((0.9, 1.8))
     assert bounds([-1.6, 1.0, 5.0], upper_first=True) == pytest.approx((0.6, 1.8))
     assert bounds([1.0, 1.0, -5.0]) == (0.6, 1.2)  # nothing negative
 

@@ -73,6 +73,12 @@ def band_of_the_paper(logp, logp_old, advantages, mask):
     return torch.where(ratio > 10, loss.detach(), loss)
 
 
+def band_above(logp, logp_old, advantages, mask):
+    """TRGPPO's interval with a cap of 10 for positive advantages, PPO's for negative ones."""
+    above = band_of_the_paper(logp, logp_old, advantages, mask)
+    return torch.where(advantages > 0, above, reference.ppo(logp, logp_old, advantages, mask))
+
+
 def either_interval(logp, logp_old, advantages, mask):
     """TRGPPO's whole rule: blocked where its own interval blocks and PPO's does too."""
     ppo = reference.ppo(logp, logp_old, advantages, mask)
@@ -103,6 +109,7 @@ REFERENCES = {
     "GRPO": ({"method": "GRPO()"}, reference.ppo),
     "DAPO": ({"method": "DAPO()"}, partial(reference.ppo, high=0.28)),
     "BandPO": ({"method": "BandPO()"}, band_of_the_paper),
+    "BandAbove": ({"method": "BandAbove()"}, band_above),
     "DCPO": ({"clip": "DCPO()"}, reference.dcpo),
     "TRGPPO": ({"clip": "Union(Band(KL(), 0.05, inf), FixedClip(0.2))"}, either_interval),
     "dual clip": ({**CLIP, "objective": "DualClip(3)"}, partial(reference.ppo, dual=3.0)),
@@ -213,6 +220,24 @@ def test_a_method_is_its_text(cls):
     tensors = batch(3)
     for text in (cls.__name__, as_text(method)):
         torch.testing.assert_close(policy_loss(*tensors, method=text), policy_loss(*tensors, method=method))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("GSPO(FixedClip(0.2))", r"low must be in \[0, 1\] .* got FixedClip\(low=0.2, high=0.2\)"),
+        ("CISPO(1.0, Band())", r"high must be at least 0 .* got Band\("),
+        ("SAPO(KL())", r"positive must be above 0, got KL\(\)"),
+        ("BandPO(0.05)", r"write Band\(KL\(\), 0.05\)"),
+        ("BandPO(KL(), 0)", "radius must be a finite number above 0, got 0"),
+        ("DPPO(KL(), 0.0)", "radius must be a finite number above 0, got 0.0"),
+        ("BAPO(2)", r"share must be in \(0, 1\), got 2"),
+    ],
+)
+def test_a_bad_value_is_refused_where_it_is_written(text, said):
+    with pytest.raises(ValueError, match=said) as error:
+        parse_method(text)
+    assert text in str(error.value)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -353,6 +378,7 @@ def test_each_objective_is_compiled_here():
     assert {type(x).__name__ for x in ONE_OF_EACH} == set(objectives.__all__) - {Objective.__name__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ONE_OF_EACH, ids=lambda x: type(x).__name__)
 def test_one_graph(objective):
     assert_one_graph(clip=Band(TotalVariation(), 0.1), objective=objective)

@@ -285,6 +285,7 @@ def test_refuses_bad_settings(bad):
         bad()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.6's own
 def test_one_elementwise_graph_in_torch_compile():
     logp, *rest = batch(0, dtype=torch.float32)

@@ -11,9 +11,9 @@ from bandpo.diagnostics.replay import replay_record
 CLIP = "FixedClip(0.2)"
 
 
-def record(folder, looks, advantages, logp_old=None, method=CLIP):
+def record(folder, looks, advantages, method=CLIP):
     """A record of one loss for each row of log-ratios, over the same sequences of one token."""
-    logp_old = -1 - torch.arange(len(advantages)).float().unsqueeze(-1) / 8 if logp_old is None else logp_old
+    logp_old = -1 - torch.arange(len(advantages)).float().unsqueeze(-1) / 8
     with Recorder(folder, method=method) as recorder:
         for log_ratios in looks:
             moved = torch.tensor(log_ratios).unsqueeze(-1)

@@ -116,9 +116,8 @@ def dense_reference(trainer, inputs, rule, aggregation):
     return loss.sum() / mask.sum()
 
 
-@pytest.mark.filterwarnings(
-    "ignore::bandpo.diagnostics.watch.BandWarning"
-)  # a tiny radius, so that something is clipped
+# The radius is tiny, so that something is clipped.
+@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
 @pytest.mark.parametrize("rule", [Band(KL(), 1e-3), Band(KL(), 0.05)], ids=repr)
 def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
@@ -320,11 +319,8 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
     assert len(seen) == 8  # four steps of two micro-batches
     for row, calls in zip(rows, (seen[:4], seen[4:]), strict=True):
         assert row["audit/calls"] == 4
-        for name in (
-            "clip_high",
-            "clip_low",
-            "approx_kl",
-        ):  # over all tokens of the four, not a mean of four means
+        # Each is a mean over all tokens of the four losses, and no mean of four means.
+        for name in ("clip_high", "clip_low", "approx_kl"):
             metric, tokens = 0.0, 0.0
             for run, view in calls:
                 assert run == Parts(FixedClip(0.02, 0.03))

@@ -97,10 +97,8 @@ def test_what_is_measured_of_a_loss_is_what_its_method_says(name):
         patch.setattr("bandpo.integrations.verl.method_of", lambda name, config: None)
         seen = read(evaluate(config, tensors, always or "token-mean")[2])
     shares = ("clip_high", "clip_low", "softened", "amplified", "inert", "blocked_mass")
-    if name in (
-        "gspo",
-        "geo_mean",
-    ):  # their ratio is the sequence's, what is measured is told by each token's own
+    # Their ratio is the sequence's, and what is measured goes by each token's own.
+    if name in ("gspo", "geo_mean"):
         shares = ("clip_high", "clip_low")
     for share in shares:
         assert seen[f"audit/{share}"] == pytest.approx(by_method[f"audit/{share}"], abs=2e-6), share
@@ -433,6 +431,7 @@ def said(script, **environment):
     return found.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_verls_trainers_reduce_and_log_with_the_audit():
     """In a fresh process that never names bandpo, as verl's driver is."""
     try:
@@ -442,6 +441,7 @@ def test_verls_trainers_reduce_and_log_with_the_audit():
     assert said(FRESH + WRAPPED) == HOOKED
 
 
+@pytest.mark.slow
 def test_the_config_class_is_enough_where_verl_knows_no_plugins():
     """As for agent-lightning 1.0.2 and rLLM, which want verl 0.8: it loads no entry points, but what _target_ names."""
     assert said(FRESH + BY_TARGET + WRAPPED, VERL_USE_EXTERNAL_PLUGINS="none") == HOOKED

@@ -83,6 +83,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_rehearsal(folder):
     (folder / "outer.py").write_text(DETACHES)
     (folder / "sleeps.py").write_text("import time; time.sleep(600)")

@@ -39,10 +39,10 @@ from bandpo.lab.study.tabular import Optimizer, Outcome, coin_flips, rare_arm, s
 from bandpo.lab.study.theory import (
     Placement,
     binding_updates,
-    gain_from_clipping,
-    gain_from_rate,
-    gain_when_binding,
     growth,
+    lift_from_clipping,
+    lift_from_rate,
+    lift_when_binding,
 )
 from bandpo.lab.study.where import advice
 
@@ -172,7 +172,7 @@ def test_momentum_carries_a_blocked_token_on_for_its_overshoot():
         for step in range(2000):
             velocity = beta * velocity + (step < 1000)
             place += velocity
-        lasting = 1 / (1 - beta)  # the gain of one update once momentum has built up
+        lasting = 1 / (1 - beta)  # the lift of one update once momentum has built up
         after = sum(lasting * beta**k for k in range(1, 2000))
         assert 1 + after / lasting == pytest.approx(Optimizer(beta).overshoot)
 
@@ -180,20 +180,20 @@ def test_momentum_carries_a_blocked_token_on_for_its_overshoot():
 def test_a_clip_binds_above_so_many_updates():
     """clip 0.2 binds only if U > h + 0.18/g."""
     assert binding_updates(0.18, overshoot=1) == pytest.approx(1 + math.log(1.2) / 0.18)
-    assert gain_when_binding(16, overshoot=10) == pytest.approx(math.log(1.2) / 6)
-    for gain in (0.01, 0.1):
-        limit = binding_updates(gain, overshoot=10)
+    assert lift_when_binding(16, overshoot=10) == pytest.approx(math.log(1.2) / 6)
+    for lift in (0.01, 0.1):
+        limit = binding_updates(lift, overshoot=10)
         for updates in (math.floor(limit), math.ceil(limit) + 1):
-            held = growth(gain, updates, bound=1.2, overshoot=10) < growth(gain, updates, math.inf, 10)
+            held = growth(lift, updates, bound=1.2, overshoot=10) < growth(lift, updates, math.inf, 10)
             assert held == (updates > limit)
     assert growth(0.1, 16, math.inf) == pytest.approx(1.6)
 
 
 def test_the_gain_follows_from_the_share_clipped():
     """Clip 0.2 met after 8 of 16 updates: each lifted the token by ln 1.2 / 8."""
-    assert gain_from_clipping(0.5, 16) == pytest.approx(math.log(1.2) / 8)
+    assert lift_from_clipping(0.5, 16) == pytest.approx(math.log(1.2) / 8)
     with pytest.raises(ValueError, match="below 1, got 1"):
-        gain_from_clipping(1.0, 16)
+        lift_from_clipping(1.0, 16)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_the_gain_follows_from_the_share_clipped():
         ({}, "yes"),
         ({"updates": 4}, "no"),  # momentum outlasts the batch
         ({"updates": 4, "optimizer": Optimizer()}, "yes"),
-        ({"gain": (0.01, 0.01)}, "no"),  # 16 · 0.01 nats < ln 1.2
-        ({"gain": (0.01, 0.1)}, "open"),
-        ({"gain": None}, "open"),
+        ({"lift": (0.01, 0.01)}, "no"),  # 16 · 0.01 nats < ln 1.2
+        ({"lift": (0.01, 0.1)}, "open"),
+        ({"lift": None}, "open"),
         ({"tail": 0.01}, "a little"),  # 1.28 draws
         ({"batch": 4096}, "no"),
         ({"updates": 1}, "no"),
@@ -214,7 +214,7 @@ def test_the_gain_follows_from_the_share_clipped():
     ids=str,
 )
 def test_the_verdict_on_a_run(change, verdict):
-    known = Placement(0.002, 128, 16, ADAM, gain=(0.1, 0.1))
+    known = Placement(0.002, 128, 16, ADAM, lift=(0.1, 0.1))
     assert replace(known, **change).verdict == verdict
 
 
@@ -224,7 +224,7 @@ def test_the_verdict_on_a_run(change, verdict):
         ({"tail": 0.0}, "--tail 0: it is a probability"),
         ({"batch": 0}, "--batch 0: choose at least 1"),
         ({"updates": -4}, "--updates -4: choose at least 1"),
-        ({"gain": (0.0, 0.0)}, "above 0, got 0 nats"),
+        ({"lift": (0.0, 0.0)}, "above 0, got 0 nats"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(change, message):
@@ -282,7 +282,7 @@ def made_up(setting, rule, level):
     return Cell(
         setting,
         rule,
-        [0.1, 0.2, 0.4],
+        [0.16, 0.32, 0.64],
         [bad, good, bad],
         [[9] * 8, [5] * 8, [9] * 8],
         [1, 0.25, 1],
@@ -295,7 +295,7 @@ def test_scores_and_differences():
     setting = TINY.settings[0]
     clip, band = made_up(setting, BASELINE, 0.5), made_up(setting, BAND, 0.75)
     score = scores([clip, band])[setting][BAND]
-    assert (score.auc, score.rate, score.at_edge) == (pytest.approx(0.75), 0.2, False)
+    assert (score.auc, score.rate, score.at_edge) == (pytest.approx(0.75), 0.32, False)
     assert score.at_best == pytest.approx(0.75)
     assert (score.half, score.lost, score.entropy, score.entropy_at_end) == (5, 0.25, 2, 5)
     assert score.equal_rate == pytest.approx(0.75)
@@ -344,7 +344,7 @@ def test_the_tables_hold_every_setting_and_rule(drawn):
 
 
 def test_the_summary_that_is_shipped_is_that_of_the_repositorys_map():
-    header, found = read_map(ROOT / "results/map/map.jsonl")
+    header, found = read_map(ROOT / "results/map/map.jsonl.gz")
     assert shipped_summary() == json.loads(json.dumps(summary(header, found)))
     planned = {(setting, rule) for setting, rule in Plan.of_size(header["size"]).todo}
     assert {(cell.setting, cell.rule) for cell in found} == planned
@@ -388,8 +388,8 @@ WHERE = ["study", "where", "--tail", "0.002", "--batch", "128", "--updates", "16
             ["--learning-rate", "1e-4", "--parameters", "335e3"],
             "The lift of your run is roughly 0.0051 to 0.081 nats",
         ),
-        (["--gain", "0.05", "--optimizer", "sgd"], "more than 0.012 nats. Your run's lift is 0.05 nats"),
-        (["--gain", "0.05", "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
+        (["--lift", "0.05", "--optimizer", "sgd"], "more than 0.012 nats. Your run's lift is 0.05 nats"),
+        (["--lift", "0.05", "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
         (
             ["--tail", "0.01"],
             "Nearest network 1.3 draws, 16 updates, Adam: Band's upper side in place of clip 0.2's",
@@ -407,7 +407,7 @@ def test_where_says_whether_the_rule_can_matter(options, said):
 
 
 def test_where_refuses_two_measurements():
-    result = CliRunner().invoke(app, [*WHERE, "--gain", "0.1", "--clip-high", "0.1"])
+    result = CliRunner().invoke(app, [*WHERE, "--lift", "0.1", "--clip-high", "0.1"])
     assert "leave one out" in str(result.exception)
 
 
@@ -434,16 +434,16 @@ def test_the_lift_of_the_embedded_model_is_that_of_the_first_study():
     runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
     tried = [r for r in runs if r["arm"] == "clip 0.2" and (r["tuning"] or {}).get("learning_rate") == 1e-4]
     tokens, clipped = np.array([r["by_bin"]["0.01_to_0.1"] for r in tried]).T
-    lift = gain_from_clipping(float((tokens * clipped).sum() / tokens.sum()), updates=16)
+    lift = lift_from_clipping(float((tokens * clipped).sum() / tokens.sum()), updates=16)
     assert lift == pytest.approx(0.02, rel=0.05)
-    low, high = gain_from_rate(1e-4, parameters=335e3)
+    low, high = lift_from_rate(1e-4, parameters=335e3)
     assert math.sqrt(low * high) == pytest.approx(lift, rel=0.05)
 
 
 def test_the_page_prints_the_map():
-    page = (ROOT / "docs/when.md").read_text()
+    page = (ROOT / "docs/theory.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d. /]+) \| ([\d.]+) \| [\d. /]+ \|$", page, re.M)
-    _, found = read_map(ROOT / "results/map/map.jsonl")
+    _, found = read_map(ROOT / "results/map/map.jsonl.gz")
     table = scores(found)
     assert len(rows) >= 16
     for updates, samples, p, here, width in rows:
@@ -453,3 +453,43 @@ def test_the_page_prints_the_map():
         assert width == f"{max(x.half_width for x in main):.2f}"
     assert other_worlds_table(found) in page
     assert (ROOT / "results/map/map.md").read_text() == all_map_tables(found)
+
+
+def test_every_difference_of_the_page_is_the_map_s():
+    """What docs/when.md says of the tables: its counts, each difference, and the scores at equal rates."""
+    _, found = read_map(ROOT / "results/map/map.jsonl.gz")
+    page = (ROOT / "docs/when.md").read_text()
+    said = " ".join(page[page.index("## What tables say") : page.index("## What a network says")].split())
+    places = [setting for setting in scores(found) if setting.world != "coin flips"]
+    upper = {setting: difference(found, setting, UPPER, BASELINE) for setting in places}
+    lower = {setting: difference(found, setting, BAND, UPPER) for setting in places}
+
+    def counting(gaps, sign):
+        return [setting for setting, (gap, half) in gaps.items() if sign * gap > max(half, 0.02)]
+
+    gains, losses = counting(upper, 1), counting(upper, -1)
+    assert f"their {len(places)} places" in said
+    assert f"gains in {len(gains)} places and costs in {len(losses)}" in said
+    assert [str(s) for s in gains if s.updates < 16] == ["two stages, p = 0.01, 128 samples, 4 updates, Adam"]
+    assert [str(s) for s in counting(lower, 1)] == ["rare arm, p = 0.01, 128 samples, 4 updates, SGD"]
+    assert f"lower side costs in {len(counting(lower, -1))} places**, by up to " in said
+    named = [
+        upper[Setting("rare arm", 0.002, 128, 16, "Adam")],
+        upper[Setting("rare arm", 0.002, 32, 16, "Adam")],
+        upper[Setting("rare arm", 0.002, 128, 16, "Adam, β1 = 0")],
+        upper[Setting("rare arm", 0.0005, 128, 16, "Adam, β1 = 0")],
+        upper[Setting("rare arm", 0.0005, 512, 4, "Adam")],
+        upper[Setting("rare arm", 0.0005, 512, 64, "Adam")],
+        upper[Setting("two stages", 0.01, 128, 4, "Adam")],
+        min(lower.values()),
+        lower[Setting("rare arm", 0.01, 128, 4, "SGD")],
+    ]
+    assert re.findall(r"[\d.]+ ± [\d.]+\d", said) == [f"{abs(gap):.2f} ± {half:.2f}" for gap, half in named]
+
+    place = Setting("rare arm", 0.002, 128, 64, "Adam")
+    at = {cell.rule: dict(zip(cell.rates, cell.auc, strict=True)) for cell in found if cell.setting == place}
+    for rate, text in (
+        (0.02, "{} at rate 0.02 and Band above with clip below {}"),
+        (0.16, "round: {} and {}."),
+    ):
+        assert text.format(*(f"{np.mean(at[rule][rate]):.2f}" for rule in (BASELINE, UPPER))) in said

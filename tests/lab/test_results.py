@@ -121,9 +121,8 @@ def test_what_is_said_of_the_control_tasks_is_the_data_s():
     for rule, other in ((wide, "PPO"), (band, wide)):
         interval = gap("Acrobot-v1", rule, other)
         assert f"{interval.mean:.1f} ± {(interval.high - interval.low) / 2:.1f}".replace("-", "−") in page
-    assert (
-        gap("Acrobot-v1", band, wide).high < 0.1 * gap("Acrobot-v1", band, "PPO").mean
-    )  # nearly all of the gain
+    # The wide clip has nearly all of the gain.
+    assert gap("Acrobot-v1", band, wide).high < 0.1 * gap("Acrobot-v1", band, "PPO").mean
     for rule in (wide, band):
         cart_pole = gap("CartPole-v1", rule, "PPO")
         assert cart_pole.low < 0 < cart_pole.high  # not told apart

@@ -26,15 +26,23 @@ FAKES = {
     "getent": """
         printf '127.0.1.1 STREAM nodea\\n10.0.0.5 STREAM\\n' """,
 }
+# `python -c 'import ray; ...; exit(len(ray.nodes()) < N)'` asks whether N nodes have joined. It waits until they have.
+JOINED = """
+        if [ "$1" = -c ]; then
+          wanted=${2##*< }
+          until [ "$(find "$FAKE" -name 'node-*' | wc -l)" -ge "${wanted%)}" ]; do sleep 0.05; done
+          exit 0
+        fi"""
 WITHOUT_RAY = FAKES | {
     "ray": """
         if [ "$1" != start ]; then exit 0; fi
         [ -z "${RAY_TMPDIR:-}" ] || mkdir -p "$RAY_TMPDIR"
-        trap 'echo "ray ended" >> "$FAKE/calls"; exit 0' TERM
+        trap 'rm "$FAKE/node-$$"; echo "ray ended" >> "$FAKE/calls"; exit 0' TERM
+        touch "$FAKE/node-$$"
         while :; do sleep 0.05; done """,
-    # `python -c` asks whether the nodes have joined; `python -m verl…` trains six steps and resumes as verl does.
-    "python": """
-        if [ "$1" = -c ]; then exit 0; fi
+    # `python -m verl…` trains six steps and resumes as verl does.
+    "python": JOINED
+    + """
         checkpoints=$BANDPO_OUTPUT/qwen/latest_checkpointed_iteration.txt
         step=$(cat "$checkpoints" 2>/dev/null || echo 0)
         echo "training from step $step" >> "$FAKE/calls"
@@ -154,7 +162,7 @@ def test_a_job_that_saved_nothing_is_not_queued_again(tmp_path):
 
 
 def test_a_failed_training_fails_the_job_and_leaves_no_ray(tmp_path):
-    fakes = WITHOUT_RAY | {"python": 'if [ "$1" = -c ]; then exit 0; fi; exit 3'}
+    fakes = WITHOUT_RAY | {"python": JOINED + "\n        exit 3"}
     slurm = Slurm(tmp_path, fakes)
     assert slurm.submit(*RECIPE) == [3]
     assert slurm.calls().count("ray ended") == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 from functools import partial
@@ -17,9 +16,9 @@ from typer.testing import CliRunner
 
 from bandpo.cli.app import app
 from bandpo.lab.study.afterwards import parse_afterwards
-from bandpo.lab.study.collect import Record, batches_to_half
+from bandpo.lab.study.collect import Record, batches_to_half, read_records
 from bandpo.lab.study.execute import Execution
-from bandpo.lab.study.jobs import Job, on_cores, on_ray
+from bandpo.lab.study.jobs import on_cores
 from bandpo.lab.study.plan import Study, parse_study, study_text
 from bandpo.lab.study.report import found, study_page
 from bandpo.lab.study.statistics import Contrast, Interval, choose, coverage, differences, differing
@@ -267,8 +266,12 @@ def test_what_is_added_later_is_checked_too(text, message):
         parse_afterwards(text, parse_study(SMALL))
 
 
-def test_what_is_added_later_has_a_section_of_its_own(tmp_path):
+def test_what_is_added_later_has_a_section_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "bandpo.diagnostics.page.save_figure", lambda figure, path: None
+    )  # the text is what counts
     later = """
+superseded: A longer study takes its place.
 remarks: [One run was repeated.]
 seen: {main: [0]}
 pairs: {The rule: {arm: band, minus: clip, why: They share all else.}}
@@ -277,8 +280,14 @@ pairs: {The rule: {arm: band, minus: clip, why: They share all else.}}
     _, _, section = text.partition("## Added after the runs were seen")
     section, _, rest = section.partition("\n## ")
     assert "One run was repeated." in section
+    assert text.partition("\n\n")[2].startswith("Superseded. A longer study takes its place.\n")
     assert "| pairs of runs above 0 | 0 of 3 | 0 of 3 | 3 of 3 |" in section
     assert "| minus clip | mean@2 | p | mean@2, seeds 1, 2 | p | AUC |" in rest
+    by_auc = results(differ=True)
+    by_auc |= {"study": by_auc["study"].replace("primary: mean@2", "primary: AUC")}
+    decided = study_page(by_auc).save(tmp_path / "auc.md")[0].read_text()
+    assert "| minus clip | AUC | p |\n" in decided
+    assert "not announced" not in decided
     assert "Added after" not in study_page(results(differ=True)).save(tmp_path / "plain.md")[0].read_text()
 
 
@@ -345,16 +354,18 @@ def results(*, differ: bool) -> dict:
     }  # fmt: skip
 
 
+def all_found(study, records):
+    return found(study, records, differences(study, records, study.primary))
+
+
 def test_what_is_claimed_and_what_is_not():
     study = parse_study(SMALL)
-    from bandpo.lab.study.collect import read_records
-
-    tie = found(study, read_records(results(differ=False)))[0]
+    tie = all_found(study, read_records(results(differ=False)))[0]
     assert tie.startswith(
         "main: clip ends at mean@2 0.310. Left open, shown neither to differ nor to tie: band. Their"
     )
     assert "reach from -0.011 to +0.018" in tie
-    claim = found(study, read_records(results(differ=True)))[0]
+    claim = all_found(study, read_records(results(differ=True)))[0]
     assert claim == "main: clip ends at mean@2 0.310. Different from it: band +0.303 [+0.289, +0.318]."
 
 
@@ -438,38 +449,6 @@ def test_another_study_does_not_take_over_a_folder(tmp_path):
         Execution(study, text, tmp_path, partial(on_cores, workers=1))()
 
 
-def ending_with(codes, folder, monkeypatch):
-    """Jobs that print a status and end with it."""
-    (folder / "ending.py").write_text("import sys; print(sys.argv[1]); sys.exit(int(sys.argv[1]))")
-    path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-    monkeypatch.syspath_prepend(folder)
-    return [Job("ending", [str(code)], folder / f"{code}.log") for code in codes]
-
-
-def test_a_failing_job_does_not_disturb_the_others(tmp_path, monkeypatch):
-    jobs = ending_with([0, 3, 1], tmp_path, monkeypatch)
-    assert {place: outcome.code for place, outcome in on_cores(jobs, workers=2)} == {0: 0, 1: 3, 2: 1}
-    assert jobs[1].log.read_text() == "3\n"
-
-
-@pytest.mark.slow
-def test_jobs_on_a_ray_cluster(tmp_path, monkeypatch):
-    from ray.cluster_utils import Cluster
-
-    jobs = ending_with([0, 3], tmp_path, monkeypatch)  # before the cluster, which takes over the environment
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    try:
-        assert sorted((place, outcome.code) for place, outcome in on_ray(jobs, cores=1)) == [(0, 0), (1, 3)]
-        assert jobs[1].log.read_text() == "3\n"
-    finally:
-        import ray
-
-        ray.shutdown()
-        cluster.shutdown()
-
-
 @pytest.mark.slow
 def test_a_study_runs_resumes_and_its_control_coincides(tmp_path):
     study, text = study_of(tmp_path)
@@ -480,7 +459,7 @@ def test_a_study_runs_resumes_and_its_control_coincides(tmp_path):
     assert len(first["runs"]) == 2
     assert all(0 <= r["after"]["mean@2"] <= 1 for r in first["runs"])
     assert len([line for line in said if "control: " in line]) == 2
-    assert found(study, run._records(study.reported({}))) == ["control: all arms coincide exactly."]
+    assert all_found(study, run._records(study.reported({}))) == ["control: all arms coincide exactly."]
     said.clear()
     shutil.rmtree(tmp_path / "out" / "runs")
     assert run() == first  # nothing is run again: the results are enough

@@ -31,8 +31,8 @@ def main() -> None:
         if not _in_bandpo(error):  # one of bandpo's own imports
             raise
         stop(
-            f"error: this command needs the package {error.name}; in a clone of bandpo, "
-            "pip install '.[eval,study,verl]' has them all",
+            f"error: this command needs the package {error.name}; in a clone of bandpo, pip install '.[study]' has it "
+            "for training and studies, '.[eval]' for evaluation and data, '.[verl,eval]' for rehearsals",
             BAD_INPUT,
         )
     except (ValueError, OSError, ImportError) as error:

@@ -58,7 +58,8 @@ def print_record(
     )
     console.print()
     console.print(_methods(seen))
-    if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):  # else it is the trainer itself
+    # Without a gap the engine is the trainer.
+    if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):
         for table in _mismatch(seen.mismatch, seen.judged):
             console.print(table)
 

@@ -91,7 +91,7 @@ def run_command(
 @app.command("map")
 def map_command(
     size: Annotated[
-        Size, typer.Option(help="quick, about six minutes on two idle cores, or full, about an hour.")
+        Size, typer.Option(help="quick, about six minutes on two idle cores, or full, about forty minutes.")
     ] = Size.quick,
     output_dir: Annotated[
         Path | None,
@@ -155,7 +155,7 @@ def where_command(
         float | None,
         typer.Option(help="The audit's share of rare winners that were clipped: it gives the lift."),
     ] = None,
-    gain: Annotated[
+    lift: Annotated[
         float | None,
         typer.Option(
             help="The lift itself: nats by which one update raises a rare winner's log-probability."
@@ -167,18 +167,18 @@ def where_command(
     from rich.table import Table
 
     from bandpo.lab.study.tabular import Optimizer
-    from bandpo.lab.study.theory import Placement, gain_from_clipping, gain_from_rate
+    from bandpo.lab.study.theory import Placement, lift_from_clipping, lift_from_rate
     from bandpo.lab.study.where import advice
     from bandpo.notation import parse_rule
 
     steps = Optimizer(0.0 if optimizer is Method.sgd else beta1, adam=optimizer is Method.adam)
     run = Placement(tail, batch, updates, steps, rule=parse_rule(clip))
-    if gain is not None and clip_high is not None:
-        raise ValueError("--gain and --clip-high say the same; leave one out")
-    measured = gain if clip_high is None else gain_from_clipping(clip_high, updates, run.bound)
+    if lift is not None and clip_high is not None:
+        raise ValueError("--lift and --clip-high say the same; leave one out")
+    measured = lift if clip_high is None else lift_from_clipping(clip_high, updates, run.bound)
     found = None if measured is None else (measured, measured)
     if found is None and learning_rate is not None and parameters is not None and optimizer is Method.adam:
-        found = gain_from_rate(learning_rate, parameters)
+        found = lift_from_rate(learning_rate, parameters)
     run = Placement(tail, batch, updates, steps, found, run.rule)
     table = Table.grid(padding=(0, 3, 1, 0))
     for head, text in advice(run, measured=measured is not None):

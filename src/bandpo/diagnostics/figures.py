@@ -51,7 +51,7 @@ def training_curves(runs: Logs, methods: Methods | None = None) -> Figure:
     taken = {
         key for rows in runs.values() for row in rows for key in row if key.startswith(("mean@", "pass@"))
     }
-    panels = PANELS | {name: scored(name) for name in sorted(taken)[:2]}  # the two of one k
+    panels = PANELS | {name: scored(name) for name in sorted(taken)[:2]}  # mean@k and pass@k
     looks, columns = looks_of({label: (methods or {}).get(label) for label in runs}), (len(panels) + 1) // 2
     figure = Figure(figsize=(4.2 * columns, 6))
     drawn = list(figure.subplots(2, columns).flat)

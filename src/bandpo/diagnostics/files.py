@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
 import os
 import shutil
@@ -60,7 +61,7 @@ def read_jsonl(
     """The objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
 
     Args:
-        path: The file; it is read as far as it is asked for.
+        path: The file, which may be a .gz; it is read as far as it is asked for.
         growing: Whether a process writes to it, or did until it was killed. A last line without its end that cannot be
             read is then left out, with a warning.
         parse: What makes an object of a line; a ValueError says why it cannot.
@@ -74,7 +75,7 @@ def read_jsonl(
     >>> list(read_jsonl(log))
     [(1, {'step': 1}), (3, {'step': 3})]
     """
-    with path.open("rb") as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             ended = line.endswith(b"\n")
             line = line.removeprefix(codecs.BOM_UTF8).strip()
@@ -94,7 +95,7 @@ def read_jsonl(
                 else:
                     raise ValueError(f"{path}, line {number}: not a JSON object, {fault}: {line[:60]!r}")
             if not ended:
-                return  # what is written after it from now on is the rest of this line
+                return  # what is written later belongs to this line
 
 
 def read_yaml(text: str, what: str) -> dict[str, Any]:

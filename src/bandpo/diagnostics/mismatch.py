@@ -164,7 +164,7 @@ class Mismatch:
         groups = torch.full_like(bins, len(LAGS) - 1)
         if lag is not None:
             found = torch.bucketize(lag.contiguous(), lag.new_tensor(LAG_STARTS), right=True) - 1
-            groups = torch.where(found < 0, groups, found)  # a version from the future counts otherwise
+            groups = torch.where(found < 0, groups, found)  # a version from the future is of unknown lag
         wide = _checks.widest_float(old.device)
         cell = (groups * len(BINS) + bins)[scored]
         flat = torch.stack([sums[name].to(wide)[scored] for name in TOKEN_SUMS], dim=-1)
@@ -232,7 +232,7 @@ class Mismatch:
             return {"tokens": 0.0}
         xx, gg = s["xx"] - s["x"] ** 2 / n, s["gg"] - s["g"] ** 2 / n
         xg = s["xg"] - s["x"] * s["g"] / n
-        varies = min(xx, gg) > 1e-9 * n  # else nothing but rounding
+        varies = min(xx, gg) > 1e-9 * n  # below that only rounding varies
         return {
             "tokens": n,
             "kl_k1": 0.0 - s["g"] / n,

@@ -33,8 +33,8 @@ MANY = 0.1
 ENOUGH = 30
 """Blocked tokens below which their mean movement says little."""
 STOPPED = 0.1
-"""Share of its movement before the block below which a token counts as stopped. In the runs of docs/when.md the shares
-were 0.2 and 0.6 with Adam's usual momentum, and below 0 without."""
+"""Share of its movement before the block below which a token counts as stopped. In the runs of docs/theory.md the
+shares were 0.2 and 0.6 with Adam's usual momentum, and below 0 without."""
 
 
 def all_record_findings(seen: Replay) -> list[Finding]:

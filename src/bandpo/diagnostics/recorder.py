@@ -150,9 +150,8 @@ class Recorder:
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
         self._file.flush()
-        self._end = weakref.finalize(
-            self, _end, self._stream, self._file
-        )  # at exit too, where nobody calls close
+        # It runs at exit too, if nobody calls close.
+        self._end = weakref.finalize(self, _end, self._stream, self._file)
 
     @torch.no_grad()
     def add(

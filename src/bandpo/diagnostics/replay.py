@@ -53,7 +53,7 @@ class Replay:
         for step, audit in self.by_step[own].items():
             row = {f"audit/{name}": value for name, value in audit.metrics().items()}
             for other in others:
-                tried = self.by_step[other].get(step)  # not every file need tell the run's method
+                tried = self.by_step[other].get(step)  # some files may not tell the run's method
                 row |= (
                     {} if tried is None else {f"audit/if/{other}/{k}": x for k, x in tried.metrics().items()}
                 )

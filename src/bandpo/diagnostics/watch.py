@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from typing import cast
 
 from torch import Tensor
 
@@ -102,17 +103,17 @@ class Watch:
             self._start = entropy, reward
             return
         first, first_reward = self._start
-        # Without a reward to go by, and where it has clearly risen, a sure policy is no trouble that can be told.
-        earned = (
-            reward is not None
-            and first_reward is not None
-            and reward > first_reward + 0.1 * abs(first_reward)
-        )
+        # A sure policy is no trouble where the reward has clearly risen.
+        if reward is None or first_reward is None:
+            earned, judged = False, "no reward is known"
+        else:
+            earned = reward > first_reward + 0.1 * abs(first_reward)
+            judged = "the reward has not risen with it"
         if entropy < ENTROPY_LEFT * first and not earned:
             self._say(
                 "collapse",
-                f"entropy has fallen to {entropy:.2g} nats per token from {first:.2g} and the reward has not risen "
-                "with it: the policy has stopped exploring. A wider upper bound for rare tokens (Band), a tighter "
+                f"entropy has fallen to {entropy:.2g} nats per token from {first:.2g}, and {judged}: the policy has "
+                "stopped exploring. A wider upper bound for rare tokens (Band), a tighter "
                 f"lower bound, a smaller learning rate{self._named('learning rate')} or an entropy bonus"
                 f"{self._named('entropy bonus')} keep it open",
             )
@@ -141,10 +142,11 @@ def check_radius(rule: ClipRule) -> None:
     """
     for band in bands(rule).values():
         if isinstance(band.radius, Tensor):
-            continue  # to be told from its values alone, which may be on a device
-        least, most = band.radius.range if isinstance(band.radius, Radius) else (band.radius, band.radius)
+            continue  # only its values would tell, and they may be on a device
+        radius = cast("float | Radius", band.radius)  # never None: Band filled it in
+        least, most = radius.range if isinstance(radius, Radius) else (radius, radius)
         usual = band.divergence.default_radius
-        # Of radii that change, the nearest: a schedule may well end far from where it started.
+        # The nearest value of a radius that changes counts: a schedule may end far from where it started.
         factor = min(max(usual, least), most) / usual
         if not 1 / RADIUS_FACTOR < factor < RADIUS_FACTOR:
             size = f"{factor:.2g} times" if factor > 1 else f"1/{1 / factor:.2g} of"

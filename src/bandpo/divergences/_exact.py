@@ -28,7 +28,7 @@ def expm1(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def log1mexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """``log(1 − exp(x))`` for ``x ≤ 0``."""
-    # Each form to its side of −log 2, where it is exact, and added up: eager, a branch costs more than all the rest.
+    # Each form counts on its side of −log 2 alone, where it is exact. Without a compiler a branch would cost more.
     return torch.log1p(-torch.exp(x)).clamp(min=-LOG2) + (torch.log(-expm1(x)) + LOG2).clamp(max=0.0)
 
 
@@ -41,7 +41,7 @@ def _minus_near_0(x: Tensor) -> Tensor:
     """``e^x − 1 − x`` for ``|x| ≤ ½``, by its series."""
     series = torch.ones_like(x)
     for k in range(14 if x.dtype == torch.float64 else 8, 2, -1):
-        series = 1 + x * (1 / k) * series  # a division would cost more than the rest, compiled
+        series = 1 + x * (1 / k) * series  # when compiled, a division would cost more than the rest
     return x * x / 2 * series
 
 

@@ -86,9 +86,9 @@ def tilt_root(
     rare_edge, other_edge = (-log_m, -edge) if sign > 0 else (-edge, -log_n)
     saturated = m * divergence.f(rare_edge) + n * divergence.f(other_edge) <= radius
 
-    # The quadratic's root, but no further than where the rarer event has about half of the mass, or of its own is
-    # left with m: beyond, some divergences are flat and others overflow. For the same reasons one step may not shrink
-    # |y| by more than e³, and shrinks it by that where the divergence did overflow.
+    # The quadratic's root, but no further than −log m: there the rarer event has about half of the mass, or keeps a
+    # share m of its own. Beyond, some divergences are flat and others overflow. For the same reasons one step may not
+    # shrink |y| by more than e³, and shrinks it by that where the divergence did overflow.
     size = torch.minimum((2 * radius / (m * n * divergence.curvature)).sqrt(), -log_m)
     largest = -log_m - math.log(torch.finfo(m.dtype).eps) if sign > 0 else edge
     low, high = torch.zeros_like(m), largest

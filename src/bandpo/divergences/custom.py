@@ -60,7 +60,7 @@ class FDivergence(Divergence):
         one = torch.ones((), dtype=torch.float64)
         if not abs(at_one := self.f_of_u(one).item()) <= 1e-9:
             raise ValueError(f"f(1) must be 0, got {at_one:g}; subtract it from f")
-        # Below its chords: compared as slopes, within the rounding of the values.
+        # A convex f lies below its chords. Slopes are compared, within the rounding of the values.
         values = self.f_of_u(u)
         if not values.isfinite().all():
             at = u[~values.isfinite()][0]

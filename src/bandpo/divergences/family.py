@@ -35,10 +35,8 @@ class JensenShannon(Divergence):
         # With h = ½·log u:  f = ½·(1 + u)·(h·tanh h − log cosh h), even in h up to the factor.
         h = log_u.abs() / 2
         near = h.clamp(max=2.0)
-        a, grown = (
-            torch.exp(-2 * h),
-            expm1(2 * near),
-        )  # sinh² h from the latter: sinh itself differs by position
+        # sinh² h comes from e^2h − 1: torch.sinh gives other digits in another place of a tensor.
+        a, grown = torch.exp(-2 * h), expm1(2 * near)
         bend = torch.where(
             h < 2,
             near * torch.tanh(near) - torch.log1p(grown * grown / (4 * (1 + grown))) / 2,

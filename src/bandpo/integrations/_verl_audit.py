@@ -71,7 +71,7 @@ def _dppo(divergence: Divergence) -> Callable[[ActorConfig], Parts]:
 
 
 def _geo_mean(config: ActorConfig) -> Parts:
-    low, high = _sides(config)  # of log r, there
+    low, high = _sides(config)  # distances of log r from 0
     return Parts(FixedClip(-math.expm1(-low), math.expm1(high)), GeometricMean())
 
 
@@ -189,7 +189,8 @@ class Reporter:
 
             from bandpo.diagnostics.recorder import Recorder
 
-            known = None if isinstance(run.objective, Measured) else run  # what is measured has no text form
+            # A measured objective has no text form.
+            known = None if isinstance(run.objective, Measured) else run
             self._recorders[folder] = Recorder(folder, method=known, framework=f"verl {verl.__version__}")
         return self._recorders[folder]
 
@@ -257,7 +258,7 @@ class Driver:
         }
         seen = Audit(tuple(COUNTERFACTUALS), sums).metrics() if total["counted/0"] else {}
         if seen:
-            if self._watch is None:  # what one step of verl's makes is one batch
+            if self._watch is None:  # one step of verl's is one batch
                 self._watch = Watch(
                     FixedClip() if total["clips"] else Unclipped(), seen["calls"], framework="verl"
                 )

@@ -145,7 +145,7 @@ class BandGRPOTrainer(AuditMixin):
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        # The old policy's pass comes before one without its adapter, as reference. A reference model is another.
+        # The model's first pass is the old policy's. A reference is its second, without the adapter, or another model.
         wanted = self._wanted_entropies == [] and arguments[0] is self.model
         if wanted:
             named["compute_entropy"] = True
@@ -157,7 +157,7 @@ class BandGRPOTrainer(AuditMixin):
     def training_step(self, *arguments: Any) -> Tensor:
         loss = super().training_step(*arguments)
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
-            # The batch's last loss: on every process, and before a checkpoint. The audit leaves out what is undefined.
+            # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
             self._held_radii.update(self.parts.clip.next_radii(self._held_radii, metrics))
             self._batch.audit = None
@@ -180,7 +180,7 @@ class BandGRPOTrainer(AuditMixin):
 
     def _entropy_state(self, inputs: dict[str, Any], entropy: Tensor | None) -> TrainingState | None:
         """The entropies that a radius of this batch depends on."""
-        # Without an old policy of its own, the batch has the current one's entropies.
+        # A batch without a pass of the old policy takes the current policy's entropies.
         entropy = inputs.get(OLD_ENTROPIES, entropy)
         if entropy is None:
             return None
@@ -211,8 +211,9 @@ class BandGRPOTrainer(AuditMixin):
             upper = tokens.clipped.masked_fill(~tokens.outside.above, math.inf)
             share = weight / ratio.clamp(max=upper)
         else:
-            # Tokens for TRL to clip. Where the rule would have to solve for the bound, one just short of the ratio
-            # will do: TRL reads only the side. These steps outlast the rounding of TRL's 1 + (bound − 1) in float32.
+            # TRL drops a token by finding its ratio outside of the bounds. Where the rule would have to solve for the
+            # bound, one just short of the ratio does the same. The step is larger than the rounding of TRL's
+            # 1 + (bound − 1) in float32.
             high, low = tokens.blocked_high & (weight == 0), tokens.blocked_low & (weight == 0)
             limit = tokens.reported
             upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~high, math.inf)
@@ -220,7 +221,7 @@ class BandGRPOTrainer(AuditMixin):
             by_trl = high | low
             if self.args.delta is not None:
                 by_trl |= (advantages < 0) & (ratio > self.args.delta)
-                upper = upper.masked_fill(advantages < 0, 1.0)  # for these TRL's minimum then is delta's
+                upper = upper.masked_fill(advantages < 0, 1.0)  # so that delta decides these tokens
             share = (weight / ratio).masked_fill(by_trl, 1.0)
         scaled = advantages * share
         if parts.level == "sequence" and inputs["advantages"].dim() == 1:

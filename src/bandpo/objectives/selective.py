@@ -189,7 +189,7 @@ class Balanced(Objective):
             _steps(self.lower, self.max_lower, self.step),
             _steps(self.upper, self.max_upper, self.step),
         )
-        wider = len(uppers) - 1  # steps of the upper bound, after those of the lower one
+        wider = len(uppers) - 1  # the upper bound's steps, which follow the lower bound's
         pairs = tokens.ratio.new_tensor(
             [(lower, self.upper) for lower in lowers] + [(lowers[-1], x) for x in uppers[1:]]
         )
@@ -199,8 +199,8 @@ class Balanced(Objective):
         gains = torch.cat([gains[:1].expand(len(lowers)), gains[1:]])
         losses = torch.cat([losses, losses[-1:].expand(wider)])
         enough = gains >= self.share * (gains + losses)
-        enough[-1] = True  # there is nothing wider
-        first = enough.byte().argmax().view(1)  # a tensor still: as an index it would be read from the device
+        enough[-1] = True  # the widest pair is taken if none is enough
+        first = enough.byte().argmax().view(1)  # kept a tensor: a Python index would be read from the device
         return pairs.index_select(0, first).unbind(-1)
 
     def _blocked(self, tokens: Tokens) -> Tensor:

@@ -89,7 +89,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _parse(line: bytes) -> Any:
     try:
-        # The stricter parser: half a surrogate pair or a NaN could not be written again.
+        # A strict parser: Python's own accepts half a surrogate pair or a NaN, which could not be written again.
         return from_json(line, allow_inf_nan=False)
     except ValueError as error:
         raise ValueError(str(error).replace("at line 1 column", "in column")) from error

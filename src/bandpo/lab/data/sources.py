@@ -124,7 +124,7 @@ def _load_hub(name: str, hub: Hub, role: Role | None, revision: str | None) -> P
     try:
         info = HfApi().dataset_info(hub.repo, revision=revision)
         rows = load_dataset(hub.repo, hub.config, split=hub.split, revision=info.sha).to_list()
-    # The hub's libraries raise errors of several packages for a network that is not there.
+    # Without a network the hub's libraries raise errors of several packages.
     except Exception as error:
         raise ConnectionError(
             f"{name} could not be loaded from the hub's {hub.repo}: {error}. "

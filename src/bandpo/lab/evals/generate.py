@@ -207,7 +207,7 @@ class TransformersGenerator:
         pad = self.tokenizer.pad_token_id
         if pad is None:
             pad = end[0] if isinstance(end, list) else end
-        # A model's own generation settings fill what is left open: nothing that bends the distribution is.
+        # A model's own settings fill in what is not given, so all that bends the distribution is given.
         draw: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
         if self.sampling.temperature > 0:
             draw = {"do_sample": True, "temperature": self.sampling.temperature, "top_p": self.sampling.top_p}

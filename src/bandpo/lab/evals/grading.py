@@ -121,7 +121,7 @@ class MathGrader:
 
     def _verdict(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
         bases = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
-        if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify does not look at them
+        if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify ignores bases
             return _Verdict(answer=answer)
         try:
             return self._ask(answer, boxed, gold)
@@ -203,7 +203,7 @@ def _stop(process: "subprocess.Popen[str]") -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(BrokenPipeError):  # what was buffered for a process that has died
+            with suppress(BrokenPipeError):  # the buffer may hold text for a process that has died
                 pipe.close()
 
 

@@ -16,17 +16,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-sys.path.pop(0)  # this folder: the neighbours' names must not shadow other packages
+sys.path.pop(0)  # this folder, whose modules would shadow other packages
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from math_verify.grader import is_equation, take_first_relation, take_last_relation
 from sympy import Basic, Expr, Float, MatrixBase, nan, nsimplify, simplify, solve, zoo
 
-# Boxed: every caller puts the answer into a box, so that prose is never read as LaTeX.
+# Callers put each answer into a box, so that prose is not read as LaTeX.
 LATEX = LatexExtractionConfig(boxed_match_priority=0)
 BOXED = [LATEX, ExprExtractionConfig()]
-# math-verify takes all from the first \\text to a brace at the end for a unit. Real units are gone before (see
-# `normal_form`), so what is left is no unit.
+# math-verify takes everything from the first \\text to a brace at the end for a unit. `normal_form` has removed real
+# units by then.
 NO_UNITS = replace(LATEX, normalization_config=replace(LATEX.normalization_config, units=False))
 WITH_TEXT = [NO_UNITS, ExprExtractionConfig()]
 ANYWHERE = [replace(NO_UNITS, boxed_match_priority=-1), ExprExtractionConfig()]
@@ -49,9 +49,9 @@ def read(text: str, boxed: bool) -> list:
     return parse(
         text,
         config,
-        # A box is read whole or not at all: never the one fraction in it that can be read.
+        # A box is read whole or not at all; else one fraction in it might be taken for the answer.
         extraction_mode="first_match" if boxed else "any_match",
-        # No timeout of its own: those need the alarm signal, and do not interrupt arithmetic on huge numbers.
+        # 0 is no timeout: math-verify's needs the alarm signal, and does not interrupt arithmetic on huge numbers.
         parsing_timeout=0,
     )
 
@@ -92,7 +92,7 @@ def says_nothing(answer: Any, gold: Any) -> bool:
         return False
     try:
         return not solve(ours, ours.free_symbols)
-    except NotImplementedError:  # then solutions are not what was compared
+    except NotImplementedError:  # sympy cannot solve it, so no solutions can be compared
         return False
 
 
@@ -149,7 +149,7 @@ def main() -> None:
         pass
     else:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    grade_pair("\\frac{1}{2}", True, "0.5")  # loads what is loaded late, outside the first answer's time
+    grade_pair("\\frac{1}{2}", True, "0.5")  # loads modules that the first answer's time should not include
     print("ready", flush=True)
     for line in sys.stdin:
         limit_time(time_limit)

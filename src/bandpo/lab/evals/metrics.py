@@ -78,7 +78,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> Values:
     scores = np.sort(_scores(correct), axis=1)
     n = scores.shape[1]
     _check_k(k, n)
-    # From the top rank down: k/n, and (i-k)/(i-1) of rank i's weight for the one below. No binomial is ever formed.
+    # The top rank weighs k/n, the rank below rank i (i-k)/(i-1) of rank i's weight. Binomials could overflow.
     ranks = np.arange(n, 1, -1)
     weights = k / n * np.cumprod(np.concatenate([[1.0], (ranks - k) / (ranks - 1)]))
     return np.clip(scores @ weights[::-1], 0.0, 1.0)
@@ -252,7 +252,7 @@ def _by_seed(values: ArrayLike) -> Values:
     table = np.atleast_2d(np.asarray(values, dtype=np.float64))
     if table.ndim != 2 or table.size == 0:
         raise ValueError(f"values must have shape (problems,) or (seeds, problems), got {np.shape(values)}")
-    # scipy draws from two or more, so one seed or problem stands twice: what is drawn from it stays the same.
+    # scipy asks for two or more. A single seed or problem is doubled, which changes nothing that is drawn.
     return np.tile(table, [2 if size == 1 else 1 for size in table.shape])
 
 

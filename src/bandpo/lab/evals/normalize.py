@@ -17,10 +17,10 @@ _CHARACTERS = str.maketrans(
 )
 _PRODUCTS = str.maketrans({"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot "})
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
-# A product of ten's power with what stands before it: not after a letter, a point, a power, a quotient or a group.
+# A number times a power of ten is written out, but not after a letter, a point, a power, a quotient or a group.
 _ALONE = r"(?<![\w.\\^/}])"
 _MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
-# Words in roman type, but not the numbers e and i, nor what joins two answers.
+# Words in roman type, except the numbers e and i and the words that join two answers.
 _UNIT = (
     r"\\(?:text|mathrm|mbox|hbox)\s*\{(?!\s*(?:[ei]|and|or|if|for)\b)[a-zA-Z\u00b5\u03a9 ./-]+\}"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"

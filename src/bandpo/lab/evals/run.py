@@ -152,7 +152,7 @@ def read_samples(folder: Path) -> list[Sample]:
 
 def _append(file: IO[str], sample: Sample) -> None:
     file.write(json.dumps(asdict(sample)) + "\n")
-    # In the file even if the process is killed before the next one.
+    # A kill must not lose it.
     file.flush()
 
 
@@ -167,7 +167,7 @@ def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int
     if not path.exists():
         return done
     content = path.read_bytes()
-    with path.open("r+b") as file:  # without a last line that a kill has cut: it is drawn again
+    with path.open("r+b") as file:  # removes a last line that a kill has cut: it is drawn again
         file.truncate(content.rfind(b"\n") + 1)
     for number, sample in _parse(path):
         position = positions.get((sample.problem, sample.sample))

@@ -81,7 +81,7 @@ def resumed_run_check(folder: Path, steps: int) -> Check:
         return Check(
             "resume", False, f"went on at step {min(metrics)}, not {steps + 1}: no checkpoint was found"
         )
-    # The last sync of the first run and the first of the resumed one are of the same step, and so of one model.
+    # The last sync of the first run and the first one of the resumed run follow the same step: their models are equal.
     checksums = [sync["checksum"] for sync in records(folder / files.SYNCS) if sync["step"] == steps]
     if len(checksums) < 2 or not math.isclose(checksums[0], checksums[-1], rel_tol=1e-9):
         return Check(
@@ -227,9 +227,8 @@ def _gradient(steps: dict[int, dict[str, float]]) -> Check:
 
 def _weight_sync(steps: dict[int, dict[str, float]], recorded: Path) -> Check:
     differences = [data.get("training/rollout_probs_diff_max", math.nan) for data in steps.values()]
-    if all(
-        map(math.isnan, differences)
-    ):  # verl compares nothing where the sampler's probabilities are the old ones
+    # verl compares nothing where it takes the sampler's probabilities for the old ones.
+    if all(map(math.isnan, differences)):
         calls = reference.load(recorded)
         differences = reference.sync_differences(calls, len(steps)) if calls else differences
     if not all(d < PROBABILITY_TOLERANCE for d in differences):

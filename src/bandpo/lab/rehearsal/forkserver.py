@@ -51,9 +51,7 @@ def _serve(listener: socket.socket) -> _Request | None:
             for key, _ in selector.select(timeout=0.05):
                 if key.fileobj is sys.stdin:
                     return None
-                if (
-                    key.fileobj is not listener
-                ):  # the client is gone: Ray has killed what it takes for the worker
+                if key.fileobj is not listener:  # Ray has killed the client, in place of the worker
                     selector.unregister(key.fileobj)
                     pid = next((pid for pid, client in clients.items() if client is key.fileobj), None)
                     if pid is not None:
@@ -123,12 +121,12 @@ def _prctl(option: int, value: int) -> None:
 def _main(listening: str, *preloaded: str) -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=int(listening)) as listener:
-        # Ray reads these when it is imported, and a worker wants both: its job, and a process to end with.
+        # Ray reads these when it is imported. A worker needs its job, and the process whose end it follows.
         os.environ |= {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
         for module in preloaded:
             with contextlib.suppress(Exception):  # the run imports it again, and its log shows the error
                 importlib.import_module(module)
-        gc.freeze()  # no fork looks through what the server has imported
+        gc.freeze()  # so forks do not scan what the server has imported
         request = _serve(listener)
     if request is None:
         end_descendants(os.getpid())

@@ -30,7 +30,7 @@ def validate(config: Any) -> Check:
         import_external_libs(settings.model.external_lib)
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(config, need_reference_policy(config), use_critic=False)
-        # What verl itself leaves out where use_dynamic_bsz is set, or finds in the first update only.
+        # verl does not check these where use_dynamic_bsz is set, or finds them in the first update only.
         gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
         prompts, responses = settings.actor.ppo_mini_batch_size, settings.rollout.n
         if prompts > config.data.train_batch_size:
@@ -43,9 +43,9 @@ def validate(config: Any) -> Check:
                 f"actor.ppo_mini_batch_size × rollout.n = {prompts} × {responses} responses cannot be split evenly "
                 f"over {gpus} GPUs"
             )
-    except InstantiationException as error:  # hydra's frame around what a config class says
+    except InstantiationException as error:  # hydra wraps the error of a config class
         return Check("settings", False, f"verl refuses the settings: {error.__cause__ or error}")
-    except Exception as error:  # whatever a user's plug-in or verl raises is the finding
+    except Exception as error:  # any error of verl or of a plug-in is a finding
         return Check("settings", False, f"verl refuses the settings: {type(error).__name__}: {error}")
     try:
         mode = loss_mode(config)
@@ -136,7 +136,7 @@ def reward(config: Any) -> Check | None:
     try:
         get_custom_reward_fn(config)
         resolve_reward_manager_cls(config)
-    except Exception as error:  # whatever a user's module raises is the finding
+    except Exception as error:  # any error of a user's module is a finding
         where = config.reward.custom_reward_function
         named = f"reward.custom_reward_function ({where.name} of {where.path})" if where.path else "reward"
         return Check("reward", False, f"{named} cannot be loaded: {type(error).__name__}: {error}")

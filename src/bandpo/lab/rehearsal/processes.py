@@ -36,7 +36,7 @@ class ForkServer:
         python.chmod(0o755)
         self._env = env | {fork_client.PYTHON: str(python)}
         self._clients: list[socket.socket] = []  # a fork lives as long as its client
-        # Listening before the server is up: who asks meanwhile waits.
+        # The socket listens before the server is up, so early requests wait.
         with socket.socket(socket.AF_UNIX) as listener, (folder / "log-forkserver.txt").open("w") as log:
             listener.bind(self._address)
             listener.listen(64)

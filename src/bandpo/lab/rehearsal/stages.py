@@ -116,7 +116,7 @@ def rehearse(
             f"{shares[-1]}"
         )
     folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
-    # The server imports what this process imports too, on the other core.
+    # The server imports the same modules as this process, at the same time, on another core.
     with ForkServer(folder, environment(folder), PRELOADED) as server:
         checks = [preflight.validate(config)]
         if not checks[-1].ok:

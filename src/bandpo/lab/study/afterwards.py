@@ -24,6 +24,8 @@ class Pair(FileModel):
 class Afterwards(FileModel):
     """Remarks, seeds that had been seen, and comparisons that nobody announced."""
 
+    superseded: str = ""
+    """What took the study's place, and why. The page begins with it."""
     remarks: Sequence[str] = ()
     """One paragraph each."""
     seen: Mapping[str, Sequence[int]] = {}

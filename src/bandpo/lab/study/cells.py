@@ -26,6 +26,7 @@ from bandpo.clipping import Band, FixedClip, Unclipped
 from bandpo.combinators import Sides
 from bandpo.diagnostics.files import read_jsonl
 from bandpo.divergences import KL
+from bandpo.lab.study.jobs import end_with_owner
 from bandpo.lab.study.tabular import Optimizer, World, coin_flips, rare_arm, simulate, two_stages
 
 Size = Literal["quick", "full"]
@@ -234,6 +235,7 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
 
 
 def _at_work() -> None:
+    end_with_owner()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the map, and says so
 

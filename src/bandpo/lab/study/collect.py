@@ -98,7 +98,7 @@ def collect_run(folder: Path) -> dict[str, Any]:
     Args:
         folder: A run folder of `bandpo train` that logged once per batch.
     """
-    rows = [row for row in read_log(folder) if "reward" in row]  # others hold scores taken in between
+    rows = [row for row in read_log(folder) if "reward" in row]  # other rows hold scores of evaluations
     scores = (
         json.loads((folder / "evaluation.json").read_text()) if (folder / "evaluation.json").exists() else {}
     )

@@ -117,12 +117,8 @@ class Execution:
     def _write_config(self, run: Run) -> Path:
         config = self._place(run).with_suffix(".yaml")
         config.parent.mkdir(parents=True, exist_ok=True)
-        prepared = str(self.folder / "prepared")
-        options = {
-            name: value.replace(PREPARED, prepared) if isinstance(value, str) else value
-            for name, value in run.options.items()
-        }
-        config.write_text(yaml.safe_dump(options | {"output_dir": str(self._place(run))}, sort_keys=False))
+        options = options_in(self.folder, run) | {"output_dir": str(self._place(run))}
+        config.write_text(yaml.safe_dump(options, sort_keys=False))
         return config
 
     def _prepare(self) -> None:
@@ -230,6 +226,14 @@ def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
         for e in study.experiments.values()
         if e.tune
         for arm in study.arms_of(e)
+    }
+
+
+def options_in(folder: Path, run: Run) -> dict[str, Any]:
+    """The options of a run, with the study's folder put in where they name a prepared model."""
+    return {
+        name: value.replace(PREPARED, str(folder / "prepared")) if isinstance(value, str) else value
+        for name, value in run.options.items()
     }
 
 

@@ -68,6 +68,7 @@ def curves(arms: Mapping[str, Sequence[Record]], looks: Mapping[str, Look]) -> F
                 low, high = np.nanpercentile(_mean(values[_resampled(len(records))]), [2.5, 97.5], axis=0)
                 axes.fill_between(batches, low, high, color=look.colour, alpha=0.1, linewidth=0)
         axes.set(xlabel="batch", ylabel=title, ylim=(0, None))
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no batch 2.5
     add_legend(figure)
     return figure
 

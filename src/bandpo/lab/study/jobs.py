@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 
@@ -35,7 +36,14 @@ _FORKS = multiprocessing.get_context("forkserver" if sys.platform == "linux" els
 _FORKS.set_forkserver_preload(["bandpo.lab.training.train", "bandpo.integrations.trl"])
 
 
+def end_with_owner() -> None:
+    """Let this process end as soon as the one that started it does, even where that one was killed."""
+    if owner := multiprocessing.parent_process():
+        Thread(target=lambda: (owner.join(), os._exit(1)), daemon=True).start()
+
+
 def _run(job: Job) -> None:
+    end_with_owner()
     with job.log.open("w") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)

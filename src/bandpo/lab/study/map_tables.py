@@ -18,6 +18,9 @@ from bandpo.lab.study.cells import (
     scores,
 )
 
+HIGH_RATE = 0.32
+"""Where entropy is compared: the greatest learning rate but one of the quick map."""
+
 
 def _row(cells: Sequence[object]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
@@ -30,7 +33,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def rare_arm_table(cells: Sequence[Cell]) -> str:
     """For each setting of the rare arm: rules, each at its own best rate, and what each side brings."""
     rows = []
-    for setting, found in sorted(_of_world(cells, "rare arm").items(), key=lambda item: _order(item[0])):
+    for setting, found in _of_world(cells, "rare arm").items():
         gap, half = difference(cells, setting, UPPER, BASELINE)
         below, below_half = difference(cells, setting, BAND, UPPER)
         equal = found[UPPER].equal_rate - found[BASELINE].equal_rate
@@ -86,7 +89,8 @@ def all_map_tables(cells: Sequence[Cell]) -> str:
 
 
 def _of_world(cells: Sequence[Cell], world: str) -> dict[Setting, dict[str, Score]]:
-    return {setting: found for setting, found in scores(cells).items() if setting.world == world}
+    found = scores(cells)
+    return {setting: found[setting] for setting in sorted(found, key=_order) if setting.world == world}
 
 
 def _order(setting: Setting) -> tuple[object, ...]:
@@ -104,4 +108,4 @@ def _with_error(score: Score) -> str:
 
 def _end_at_high_rate(cells: Sequence[Cell], setting: Setting, rule: str) -> str:
     cell = next(cell for cell in cells if (cell.setting, cell.rule) == (setting, rule))
-    return f"{cell.entropy_at_end[-2]:.2f}"  # next to the highest: 0.32 in the quick map
+    return f"{cell.entropy_at_end[cell.rates.index(HIGH_RATE)]:.2f}"

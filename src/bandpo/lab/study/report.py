@@ -14,12 +14,12 @@ from bandpo.lab.study.collect import Record, read_records
 from bandpo.lab.study.plan import Experiment, Study, options_text, parse_study
 from bandpo.lab.study.statistics import (
     ArmDifference,
+    Comparisons,
     Contrast,
     Interval,
     by_seed,
     choose,
     coverage,
-    differences,
     differing,
 )
 from bandpo.lab.study.tables import (
@@ -43,18 +43,24 @@ def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
     """
     study, records = parse_study(results["study"]), read_records(results)
     said = parse_afterwards(afterwards, study)
-    sections = [_experiment(study, e, records, said) for e in study.experiments.values()]
+    compared = Comparisons.from_records(study, records, said.seen)
+    by_metric = {study.primary: compared.decided, "AUC": compared.early}
     return Page(
         study.title,
-        [study.question, *_unfinished(results), *found(study, records)],
         [
-            _terms(study, records),
+            *([f"Superseded. {said.superseded}"] if said.superseded else []),
+            study.question,
+            *_unfinished(results),
+            *found(study, records, compared.decided),
+        ],
+        [
+            _terms(study, len(compared.decided)),
             *([_said(study, records, said)] if afterwards else []),
             Section(
                 "At a glance",
-                [glance_table(study, records, metric) for metric in dict.fromkeys((study.primary, "AUC"))],
+                [glance_table(study, records, metric, apart) for metric, apart in by_metric.items()],
             ),
-            *sections,
+            *(_experiment(study, e, records, compared, said) for e in study.experiments.values()),
             made(results, records, "`bandpo report`"),
         ],
     )
@@ -65,16 +71,19 @@ def _unfinished(results: Mapping[str, Any]) -> list[str]:
     return [f"This study has not ended: {runs} runs have so far."] if results.get("unfinished") else []
 
 
-def found(study: Study, records: Sequence[Record]) -> list[str]:
-    """A few sentences for each experiment: what can be claimed, and what is left open."""
-    apart = differences(study, records, study.primary)
-    return [
-        f"{e.name}: {_sentence(study, e, records, [d for d in apart if d.experiment == e.name])}"
-        for e in study.experiments.values()
-    ]
+def found(study: Study, records: Sequence[Record], apart: Sequence[ArmDifference]) -> list[str]:
+    """A few sentences for each experiment: what can be claimed, and what is left open.
+
+    Args:
+        study: The study.
+        records: Its runs.
+        apart: Every arm against the baseline, by what decides.
+    """
+    return [f"{e.name}: {_sentence(study, e, records, apart)}" for e in study.experiments.values()]
 
 
 def _sentence(study: Study, e: Experiment, records: Sequence[Record], apart: Sequence[ArmDifference]) -> str:
+    apart = [d for d in apart if d.experiment == e.name]
     if not any(r.experiment == e.name and r.tuning is None for r in records):
         return "no run has ended."
     if e.identical:
@@ -126,7 +135,7 @@ def _said(study: Study, records: Sequence[Record], said: Afterwards) -> Section:
     return Section("Added after the runs were seen", content)
 
 
-def _terms(study: Study, records: Sequence[Record]) -> Section:
+def _terms(study: Study, comparisons: int) -> Section:
     rows = []
     for e in study.experiments.values():
         tuned = ""
@@ -162,9 +171,9 @@ def _terms(study: Study, records: Sequence[Record]) -> Section:
             f"{study.stopping}.",
             "Two kinds of interval, both for 95 %, both over seeds. A score has a bootstrap interval, which stays "
             f"between 0 and 1.{too_narrow} A difference has Student's.",
-            f"A difference is claimed where the paired t-test gives p < 0.05, corrected after Holm for all "
-            f"{len(differences(study, records, study.primary))} comparisons of the study. Everything else is left "
-            "open: it is no evidence of a difference, and none of equality.",
+            "A difference is claimed where the paired t-test gives p < 0.05, corrected after Holm for all "
+            f"{comparisons} comparisons of the study. Everything else is left open: it is no evidence of a "
+            "difference, and none of equality.",
             f"Where options were tuned, each arm took those with the best {study.primary} on tuning seeds, and is "
             "reported on others.",
             Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
@@ -177,7 +186,9 @@ def _terms(study: Study, records: Sequence[Record]) -> Section:
     )
 
 
-def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Afterwards) -> Section:
+def _experiment(
+    study: Study, e: Experiment, records: Sequence[Record], compared: Comparisons, said: Afterwards
+) -> Section:
     arms = {
         arm: mine
         for arm in study.arms_of(e)
@@ -185,8 +196,7 @@ def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Af
     }
     if not arms:
         return Section(e.name, [e.question, "No run of this experiment ended."])
-    apart = [d for d in differences(study, records, study.primary) if d.experiment == e.name]
-    sentence = _sentence(study, e, records, apart)
+    sentence = _sentence(study, e, records, compared.decided)
     content: list[Any] = [e.question, sentence[0].upper() + sentence[1:]]
     if e.identical:
         return Section(e.name, content)
@@ -194,7 +204,7 @@ def _experiment(study: Study, e: Experiment, records: Sequence[Record], said: Af
         content.append(_tuned_values(study, e, records))
     looks, slug = looks_of_arms(study), e.name.replace(" ", "-")
     content.append(scores_table(study, e, records))
-    content.append(differences_table(study, e, records, said.seen))
+    content.append(differences_table(study, e, compared, said.seen))
     content.append(
         Picture(
             f"{slug}-seeds",

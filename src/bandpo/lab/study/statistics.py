@@ -47,7 +47,7 @@ class Interval:
         (-0.048, 0.448, 0.074)
         """
         mean = float(np.mean(gaps))
-        if not np.ptp(gaps):  # undefined where all gaps are one
+        if not np.ptp(gaps):  # the interval is undefined where all gaps are equal
             return cls(mean, mean, mean), float(not any(gaps))
         test: Any = stats.ttest_1samp(gaps, 0.0)
         return cls(mean, *map(float, test.confidence_interval(0.95))), float(test.pvalue)
@@ -121,6 +121,36 @@ def differences(
         ArmDifference(experiment, arm, interval, float(p))
         for (experiment, arm, interval, _), p in zip(found, corrected, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """All that a report says of every arm against the baseline, computed once."""
+
+    decided: Sequence[ArmDifference]
+    """By what the study is decided by, over all seeds."""
+    unseen: Sequence[ArmDifference]
+    """The same over the seeds that had not been seen before the study was extended."""
+    early: Sequence[ArmDifference]
+    """By AUC."""
+
+    @classmethod
+    def from_records(
+        cls, study: Study, records: Sequence[Record], seen: Mapping[str, Sequence[int]] | None = None
+    ) -> Comparisons:
+        """Over all experiments.
+
+        Args:
+            study: Says which arms meet in which experiments.
+            records: The runs.
+            seen: Seeds that had been seen before others were added, by experiment.
+        """
+        decided = differences(study, records, study.primary)
+        return cls(
+            decided,
+            differences(study, records, study.primary, seen) if seen else decided,
+            decided if study.primary == "AUC" else differences(study, records, "AUC"),
+        )
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,31 @@ from collections.abc import Mapping, Sequence
 from bandpo.diagnostics.tables import Table
 from bandpo.lab.study.collect import METRICS, WINDOW, Record
 from bandpo.lab.study.plan import Experiment, Study, options_text
-from bandpo.lab.study.statistics import Interval, by_seed, choose, differences, tuning_score
+from bandpo.lab.study.statistics import (
+    ArmDifference,
+    Comparisons,
+    Interval,
+    by_seed,
+    choose,
+    tuning_score,
+)
 
 SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 
 
-def glance_table(study: Study, records: Sequence[Record], metric: str | None = None) -> Table:
+def glance_table(
+    study: Study, records: Sequence[Record], metric: str, differences: Sequence[ArmDifference]
+) -> Table:
     """One row per arm, one column per experiment: the metric, and its difference from the baseline.
 
     Args:
         study: The study.
         records: Its runs.
-        metric: The primary one if not given. No other is marked with stars: none was announced.
+        metric: None but the primary one is marked with stars: no other was announced.
+        differences: By this metric.
     """
-    metric = metric or study.primary
     compared = [e for e in study.experiments.values() if not e.identical]
-    apart = {(d.experiment, d.arm): d for d in differences(study, records, metric)}
+    apart = {(d.experiment, d.arm): d for d in differences}
     columns: list[list[str]] = []
     for e in compared:
         column: list[str] = []
@@ -86,39 +95,45 @@ def half_text(runs: Sequence[Record]) -> str:
 
 
 def differences_table(
-    study: Study, e: Experiment, records: Sequence[Record], seen: Mapping[str, Sequence[int]]
+    study: Study, e: Experiment, compared: Comparisons, seen: Mapping[str, Sequence[int]]
 ) -> Table:
     """One row per arm: its difference from the baseline, on all seeds and on those that had not been seen."""
     every, unseen, early = (
-        {d.arm: d for d in differences(study, records, metric, without) if d.experiment == e.name}
-        for metric, without in ((study.primary, None), (study.primary, seen), ("AUC", None))
+        {d.arm: d for d in of_all if d.experiment == e.name}
+        for of_all in (compared.decided, compared.unseen, compared.early)
     )
     new = [seed for seed in e.seeds if seed not in seen.get(e.name, ())]
     fresh = len(new) < len(e.seeds)
+    also_auc = study.primary != "AUC"
     rows = [
         [
             arm,
             signed(d.interval),
             _p(d.p) + (" *" if d.claimed else ""),
             *([signed(unseen[arm].interval), _p(unseen[arm].p)] if fresh else []),
-            signed(early[arm].interval),
+            *([signed(early[arm].interval)] if also_auc else []),
         ]
         for arm, d in every.items()
     ]
     only = f"{study.primary}, seeds {seeds_text(new)}"
-    count = len(differences(study, records, study.primary))
     return Table(
-        [f"minus {study.baseline}", study.primary, "p", *([only, "p"] if fresh else []), "AUC"],
+        [
+            f"minus {study.baseline}",
+            study.primary,
+            "p",
+            *([only, "p"] if fresh else []),
+            *(["AUC"] if also_auc else []),
+        ],
         rows,
         f"Differences from {study.baseline}, paired by seed, with Student's 95 % intervals; p corrected after Holm for "
-        f"all {count} comparisons of the study, and * where a difference is claimed."
+        f"all {len(compared.decided)} comparisons of the study, and * where a difference is claimed."
         + (
             f" Seeds {seeds_text(seen[e.name])} had been seen when the others were added, so the others stand alone, "
             "too."
             if fresh
             else ""
         )
-        + " AUC was not announced as a measure and carries no star.",
+        + (" AUC was not announced as a measure and carries no star." if also_auc else ""),
     )
 
 

@@ -28,7 +28,7 @@ LOST = 0.001
 """Probability below which an answer counts as lost: of 128 samples, one batch in eight still holds it."""
 SOLVED, WINDOW = 0.5, 3
 """Half-time: when the reward, averaged over so many batches, first reaches a half."""
-_STD_EPSILON = 1e-4  # TRL's, beside a group's standard deviation
+_STD_EPSILON = 1e-4  # TRL adds it to a group's standard deviation
 
 
 @dataclass(frozen=True)
@@ -227,9 +227,8 @@ def simulate(
             logp_old = logits.log_softmax(-1)
             draws = torch.rand(seeds, decisions + 1, samples, generator=generator)
             draws = draws.repeat(len(learning_rates), 1, 1)
-            edges = (
-                logp_old.exp().cumsum(-1)[..., :-1].contiguous()
-            )  # beyond the last edge lies the last answer
+            # The last answer lies beyond the last edge.
+            edges = logp_old.exp().cumsum(-1)[..., :-1].contiguous()
             answers = torch.searchsorted(edges, draws[:, :-1].contiguous())
             reward = (draws[:, -1] < torch.tensor(stage.chances)[answers[:, stage.decision]]).float()
             parts = _parts(answers, _advantages(reward), minibatches)

@@ -1,6 +1,6 @@
 """When a clip rule can matter: how far a rare winner rises within a batch, and how often it is drawn at all.
 
-Argued in docs/when.md, and held against the map of `bandpo.lab.study.cells`.
+Argued in docs/theory.md, and held against the map of `bandpo.lab.study.cells`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import torch
 from bandpo.clipping import ClipRule, FixedClip
 from bandpo.lab.study.tabular import Optimizer
 
-GAIN_PER_STEP = 0.35
+LIFT_PER_STEP = 0.35
 """Nats by which Adam lifts a rare winner in one update, for each unit of learning rate × √parameters.
 
 When each weight moves by about the learning rate, and its gradient's parts are of one size, a token's log-probability
 moves by learning rate × √parameters × the gradient's norm. Measured on two models: 0.35 in the embedded one (335k
 parameters, 1e-4: clip 0.2 binds after 9 updates), and within a factor of 4 of it in a model of 135M at 3e-6."""
-GAIN_FACTOR = 4.0
+LIFT_FACTOR = 4.0
 """By what factor that may be off, either way."""
 
 SCARCE, PLENTY = 0.3, 3.0
 """Draws of the tail in a batch: below the first the rule shows clearly in the map, above the second not at all."""
 
 
-def growth(gain: float, updates: int, bound: float, overshoot: float = 1.0) -> float:
-    """Nats by which a rare winner's log-probability rises in one batch: min(updates·gain, ln bound + overshoot·gain).
+def growth(lift: float, updates: int, bound: float, overshoot: float = 1.0) -> float:
+    """Nats by which a rare winner's log-probability rises in one batch: min(updates·lift, ln bound + overshoot·lift).
 
-    It rises by ``gain`` in each update until its ratio meets the bound. From there on it has no gradient, but momentum
+    It rises by ``lift`` in each update until its ratio meets the bound. From there on it has no gradient, but momentum
     carries it on for ``overshoot`` updates in all.
 
     Args:
-        gain: Nats in one update.
+        lift: Nats in one update.
         updates: On each batch.
         bound: The rule's upper bound on its ratio; ``inf`` for none.
         overshoot: 1 for plain SGD, up to 1/(1 − β1) with momentum.
@@ -43,28 +43,28 @@ def growth(gain: float, updates: int, bound: float, overshoot: float = 1.0) -> f
     >>> round(growth(0.05, updates=4, bound=1.2, overshoot=10), 3)  # the batch is over before
     0.2
     """
-    return min(updates * gain, math.log(bound) + overshoot * gain)
+    return min(updates * lift, math.log(bound) + overshoot * lift)
 
 
-def binding_updates(gain: float, bound: float = 1.2, overshoot: float = 1.0) -> float:
-    """Updates on a batch above which a bound holds a rare winner back: overshoot + ln bound / gain.
+def binding_updates(lift: float, bound: float = 1.2, overshoot: float = 1.0) -> float:
+    """Updates on a batch above which a bound holds a rare winner back: overshoot + ln bound / lift.
 
     >>> round(binding_updates(0.05, overshoot=10), 1)
     13.6
     """
-    return overshoot + math.log(bound) / gain
+    return overshoot + math.log(bound) / lift
 
 
-def gain_when_binding(updates: int, bound: float = 1.2, overshoot: float = 1.0) -> float:
+def lift_when_binding(updates: int, bound: float = 1.2, overshoot: float = 1.0) -> float:
     """Nats per update above which a bound holds a rare winner back; infinite where momentum alone outlasts the batch.
 
-    >>> round(gain_when_binding(16, overshoot=10), 3), gain_when_binding(4, overshoot=10)
+    >>> round(lift_when_binding(16, overshoot=10), 3), lift_when_binding(4, overshoot=10)
     (0.03, inf)
     """
     return math.log(bound) / (updates - overshoot) if updates > overshoot else math.inf
 
 
-def gain_from_clipping(clipped: float, updates: int, bound: float = 1.2) -> float:
+def lift_from_clipping(clipped: float, updates: int, bound: float = 1.2) -> float:
     """Nats per update, from the share of a rare winner's updates that found it beyond the bound.
 
     It met the bound after ``(1 − clipped)·updates`` of them; where ``clipped`` is 0, this is the most it can be.
@@ -72,7 +72,7 @@ def gain_from_clipping(clipped: float, updates: int, bound: float = 1.2) -> floa
     Raises:
         ValueError: ``clipped`` is no share below 1.
 
-    >>> round(gain_from_clipping(0.43, updates=16), 3)
+    >>> round(lift_from_clipping(0.43, updates=16), 3)
     0.02
     """
     if not 0 <= clipped < 1:
@@ -89,7 +89,7 @@ class Placement:
         batch: Samples in a batch that could draw it.
         updates: Optimizer steps on a batch.
         optimizer: Which.
-        gain: Least and greatest nats by which an update lifts a rare winner; equal where it is known, None where
+        lift: Least and greatest nats by which an update lifts a rare winner; equal where it is known, None where
             nothing is.
         rule: The clip rule in use.
 
@@ -101,7 +101,7 @@ class Placement:
     batch: int
     updates: int
     optimizer: Optimizer
-    gain: tuple[float, float] | None = None
+    lift: tuple[float, float] | None = None
     rule: ClipRule = field(default_factory=FixedClip)
 
     def __post_init__(self) -> None:
@@ -110,8 +110,8 @@ class Placement:
         for name, value in (("--batch", self.batch), ("--updates", self.updates)):
             if value < 1:
                 raise ValueError(f"{name} {value}: choose at least 1")
-        if self.gain and not 0 < self.gain[0] <= self.gain[1] < math.inf:
-            raise ValueError(f"the gain of one update must be finite and above 0, got {self.gain[1]:g} nats")
+        if self.lift and not 0 < self.lift[0] <= self.lift[1] < math.inf:
+            raise ValueError(f"the lift of one update must be finite and above 0, got {self.lift[1]:g} nats")
 
     @property
     def draws(self) -> float:
@@ -124,18 +124,18 @@ class Placement:
         return float(self.rule.bounds(torch.tensor([self.tail], dtype=torch.float64).log()).upper)
 
     @property
-    def binding_gain(self) -> float:
+    def binding_lift(self) -> float:
         """Nats per update from which the rule holds the tail back."""
-        return gain_when_binding(self.updates, self.bound, self.optimizer.overshoot)
+        return lift_when_binding(self.updates, self.bound, self.optimizer.overshoot)
 
     @property
     def binds(self) -> bool | None:
-        """Whether the rule holds a rare winner back; None where the gain is not known well enough to say."""
-        if self.updates <= 1 or math.isinf(self.bound) or math.isinf(self.binding_gain):
+        """Whether the rule holds a rare winner back; None where the lift is not known well enough to say."""
+        if self.updates <= 1 or math.isinf(self.bound) or math.isinf(self.binding_lift):
             return False
-        if self.gain is None:
+        if self.lift is None:
             return None
-        low, high = (gain > self.binding_gain for gain in self.gain)
+        low, high = (lift > self.binding_lift for lift in self.lift)
         return low if low == high else None
 
     @property
@@ -153,13 +153,13 @@ class Placement:
         return "yes" if self.supply == "scarce" else "a little"
 
 
-def gain_from_rate(learning_rate: float, parameters: float) -> tuple[float, float]:
-    """Rough least and greatest nats per update of a rare winner under Adam; see `GAIN_PER_STEP`.
+def lift_from_rate(learning_rate: float, parameters: float) -> tuple[float, float]:
+    """Rough least and greatest nats per update of a rare winner under Adam; see `LIFT_PER_STEP`.
 
     Raises:
         ValueError: a number that is not above 0.
 
-    >>> low, high = gain_from_rate(1e-4, parameters=335e3)
+    >>> low, high = lift_from_rate(1e-4, parameters=335e3)
     >>> round(low, 4), round(high, 4)
     (0.0051, 0.081)
     """
@@ -167,5 +167,5 @@ def gain_from_rate(learning_rate: float, parameters: float) -> tuple[float, floa
         raise ValueError(
             f"learning rate {learning_rate:g} and {parameters:g} parameters must both be above 0"
         )
-    middle = GAIN_PER_STEP * learning_rate * math.sqrt(parameters)
-    return middle / GAIN_FACTOR, middle * GAIN_FACTOR
+    middle = LIFT_PER_STEP * learning_rate * math.sqrt(parameters)
+    return middle / LIFT_FACTOR, middle * LIFT_FACTOR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from bandpo.diagnostics.audit import BINS, EDGES
-from bandpo.lab.study.cells import BAND, BASELINE, RULES, UPPER, shipped_summary
+from bandpo.lab.study.cells import BAND, BASELINE, OPTIMIZERS, RULES, UPPER, shipped_summary
 from bandpo.lab.study.theory import PLENTY, SCARCE, Placement
 
 FAR = 2.0
-"""A run is outside of the map where its draws or updates are off by more than this factor from every place in it."""
+"""A run is outside of the map where its tail, batch or updates are off by more than this factor from all of it."""
 
 
 def advice(run: Placement, measured: bool) -> list[tuple[str, str]]:
@@ -24,7 +24,7 @@ def advice(run: Placement, measured: bool) -> list[tuple[str, str]]:
 
     Args:
         run: The run's place.
-        measured: Whether its gain was read from a run, and is no guess from the learning rate.
+        measured: Whether its lift was read from a run, and is no guess from the learning rate.
     """
     return [
         ("Can the upper side matter?", _upper(run)),
@@ -37,8 +37,8 @@ def advice(run: Placement, measured: bool) -> list[tuple[str, str]]:
     ]
 
 
-def _nats(gain: tuple[float, float]) -> str:
-    low, high = gain
+def _nats(lift: tuple[float, float]) -> str:
+    low, high = lift
     return f"{high:.2g} nats" if low == high else f"{low:.2g} to {high:.2g} nats"
 
 
@@ -51,22 +51,22 @@ def _upper(run: Placement) -> str:
         return "No. With one update on a batch every ratio is 1, and no rule acts."
     if math.isinf(run.bound):
         return "No. Your rule has no upper bound, so it holds nothing back."
-    if math.isinf(run.binding_gain):
+    if math.isinf(run.binding_lift):
         return f"No. Your batch is over after {run.updates} updates, and {momentum}."
     bound = (
         f"With {run.updates} updates the bound of {run.bound:.3g} holds a rare winner back if one update lifts it by "
-        f"more than {run.binding_gain:.2g} nats"
+        f"more than {run.binding_lift:.2g} nats"
     )
     if run.binds is None:
-        lift = f"is roughly {_nats(run.gain)}" if run.gain else "is not known"
+        lift = f"is roughly {_nats(run.lift)}" if run.lift else "is not known"
         return f"Perhaps. {draws}. {bound}. The lift of your run {lift}."
-    assert run.gain is not None
+    assert run.lift is not None
     if not run.binds:
-        return f"No. {bound}. Your run's lift is {_nats(run.gain)}."
+        return f"No. {bound}. Your run's lift is {_nats(run.lift)}."
     few = f"under {SCARCE:g}" if run.supply == "scarce" else f"{SCARCE:g} to {PLENTY:g}"
-    size = "differences of about 0.1" if run.supply == "scarce" else "small differences"
+    size = "large differences, most of them gains" if run.supply == "scarce" else "small differences"
     return (
-        f"{'Yes' if run.supply == 'scarce' else 'A little'}. {bound}. Your run's lift is {_nats(run.gain)}. {draws}; "
+        f"{'Yes' if run.supply == 'scarce' else 'A little'}. {bound}. Your run's lift is {_nats(run.lift)}. {draws}; "
         f"at {few} draws the map shows {size}."
     )
 
@@ -89,12 +89,9 @@ def _lower(run: Placement) -> str:
 
 def _setting(run: Placement) -> str:
     if run.verdict in ("yes", "a little"):
-        return 'clip "Sides(lower=FixedClip(0.2), upper=Band(KL(), 0.05))", at your rate and at half of it.'
+        return 'method "BandAbove()", at your rate and at half of it.'
     if run.verdict == "open":
-        return (
-            "Nothing yet. Audit one run first. If it clips rare winners, try "
-            '"Sides(lower=FixedClip(0.2), upper=Band(KL(), 0.05))".'
-        )
+        return 'Nothing yet. Audit one run first. If it clips rare winners, try method "BandAbove()".'
     return "Keep your rule. More samples in a batch find a rare tail sooner."
 
 
@@ -104,25 +101,34 @@ def _nearest(run: Placement) -> str:
         for row in shipped_summary()["settings"]
         if row["setting"]["world"] == "rare arm" and row["setting"]["optimizer"] == _name(run)
     ]
-
-    def apart(row: dict[str, Any]) -> tuple[float, float]:
-        s = row["setting"]
-        return (
-            abs(math.log(s["samples"] * s["p"] / run.draws)),
-            abs(math.log(s["updates"] / run.updates)),
-        )
-
-    if not kind:
-        return f"None: the map that comes with bandpo has no {_name(run)}; `bandpo study map --size full` has it."
-    row = min(kind, key=lambda row: sum(apart(row)))
+    # Draws would not do: at equal draws a large batch does not behave like a small one.
+    row, near = _closest(
+        (run.tail, run.batch, run.updates),
+        kind,
+        lambda row: [row["setting"][name] for name in ("p", "samples", "updates")],
+    )
     s, auc, (gap, half) = row["setting"], row["auc"], row["minus clip 0.2"][UPPER]
-    where = f"{s['samples'] * s['p']:.2g} draws, {s['updates']} updates, {s['optimizer']}"
-    if max(apart(row)) > math.log(FAR):
+    where = f"p = {s['p']:g}, {s['samples']} samples, {s['updates']} updates, {s['optimizer']}"
+    if not near:
         return f"None: your run lies outside of it. The closest place has {where}."
     return (
         f"{where}: mean reward {auc[BASELINE]:.2f} with {BASELINE}, {auc[BAND]:.2f} with {BAND}, {auc[UPPER]:.2f} with "
         f"{UPPER} (against clip {gap:+.2f} ± {half:.2f}), each at its own best learning rate."
     )
+
+
+def _closest(
+    own: Sequence[float],
+    places: Sequence[Mapping[str, Any]],
+    coordinates: Callable[[Mapping[str, Any]], Sequence[float]],
+) -> tuple[Mapping[str, Any], bool]:
+    """The place whose coordinates are least off from one's own, and whether each is within a factor of `FAR`."""
+
+    def apart(place: Mapping[str, Any]) -> list[float]:
+        return [abs(math.log(there / here)) for there, here in zip(coordinates(place), own, strict=True)]
+
+    place = min(places, key=lambda place: sum(apart(place)))
+    return place, max(apart(place)) <= math.log(FAR)
 
 
 @cache
@@ -132,16 +138,16 @@ def networks() -> Sequence[dict[str, Any]]:
 
 
 def _network(run: Placement) -> str:
-    def apart(world: dict[str, Any]) -> tuple[float, float]:
-        draws = world["samples"] * world["tail"]
-        return abs(math.log(draws / run.draws)), abs(math.log(world["updates"] / run.updates))
-
     def interval(values: Sequence[float]) -> str:
         return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*values)
 
-    world = min(networks(), key=lambda world: sum(apart(world)))
+    world, near = _closest(
+        (run.draws, run.updates),
+        networks(),
+        lambda world: (world["samples"] * world["tail"], world["updates"]),
+    )
     where = f"{world['samples'] * world['tail']:.2g} draws, {world['updates']} updates, Adam"
-    if max(apart(world)) > math.log(FAR):
+    if not near:
         return f"None: your run lies outside of what was trained. The closest has {where}."
     return (
         f"{where}: Band's upper side in place of clip 0.2's changed the mean reward by {interval(world['upper'])}, its "
@@ -152,16 +158,14 @@ def _network(run: Placement) -> str:
 
 def _name(run: Placement) -> str:
     """The optimizer of the map that is most like the run's."""
-    o = run.optimizer
-    if o.adam:
-        return "Adam" if o.momentum >= 0.5 else "Adam, β1 = 0"
-    return "momentum 0.9" if o.momentum >= 0.5 else "SGD"
+    alike = {name: o.overshoot for name, o in OPTIMIZERS.items() if o.adam == run.optimizer.adam}
+    return min(alike, key=lambda name: abs(math.log(alike[name] / run.optimizer.overshoot)))
 
 
 def _certainty(run: Placement, measured: bool) -> str:
     if measured:
         lift = "The lift was measured. "
-    elif run.gain:
+    elif run.lift:
         lift = "The lift is a guess from the learning rate, good to a factor of 4. "
     else:
         lift = "Without a lift (see --clip-high, or --learning-rate with --parameters) the place is a rough one. "

@@ -28,7 +28,7 @@ def task_module(name: str) -> ModuleType | None:
         return None
     try:
         found = importlib.util.find_spec(path)
-    except ModuleNotFoundError:  # a package on the way is not there
+    except ModuleNotFoundError:  # a package of the path does not exist
         found = None
     module = importlib.import_module(path) if found else None
     return module if hasattr(module, "dataset") else None

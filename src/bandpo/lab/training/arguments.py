@@ -151,7 +151,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         ("clip", ("method",)),
         ("objective", ("method",)),
     ):
-        if name in named:  # a flag replaces whatever says the same in the file
+        if name in named:  # a flag replaces the file's setting
             config = {key: value for key, value in config.items() if key not in others}
     environment = config.pop("env", {})  # as in TRL's own scripts
     if not isinstance(environment, dict):
@@ -190,7 +190,7 @@ def _read(path: str) -> dict[str, Any]:
     options = read_yaml(file.read_text(), f"--config {file}")
     if options.keys() == {"versions", "arguments"}:
         options = options["arguments"]
-        del options["generation_batch_size"]  # TRL worked it out from others, and refuses it beside them
+        del options["generation_batch_size"]  # TRL derived it from others, and refuses to be given both
     for name in options.keys() - KNOWN - {"env"}:
         raise ValueError(f"--config {file}: unknown option {name}{did_you_mean(name, KNOWN)}")
     return options
@@ -206,7 +206,7 @@ def reward_functions(run: RunArguments) -> list[Callable[..., list[float]]]:
 
 
 def _reward_function(name: str) -> Callable[..., Any]:
-    if name == "get_soft_overlong_punishment":  # a factory; the values of TRL's own script
+    if name == "get_soft_overlong_punishment":  # a factory, given the values of TRL's own script
         return trl.rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
     if hasattr(trl.rewards, name):
         return getattr(trl.rewards, name)

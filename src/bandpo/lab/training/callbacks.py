@@ -35,7 +35,7 @@ class MetricsLog(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "train_runtime" not in logs:
-            row = state.log_history[-1]  # `logs`, and the audit's detail
+            row = state.log_history[-1]  # it holds `logs` and the audit's detail
             self._folder.log({"step": state.global_step, **row})
 
 
@@ -49,7 +49,7 @@ class Scores(TrainerCallback):
         if state.global_step % self._every == 0:
             scores = {name: score for name, score in self._evaluate().items() if "@" in name}
             row = {"step": state.global_step, **scores}
-            state.log_history.append(row)  # and so into the next checkpoint
+            state.log_history.append(row)  # the next checkpoint saves it
             self._folder.log(row)
 
 

@@ -19,7 +19,7 @@ def seal(folder: Path, files: Iterable[Path]) -> None:
     """Write the sizes of files into the folder's manifest, once all of them are on the disk."""
     sizes: dict[str, int] = {}
     for file in sorted(files):
-        with file.open("rb") as opened:  # what is only in memory would be lost with the machine's power
+        with file.open("rb") as opened:  # a power cut loses what is in memory only
             os.fsync(opened.fileno())
         sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
     with replacing(folder / MANIFEST) as unfinished:
@@ -78,13 +78,13 @@ class WholeCheckpoints(Trainer):
             self._writing = False
         best = folder / f"checkpoint-{self.state.best_global_step}"
         if best == finished or best.is_dir():
-            # transformers has looked for it where this one was written
+            # transformers looked for it in the folder of this checkpoint
             self.state.best_model_checkpoint = str(best)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             self.state.save_to_json(str(unfinished / "trainer_state.json"))
             seal(unfinished, (file for file in unfinished.rglob("*") if file.is_file()))
-            remove(finished)  # of the same step, where transformers saves twice
+            remove(finished)  # transformers may save a step twice
             unfinished.replace(finished)
             if self.args.save_total_limit:
                 _rotate(folder, self.args.save_total_limit, {finished, best} if best.is_dir() else {finished})
@@ -93,12 +93,12 @@ class WholeCheckpoints(Trainer):
             self._push_from_checkpoint(str(finished))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The upload goes on beside the training: not from a folder that is about to be renamed.
+        # The upload runs beside the training, so it must not read a folder that is about to be renamed.
         if not self._writing:
             super()._push_from_checkpoint(checkpoint_folder)
 
     def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
-        # transformers looks whether the steps are done only after each of them: resumed there, it would add one.
+        # transformers asks only after a step whether all are done. A finished run that is resumed would get one more.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return [], None

@@ -100,7 +100,7 @@ class RunFolder:
         """
         if not self._main:
             return
-        self._settings = _settings(arguments)  # now: the training fills some of them in
+        self._settings = _settings(arguments)  # now, before the training fills some of them in
         used = any(not entry.name.startswith((LOCK, UNFINISHED)) for entry in self.path.iterdir())
         if used and not arguments.run.resume:
             raise ValueError(
@@ -122,7 +122,7 @@ class RunFolder:
     def _settings_before(self) -> dict[str, Any] | None:
         """The settings in config.yaml; None if it is damaged."""
         text = self._config.read_text(errors="replace")
-        if not text.endswith("\n...\n"):  # the end mark: half of a YAML file may well be YAML
+        if not text.endswith("\n...\n"):  # YAML's end mark: half of a file may be read too
             return None
         try:
             return dict(yaml.safe_load(text)["arguments"])
@@ -242,7 +242,7 @@ def _say(text: str) -> None:
 def _settings(arguments: Arguments) -> dict[str, Any]:
     """Every setting that shapes the trajectory, as YAML can hold it."""
     training = arguments.training.to_dict()
-    # Of the place and the moment, not of the run: the log folder's name holds the time.
+    # They tell where and when a run took place, and do not shape it. The log folder's name holds the time.
     for name in ("output_dir", "logging_dir", "run_name"):
         training.pop(name, None)
     run = asdict(arguments.run)

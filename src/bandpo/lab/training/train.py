@@ -143,7 +143,7 @@ def _trainer(
         "dtype": model.dtype,
         **cast("dict[str, Any]", training.model_init_kwargs or {}),
     }
-    training.disable_tqdm = True  # the bar is ours
+    training.disable_tqdm = True  # bandpo shows a bar of its own
     trainer = RunTrainer(
         model=path,
         reward_funcs=[*rewards, *filter(None, [run.reward_model_name_or_path])],
@@ -156,7 +156,7 @@ def _trainer(
         peft_config=get_peft_config(model),
     )
     trainer.remove_callback(PrinterCallback)
-    if not trainer.is_fsdp_enabled:  # which shards the parameters first
+    if not trainer.is_fsdp_enabled:  # FSDP makes it later, of sharded parameters
         try:
             trainer.create_optimizer()
         except (ValueError, TypeError) as error:
@@ -165,7 +165,7 @@ def _trainer(
         if getattr(callback, "_initialized", True) is False:
             try:
                 callback.setup(training, trainer.state, trainer.model)
-            except Exception as error:  # each service has its own
+            except Exception as error:  # each service has errors of its own
                 raise ValueError(f"report_to: {type(callback).__name__} cannot begin: {error}") from error
     return trainer, tokenizer
 
@@ -180,7 +180,7 @@ def load_data(arguments: Arguments) -> tuple[Any, Any]:
         if mixture.datasets:
             dataset = get_dataset(mixture)
         else:
-            load: Any = datasets.load_dataset  # its overloads want literal arguments
+            load: Any = datasets.load_dataset  # its overloads ask for literal arguments
             dataset = load(run.dataset_name, name=run.dataset_config, streaming=run.dataset_streaming)
     except (OSError, ValueError) as error:
         raise ValueError(f"dataset_name {run.dataset_name or mixture.datasets}: {error}") from error
@@ -207,7 +207,8 @@ def evaluation(
         tokenizer,
         prompts,
         n=run.eval_samples,
-        max_new_tokens=training.max_completion_length or 512,  # unlimited in TRL; not here
+        max_new_tokens=training.max_completion_length
+        or 512,  # TRL has no limit then; an evaluation needs one
         temperature=training.temperature,
         seed=EVALUATION_SEED,
         batch_size=training.per_device_eval_batch_size,

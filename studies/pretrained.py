@@ -1,0 +1,94 @@
+"""The page of the study of a pretrained model: its predictions first, then what `bandpo report` says.
+
+    bandpo study studies/pretrained.yaml --workers 1 --output-dir results/pretrained
+    python -m studies.pretrained results/pretrained
+
+The predictions stand in pretrained-predictions.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bandpo.diagnostics.page import Page, Section
+from bandpo.diagnostics.tables import Table
+from bandpo.lab.study.collect import Record, read_records
+from bandpo.lab.study.execute import read_results
+from bandpo.lab.study.plan import Study, parse_study
+from bandpo.lab.study.report import study_page
+from bandpo.lab.study.statistics import Interval, gaps
+from bandpo.lab.study.tables import signed
+from studies.network import SMALLEST, verdict
+from studies.network_report import save_page
+
+METRICS = ("AUC", "mean entropy", "pass@8")
+COMMITTED = "on 22 November 2026 (e1b2bb2)"
+"""Where git has the predictions."""
+
+
+def whole_seeds(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The results without seeds of which a run is missing: these are not looked at."""
+    study = parse_study(results["study"])
+    planned = study.reported({})
+    ended = {(r.experiment, r.arm, r.seed) for r in read_records(results)}
+    missing = {run.seed for run in planned if (run.experiment, run.arm, run.seed) not in ended}
+    return {**results, "runs": [run for run in results["runs"] if run["seed"] not in missing]}
+
+
+def pairs(study: Study, records: Sequence[Record], arm: str, metric: str) -> list[float]:
+    """An arm minus the baseline, for each rate and each seed."""
+    return [
+        gap
+        for experiment in study.experiments
+        for gap in gaps(records, experiment, arm, study.baseline, metric).values()
+    ]
+
+
+def pretrained_page(results: Mapping[str, Any]) -> Page:
+    """The whole report, of the seeds that ended whole."""
+    whole = whole_seeds(results)
+    study, records, rows = parse_study(whole["study"]), read_records(whole), []
+    compared = [
+        (arm, metric, pairs(study, records, arm, metric))
+        for arm in study.arms
+        for metric in METRICS
+        if arm != study.baseline
+    ]
+    for arm, metric, apart in compared:
+        if len(apart) > 1:
+            interval, _ = Interval.from_gaps(apart)
+            # Pairs that are all alike, as coarse scores may be, have no interval and decide nothing.
+            said = verdict(interval, "equal") if len(set(apart)) > 1 else "undecided"
+            rows.append([arm, metric, signed(interval), said])
+    page = study_page(whole)
+    section = Section(
+        "Predictions",
+        [
+            f"No arm was expected to differ from {study.baseline} by {SMALLEST} or more. This was committed "
+            f"{COMMITTED}, before any two arms could be compared.",
+            Table(
+                ["arm", "metric", f"difference from {study.baseline}", "verdict"],
+                rows,
+                f"Means over {len(compared[0][-1])} pairs of runs with equal seed and rate, with Student's interval of "
+                "95 % over the pairs, which are taken as independent.",
+                prose=True,
+            ),
+        ],
+    )
+    counts = ", ".join(f"{count} {said}" for said, count in Counter(row[-1] for row in rows).items())
+    lead = f"Of its {len(rows)} predictions: {counts}." if rows else "No two runs can be compared yet."
+    return Page(page.title, [page.lead[0], lead, *page.lead[1:]], [section, *page.sections])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write ``report.md`` and ``report.html`` beside a ``results.json``."""
+    [folder] = map(Path, sys.argv[1:] if arguments is None else arguments)
+    save_page(pretrained_page(read_results(folder)), folder)
+
+
+if __name__ == "__main__":
+    main()
