@@ -26,8 +26,6 @@ from studies.network import SMALLEST, verdict
 from studies.network_report import save_page
 
 METRICS = ("AUC", "mean entropy", "pass@8")
-COMMITTED = "on 22 November 2026 (e1b2bb2)"
-"""Where git has the predictions."""
 
 
 def whole_seeds(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,8 +66,9 @@ def pretrained_page(results: Mapping[str, Any]) -> Page:
     section = Section(
         "Predictions",
         [
-            f"No arm was expected to differ from {study.baseline} by {SMALLEST} or more. This was committed "
-            f"{COMMITTED}, before any two arms could be compared.",
+            f"No arm was expected to differ from {study.baseline} by {SMALLEST} or more. This was written on 22 "
+            "November 2026, before any two arms could be compared. You have our word for it: the commits of that day, "
+            "of the predictions and of the code that ran, did not reach this repository. git has both since the results.",
             Table(
                 ["arm", "metric", f"difference from {study.baseline}", "verdict"],
                 rows,

@@ -406,6 +406,41 @@ def test_where_says_whether_the_rule_can_matter(options, said):
     assert said in " ".join(result.output.split()).replace("Can the upper side matter? ", "")
 
 
+@pytest.mark.parametrize(
+    ("run", "upper", "setting"),
+    [
+        (
+            Placement(0.0005, 512, 64, ADAM, (0.1, 0.1)),
+            "Not clear. The theory says yes, but at the nearest place of the map Band's upper side costs (-0.09 ±",
+            "A tight upper bound",
+        ),
+        (Placement(0.0005, 512, 64, ADAM), "Not clear. The theory says perhaps, but", "A tight upper bound"),
+        (Placement(0.0005, 512, 4, ADAM), "Not clear. The theory says no, but", "A tight upper bound"),
+        (
+            Placement(0.0005, 128, 16, Optimizer(0.95, adam=True)),
+            "Not clear. The theory says no, but at the nearest place of the map Band's upper side gains",
+            "Your rule, or method",
+        ),
+        # No place speaks of a run in which the rule does nothing: each has a rate at which clip 0.2 acts.
+        (Placement(0.0005, 512, 64, ADAM, (0.001, 0.001)), "No. With 64 updates", "Keep your rule"),
+        (Placement(0.0005, 512, 4, ADAM, rule=FixedClip(0.2, math.inf)), "No. Your rule", "Keep your rule"),
+        # Nor does one that is far away: four times the batch.
+        (Placement(0.0005, 2048, 4, ADAM), "No. Your batch is over", "Keep your rule"),
+    ],
+)  # fmt: skip
+def test_where_the_map_contradicts_the_theory_it_says_so(run, upper, setting):
+    said = dict(advice(run, measured=run.lift is not None))
+    assert said["Can the upper side matter?"].startswith(upper)
+    assert said["What to set"].startswith(setting)
+
+
+def test_the_nearest_place_of_two_stages_is_named_where_it_is_near():
+    two_stages = "worth nothing until half-time, and all after it: +0.04 ± 0.01."
+    near, far = (advice(Placement(p, 128, 4, ADAM), measured=False) for p in (0.01, 0.002))
+    assert two_stages in dict(near)["Nearest in the map"]
+    assert "half-time" not in dict(far)["Nearest in the map"]
+
+
 def test_where_refuses_two_measurements():
     result = CliRunner().invoke(app, [*WHERE, "--lift", "0.1", "--clip-high", "0.1"])
     assert "leave one out" in str(result.exception)

@@ -16,6 +16,7 @@ from bandpo.lab.study.plan import Study, parse_study
 from bandpo.lab.study.report import study_page
 from bandpo.lab.study.statistics import Contrast, Interval, by_seed, differences
 from bandpo.lab.tasks import multiplication
+from studies.network import SMALLEST
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "clipping"
@@ -98,7 +99,9 @@ def test_what_the_account_says_in_words_is_the_data_s():
 
 def test_every_number_of_the_faq_s_account_is_the_data_s():
     upper = contrast("Band above, clip below", "Clip-Higher", "mean@32").overall
-    expected = [f"{value:+.3f}" for value in (upper.mean, upper.low, upper.high)]
+    pretrained = parse_study((ROOT / "studies/pretrained.yaml").read_text())
+    expected = [str(pretrained.options["steps_per_generation"]), f"{SMALLEST}"]
+    expected += [f"{value:+.3f}" for value in (upper.mean, upper.low, upper.high)]
     said = section("docs/faq.md", "Is Band better than Clip-Higher?")
     assert re.findall(NUMBER, said.replace("1.5B to 8B", "")) == expected  # sizes of the paper's models
     assert re.findall(NUMBER, section("docs/faq.md", "Does Band keep entropy up?")) == lower_side()

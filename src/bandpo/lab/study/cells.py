@@ -358,14 +358,14 @@ def summary(header: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
     rows = []
     for setting, rules in scores(cells).items():
         gap = {
-            rule: [round(x, 3) for x in difference(cells, setting, rule, BASELINE)]
+            rule: [round(x, 4) for x in difference(cells, setting, rule, BASELINE)]
             for rule in rules
             if rule != BASELINE and BASELINE in rules
         }
         rows.append(
             {
                 "setting": asdict(setting),
-                "auc": {rule: round(score.auc, 3) for rule, score in rules.items()},
+                "auc": {rule: round(score.auc, 4) for rule, score in rules.items()},
                 "minus clip 0.2": gap,
             }
         )

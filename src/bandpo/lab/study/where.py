@@ -17,6 +17,8 @@ from bandpo.lab.study.theory import PLENTY, SCARCE, Placement
 
 FAR = 2.0
 """A run is outside of the map where its tail, batch or updates are off by more than this factor from all of it."""
+COUNTS = 0.02
+"""A difference between two rules in the map counts if it is greater than this, and greater than its error."""
 
 
 def advice(run: Placement, measured: bool) -> list[tuple[str, str]]:
@@ -43,31 +45,44 @@ def _nats(lift: tuple[float, float]) -> str:
 
 
 def _upper(run: Placement) -> str:
+    word, why = _theory(run)
+    difference = _against_theory(run)
+    if not difference:
+        return f"{word}. {why}"
+    return (
+        f"Not clear. The theory says {word.lower()}, but at the nearest place of the map Band's upper side "
+        f"{'gains' if difference[0] > 0 else 'costs'} ({_signed(difference)}). {why}"
+    )
+
+
+def _theory(run: Placement) -> tuple[str, str]:
+    """Its answer in a word or two, and the reason."""
     draws = f"A batch draws the tail {run.draws:.2g} times"
     momentum = f"momentum carries a blocked token on for up to {run.optimizer.overshoot:g} updates"
     if run.supply == "plenty":
-        return f"No. {draws}. From {PLENTY:g} draws on the map shows no difference between rules."
+        return "No", f"{draws}. From {PLENTY:g} draws on the map shows no difference between rules."
     if run.updates == 1:
-        return "No. With one update on a batch every ratio is 1, and no rule acts."
+        return "No", "With one update on a batch every ratio is 1, and no rule acts."
     if math.isinf(run.bound):
-        return "No. Your rule has no upper bound, so it holds nothing back."
+        return "No", "Your rule has no upper bound, so it holds nothing back."
     if math.isinf(run.binding_lift):
-        return f"No. Your batch is over after {run.updates} updates, and {momentum}."
+        return "No", f"Your batch is over after {run.updates} updates, and {momentum}."
     bound = (
         f"With {run.updates} updates the bound of {run.bound:.3g} holds a rare winner back if one update lifts it by "
         f"more than {run.binding_lift:.2g} nats"
     )
     if run.binds is None:
         lift = f"is roughly {_nats(run.lift)}" if run.lift else "is not known"
-        return f"Perhaps. {draws}. {bound}. The lift of your run {lift}."
+        return "Perhaps", f"{draws}. {bound}. The lift of your run {lift}."
     assert run.lift is not None
     if not run.binds:
-        return f"No. {bound}. Your run's lift is {_nats(run.lift)}."
-    few = f"under {SCARCE:g}" if run.supply == "scarce" else f"{SCARCE:g} to {PLENTY:g}"
-    size = "large differences, most of them gains" if run.supply == "scarce" else "small differences"
+        return "No", f"{bound}. Your run's lift is {_nats(run.lift)}."
+    scarce = run.supply == "scarce"
+    few = f"under {SCARCE:g}" if scarce else f"{SCARCE:g} to {PLENTY:g}"
+    size = "large differences, most of them gains" if scarce else "small differences"
     return (
-        f"{'Yes' if run.supply == 'scarce' else 'A little'}. {bound}. Your run's lift is {_nats(run.lift)}. {draws}; "
-        f"at {few} draws the map shows {size}."
+        "Yes" if scarce else "A little",
+        f"{bound}. Your run's lift is {_nats(run.lift)}. {draws}; at {few} draws the map shows {size}.",
     )
 
 
@@ -88,32 +103,66 @@ def _lower(run: Placement) -> str:
 
 
 def _setting(run: Placement) -> str:
-    if run.verdict in ("yes", "a little"):
-        return 'method "BandAbove()", at your rate and at half of it.'
+    difference = _against_theory(run)
+    if difference and difference[0] > 0:
+        return 'Your rule, or method "BandAbove()" at your rate and at half of it. Compare both.'
+    if difference:
+        return "A tight upper bound, such as clip 0.2's. More samples in a batch find a rare tail sooner."
+    if run.verdict == "no":
+        return "Keep your rule. More samples in a batch find a rare tail sooner."
     if run.verdict == "open":
         return 'Nothing yet. Audit one run first. If it clips rare winners, try method "BandAbove()".'
-    return "Keep your rule. More samples in a batch find a rare tail sooner."
+    return 'method "BandAbove()", at your rate and at half of it.'
+
+
+def _against_theory(run: Placement) -> tuple[float, float] | None:
+    """What Band's upper side brings at the nearest place of the map, and its error, if that contradicts the theory."""
+    row, near = _place(run, "rare arm")
+    gap, half = row["minus clip 0.2"][UPPER]
+    if not near or abs(gap) <= max(COUNTS, half):
+        return None
+    if run.verdict != "no":
+        return (gap, half) if gap < 0 else None
+    # Places have rates at which clip 0.2 does best. They say nothing of a run whose lift never meets its bound, nor of
+    # one that has no bound to meet.
+    idle = (
+        run.updates == 1 or math.isinf(run.bound) or (run.binds is False and math.isfinite(run.binding_lift))
+    )
+    return None if idle else (gap, half)
 
 
 def _nearest(run: Placement) -> str:
-    kind = [
-        row
-        for row in shipped_summary()["settings"]
-        if row["setting"]["world"] == "rare arm" and row["setting"]["optimizer"] == _name(run)
-    ]
-    # Draws would not do: at equal draws a large batch does not behave like a small one.
-    row, near = _closest(
-        (run.tail, run.batch, run.updates),
-        kind,
-        lambda row: [row["setting"][name] for name in ("p", "samples", "updates")],
-    )
-    s, auc, (gap, half) = row["setting"], row["auc"], row["minus clip 0.2"][UPPER]
+    row, near = _place(run, "rare arm")
+    s, auc = row["setting"], row["auc"]
     where = f"p = {s['p']:g}, {s['samples']} samples, {s['updates']} updates, {s['optimizer']}"
     if not near:
         return f"None: your run lies outside of it. The closest place has {where}."
-    return (
+    said = (
         f"{where}: mean reward {auc[BASELINE]:.2f} with {BASELINE}, {auc[BAND]:.2f} with {BAND}, {auc[UPPER]:.2f} with "
-        f"{UPPER} (against clip {gap:+.2f} ± {half:.2f}), each at its own best learning rate."
+        f"{UPPER} (against clip {_signed(row['minus clip 0.2'][UPPER])}), each at its own best learning rate."
+    )
+    row, near = _place(run, "two stages")
+    if near and row["setting"]["optimizer"] == _name(run):
+        said += (
+            " Where the rare strategy is worth nothing until half-time, and all after it: "
+            f"{_signed(row['minus clip 0.2'][UPPER])}."
+        )
+    return said
+
+
+def _signed(difference: Sequence[float]) -> str:
+    return "{:+.2f} ± {:.2f}".format(*difference)
+
+
+def _place(run: Placement, world: str) -> tuple[Mapping[str, Any], bool]:
+    """The place of one of the map's worlds that is closest to a run's, and whether it is near."""
+    settings = [row for row in shipped_summary()["settings"] if row["setting"]["world"] == world]
+    alike = [row for row in settings if row["setting"]["optimizer"] == _name(run)]
+    # Draws would not do: at equal draws a large batch does not behave like a small one.
+    return _closest(
+        (run.tail, run.batch, run.updates),
+        alike or settings,
+        lambda row: [row["setting"][name] for name in ("p", "samples", "updates")],
     )
 
 
