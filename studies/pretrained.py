@@ -68,7 +68,8 @@ def pretrained_page(results: Mapping[str, Any]) -> Page:
         [
             f"No arm was expected to differ from {study.baseline} by {SMALLEST} or more. This was written on 22 "
             "November 2026, before any two arms could be compared. You have our word for it: the commits of that day, "
-            "of the predictions and of the code that ran, did not reach this repository. git has both since the results.",
+            "of the predictions and of the code that ran, did not reach this repository. git has both since the "
+            "results.",
             Table(
                 ["arm", "metric", f"difference from {study.baseline}", "verdict"],
                 rows,
