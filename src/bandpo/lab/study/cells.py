@@ -217,12 +217,12 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
                 "choose another --output_dir"
             )
         done = {(cell.setting, cell.rule) for cell in cells}
-        _drop_unfinished_line(file)
+        drop_unfinished_line(file)
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_line({**plan.header, "versions": _versions()}))
     todo = [cell for cell in plan.todo if cell not in done]
-    with ProcessPoolExecutor(workers, get_context("spawn"), _at_work) as pool, file.open("a") as lines:
+    with ProcessPoolExecutor(workers, get_context("spawn"), at_work) as pool, file.open("a") as lines:
         running = [pool.submit(run_cell, plan, *cell) for cell in todo]
         try:
             for count, ended in enumerate(as_completed(running), start=len(done) + 1):
@@ -234,7 +234,8 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
             raise
 
 
-def _at_work() -> None:
+def at_work() -> None:
+    """Make this process one of a pool: one thread, deaf to interrupts, gone with its parent."""
     end_with_owner()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the map, and says so
@@ -244,7 +245,8 @@ def _line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _drop_unfinished_line(file: Path) -> None:
+def drop_unfinished_line(file: Path) -> None:
+    """Remove what a kill has left of a line, so that the next one starts on its own."""
     text = file.read_bytes()
     if not text.endswith(b"\n"):
         file.write_bytes(text[: text.rfind(b"\n") + 1])
@@ -307,7 +309,8 @@ class Score:
     """AUC at the rate that is best for clip 0.2."""
 
 
-def _half_width(values: np.ndarray) -> float:
+def half_width(values: np.ndarray) -> float:
+    """Half of the 95 % interval of a mean over seeds: Student's."""
     n = len(values)
     return float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
 
@@ -332,7 +335,7 @@ def _score(cell: Cell, common: int | None) -> Score:
     best, fitted = _best(cell), cross_fitted(cell)
     return Score(
         auc=float(fitted.mean()),
-        half_width=_half_width(fitted),
+        half_width=half_width(fitted),
         rate=cell.rates[best],
         at_best=float(np.mean(cell.auc[best])),
         at_edge=best in (0, len(cell.rates) - 1),
@@ -350,7 +353,7 @@ def difference(cells: Sequence[Cell], setting: Setting, rule: str, minus: str) -
         next(cross_fitted(cell) for cell in cells if (cell.setting, cell.rule) == (setting, name))
         for name in (rule, minus)
     )
-    return float((ours - theirs).mean()), _half_width(ours - theirs)
+    return float((ours - theirs).mean()), half_width(ours - theirs)
 
 
 def summary(header: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
