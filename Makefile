@@ -50,8 +50,9 @@ mutation: $(DEV)
 	$(BIN)/mutmut run --max-children 1
 	$(BIN)/mutmut results
 
+# Without --quiet: it would hide warnings from the strict mode that counts them.
 docs: $(DEV)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir build/site
 
 # Builds twice and compares, checks what is inside, installs into an empty environment. With EXTRAS=--extras also
 # resolves each extra, which depends on what the index has that day.
