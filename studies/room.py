@@ -62,7 +62,7 @@ class RoomFor(ClipRule):
 
     >>> rule = RoomFor(rare=True)
     >>> [round(x, 2) for x in rule.bounds(torch.tensor([0.01, 0.06]).log()).upper.tolist()]
-    [9.97, 1.2]
+    [7.81, 1.2]
     """
 
     rare: bool

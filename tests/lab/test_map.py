@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Sides, Unclipped
 from bandpo.cli.app import app
+from bandpo.diagnostics.files import locked
 from bandpo.lab.study import cells as cells_module
 from bandpo.lab.study.cells import (
     BAND,
@@ -373,6 +374,12 @@ def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, dr
     assert result.exit_code == 0, result.output
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "map.md").read_text() == all_map_tables(drawn)
+
+
+def test_a_folder_takes_one_map_at_a_time(tmp_path):
+    with locked(tmp_path):
+        result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
+    assert "another process is writing" in str(result.exception)
 
 
 WHERE = ["study", "where", "--tail", "0.002", "--batch", "128", "--updates", "16"]

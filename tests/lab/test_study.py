@@ -15,6 +15,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from bandpo.cli.app import app
+from bandpo.diagnostics.files import locked
 from bandpo.lab.study.afterwards import parse_afterwards
 from bandpo.lab.study.collect import Record, batches_to_half, read_records
 from bandpo.lab.study.execute import Execution
@@ -447,6 +448,13 @@ def test_another_study_does_not_take_over_a_folder(tmp_path):
     (tmp_path / "study.yaml").write_text("another")
     with pytest.raises(ValueError, match="choose another --output_dir"):
         Execution(study, text, tmp_path, partial(on_cores, workers=1))()
+
+
+def test_a_folder_takes_one_study_at_a_time(tmp_path):
+    study, text = study_of(tmp_path)
+    with locked(tmp_path), pytest.raises(BlockingIOError, match="another process is writing"):
+        Execution(study, text, tmp_path, partial(on_cores, workers=1))()
+    assert not (tmp_path / "study.yaml").exists()
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def map_command(
     from rich.console import Console
     from tqdm import tqdm
 
-    from bandpo.diagnostics.files import replacing
+    from bandpo.diagnostics.files import locked, replacing
     from bandpo.diagnostics.style import save_figure
     from bandpo.lab.study.cells import Plan, read_map, run_map
     from bandpo.lab.study.map_figure import draw_map
@@ -112,8 +112,9 @@ def map_command(
     plan = Plan.of_size(size.value)
     folder = output_dir or Path("runs") / f"map-{size.value}"
     file = folder / "map.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with tqdm(total=len(plan.todo), unit="cell") as bar:
+        with locked(folder), tqdm(total=len(plan.todo), unit="cell") as bar:
             for count, cell in run_map(plan, file, workers):
                 bar.update(count - bar.n)
                 bar.set_postfix_str(f"{cell.setting}; {cell.rule}")

@@ -43,6 +43,24 @@ def replacing(path: Path) -> Generator[Path, None, None]:
         remove(unfinished)
 
 
+@contextmanager
+def locked(folder: Path) -> Generator[None, None, None]:
+    """Keep other processes that lock a folder out of it, until the block or the process ends.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise BlockingIOError(
+            f"another process is writing to {folder}: wait for it, or choose another folder"
+        ) from error
+
+
 def remove(path: Path) -> None:
     """Remove a file, or a folder with all that is in it, if it is there."""
     if path.is_dir() and not path.is_symlink():

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
-from bandpo.diagnostics.files import read_jsonl
+from bandpo.diagnostics.files import locked, read_jsonl
 from bandpo.lab.evals.generate import GenerationError, Generator
 from bandpo.lab.evals.grading import grade
 from bandpo.lab.evals.problems import EvalProblem, fingerprint
@@ -88,7 +87,7 @@ def evaluate(
         "data": fingerprint(problems),
         "sampling": asdict(generator.sampling),
     }
-    with _locked(folder):
+    with locked(folder):
         _check_settings(folder / SETTINGS, identity)
         positions = {(p.id, j): i * n + j for i, p in enumerate(problems) for j in range(n)}
         done = _read_done(folder / SAMPLES, positions)
@@ -191,16 +190,3 @@ def _check_settings(path: Path, identity: dict[str, Any]) -> None:
                 f"{path.parent} holds a run with {key} = {earlier.get(key)}, not {identity.get(key)}: "
                 "choose another folder, or the settings of that run to go on with it"
             )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise BlockingIOError(
-            f"another process is writing to {folder}: wait for it, or choose another folder"
-        ) from error

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from bandpo.diagnostics.files import replacing
+from bandpo.diagnostics.files import locked, replacing
 from bandpo.lab.study.collect import collect_run, read_records, versions
 from bandpo.lab.study.jobs import Job, Outcome
 from bandpo.lab.study.plan import PREPARED, Run, Study
@@ -54,7 +54,13 @@ class Execution:
         Raises:
             ValueError: the folder holds another study, a run's settings are refused (before any run is started), or
                 what is to be prepared fails.
+            BlockingIOError: another process runs the study in this folder.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            return self._execute()
+
+    def _execute(self) -> dict[str, Any]:
         self._open()
         searches = self.study.searches()
         self._check([*searches, *self.study.reported(_anything(self.study))])
@@ -90,7 +96,6 @@ class Execution:
                     "study are fixed before it runs, so choose another --output_dir"
                 )
         self._ended = {_key(record): record for record in self._results["runs"]}
-        self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(kept) as unfinished:
             unfinished.write_text(self.text)
 
