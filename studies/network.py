@@ -211,12 +211,14 @@ def at_best_rates(runs: Sequence[Scored], world: str) -> dict[str, np.ndarray]:
     }
 
 
-def effects(runs: Sequence[Scored]) -> list[tuple[Prediction, Effect]]:
+def effects(
+    runs: Sequence[Scored], predictions: Sequence[Prediction] = PREDICTIONS
+) -> list[tuple[Prediction, Effect]]:
     """Every prediction about a world of which all runs have ended, with the effect that was measured."""
     scores = {world: at_best_rates(runs, world) for world in {run.world for run in runs}}
     return [
         (p, effect(scores[p.world][p.arm], scores[p.world][p.minus]))
-        for p in PREDICTIONS
+        for p in predictions
         if p.world in scores
     ]
 

@@ -324,14 +324,16 @@ def test_every_figure_of_the_page_is_the_data_s():
     auc, by_side = curves(runs, "AUC"), {w: sides(runs, w) for w in dict.fromkeys(run.world for run in runs)}
     wide = effect(*(auc["active", arm].cross_fitted() for arm in ("as wide as Band", "clip 0.2")))
     alone = [e for one in RESULTS for _, e in effects(scored(one))]
+    room = scored(read_results(FOLDER.parent / "results/network-room"))
     known = (
         [e for _, e in effects(runs)]
         + alone
         + [wide]
+        + [e for _, e in effects(room, network_room.PREDICTIONS)]
         + [e for each in by_side.values() for e in each.values()]
     )
     found = re.findall(r"[+-]0\.\d{3} \[[^]]*\]", said)
-    assert len(found) == 24
+    assert len(found) == 27
     assert set(found) <= set(map(str, known))
     names = {"the paper's geometry": "paper"} | {name: name for name in ("plenty", "active", "two stages")}
     rows = re.findall(r"^\| ([a-z' ]+) \| \d+ \| [\d.]+ \| \d+ \| (.*) \| (.*) \|$", said, re.M)

@@ -9,7 +9,9 @@ import torch
 
 pytest.importorskip("scipy")
 from bandpo.lab.study.cells import BASELINE, UPPER, half_width, read_map, scores
-from studies import room
+from bandpo.lab.study.execute import read_results
+from bandpo.lab.study.plan import parse_study
+from studies import network_room, room
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +50,38 @@ def test_the_places_are_those_of_the_map_in_which_the_upper_side_costs_and_gains
     for setting in [*room.COSTS, *room.GAINS]:
         apart = table[setting][UPPER].auc - table[setting][BASELINE].auc
         assert (apart > 0.02) == (setting in room.GAINS)
+
+
+def test_the_networks_predictions_are_those_of_their_page():
+    page = (ROOT / "studies/network-room-predictions.md").read_text()
+    said = [tuple(row.split(" | ")[:5]) for row in re.findall(r"^\| (plenty .*) \|$", page, re.M)]
+    assert said == [(p.world, p.arm, p.minus, p.metric, p.expects) for p in network_room.PREDICTIONS]
+
+
+def test_the_networks_world_is_plenty_with_other_seeds():
+    one, other = (
+        parse_study((ROOT / f"studies/{name}.yaml").read_text()) for name in ("network", "network-room")
+    )
+    assert other.options == one.options
+    plenty = {name: e for name, e in one.experiments.items() if e.world == "plenty"}
+    assert plenty.keys() == other.experiments.keys()
+    for name, there in plenty.items():
+        here = other.experiments[name]
+        assert (here.options, here.point) == (there.options, there.point)
+        assert not set(here.seeds) & set(there.seeds)
+
+
+def test_the_page_says_what_the_network_found(capsys):
+    folder = ROOT / "results/network-room"
+    results = read_results(folder)
+    assert len(results["runs"]) == 120
+    assert results["failed"] == []
+    network_room.main([str(folder)])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    said = (ROOT / "docs/when.md").read_text().partition("**Rare tokens make it.**")[2].partition("\n- ")[0]
+    found = network_room.rows(results)
+    assert re.findall(r"[-+]0\.\d+ \[.*?\]", " ".join(said.split())) == [row[2] for row in found]
+    assert {row[4] for row in found} == {"held"}
 
 
 def test_the_pages_say_what_was_found():
