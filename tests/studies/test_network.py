@@ -13,10 +13,11 @@ import torch
 pytest.importorskip("trl")
 from bandpo import Band, parse_rule
 from bandpo.lab.study.collect import Record
+from bandpo.lab.study.execute import read_results
 from bandpo.lab.study.plan import parse_study
 from bandpo.lab.study.where import networks
 from bandpo.lab.tasks.multiplication import problems
-from studies import momentum, network_report
+from studies import momentum, network_report, network_room
 from studies.mirror import Mirror
 from studies.network import (
     ABOVE,
