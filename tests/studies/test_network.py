@@ -334,7 +334,7 @@ def test_every_figure_of_the_page_is_the_data_s():
         + [e for each in by_side.values() for e in each.values()]
     )
     found = re.findall(r"[+-]0\.\d{3} \[[^]]*\]", said)
-    assert len(found) == 27
+    assert len(found) == 28
     assert set(found) <= set(map(str, known))
     names = {"the paper's geometry": "paper"} | {name: name for name in ("plenty", "active", "two stages")}
     rows = re.findall(r"^\| ([a-z' ]+) \| \d+ \| [\d.]+ \| \d+ \| (.*) \| (.*) \|$", said, re.M)
