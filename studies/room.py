@@ -16,15 +16,12 @@ seeds:
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +30,7 @@ from torch import Tensor
 
 from bandpo.bounds import RatioBounds
 from bandpo.clipping import ClipRule
-from bandpo.diagnostics.files import read_jsonl
+from bandpo.diagnostics.files import drop_unfinished_line, read_jsonl
 from bandpo.lab.study.cells import (
     BASELINE,
     OPTIMIZERS,
@@ -43,10 +40,9 @@ from bandpo.lab.study.cells import (
     Cell,
     Plan,
     Setting,
-    at_work,
     cross_fitted,
-    drop_unfinished_line,
     half_width,
+    lines_of,
 )
 from bandpo.lab.study.tabular import simulate
 
@@ -114,8 +110,18 @@ def planned() -> list[Look]:
     return looks + [Look(setting, False, arm) for setting in COSTS[:3] for arm in ARMS]
 
 
-def look(what: Look) -> dict[str, Any]:
-    """A line of the file: for every seed the AUC at the rate that is best on other seeds, and the best rate of all."""
+@dataclass(frozen=True)
+class Seen(Look):
+    """What came of a look: a line of the file."""
+
+    rate: float
+    """The best over all seeds."""
+    auc: Sequence[float]
+    """For each seed, at the rate that is best on other seeds."""
+
+
+def look(what: Look) -> Seen:
+    """Simulate."""
     at = what.setting
     world = WORLDS[at.world](at.p)
     if not what.accidents:
@@ -126,23 +132,22 @@ def look(what: Look) -> dict[str, Any]:
         world, ARMS[what.arm], OPTIMIZERS[at.optimizer], rates, seeds=SEEDS, samples=at.samples, updates=at.updates
     ).auc.double()  # fmt: skip
     cell = Cell(at, what.arm, rates, found.tolist(), half=[], lost=[], entropy=[], entropy_at_end=[])
-    return asdict(what) | {
-        "rate": rates[int(found.mean(1).argmax())],
-        "auc": cross_fitted(cell).round(4).tolist(),
-    }
+    best = rates[int(found.mean(1).argmax())]
+    return Seen(at, what.accidents, what.arm, best, cross_fitted(cell).round(4).tolist())
 
 
-def read() -> dict[Look, dict[str, Any]]:
+def read() -> dict[Look, Seen]:
     """What the file has."""
     lines = [line for _, line in read_jsonl(RESULTS)] if RESULTS.exists() else []
-    return {Look(Setting(**line["setting"]), line["accidents"], line["arm"]): line for line in lines}
+    seen = [Seen(**{**line, "setting": Setting(**line["setting"])}) for line in lines]
+    return {Look(one.setting, one.accidents, one.arm): one for one in seen}
 
 
-def rows(found: Mapping[Look, Mapping[str, Any]]) -> list[list[str]]:
+def rows(found: Mapping[Look, Seen]) -> list[list[str]]:
     """For each place: clip 0.2's mean reward, and what is added when some tokens get Band's upper bound."""
     table = []
     for setting, accidents in dict.fromkeys((look.setting, look.accidents) for look in planned()):
-        scores = {arm: np.array(found[Look(setting, accidents, arm)]["auc"]) for arm in ARMS}
+        scores = {arm: np.array(found[Look(setting, accidents, arm)].auc) for arm in ARMS}
         clip = scores.pop(BASELINE)
         table.append([
             str(setting) + ("" if accidents else ", no accidents"),
@@ -158,18 +163,9 @@ def main() -> None:
         drop_unfinished_line(RESULTS)
     found = read()
     todo = [what for what in planned() if what not in found]
-    with (
-        ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), at_work) as pool,
-        RESULTS.open("a") as file,
-    ):
-        running = [pool.submit(look, what) for what in todo]
-        try:
-            for ended in track(as_completed(running), total=len(running)):
-                file.write(json.dumps(ended.result(), ensure_ascii=False) + "\n")
-                file.flush()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    calls = [partial(look, what) for what in todo]
+    for _ in track(lines_of(calls, RESULTS, os.cpu_count() or 1), total=len(calls)):
+        pass
     for row in rows(read()):
         print("| " + " | ".join(row) + " |")
 

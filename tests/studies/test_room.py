@@ -37,8 +37,8 @@ def test_a_look_without_accidents_rewards_no_wrong_answer(monkeypatch):
     monkeypatch.setattr(room, "simulate", simulate)
     for accidents in (True, False):
         found = room.look(room.Look(room.COSTS[3], accidents, "rare tokens"))
-        assert len(found["auc"]) == 2
-        assert found["setting"]["optimizer"] == "Adam, β1 = 0.95"
+        assert len(found.auc) == 2
+        assert found.setting.optimizer == "Adam, β1 = 0.95"
     with_accidents, without = seen
     assert with_accidents == [(0.97, *[0.05] * 15)]
     assert without == [[0.97, *[0.0] * 15]]
@@ -92,7 +92,7 @@ def test_the_pages_say_what_was_found():
         assert "| " + " | ".join(row) + " |" in theory
 
     def gap(setting, arm, minus=BASELINE):
-        ours, theirs = (np.array(found[room.Look(setting, True, name)]["auc"]) for name in (arm, minus))
+        ours, theirs = (np.array(found[room.Look(setting, True, name)].auc) for name in (arm, minus))
         mean, half = (ours - theirs).mean(), half_width(ours - theirs)
         return mean - half, mean, mean + half
 
@@ -111,7 +111,7 @@ def test_the_pages_say_what_was_found():
     assert (sum(low > 0 for low, _, _ in rare), sum(high < 0 for _, _, high in rare)) == (4, 1)
     for look, line in found.items():
         if not look.accidents:
-            clip = found[room.Look(look.setting, False, BASELINE)]["auc"]
-            assert abs(np.mean(line["auc"]) - np.mean(clip)) < 0.005
+            clip = found[room.Look(look.setting, False, BASELINE)].auc
+            assert abs(np.mean(line.auc) - np.mean(clip)) < 0.005
     page = (ROOT / "docs/when.md").read_text()
     assert len(re.findall("Room for rare tokens alone is better", page)) == 1

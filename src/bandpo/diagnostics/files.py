@@ -116,6 +116,13 @@ def read_jsonl(
                 return  # what is written later belongs to this line
 
 
+def drop_unfinished_line(path: Path) -> None:
+    """Remove what a kill has left of a file's last line, so that the next line starts on its own."""
+    end = path.read_bytes().rfind(b"\n") + 1
+    with path.open("r+b") as file:
+        file.truncate(end)
+
+
 def read_yaml(text: str, what: str) -> dict[str, Any]:
     """The keys and values of a YAML file; an empty one has none.
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from bandpo.diagnostics.files import locked, read_jsonl
+from bandpo.diagnostics.files import drop_unfinished_line, locked, read_jsonl
 from bandpo.lab.evals.generate import GenerationError, Generator
 from bandpo.lab.evals.grading import grade
 from bandpo.lab.evals.problems import EvalProblem, fingerprint
@@ -165,9 +165,7 @@ def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int
     done: dict[int, Sample] = {}
     if not path.exists():
         return done
-    content = path.read_bytes()
-    with path.open("r+b") as file:  # removes a last line that a kill has cut: it is drawn again
-        file.truncate(content.rfind(b"\n") + 1)
+    drop_unfinished_line(path)  # its sample is drawn again
     for number, sample in _parse(path):
         position = positions.get((sample.problem, sample.sample))
         if position is None or position in done:

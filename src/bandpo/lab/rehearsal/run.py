@@ -33,28 +33,26 @@ def environment(folder: Path) -> dict[str, str]:
     """The environment of a rehearsal; Ray hands it to every process."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
     modules = [inherited.get("VERL_USE_EXTERNAL_MODULES", ""), "bandpo.lab.rehearsal.cpu"]
-    return (
-        inherited
-        | {
-            files.FOLDER: str(folder),
-            "VERL_PLATFORM": "cpu",
-            "VERL_ENGINE_DEVICE": "cuda",  # verl registers its FSDP2 engine for GPUs only; on a CPU it runs unchanged
-            "VERL_USE_EXTERNAL_MODULES": ",".join(filter(None, modules)),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "HYDRA_FULL_ERROR": "1",
-            "PYTHONUNBUFFERED": "1",
-            # A private token, so that nobody else gets in and none is left in the user's home.
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_DEDUP_LOGS": "0",
-            "RAY_COLOR_PREFIX": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_prestart_worker_first_driver": "0",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-    )
+    return inherited | {
+        files.FOLDER: str(folder),
+        "VERL_PLATFORM": "cpu",
+        # verl registers its FSDP2 engine for GPUs only; on a CPU it runs unchanged.
+        "VERL_ENGINE_DEVICE": "cuda",
+        "VERL_USE_EXTERNAL_MODULES": ",".join(filter(None, modules)),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        # A private token, so that nobody else gets in and none is left in the user's home.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def train(

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,7 +24,7 @@ from scipy import stats
 import bandpo
 from bandpo.clipping import Band, FixedClip, Unclipped
 from bandpo.combinators import Sides
-from bandpo.diagnostics.files import read_jsonl
+from bandpo.diagnostics.files import drop_unfinished_line, read_jsonl
 from bandpo.divergences import KL
 from bandpo.lab.study.jobs import end_with_owner
 from bandpo.lab.study.tabular import Optimizer, World, coin_flips, rare_arm, simulate, two_stages
@@ -222,34 +222,33 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_line({**plan.header, "versions": _versions()}))
     todo = [cell for cell in plan.todo if cell not in done]
-    with ProcessPoolExecutor(workers, get_context("spawn"), at_work) as pool, file.open("a") as lines:
-        running = [pool.submit(run_cell, plan, *cell) for cell in todo]
+    yield from enumerate(
+        lines_of([partial(run_cell, plan, *cell) for cell in todo], file, workers), len(done) + 1
+    )
+
+
+def lines_of(calls: Sequence[Callable[[], Any]], file: Path, workers: int) -> Iterator[Any]:
+    """Make calls side by side. What each returns, a dataclass, is a line of ``file`` before it is yielded."""
+    with ProcessPoolExecutor(workers, get_context("spawn"), _at_work) as pool, file.open("a") as lines:
+        running = [pool.submit(call) for call in calls]
         try:
-            for count, ended in enumerate(as_completed(running), start=len(done) + 1):
+            for ended in as_completed(running):
                 lines.write(_line(asdict(ended.result())))
                 lines.flush()
-                yield count, ended.result()
+                yield ended.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def at_work() -> None:
-    """Make this process one of a pool: one thread, deaf to interrupts, gone with its parent."""
+def _at_work() -> None:
     end_with_owner()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the map, and says so
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it, and says so
 
 
 def _line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def drop_unfinished_line(file: Path) -> None:
-    """Remove what a kill has left of a line, so that the next one starts on its own."""
-    text = file.read_bytes()
-    if not text.endswith(b"\n"):
-        file.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
 def _versions() -> dict[str, str]:

@@ -142,7 +142,7 @@ def _nearest(run: Placement) -> str:
         f"{UPPER} (against clip {_signed(row['minus clip 0.2'][UPPER])}), each at its own best learning rate."
     )
     row, near = _place(run, "two stages")
-    if near and row["setting"]["optimizer"] == _name(run):
+    if near:
         said += (
             " Where the rare strategy is worth nothing until half-time, and all after it: "
             f"{_signed(row['minus clip 0.2'][UPPER])}."
@@ -155,15 +155,19 @@ def _signed(difference: Sequence[float]) -> str:
 
 
 def _place(run: Placement, world: str) -> tuple[Mapping[str, Any], bool]:
-    """The place of one of the map's worlds that is closest to a run's, and whether it is near."""
+    """The place of one of the map's worlds that is closest to a run's, and whether it is near.
+
+    It has the run's optimizer where the world was mapped with that one. Else it is not near.
+    """
     settings = [row for row in shipped_summary()["settings"] if row["setting"]["world"] == world]
     alike = [row for row in settings if row["setting"]["optimizer"] == _name(run)]
     # Draws would not do: at equal draws a large batch does not behave like a small one.
-    return _closest(
+    place, near = _closest(
         (run.tail, run.batch, run.updates),
         alike or settings,
         lambda row: [row["setting"][name] for name in ("p", "samples", "updates")],
     )
+    return place, near and bool(alike)
 
 
 def _closest(

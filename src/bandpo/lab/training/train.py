@@ -207,8 +207,8 @@ def evaluation(
         tokenizer,
         prompts,
         n=run.eval_samples,
-        max_new_tokens=training.max_completion_length
-        or 512,  # TRL has no limit then; an evaluation needs one
+        # Without a limit TRL has none. An evaluation needs one.
+        max_new_tokens=training.max_completion_length or 512,
         temperature=training.temperature,
         seed=EVALUATION_SEED,
         batch_size=training.per_device_eval_batch_size,
