@@ -1,6 +1,5 @@
 """bandpo: probability-aware ratio bounds for PPO and GRPO, projected from an f-divergence trust region."""
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from bandpo import (
     radius,
     tokens,
 )
-from bandpo._deprecated import MovedModules, warn
 from bandpo._rule_check import *
 from bandpo.bounds import *
 from bandpo.clipping import *
@@ -32,7 +30,6 @@ from bandpo.methods import *
 from bandpo.notation import *
 from bandpo.objectives import *
 from bandpo.radius import *
-from bandpo.radius import TrainingState
 from bandpo.tokens import *
 
 if TYPE_CHECKING:
@@ -62,11 +59,4 @@ LAZY = {"Audit": "bandpo.diagnostics.audit", "Recorder": "bandpo.diagnostics.rec
 def __getattr__(name: str) -> Any:
     if name in LAZY:
         return getattr(import_module(LAZY[name]), name)
-    if name == "Moment":
-        warn("bandpo.Moment", "bandpo.TrainingState")
-        return TrainingState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# It comes first: the usual finders would load a second copy of a module within a package.
-sys.meta_path.insert(0, MovedModules())

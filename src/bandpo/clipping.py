@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from bandpo import _checks
-from bandpo._deprecated import adopt_old_overrides, renamed_method
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.controllers import Hold
 from bandpo.divergences import KL, Divergence
@@ -40,15 +39,6 @@ class Outside(NamedTuple):
 @dataclass(frozen=True)
 class ClipRule(ABC):
     """An interval of allowed ratios for each token."""
-
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        if "apply" in cls.__dict__:
-            raise TypeError(
-                f"{cls.__name__} overrides apply, which nothing calls any more; override outside(log_ratio, logp_old), "
-                "which returns Outside(below, above)"
-            )
-        adopt_old_overrides(cls, at="resolved", updated="next_radii")
 
     @abstractmethod
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
@@ -103,9 +93,6 @@ class ClipRule(ABC):
             raise ValueError(
                 f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
             ) from None
-
-    at = renamed_method("ClipRule.at", "resolved")
-    updated = renamed_method("ClipRule.updated", "next_radii")
 
 
 @dataclass(frozen=True)

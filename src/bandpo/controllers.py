@@ -10,13 +10,11 @@ from types import NoneType
 from typing import Any, ClassVar
 
 from bandpo import _checks
-from bandpo._deprecated import renamed_arguments
 from bandpo.radius import Radius, TrainingState
 
 __all__ = ["HoldClipRate", "HoldEntropy", "HoldKL"]
 
 
-@renamed_arguments(low="min_radius", high="max_radius")
 @dataclass(frozen=True)
 class Hold(Radius):
     """A controller: from batch to batch it moves the radius so that a measured quantity stays at a target.

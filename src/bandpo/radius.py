@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from bandpo import _checks
-from bandpo._deprecated import adopt_old_overrides, renamed_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -88,10 +87,6 @@ class Radius(ABC):
     def range(self) -> tuple[float, float]:
         """The least and the greatest value that it can take."""
 
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        adopt_old_overrides(cls, at="resolved", of="per_token")
-
     def resolved(self, state: TrainingState) -> float | Tensor | Radius:
         """Its value in this state; itself where the state does not tell."""
         return self
@@ -106,9 +101,6 @@ class Radius(ABC):
             f"{self!r} depends on the training state: use rule.resolved(TrainingState({self.needs}=...)) in the rule's "
             "place, or a trainer that does so, such as BandGRPOTrainer"
         )
-
-    at = renamed_method("Radius.at", "resolved")
-    of = renamed_method("Radius.of", "per_token")
 
 
 def _between(start: float, end: float, share: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import torch
 
-from bandpo._deprecated import renamed_method
 from bandpo.bounds import RatioBounds
 from bandpo.clipping import ClipRule, Outside
 
@@ -153,8 +152,6 @@ class Tokens:
     def with_rule(self, rule: ClipRule) -> Tokens:
         """The same tokens under another rule."""
         return replace(self, rule=rule)
-
-    under = renamed_method("Tokens.under", "with_rule")
 
     @_Once
     def ratio(self) -> Float[Tensor, "batch time"]:

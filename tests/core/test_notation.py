@@ -110,10 +110,3 @@ def test_as_text_reads_back(value):
         assert parse_rule(f"Band(KL(), {text})").radius == value
     else:
         assert (parse_rule if isinstance(value, ClipRule) else parse_objective)(text) == value
-
-
-def test_a_rule_that_overrides_the_former_method_is_told():
-    with pytest.raises(
-        TypeError, match="Mine overrides apply, which nothing calls any more; override outside"
-    ):
-        type("Mine", (FixedClip,), {"apply": lambda *_: None})

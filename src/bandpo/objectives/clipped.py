@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bandpo._deprecated import renamed_arguments
 from bandpo.objectives.base import Objective, above_0
 from bandpo.tokens import Tokens
 
@@ -108,7 +107,6 @@ class ClippedWeight(Objective):
         return tokens.clipped.clamp(max=self.max_weight)
 
 
-@renamed_arguments(low="keep_low", high="keep_high")
 @dataclass(frozen=True)
 class KeepBound(Objective):
     """Blocked tokens keep a share of the bound: ``w = keep_low·lower`` or ``keep_high·upper`` there, ``r`` elsewhere.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bandpo import _checks
-from bandpo._deprecated import renamed_arguments
 from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
 from bandpo.tokens import Tokens
@@ -137,7 +136,6 @@ class Unweighted(Objective):
         return torch.ones_like(tokens.ratio)
 
 
-@renamed_arguments(low="lower", high="upper", max_low="max_lower", max_high="max_upper")
 @dataclass(frozen=True)
 class Balanced(Objective):
     """BAPO's form: PPO's surrogate on bounds that widen for this batch until gains carry enough of the loss.
