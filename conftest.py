@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +11,8 @@ from bandpo.integrations import ADAPTERS
 
 collect_ignore = [
     # Loaded by verl's own processes only: importing them takes verl's workers along, and their warnings.
-    "src/bandpo/lab/rehearsal/cpu.py",
-    "src/bandpo/lab/rehearsal/rollout.py",
+    "lab/src/bandpo_lab/rehearsal/cpu.py",
+    "lab/src/bandpo_lab/rehearsal/rollout.py",
     # An adapter's module needs its framework.
     *(
         f"src/bandpo/integrations/{adapter.module}.py"
@@ -21,6 +23,13 @@ collect_ignore = [
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # trl.experimental announces itself by a warning
 
+with suppress(ImportError):  # not every environment of the matrix has it
+    from hypothesis import settings
+
+    # How long an example takes says how busy the machine is.
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
+
 
 @pytest.fixture(autouse=True)
 def _doctest_names(doctest_namespace):
@@ -28,4 +37,15 @@ def _doctest_names(doctest_namespace):
 
     import bandpo
 
-    doctest_namespace.update({name: getattr(bandpo, name) for name in bandpo.__all__}, torch=torch)
+    doctest_namespace.update(
+        {name: getattr(bandpo, name) for name in bandpo.__all__}, bandpo=bandpo, torch=torch
+    )
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder with the real AIME, AMC and GSM8K files."""
+    folder = os.environ.get("BANDPO_TEST_DATA")
+    if not folder:
+        pytest.skip("BANDPO_TEST_DATA, the folder of the real evaluation sets, is not set")
+    return Path(folder)

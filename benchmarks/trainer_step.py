@@ -19,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo.lab.tasks import multiplication
+from bandpo_lab.tasks import multiplication
 from measuring import now, paired
 
 # The first is what the others are measured by.

@@ -215,7 +215,7 @@ def main() -> None:
         parser.error(f"{options.work} is there already; remove it, or give another --work")
     options.work.mkdir(parents=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    PROCESSES.set_forkserver_preload(["bandpo.cli.app", "bandpo.lab.training.train"])
+    PROCESSES.set_forkserver_preload(["bandpo.cli.app", "bandpo_lab.training.train"])
     start, faults = time.monotonic(), Faults(options.work.resolve(), options.seed)
     seconds = faults.undisturbed()
     print(f"undisturbed: {seconds:.1f} s", flush=True)

@@ -10,7 +10,7 @@ one, then this checkout. Environments and results that are there already are use
 in docs/frameworks.md is rewritten from all results in the folder. Exits with 1 if a test failed.
 
 On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each. Frameworks that are not on
-the package index have stand-ins in their tests; `Adapter.stand_in` says which, and the table.
+the package index have stand-ins in the tests of contrib.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def oldest(name: str) -> str:
 
 
 CORE_TOOLS = ("hypothesis", "mpmath", "jaxtyping")
-CORE_TESTS = ("tests/core", "tests/diagnostics/test_audit.py")
+CORE_TESTS = ("tests/core", "tests/audit/test_audit.py")
 
 
 def core(torch: str) -> Environment:
@@ -89,12 +89,14 @@ TRL = ["trl", "transformers", "datasets"]
 TRL_TESTS = (
     "tests/integrations/test_trl.py",
     "tests/integrations/test_trl_radius.py",
-    "tests/lab/test_training.py",
+    "lab/tests/test_training.py",
 )
-RECIPES_STAND_IN = "the classes that NeMo-RL's, ROLL's, AReaL's and OpenRLHF's recipes extend"
+STAND_INS = {
+    "contrib": "what slime, miles, Molt, ms-swift and prime-rl call, as their sources have it",
+    "recipes": "the classes that NeMo-RL's, ROLL's, AReaL's and OpenRLHF's recipes extend",
+}
 ENVIRONMENTS = {
     "trl_experimental": Environment(("trl=={version}", *map(admitted, TRL[1:]))),
-    "prime_rl": Environment(),
     "trinity": Environment(("ray", "omegaconf", "safetensors", "transformers"), ("trinity-rft=={version}",)),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
@@ -104,24 +106,21 @@ ENVIRONMENTS = {
         ),
         ("skyrl=={version}", "skyrl-gym"),
     ),
-    "slime": Environment(),
-    "miles": Environment(),
-    "molt": Environment(),
-    "ms_swift": Environment(),
     "liger": Environment(("triton",), ("liger-kernel=={version}",)),
     "stable_baselines3": Environment(("stable-baselines3=={version}",)),
     "torchrl": Environment(("torchrl=={version}",)),
+    "contrib": Environment(tests=("tests/contrib",)),
     "recipes": Environment(),
     "torch-oldest": core(oldest("torch")),
     "torch-newest": core(admitted("torch")),
-    "trl-oldest": framework(TRL, oldest, "train", *TRL_TESTS),
-    "trl-newest": framework(TRL, admitted, "train", *TRL_TESTS),
+    "trl-oldest": framework(TRL, oldest, "trl", *TRL_TESTS),
+    "trl-newest": framework(TRL, admitted, "trl", *TRL_TESTS),
     "verl": framework(
-        ["verl"], admitted, "verl,eval", "tests/integrations/test_verl.py", "tests/lab/test_recipes.py"
+        ["verl"], admitted, "verl", "tests/integrations/test_verl.py", "lab/tests/test_recipes.py"
     ),
     "python-newest": Environment(
         CORE_TOOLS,
-        extras="train",
+        extras="trl",
         tests=(*CORE_TESTS, *TRL_TESTS),
         note="the core, TRL",
         python="python3.13",
@@ -159,7 +158,7 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
     if environment.bare:
         install("--no-deps", "--ignore-requires-python", *environment.bare)
     if environment.extras:
-        install("-e", f"{ROOT}[{environment.extras}]")
+        install("-e", f"{ROOT}[{environment.extras}]", "-e", f"{ROOT}/lab[eval]")
     else:
         install("--no-deps", "-e", str(ROOT))
 
@@ -193,10 +192,9 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
     }
 
 
-def tested_against(name: str, adapter: dict[str, str] | None) -> str:
+def tested_against(name: str) -> str:
     """The real package, or what stands in for it."""
-    stand_in = RECIPES_STAND_IN if name == "recipes" else adapter["stand_in"] if adapter else ""
-    return f"stand-in for {stand_in}" if stand_in else "the real package"
+    return f"stand-in for {STAND_INS[name]}" if name in STAND_INS else "the real package"
 
 
 def row(name: str, result: dict[str, int | str], adapter: dict[str, str] | None) -> str:
@@ -205,7 +203,7 @@ def row(name: str, result: dict[str, int | str], adapter: dict[str, str] | None)
     framework = (
         adapter["framework"] if adapter else {"recipes": "recipes below"}.get(name, name.replace("-", ", "))
     )
-    against = " · ".join(filter(None, [str(result["note"]), tested_against(name, adapter)]))
+    against = " · ".join(filter(None, [str(result["note"]), tested_against(name)]))
     return f"| {framework} | {result['version']} | {passed} of {total} | {result['python']} | {against} |"
 
 

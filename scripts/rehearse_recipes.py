@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import bandpo
-from bandpo.cli.recipes import SHIPPED
-from bandpo.lab.authors import STYLES
-from bandpo.lab.rehearsal import CannotRehearse, rehearse
-from bandpo.lab.rehearsal.inputs import write_rows
-from bandpo.lab.rehearsal.preflight import validate
-from bandpo.lab.rehearsal.shrink import compose
+from bandpo_lab.authors import STYLES
+from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.rehearsal import CannotRehearse, rehearse
+from bandpo_lab.rehearsal.inputs import write_rows
+from bandpo_lab.rehearsal.preflight import validate
+from bandpo_lab.rehearsal.shrink import compose
 from marked import write_between_marks
 
 ROOT = Path(__file__).parents[1]

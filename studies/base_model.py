@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from bandpo.lab.tasks.multiplication import (
+from bandpo.errors import InvalidValue
+from bandpo_lab.tasks.multiplication import (
     DIRECT,
     EOS,
     MAX_COMPLETION_LENGTH,
@@ -70,14 +71,14 @@ class WarmUp:
 
     def __post_init__(self) -> None:
         if not 0 < self.tail < 1:
-            raise ValueError(f"tail={self.tail}: choose a probability between 0 and 1, both excluded")
+            raise InvalidValue(f"tail={self.tail}: choose a probability between 0 and 1, both excluded")
         for name, least in {"steps": 1, "batch_size": 2, "error": 0}.items():
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: choose at least {least}")
+                raise InvalidValue(f"{name}={getattr(self, name)}: choose at least {least}")
         if self.batch_size % 2:
-            raise ValueError(f"batch_size={self.batch_size}: choose an even number, half for each branch")
+            raise InvalidValue(f"batch_size={self.batch_size}: choose an even number, half for each branch")
         if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate}: choose a number above 0")
+            raise InvalidValue(f"learning_rate={self.learning_rate}: choose a number above 0")
 
 
 def fresh_model(seed: int) -> Qwen2ForCausalLM:
@@ -247,7 +248,7 @@ def make(
         folder = Path(output.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise ValueError(f"output_dir={output.output_dir}: the folder is not empty; name a new one")
+            raise InvalidValue(f"output_dir={output.output_dir}: the folder is not empty; name a new one")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     torch.set_num_threads(1)  # the order of sums, hence the bits, would depend on the number of threads

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from bandpo.lab.tasks.multiplication import EOS, Split, tokenizer
+from bandpo.errors import InvalidValue
+from bandpo_lab.tasks.multiplication import EOS, Split, tokenizer
 from studies import base_model
 
 if TYPE_CHECKING:
@@ -50,13 +51,13 @@ def keys(split: Split, n: int, seed: int = 0) -> list[str]:
     set()
     """
     if split not in ("train", "eval"):
-        raise ValueError(f"split={split!r}: choose one of train, eval")
+        raise InvalidValue(f"split={split!r}: choose one of train, eval")
     scattered = ["".join(digits) for digits in product("0123456789", repeat=PLACES)]
     random.Random(0).shuffle(scattered)
     held_out = len(scattered) // 10
     members = scattered[:held_out] if split == "eval" else scattered[held_out:]
     if not 0 <= n <= len(members):
-        raise ValueError(f"n={n}: choose 0 to {len(members)}, the keys of the {split} split")
+        raise InvalidValue(f"n={n}: choose 0 to {len(members)}, the keys of the {split} split")
     return random.Random(seed).sample(members, n)
 
 
@@ -98,14 +99,14 @@ class WarmUp:
 
     def __post_init__(self) -> None:
         if not 0.1 < self.skill < 1:
-            raise ValueError(
+            raise InvalidValue(
                 f"skill={self.skill}: choose a probability above 0.1 (pure guessing) and below 1"
             )
         for name in ("steps", "batch_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: choose at least 1")
+                raise InvalidValue(f"{name}={getattr(self, name)}: choose at least 1")
         if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate}: choose a number above 0")
+            raise InvalidValue(f"learning_rate={self.learning_rate}: choose a number above 0")
 
 
 def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:

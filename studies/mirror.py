@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bandpo import Band
 from bandpo.bounds import RatioBounds
-from bandpo.clipping import ClipRule
+from bandpo.rules import ClipRule
 
 
 @dataclass(frozen=True)

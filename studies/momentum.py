@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from bandpo.diagnostics.after_block import SIDES
-from bandpo.diagnostics.replay import replay_record
-from bandpo.lab.study.collect import collect_run
-from bandpo.lab.study.execute import options_in
-from bandpo.lab.study.jobs import Job, on_cores
-from bandpo.lab.study.plan import Run, parse_study
+from bandpo.audit.after_block import SIDES
+from bandpo.audit.replay import replay_record
+from bandpo_lab.study.collect import collect_run
+from bandpo_lab.study.execute import options_in
+from bandpo_lab.study.jobs import Job, on_cores
+from bandpo_lab.study.plan import Run, parse_study
 
 RESULTS = Path(__file__).parents[1] / "results" / "momentum.json"
 EXPERIMENT = "plenty, learning_rate 0.00014"

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
-from bandpo.lab.study.collect import WINDOW, Record, read_records
-from bandpo.lab.study.plan import parse_study
-from bandpo.lab.study.statistics import Interval
-from bandpo.lab.study.tables import signed
+from bandpo_lab.study.collect import WINDOW, Record, read_records
+from bandpo_lab.study.plan import parse_study
+from bandpo_lab.study.statistics import Interval
+from bandpo_lab.study.tables import signed
 
 SMALLEST = 0.05
 """The smallest effect of interest, in AUC; for entropy, in nats."""

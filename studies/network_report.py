@@ -20,16 +20,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from bandpo.diagnostics.page import Page, Picture, Section
-from bandpo.diagnostics.style import Look, add_legend, house_style
-from bandpo.diagnostics.tables import Table
-from bandpo.lab.study.cells import read_map
-from bandpo.lab.study.collect import SOLVED, WINDOW, Record, read_records
-from bandpo.lab.study.execute import read_results
-from bandpo.lab.study.map_figure import draw_map
-from bandpo.lab.study.plan import Study, parse_study
-from bandpo.lab.study.report import looks_of_arms, made
-from bandpo.lab.study.tables import half_text
+from bandpo.audit.style import Look, add_legend, house_style
+from bandpo.audit.tables import Table
+from bandpo_lab.page import Page, Picture, Section
+from bandpo_lab.study.cells import read_map
+from bandpo_lab.study.collect import SOLVED, WINDOW, Record, read_records
+from bandpo_lab.study.execute import read_results
+from bandpo_lab.study.map_figure import draw_map
+from bandpo_lab.study.plan import Study, parse_study
+from bandpo_lab.study.report import looks_of_arms, made
+from bandpo_lab.study.tables import half_text
 from studies.network import (
     COLLAPSED,
     METRICS,

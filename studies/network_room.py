@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo.lab.study.execute import read_results
+from bandpo_lab.study.execute import read_results
 from studies.network import ABOVE, CLIP, Prediction, effects, scored, verdict
 
 RARE = "Band above for rare tokens, clip below"

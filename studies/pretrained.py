@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo.diagnostics.page import Page, Section
-from bandpo.diagnostics.tables import Table
-from bandpo.lab.study.collect import Record, read_records
-from bandpo.lab.study.execute import read_results
-from bandpo.lab.study.plan import Study, parse_study
-from bandpo.lab.study.report import study_page
-from bandpo.lab.study.statistics import Interval, gaps
-from bandpo.lab.study.tables import signed
+from bandpo.audit.tables import Table
+from bandpo_lab.page import Page, Section
+from bandpo_lab.study.collect import Record, read_records
+from bandpo_lab.study.execute import read_results
+from bandpo_lab.study.plan import Study, parse_study
+from bandpo_lab.study.report import study_page
+from bandpo_lab.study.statistics import Interval, gaps
+from bandpo_lab.study.tables import signed
 from studies.network import SMALLEST, verdict
 from studies.network_report import save_page
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from bandpo.lab.tasks import multiplication
-from bandpo.lab.tasks.multiplication import uses_scratchpad
+from bandpo_lab.tasks import multiplication
+from bandpo_lab.tasks.multiplication import uses_scratchpad
 
 if TYPE_CHECKING:
     from transformers import TrainerState

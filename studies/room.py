@@ -28,10 +28,10 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from bandpo.audit.files import drop_unfinished_line, read_jsonl
 from bandpo.bounds import RatioBounds
-from bandpo.clipping import ClipRule
-from bandpo.diagnostics.files import drop_unfinished_line, read_jsonl
-from bandpo.lab.study.cells import (
+from bandpo.rules import ClipRule
+from bandpo_lab.study.cells import (
     BASELINE,
     OPTIMIZERS,
     RULES,
@@ -44,7 +44,7 @@ from bandpo.lab.study.cells import (
     half_width,
     lines_of,
 )
-from bandpo.lab.study.tabular import simulate
+from bandpo_lab.study.tabular import simulate
 
 RESULTS = Path(__file__).parents[1] / "results" / "room.jsonl"
 SEEDS = 200

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "src/bandpo/lab/recipes").rglob("*.md"))
+PAGES += sorted((ROOT / "lab/src/bandpo_lab/recipes").rglob("*.md"))
 
 
 class Block(NamedTuple):

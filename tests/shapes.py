@@ -1,4 +1,4 @@
-"""Checks the shape annotations of bandpo as it runs: a pytest plugin, `pytest -p shapes tests/core/test_losses.py`.
+"""Checks the shape annotations of bandpo as it runs: a pytest plugin, `pytest -p shapes tests/core/test_loss.py`.
 
 The annotations are imported for type checkers alone, since the core needs torch alone. Here they are imported
 for good, and each function is wrapped in beartype's check; so this is for a process of its own, before bandpo is.
@@ -14,18 +14,16 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float
 
 CORE = [
     "_checks",
-    "_rule_check",
+    "rule_check",
     "bounds",
-    "clipping",
-    "combinators",
-    "dcpo",
-    "diagnostics.audit",
+    "rules",
+    "audit.metrics",
     "divergences",
 ]
-CORE += ["losses", "methods", "objectives", "radius", "tokens"]
+CORE += ["loss", "methods", "objectives", "radius", "batch"]
 
 typing.TYPE_CHECKING = True
 with install_import_hook([f"bandpo.{module}" for module in CORE], "shapes.checked"):
     import bandpo
-    import bandpo.diagnostics.audit  # noqa: F401
+    import bandpo.audit.metrics  # noqa: F401
 typing.TYPE_CHECKING = False

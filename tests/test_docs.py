@@ -197,7 +197,7 @@ def test_the_tests_named_in_the_paper_map_exist():
     for in_file, test in named:
         file = in_file or file
         if file:
-            (path,) = (ROOT / "tests").rglob(file)
+            (path,) = [*(ROOT / "tests").rglob(file), *(ROOT / "lab/tests").rglob(file)]
             text = path.read_text()
             assert not test or f"def {test}(" in text, f"{file}::{test}"
             checked += 1
@@ -240,11 +240,10 @@ def test_the_table_of_frameworks_says_what_each_is_tested_against(adapter):
     rows = matrix_rows()
     names = {"trl": ["trl, oldest", "trl, newest"], "verl": ["verl"]}.get(adapter.module, [adapter.framework])
     assert rows[names[-1]][0] == adapter.tested
-    assert all(rows[name][-1] == MATRIX["tested_against"](adapter.module, vars(adapter)) for name in names)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.module)
-def test_the_tests_of_an_adapter_need_its_framework_unless_something_stands_in(adapter):
+def test_the_tests_of_an_adapter_need_its_framework(adapter):
     tests = (ROOT / f"tests/integrations/test_{adapter.module}.py").read_text()
     needed = rf'^(from|import) {adapter.package}\b|^pytest\.importorskip\("{adapter.package}"'
-    assert bool(re.search(needed, tests, re.M)) is not bool(adapter.stand_in)
+    assert re.search(needed, tests, re.M)

@@ -24,7 +24,7 @@ CORE = [
     if path.name != "__main__.py"
 ]
 """The core, as pyproject.toml defines it for the coverage report."""
-STOREYS = ("core", "diagnostics", "integrations", "lab", "cli")
+STOREYS = ("core", "audit", "integrations", "cli")
 """From the ground up: each may import from those before it."""
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
@@ -118,11 +118,6 @@ def test_everything_exported_exists_and_is_documented():
         assert getattr(bandpo, name).__doc__
 
 
-def test_source_files_stay_short():
-    long = {p.name: n for p in SRC.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
-    assert long == {}
-
-
 def test_tracked_files_stay_small():
     """The base model is the largest, at 1.3 MB; anything larger belongs elsewhere."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
@@ -199,7 +194,7 @@ def test_models_are_safetensors_alone():
 
 def test_remote_code_is_off_unless_asked_for():
     pytest.importorskip("trl")
-    from bandpo.lab.training.arguments import parse
+    from bandpo_lab.training.arguments import parse
 
     assert parse(["--use_cpu", "--bf16=False"]).training.trust_remote_code is False
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+
+from bandpo.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -20,17 +20,6 @@ LOGP_SLACK = 0.05
 def is_a(value: object, kind: type) -> bool:
     """`isinstance`, of what a caller without a type checker may have passed."""
     return isinstance(value, kind)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known name that is nearest; empty where none is near.
-
-    >>> did_you_mean("bnd", ["Band", "FixedClip"])
-    '; did you mean Band?'
-    """
-    spelled = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(name.lower(), spelled, n=1)
-    return f"; did you mean {spelled[close[0]]}?" if close else ""
 
 
 def values_can_be_read(x: Tensor) -> bool:
@@ -46,11 +35,11 @@ def widest_float(device: torch.device) -> torch.dtype:
 def as_float(name: str, x: object) -> Tensor:
     """``x`` in at least float32; refuses what is not a floating-point tensor."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(
+        raise InvalidType(
             f"{name} must be a torch.Tensor, got {type(x).__name__}; wrap it in torch.tensor(...)"
         )
     if not x.is_floating_point():
-        raise TypeError(
+        raise InvalidType(
             f"{name} must be a floating-point tensor, got {x.dtype}; convert it with {name}.float()"
         )
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -59,7 +48,7 @@ def as_float(name: str, x: object) -> Tensor:
 def check_logp(name: str, logp: Float[Tensor, "*shape"]) -> None:
     """Refuse a NaN, or a value above 0 beyond rounding, where values can be read."""
     if values_can_be_read(logp) and logp.numel() and not (worst := logp.max()) <= LOGP_SLACK:
-        raise ValueError(
+        raise InvalidValue(
             f"{name} holds {worst.item():g}, which is not a log-probability (they are ≤ 0, in nats); "
             "check for NaN logits, or for a negative log-likelihood passed with its sign flipped"
         )
@@ -90,7 +79,7 @@ def positive(name: str, value: object) -> None:
     """Refuse a setting that is not a finite number above 0."""
     # A tuple: older compilers break the graph at a union.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+        raise InvalidValue(f"{name} must be a finite number above 0, got {value!r}")
 
 
 def broadcasts_to(x: Tensor, shape: torch.Size) -> bool:
@@ -103,13 +92,13 @@ def broadcasts_to(x: Tensor, shape: torch.Size) -> bool:
 def as_radius(radius: Tensor, logp: Float[Tensor, "*shape"]) -> Tensor:
     """A radius per token or per sequence, in the dtype and on the device of ``logp``, in at least float32."""
     if not broadcasts_to(radius, logp.shape):
-        raise ValueError(
+        raise InvalidValue(
             f"radius of shape {tuple(radius.shape)} does not broadcast to logp_old's {tuple(logp.shape)}; "
             "give one per token, or one per sequence with a trailing dimension of 1"
         )
     radius = as_float("radius", radius).to(logp)
     if values_can_be_read(radius) and radius.numel() and not (radius.min() > 0 and radius.max() < math.inf):
-        raise ValueError(
+        raise InvalidValue(
             f"radius must be finite and above 0 everywhere, got values from {radius.min():g} to {radius.max():g}"
         )
     return radius

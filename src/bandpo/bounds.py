@@ -10,6 +10,7 @@ import torch
 
 from bandpo import _checks
 from bandpo.divergences import Divergence
+from bandpo.errors import InvalidType
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -82,7 +83,7 @@ def ratio_bounds(
     """
     logp = _checks.as_logp("logp_old", logp_old)
     if not _checks.is_a(divergence, Divergence):
-        raise TypeError(f"divergence must be a Divergence such as KL(), got {divergence!r}")
+        raise InvalidType(f"divergence must be a Divergence such as KL(), got {divergence!r}")
     radius = _radius_tensor(radius, logp)
     log_lower, log_upper = divergence.log_bounds(logp, radius)
     # The root itself lies inside the simplex; its last digit need not.

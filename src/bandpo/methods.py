@@ -45,8 +45,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bandpo.clipping import Band, ClipRule, FixedClip, Unclipped
-from bandpo.combinators import Sides
 from bandpo.divergences import KL, Divergence
 from bandpo.objectives import (
     Balanced,
@@ -65,6 +63,7 @@ from bandpo.objectives import (
     Surrogate,
     Unweighted,
 )
+from bandpo.rules import Band, ClipRule, FixedClip, Sides, Unclipped
 
 __all__ = [
     "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DPPO", "DRPO", "GMPO", "GPG", "GPPO", "GRPO", "GSPO", "SAPO", "SPO",

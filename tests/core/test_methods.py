@@ -26,7 +26,6 @@ from bandpo import (
     policy_loss,
 )
 from bandpo.methods import Method, Parts
-from bandpo.notation import as_parts
 from bandpo.objectives import (
     Balanced,
     ClippedWeight,
@@ -47,6 +46,7 @@ from bandpo.objectives import (
     SoftClip,
     Unweighted,
 )
+from bandpo.text import as_parts
 
 
 def batch(seed, *, whole_sequences=False, ragged=True, shape=(40, 9), dtype=torch.float64):

@@ -18,7 +18,7 @@ from bandpo import (
     parse_objective,
     policy_loss,
 )
-from bandpo.tokens import Tokens, at_level
+from bandpo.batch import Tokens, at_level
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):

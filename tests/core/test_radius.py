@@ -29,9 +29,9 @@ from bandpo import (
     parse_rule,
     policy_loss,
 )
-from bandpo.clipping import bands
-from bandpo.diagnostics.audit import Audit
+from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_parts
+from bandpo.rules import bands
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)

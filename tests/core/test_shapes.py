@@ -10,12 +10,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [
     "src/bandpo/bounds.py",
-    "src/bandpo/clipping.py",
-    "src/bandpo/combinators.py",
-    "src/bandpo/dcpo.py",
+    "src/bandpo/rules.py",
+    "src/bandpo/rules.py",
+    "src/bandpo/rules.py",
 ]
-EXAMPLES += ["src/bandpo/losses.py", "src/bandpo/radius.py", "src/bandpo/tokens.py", "src/bandpo/methods.py"]
-EXAMPLES += ["src/bandpo/divergences", "src/bandpo/objectives", "src/bandpo/diagnostics/audit.py"]
+EXAMPLES += ["src/bandpo/loss.py", "src/bandpo/radius.py", "src/bandpo/batch.py", "src/bandpo/methods.py"]
+EXAMPLES += ["src/bandpo/divergences", "src/bandpo/objectives", "src/bandpo/audit/audit.py"]
 TESTS = [f"tests/core/test_{name}.py" for name in ("tokens", "losses", "combinators", "objectives", "dcpo")]
 
 

@@ -11,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from contract import Contract, make_batch
 
 import bandpo
+from contract import Contract, make_batch
 
 PAGE = (Path(__file__).parents[2] / "docs/frameworks.md").read_text()
 RECIPES = dict(re.findall(r'```python title="(\w+)\.py"\n(.*?)```', PAGE, flags=re.DOTALL))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bandpo.diagnostics.settings import SETTINGS
+from bandpo.audit.settings import SETTINGS
 
 
 def test_trl_s_settings_are_called_so():

@@ -3,6 +3,7 @@ import typing
 
 import pytest
 import torch
+
 from contract import Contract, make_batch
 
 pytest.importorskip("skyrl", reason="needs skyrl, which needs Python 3.12")

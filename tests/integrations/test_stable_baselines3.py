@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from contract import Contract, make_batch
 
 pytest.importorskip("stable_baselines3", reason="needs the extra bandpo[sb3]")

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("tinker", reason="needs the extra bandpo[tinker]")
 
-from contract import Contract, dense_loss, make_batch
 from tinker import Datum, ModelInput, TensorData
 from tinker.lib.public_interfaces.custom_loss import trace_loss
 from tinker.lib.public_interfaces.training_client import TrainingClient
@@ -15,6 +14,7 @@ from tinker.types import ForwardBackwardOutput
 
 from bandpo import policy_loss
 from bandpo.integrations.tinker import INPUT_RANKS, custom_loss, traceable_loss
+from contract import Contract, dense_loss, make_batch
 from pages import framework_blocks
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from contract import SAPO_IS_MORE_THAN_BOUNDS, Contract, make_batch
 
 pytest.importorskip("torchrl", reason="needs the extra bandpo[torchrl], which excludes bandpo[verl]")

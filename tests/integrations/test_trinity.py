@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from contract import Contract, make_batch
 
 pytest.importorskip("trinity", reason="needs the extra bandpo[trinity]")

@@ -35,12 +35,12 @@ from bandpo import (
     Unclipped,
     policy_loss,
 )
-from bandpo.diagnostics.audit import LOGGED, Audit
-from bandpo.diagnostics.logs import named_rows, read_log
-from bandpo.diagnostics.watch import BandWarning
+from bandpo.audit.logs import named_rows, read_log
+from bandpo.audit.metrics import LOGGED, Audit
+from bandpo.audit.watch import BandWarning
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
-from bandpo.lab.tasks import multiplication
+from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
 SETTINGS = {
@@ -117,7 +117,7 @@ def dense_reference(trainer, inputs, rule, aggregation):
 
 
 # The radius is tiny, so that something is clipped.
-@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
 @pytest.mark.parametrize("rule", [Band(KL(), 1e-3), Band(KL(), 0.05)], ids=repr)
 def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
@@ -340,8 +340,8 @@ import json, sys
 from pathlib import Path
 from trl import GRPOConfig
 from test_trl import LOG, make
-from bandpo.diagnostics.audit import Audit
-from bandpo.diagnostics.logs import named_rows
+from bandpo.audit.metrics import Audit
+from bandpo.audit.logs import named_rows
 from bandpo.integrations.trl import AuditedGRPOTrainer
 
 seen, of = [], Audit.from_views
@@ -431,7 +431,7 @@ def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeyp
     assert (float(trainer.epsilon_low), float(trainer.epsilon_high)) == (0.2, 0.2)
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
 def test_training_moves_the_model_and_logs_the_clip(tmp_path):
     settings = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 8}
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, clip="Band(KL(), 1e-4)", **settings)
@@ -565,7 +565,7 @@ def test_a_method_by_name(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
 def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="anchor='rollout' needs use_vllm, or a rollout_func"):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")

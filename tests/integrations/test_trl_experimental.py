@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from contract import SAPO_IS_MORE_THAN_BOUNDS, Contract, make_batch
 
 pytest.importorskip("trl", reason="needs the extra bandpo[trl]")

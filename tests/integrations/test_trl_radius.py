@@ -7,9 +7,9 @@ import torch
 from test_trl import make
 
 from bandpo import KL, Band, HoldClipRate, parse_rule
-from bandpo.diagnostics.logs import named_rows
+from bandpo.audit.logs import named_rows
 from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
-from bandpo.lab.tasks import multiplication
+from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
 # Two batches of four updates, each of which is logged.
@@ -129,7 +129,7 @@ def test_entropies_without_an_old_policy(tmp_path):
         ("HoldEntropy(0.5, 0.05, 0.5)", ("audit/entropy",), (0,)),
     ],
 )
-@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
 def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, otherwise_audited, tmp_path):
     rule, three_batches = f"Band(KL(), {hold})", {"max_steps": 12, "logging_steps": 4}
     audited = trained(tmp_path / "audited", rule, **three_batches, audit_steps=1)
@@ -151,7 +151,7 @@ def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, o
 
 
 @pytest.mark.parametrize("restore", [False, True])
-@pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
 def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     settings = {
         "clip": "Band(KL(), HoldClipRate(0.2, 0.005, 0.5))",

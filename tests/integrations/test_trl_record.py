@@ -9,14 +9,14 @@ from test_trl import LOG, SETTINGS, make, varied_reward
 from transformers import AutoTokenizer
 from trl import GRPOConfig
 
-from bandpo.diagnostics.record import metadata, read_calls
-from bandpo.diagnostics.replay import RUN, replay_record
+from bandpo.audit.record import metadata, read_calls
+from bandpo.audit.replay import RUN, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
-from bandpo.lab.tasks import multiplication
+from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.filterwarnings("ignore::bandpo.diagnostics.watch.BandWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
 
 
 @pytest.mark.parametrize(

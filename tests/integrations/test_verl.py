@@ -267,7 +267,7 @@ def composed(*overrides: tuple[str, str], target: str = "BandPolicyLossConfig"):
     """The policy loss's settings as verl's workers build them from overrides of its own config."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    from bandpo.lab.rehearsal.shrink import compose
+    from bandpo_lab.rehearsal.shrink import compose
 
     where = "actor_rollout_ref.actor.policy_loss."
     ours = f"{where}_target_=bandpo.integrations.verl.{target}"

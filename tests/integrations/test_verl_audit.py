@@ -19,14 +19,14 @@ from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.utils.tracking import Tracking
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.audit.logs import read_log
+from bandpo.audit.metrics import LOGGED, Audit, logged
+from bandpo.audit.summary import summarize
+from bandpo.audit.watch import BandWarning
 from bandpo.cli.app import app
-from bandpo.diagnostics.audit import LOGGED, Audit, logged
-from bandpo.diagnostics.logs import read_log
-from bandpo.diagnostics.summary import summarize
-from bandpo.diagnostics.watch import BandWarning
 from bandpo.integrations._verl_audit import SUMS, Driver, Reporter, method_of
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
-from bandpo.notation import as_parts
+from bandpo.text import as_parts
 from integrations.test_verl import SAME, actor_config, batch, composed, evaluate
 
 OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})
@@ -331,7 +331,7 @@ def test_a_loss_that_verl_does_not_know_is_verls_own_error():
 @pytest.mark.parametrize("target", [BandPolicyLossConfig, AuditedPolicyLossConfig])
 def test_the_record_of_a_run_replays_to_its_audit(target, tmp_path):
     pytest.importorskip("pyarrow")
-    replay_record = pytest.importorskip("bandpo.diagnostics.replay").replay_record
+    replay_record = pytest.importorskip("bandpo.audit.replay").replay_record
     settings = {"method": "DAPO(0.1, 0.3)"} if target is BandPolicyLossConfig else {}
     config = actor_config(target(record=str(tmp_path), audit_detail=True, **settings), **RANGES)
     expected = read(evaluate(config, batch(4))[2])
@@ -346,7 +346,7 @@ def test_the_record_of_a_run_replays_to_its_audit(target, tmp_path):
 
 def test_a_loss_that_is_told_by_its_gradient_is_recorded_without_a_method(tmp_path):
     pytest.importorskip("pyarrow")
-    replay_record = pytest.importorskip("bandpo.diagnostics.replay").replay_record
+    replay_record = pytest.importorskip("bandpo.audit.replay").replay_record
     config = actor_config(AuditedPolicyLossConfig(loss_mode="kl_cov", record=str(tmp_path)), **RANGES)
     evaluate(config, batch(4))
     assert "the run" not in replay_record(tmp_path).audits

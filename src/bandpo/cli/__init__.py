@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import dis
 import io
 import os
 import sys
 from typing import NoReturn
 
+from bandpo.errors import BandpoError
+
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit statuses, beside 1 for what failed otherwise."""
+
+OPTIONAL = {
+    **dict.fromkeys(("typer", "rich", "click"), "'.[cli]'"),
+    "matplotlib": "'.[figures]'",
+    "pyarrow": "'.[recorder]'",
+    **dict.fromkeys(("trl", "transformers", "datasets", "accelerate"), "'.[trl]'"),
+    **dict.fromkeys(("jinja2", "pydantic", "statsmodels"), ". './lab[study]'"),
+    **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
+    **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), "'.[verl]' './lab[verl]'"),
+}
+"""Packages that a command may need, and what pip in a clone installs them by."""
 
 
 def main() -> None:
     """Entry point of the `bandpo` command.
 
-    An error that a check of bandpo raised is shown as one line, with exit status 2. Any other keeps its traceback.
+    What bandpo refuses is shown as one line, with exit status 2. Any other error keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -27,18 +39,16 @@ def main() -> None:
         from bandpo.cli.app import app
 
         app()
+    except BandpoError as error:
+        stop(f"error: {error}", BAD_INPUT)
     except ModuleNotFoundError as error:
-        if not _in_bandpo(error):  # one of bandpo's own imports
+        package = (error.name or "").partition(".")[0]
+        if package not in OPTIONAL:
             raise
         stop(
-            f"error: this command needs the package {error.name}; in a clone of bandpo, pip install '.[study]' has it "
-            "for training and studies, '.[eval]' for evaluation and data, '.[verl,eval]' for rehearsals",
+            f"error: this command needs the package {package}; in a clone of bandpo, pip install {OPTIONAL[package]}",
             BAD_INPUT,
         )
-    except (ValueError, OSError, ImportError) as error:
-        if not _in_bandpo(error, raised=True):
-            raise
-        stop(f"error: {error}", BAD_INPUT)
 
 
 def stop(line: str, status: int) -> NoReturn:
@@ -47,17 +57,3 @@ def stop(line: str, status: int) -> NoReturn:
     end = SystemExit(line)
     end.code = status
     raise end
-
-
-def _in_bandpo(error: BaseException, raised: bool = False) -> bool:
-    """Whether the innermost frame of an error is bandpo's; with ``raised``, whether it stands at a `raise`.
-
-    Without a `raise`, the error comes from what is written in C, such as `int("x")`.
-    """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] != "bandpo":
-        return False
-    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
-    return not raised or dis.opname[instruction] == "RAISE_VARARGS"

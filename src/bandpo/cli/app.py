@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import bandpo
+from bandpo.cli import BAD_INPUT, stop
 from bandpo.cli.audit import audit_command
 from bandpo.cli.bounds import bounds_command
-from bandpo.cli.compare import compare_command
-from bandpo.cli.data import app as data
 from bandpo.cli.doctor import doctor_command
-from bandpo.cli.eval import eval_command
 from bandpo.cli.plot import plot_command
-from bandpo.cli.recipes import app as recipes
-from bandpo.cli.rehearse import rehearse_command
-from bandpo.cli.report import report_command
-from bandpo.cli.study import app as study
-from bandpo.cli.train import train_command
+
+LAB = ("compare", "data", "eval", "recipes", "rehearse", "report", "study", "train")
+"""Commands of bandpo-lab."""
+
+
+class _Commands(TyperGroup):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in LAB:
+            stop(
+                f"error: bandpo {cmd_name} comes with bandpo-lab; in a clone of bandpo, pip install . ./lab",
+                BAD_INPUT,
+            )
+        return found
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -44,30 +55,9 @@ def _options(
     pass
 
 
-COMMANDS = {
-    "bounds": bounds_command,
-    "plot": plot_command,
-    "train": train_command,
-    "study": study,
-    "report": report_command,
-    "eval": eval_command,
-    "compare": compare_command,
-    "audit": audit_command,
-    "data": data,
-    "recipes": recipes,
-    "rehearse": rehearse_command,
-    "doctor": doctor_command,
-}
-"""In the order of ``--help``."""
-SETTINGS: dict[str, dict[str, Any]] = {
-    # All of its arguments go to TRL's parser, --help included.
-    "train": {
-        "add_help_option": False,
-        "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-    }
-}
-for name, command in COMMANDS.items():
-    if isinstance(command, typer.Typer):
-        app.add_typer(command, name=name)
-    else:
-        app.command(name, **SETTINGS.get(name, {}))(command)
+app.command("bounds")(bounds_command)
+app.command("plot")(plot_command)
+app.command("audit")(audit_command)
+app.command("doctor")(doctor_command)
+for point in entry_points(group="bandpo.commands"):
+    point.load()(app)

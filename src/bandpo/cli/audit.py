@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bandpo.cli.plot import save
+from bandpo.errors import InvalidValue
 
 
 def audit_command(
@@ -56,19 +57,19 @@ def audit_command(
     from rich.console import Console
     from rich.table import Table
 
+    from bandpo.audit.figures import audit_figure
+    from bandpo.audit.findings import all_findings
+    from bandpo.audit.logs import read_log
+    from bandpo.audit.recorder import is_record
+    from bandpo.audit.runs import known_run
+    from bandpo.audit.summary import summarize
+    from bandpo.audit.tables import clip_table
     from bandpo.cli.record import findings_table, print_record
-    from bandpo.diagnostics.figures import audit_figure
-    from bandpo.diagnostics.findings import all_findings
-    from bandpo.diagnostics.logs import read_log
-    from bandpo.diagnostics.recorder import is_record
-    from bandpo.diagnostics.runs import known_run
-    from bandpo.diagnostics.summary import summarize
-    from bandpo.diagnostics.tables import clip_table
 
     records = [path for path in runs if is_record(path)]
     logs = {str(path): read_log(path) for path in runs if path not in records}
     if logs and (clip or method or anchor):
-        raise ValueError(
+        raise InvalidValue(
             f"{next(iter(logs))} is a log, whose tokens are gone; --clip, --method and --anchor are for records of "
             "bandpo.Recorder"
         )

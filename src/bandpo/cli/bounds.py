@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from bandpo.errors import InvalidValue
+
 SPREAD = (0.001, 0.01, 0.08, 0.3, 0.5, 0.9, 0.99, 0.999)
 
 
@@ -36,7 +38,7 @@ def bounds_command(
 
     for p in probabilities or ():
         if not 0 < p <= 1:
-            raise ValueError(f"probability {p} is not in (0, 1]")
+            raise InvalidValue(f"probability {p} is not in (0, 1]")
     p_old = torch.tensor(probabilities or SPREAD, dtype=torch.float64)
     trust_region = parse_divergence(divergence)
     band = Band(trust_region, trust_region.default_radius if radius is None else radius, max_ratio)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from bandpo.errors import InvalidValue
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -33,9 +35,9 @@ def plot_command(
 ) -> None:
     """Draw what clip rules allow, against a token's old probability, or how runs went."""
     from bandpo import check, parse_rule
-    from bandpo.diagnostics import figures
-    from bandpo.diagnostics.logs import read_log
-    from bandpo.diagnostics.runs import known_run
+    from bandpo.audit import figures
+    from bandpo.audit.logs import read_log
+    from bandpo.audit.runs import known_run
 
     if (figure == "training") != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
@@ -56,9 +58,9 @@ def plot_command(
 
 def save(figure: Figure, output: Path) -> None:
     """Write a figure; if that fails, an earlier one of this name stays as it was."""
-    from bandpo.diagnostics.style import save_figure
+    from bandpo.audit.style import save_figure
 
     if output.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"{output}: a figure is written as .png, .svg or .pdf")
+        raise InvalidValue(f"{output}: a figure is written as .png, .svg or .pdf")
     output.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, output)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bandpo.diagnostics.findings import Finding
-    from bandpo.diagnostics.mismatch import Mismatch
-    from bandpo.diagnostics.replay import Replay
+    from bandpo.audit.findings import Finding
+    from bandpo.audit.mismatch import Mismatch
+    from bandpo.audit.replay import Replay
 
 MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]?[/dim]"}
 
@@ -35,17 +35,17 @@ def print_record(
     """Replay a record under its own method and these, or those that every audit tries, and print what is seen.
 
     Raises:
-        ValueError: see `bandpo.diagnostics.replay.replay_record`; a ``clip`` is no clip rule.
+        ValueError: see `bandpo.audit.replay.replay_record`; a ``clip`` is no clip rule.
     """
     from rich.console import Console
 
-    from bandpo.diagnostics.audit import COUNTERFACTUALS
-    from bandpo.diagnostics.findings import all_findings
-    from bandpo.diagnostics.record_findings import all_record_findings
-    from bandpo.diagnostics.replay import replay_record
-    from bandpo.diagnostics.runs import recorded_run
-    from bandpo.diagnostics.summary import summarize
-    from bandpo.notation import parse_method, parse_rule
+    from bandpo.audit.findings import all_findings
+    from bandpo.audit.metrics import COUNTERFACTUALS
+    from bandpo.audit.record_findings import all_record_findings
+    from bandpo.audit.replay import replay_record
+    from bandpo.audit.runs import recorded_run
+    from bandpo.audit.summary import summarize
+    from bandpo.text import parse_method, parse_rule
 
     given = {text: parse_rule(text) for text in clips} | {text: parse_method(text) for text in methods}
     seen = replay_record(path, given or COUNTERFACTUALS, anchor=anchor, skip_bad=skip_bad)
@@ -68,7 +68,7 @@ def _methods(seen: Replay) -> Table:
     """Every method side by side on the same tokens."""
     from rich.table import Table
 
-    from bandpo.diagnostics.audit import BINS, RARE
+    from bandpo.audit.metrics import BINS, RARE
 
     table = Table("", *seen.by_step, title=f"on the same tokens, bounds around the {seen.anchor}'s policy")
     each = [audit.metrics() for audit in seen.audits.values()]
@@ -101,7 +101,7 @@ def _mismatch(m: Mismatch, judged: str) -> list[Table]:
     """The engine against the trainer: by version lag, by probability, and under corrections."""
     from rich.table import Table
 
-    from bandpo.diagnostics.audit import BINS
+    from bandpo.audit.metrics import BINS
 
     columns = (
         "tokens",
@@ -146,6 +146,6 @@ def _mismatch(m: Mismatch, judged: str) -> list[Table]:
 
 
 def _percent(share: float | None) -> str:
-    from bandpo.diagnostics.tables import percent_or_none
+    from bandpo.audit.tables import percent_or_none
 
     return percent_or_none(share) or "–"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bandpo.divergences.base import Divergence
+from bandpo.errors import InvalidType, InvalidValue
 
 __all__ = ["FDivergence"]
 
@@ -54,25 +55,25 @@ class FDivergence(Divergence):
         for name, function in (("f", self.f_of_u), ("derivative", self._slope)):
             values = function(u)
             if not isinstance(values, Tensor) or values.shape != u.shape:
-                raise TypeError(
+                raise InvalidType(
                     f"{name} must map a tensor to one of equal shape, elementwise; got {values!r}"
                 )
         one = torch.ones((), dtype=torch.float64)
         if not abs(at_one := self.f_of_u(one).item()) <= 1e-9:
-            raise ValueError(f"f(1) must be 0, got {at_one:g}; subtract it from f")
+            raise InvalidValue(f"f(1) must be 0, got {at_one:g}; subtract it from f")
         # A convex f lies below its chords. Slopes are compared, within the rounding of the values.
         values = self.f_of_u(u)
         if not values.isfinite().all():
             at = u[~values.isfinite()][0]
-            raise ValueError(f"f must be finite for u > 0, got f({at:g}) = {self.f_of_u(at):g}")
+            raise InvalidValue(f"f must be finite for u > 0, got f({at:g}) = {self.f_of_u(at):g}")
         gap = u.diff()
         slopes = values.diff() / gap
         noise = 8 * torch.finfo(torch.float64).eps * (values[1:].abs() + values[:-1].abs() + u[1:]) / gap
         falls = slopes.diff() < -(noise[1:] + noise[:-1])
         if falls.any():
-            raise ValueError(f"f must be convex, but its slope falls around u = {u[1:-1][falls][0]:g}")
+            raise InvalidValue(f"f must be convex, but its slope falls around u = {u[1:-1][falls][0]:g}")
         if not self._normalised(torch.tensor([0.5, 2.0], dtype=torch.float64)).min() > 0:
-            raise ValueError("f is linear around u = 1, so it puts no bound on the ratio")
+            raise InvalidValue("f is linear around u = 1, so it puts no bound on the ratio")
 
     @property
     def curvature(self) -> float:

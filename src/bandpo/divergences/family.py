@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bandpo.divergences._exact import expm1, expm1_minus
 from bandpo.divergences.base import Divergence
+from bandpo.errors import InvalidValue
 
 __all__ = ["AlphaDivergence", "JensenShannon"]
 
@@ -69,7 +70,7 @@ class AlphaDivergence(Divergence):
 
     def __post_init__(self) -> None:
         if not -8 <= self.alpha <= 8:
-            raise ValueError(f"alpha must be between -8 and 8, got {self.alpha!r}")
+            raise InvalidValue(f"alpha must be between -8 and 8, got {self.alpha!r}")
 
     def f(self, log_u: Tensor) -> Tensor:
         a = self.alpha

@@ -31,48 +31,16 @@ class Adapter:
     module: str
     """The adapter, in `bandpo.integrations`."""
     tested: str
-    """The version that the adapter is tested with, or was written against where that cannot be installed."""
-    stand_in: str = ""
-    """What its tests put in the framework's place, where it cannot be installed."""
+    """The version that the adapter is tested with."""
 
 
 ADAPTERS = (
     Adapter("TRL", "trl", "trl", "trl", "1.16.0"),
     Adapter("TRL, asynchronous GRPO and SDPO", "trl", "trl", "trl_experimental", "1.16.0"),
     Adapter("verl", "verl", "verl", "verl", "0.9.1"),
-    Adapter(
-        "prime-rl",
-        "prime-rl",
-        "prime_rl",
-        "prime_rl",
-        "559b447",
-        stand_in="its two dataclasses, as documented",
-    ),
     Adapter("Trinity-RFT", "trinity-rft", "trinity", "trinity", "0.6.0"),
     Adapter("Tinker", "tinker", "tinker", "tinker", "0.38.0"),
     Adapter("SkyRL", "skyrl", "skyrl", "skyrl", "0.3.0"),
-    Adapter(
-        "slime", "slime", "slime", "slime", "0.3.1", stand_in="its `policy_loss_function`, as documented"
-    ),
-    Adapter(
-        "miles",
-        "miles",
-        "miles",
-        "miles",
-        "31f1ca9",
-        stand_in="its `policy_loss_function`, as its source has it",
-    ),
-    Adapter(
-        "Molt", "molt", "molt", "molt", "2d62608", stand_in="its `molt.models.loss`, as its source has it"
-    ),
-    Adapter(
-        "ms-swift",
-        "ms-swift",
-        "swift",
-        "ms_swift",
-        "4.6.0",
-        stand_in="its `GRPOTrainer`, as its source has it",
-    ),
     Adapter("Liger-Kernel", "liger-kernel", "liger_kernel", "liger", "0.8.5"),
     Adapter("Stable-Baselines3", "stable-baselines3", "stable_baselines3", "stable_baselines3", "2.9.2"),
     Adapter("TorchRL", "torchrl", "torchrl", "torchrl", "0.14.1"),

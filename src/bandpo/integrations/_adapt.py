@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from bandpo._rule_check import check
-from bandpo.clipping import ClipRule, bands
-from bandpo.losses import LossOutputs, policy_loss
+from bandpo.errors import InvalidValue
+from bandpo.loss import LossOutputs, policy_loss
 from bandpo.methods import Parts
-from bandpo.notation import as_parts
 from bandpo.objectives import Surrogate
 from bandpo.radius import Radius
+from bandpo.rule_check import check
+from bandpo.rules import ClipRule, bands
+from bandpo.text import as_parts
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -56,7 +57,7 @@ def read_rule(prefix: str = "", **settings: Any) -> ClipRule:
     """
     parts = read_parts(prefix, **settings)
     if (parts.objective, parts.level) != (Surrogate(), "token"):
-        raise ValueError(
+        raise InvalidValue(
             f"{prefix}method: {settings['method']!r} is {parts.objective!r} per {parts.level}, but this framework's "
             "loss can only be given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
@@ -68,7 +69,7 @@ def _naming(setting: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{setting}: {error}") from error
+        raise InvalidValue(f"{setting}: {error}") from error
 
 
 def _check(name: str, value: Any) -> None:
@@ -84,7 +85,7 @@ _check_text = lru_cache(_check)  # verl reads its settings for each loss
 def _refuse_moving_radii(rule: ClipRule) -> None:
     for radius in (band.radius for band in bands(rule).values()):
         if isinstance(radius, Radius) and radius.needs:
-            raise ValueError(
+            raise InvalidValue(
                 f"{radius!r} depends on {radius.needs}, which this framework does not tell its loss; give "
                 "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
             )

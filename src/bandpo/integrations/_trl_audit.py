@@ -14,14 +14,15 @@ import trl
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
-from bandpo.clipping import FixedClip, Unclipped
-from bandpo.diagnostics.audit import Audit, logged
-from bandpo.diagnostics.logs import DETAIL
-from bandpo.diagnostics.recorder import Recorder
-from bandpo.diagnostics.watch import Watch
+from bandpo.audit.logs import DETAIL
+from bandpo.audit.metrics import Audit, logged
+from bandpo.audit.recorder import Recorder
+from bandpo.audit.watch import Watch
+from bandpo.batch import Tokens
+from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.methods import Parts
 from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
-from bandpo.tokens import Tokens
+from bandpo.rules import FixedClip, Unclipped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +63,7 @@ class _KeepDetail(TrainerCallback):
 class AuditMixin(GRPOTrainer):
     """Logs what the loss does to tokens, as ``audit/…`` metrics (see docs/audit.md), and warns of what wastes a run.
 
-    The log shows the metrics of `bandpo.diagnostics.audit.LOGGED`. The others are kept in ``state.log_history``, and so
+    The log shows the metrics of `bandpo.audit.metrics.LOGGED`. The others are kept in ``state.log_history``, and so
     in ``trainer_state.json``, under the one key ``audit_detail``.
 
     Put it before any GRPOTrainer that calls TRL's own loss: ``class Mine(AuditMixin, TheirTrainer): ...``. It costs no
@@ -90,20 +91,20 @@ class AuditMixin(GRPOTrainer):
         for base in cls.__mro__:  # a mixin of Trainer has no loss of its own; TRL's trainers have
             other = base.__module__.startswith("trl.") and issubclass(base, Trainer)
             if other and not issubclass(base, GRPOTrainer) and base not in GRPOTrainer.__mro__:
-                raise TypeError(
+                raise InvalidType(
                     f"{cls.__name__} derives from {base.__name__}, which is no GRPOTrainer; AuditMixin and "
                     "BandGRPOTrainer know the loss of GRPOTrainer alone"
                 )
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *arguments: Any, **named: Any):
         if any("unsloth" in f"{cls.__module__}.{cls.__name__}".lower() for cls in type(self).__mro__):
-            raise ValueError(
+            raise InvalidValue(
                 "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
                 "bandpo.integrations.trl before unsloth, or train without it"
             )
         self._since_log = _SinceLog()
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
-            raise ValueError(
+            raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which knows epsilon "
                 "alone; leave it out, or use bandpo.integrations.liger"
             )
@@ -137,7 +138,7 @@ class AuditMixin(GRPOTrainer):
         finally:
             self._loss = None
         if not loss.seen:
-            raise RuntimeError(
+            raise RunProblem(
                 "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could"
                 " act; is the trainer's loss replaced by a fused one?"
             )
@@ -147,7 +148,7 @@ class AuditMixin(GRPOTrainer):
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if self._loss is not None:  # not the old policy's, which TRL computes outside of the loss
             if outputs[0] is None:
-                raise RuntimeError(
+                raise RunProblem(
                     "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
                     "neither a clip rule nor the audit can act; train without it"
                 )

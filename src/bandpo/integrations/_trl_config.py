@@ -7,19 +7,19 @@ from typing import Any, NoReturn
 
 from trl import GRPOConfig
 
-from bandpo.clipping import Unclipped
-from bandpo.combinators import Capped, Sides
+from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.methods import Parts
-from bandpo.notation import as_parts, as_text, parse_method
 from bandpo.objectives import ClippedWeight, Surrogate
+from bandpo.rules import Capped, Sides, Unclipped
+from bandpo.text import as_parts, as_text, parse_method
 
 
 class _Replaced(float):
     """TRL's ``epsilon`` beside a method: it reads as a number, and stops a trainer that would clip with it."""
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise TypeError(
+        raise InvalidType(
             "this config names a clip rule or method, which only BandGRPOTrainer knows; use it as trainer"
         )
 
@@ -46,7 +46,7 @@ class BandGRPOConfig(GRPOConfig):
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
         audit_detail: Whether the console and trackers get all ``audit/…`` metrics, and not only the twelve of
-            `bandpo.diagnostics.audit.LOGGED`.
+            `bandpo.audit.metrics.LOGGED`.
         record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
             it under any rule. A run that is resumed goes on in the same folder.
 
@@ -104,7 +104,7 @@ class BandGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         if self.audit_steps < 0:
-            raise ValueError(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
+            raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
         if self.method is None:
             parts = as_parts(clip=self.clip, objective=self.objective)
             self.clip, self.objective = as_text(parts.clip), as_text(parts.objective)
@@ -112,7 +112,7 @@ class BandGRPOConfig(GRPOConfig):
             parts = as_parts(self.method, clip=self.clip, objective=self.objective)
             self.method = as_text(parse_method(self.method) if isinstance(self.method, str) else self.method)
             if parts.level == "token" and self.importance_sampling_level != "token":
-                raise ValueError(
+                raise InvalidValue(
                     f"importance_sampling_level={self.importance_sampling_level!r}, but {self.method} is a method of "
                     "tokens; write clip= and objective= for a combination of your own"
                 )
@@ -121,20 +121,20 @@ class BandGRPOConfig(GRPOConfig):
         chosen = self.method or f"objective={self.objective!r}"
         plain = parts.objective == Surrogate()
         if self.loss_type not in CLIPPED_LOSS_TYPES:
-            raise ValueError(
+            raise InvalidValue(
                 f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {chosen}, "
                 f"one of {', '.join(CLIPPED_LOSS_TYPES[:-1])}, or for {self.loss_type} its method, e.g. "
                 f"method='{self.loss_type.upper()}()'"
             )
         if self.loss_type == "cispo" and not plain:
-            raise ValueError(f"{chosen} and loss_type='cispo' both say how to clip; leave one out")
+            raise InvalidValue(f"{chosen} and loss_type='cispo' both say how to clip; leave one out")
         if self.delta is not None and not (plain and self.delta > 1):
             other = "is no bound above 1" if plain else f"and {chosen} both say how to clip"
-            raise ValueError(f"delta={self.delta} {other}; write the dual clip as objective='DualClip(3)'")
+            raise InvalidValue(f"delta={self.delta} {other}; write the dual clip as objective='DualClip(3)'")
         if self.anchor not in ("trainer", "rollout"):
-            raise ValueError(f"anchor must be 'trainer' or 'rollout', got {self.anchor!r}")
+            raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {self.anchor!r}")
         if (self.epsilon, self.epsilon_high) != (0.2, None):
-            raise ValueError(
+            raise InvalidValue(
                 f"epsilon={self.epsilon}, epsilon_high={self.epsilon_high} have no effect beside a clip rule or "
                 "method; write the interval as clip='FixedClip(low, high)'"
             )

@@ -19,23 +19,22 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.utils import metric
 
-from bandpo.clipping import Band, FixedClip, Unclipped
-from bandpo.combinators import Sides
-from bandpo.diagnostics.audit import COUNTERFACTUALS, Audit, logged
-from bandpo.diagnostics.logs import named_rows
-from bandpo.diagnostics.watch import Watch
+from bandpo.audit.logs import named_rows
+from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
+from bandpo.audit.watch import Watch
+from bandpo.batch import Tokens
 from bandpo.divergences import KL, Divergence, TotalVariation
 from bandpo.integrations._adapt import token_weights
 from bandpo.methods import CISPO, GPG, GSPO, SAPO, Parts
 from bandpo.objectives import DualClip, GeometricMean, Masked, Objective
-from bandpo.tokens import Tokens
+from bandpo.rules import Band, FixedClip, Sides, Unclipped
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
-    from bandpo.diagnostics.recorder import Recorder
+    from bandpo.audit.recorder import Recorder
 
 SUMS = "actor/audit_sums/"
 """What the names of the sums begin with, between a loss and the driver."""
@@ -138,7 +137,7 @@ def measured(
 def check_recorder(settings: PolicyLossConfig) -> None:
     """Refuse to record where what writes a record is not installed, before anything runs."""
     if settings.get("record"):
-        from bandpo.diagnostics.recorder import pyarrow
+        from bandpo.audit.recorder import pyarrow
 
         pyarrow()
 
@@ -187,7 +186,7 @@ class Reporter:
         if folder not in self._recorders:
             import verl
 
-            from bandpo.diagnostics.recorder import Recorder
+            from bandpo.audit.recorder import Recorder
 
             # A measured objective has no text form.
             known = None if isinstance(run.objective, Measured) else run

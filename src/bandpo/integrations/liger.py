@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction, LigerFusedLinearGRPOLoss
 
-from bandpo.clipping import ClipRule
+from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import epsilons, read_rule
 from bandpo.methods import Method
+from bandpo.rules import ClipRule
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -87,17 +88,17 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
         **arguments: Any,
     ) -> None:
         if loss_type not in LOSS_TYPES:
-            raise ValueError(
+            raise InvalidValue(
                 f"loss_type={loss_type!r} is not one of {', '.join(LOSS_TYPES)}; sapo and vespo clip no ratio, and "
                 "Liger's luspo counts padding, where the bounds mean nothing"
             )
         if importance_sampling_level != "token":
-            raise ValueError(
+            raise InvalidValue(
                 f"importance_sampling_level={importance_sampling_level!r}: the bounds are per token and would "
                 "broadcast over sequence ratios without an error; set it to 'token'"
             )
         if given := {"epsilon_low", "epsilon_high"} & arguments.keys():
-            raise ValueError(
+            raise InvalidValue(
                 f"{', '.join(sorted(given))} would have no effect beside clip; use clip='FixedClip(…)'"
             )
         super().__init__(loss_type=loss_type, **arguments)

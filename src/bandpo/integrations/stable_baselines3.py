@@ -20,11 +20,12 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import explained_variance
 
-from bandpo.clipping import ClipRule
+from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import read_parts
-from bandpo.losses import policy_loss
+from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import Objective
+from bandpo.rules import ClipRule
 
 if TYPE_CHECKING:
     from stable_baselines3.common.type_aliases import RolloutBufferSamples
@@ -58,7 +59,7 @@ class BandPPO(PPO):
         **arguments: Any,
     ) -> None:
         if "clip_range" in arguments:
-            raise ValueError(
+            raise InvalidValue(
                 f"clip_range={arguments['clip_range']!r} has no effect beside clip; use clip='FixedClip(low, high)'"
             )
         self.parts = read_parts(method=method, clip=clip, objective=objective)
@@ -66,7 +67,7 @@ class BandPPO(PPO):
 
     def _setup_model(self) -> None:
         if isinstance(self.action_space, spaces.Box):
-            raise ValueError(
+            raise InvalidValue(
                 f"the actions are {self.action_space}, and the log-probability of a continuous action is a density, "
                 "which has no bound of 1 for Band to project to; use PPO, or discretise the actions"
             )

@@ -25,10 +25,11 @@ import torch
 import torch.fx
 from torch.nn.utils.rnn import pad_sequence
 
-from bandpo.clipping import Band, ClipRule
+from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import numbers, read_parts, read_rule, sum_loss
 from bandpo.methods import Method
 from bandpo.objectives import Objective
+from bandpo.rules import Band, ClipRule
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -86,12 +87,12 @@ def _input(datum: Datum, name: str, logp: Tensor) -> Tensor:
     if name == "mask" and name not in datum.loss_fn_inputs:
         return torch.ones_like(logp)
     if name not in datum.loss_fn_inputs:
-        raise ValueError(
+        raise InvalidValue(
             f"a datum has no loss_fn_inputs[{name!r}]; it has {', '.join(sorted(datum.loss_fn_inputs))}"
         )
     tensor = datum.loss_fn_inputs[name].to_torch()
     if tensor.shape != logp.shape:
-        raise ValueError(
+        raise InvalidValue(
             f"loss_fn_inputs[{name!r}] has shape {tuple(tensor.shape)}, the target tokens {tuple(logp.shape)}; "
             "the bounds are per token, so give one value per token"
         )
@@ -123,7 +124,7 @@ def traceable_loss(clip: Band | str = "Band(KL(), 0.05)") -> Callable[..., tuple
     """
     rule = read_rule(clip=clip)
     if not isinstance(rule, Band) or not isinstance(radius := rule.radius, int | float):
-        raise ValueError(
+        raise InvalidValue(
             f"the server-side loss knows Band with a number as its radius alone, got {rule!r}; use custom_loss for "
             "other rules"
         )

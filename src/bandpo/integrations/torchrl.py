@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torchrl.objectives import ClipPPOLoss
 
-from bandpo.clipping import ClipRule
+from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import read_rule
 from bandpo.methods import Method
+from bandpo.rules import ClipRule
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -54,11 +55,11 @@ class BandPPOLoss(ClipPPOLoss):
         **arguments: Any,
     ) -> None:
         if "clip_epsilon" in arguments or arguments.get("clip_value") is True:
-            raise ValueError(
+            raise InvalidValue(
                 "clip_epsilon has no effect beside clip: use clip='FixedClip(low, high)', and a number for clip_value"
             )
         if arguments.get("delay_actor"):
-            raise ValueError(
+            raise InvalidValue(
                 "delay_actor=True clips around a third policy, whose log-probabilities are not stored"
             )
         rule = read_rule(method=method, clip=clip)
@@ -69,13 +70,13 @@ class BandPPOLoss(ClipPPOLoss):
     def _log_weight(self, tensordict: TensorDictBase, adv_shape: torch.Size) -> tuple[Any, ...]:
         log_weight, dist, *others = super()._log_weight(tensordict, adv_shape)
         if not _is_discrete(dist):
-            raise ValueError(
+            raise InvalidValue(
                 f"the actions have the distribution {type(dist).__name__}, and the log-probability of a continuous "
                 "action is a density, which has no bound of 1 for Band to project to; use ClipPPOLoss"
             )
         logp_old = tensordict.get(self.tensor_keys.sample_log_prob)
         if not isinstance(logp_old, torch.Tensor) or logp_old.numel() != log_weight.numel():
-            raise ValueError(
+            raise InvalidValue(
                 f"{self.tensor_keys.sample_log_prob} is not one log-probability for each of the "
                 f"{log_weight.numel()} actions, but the bounds are per action"
             )

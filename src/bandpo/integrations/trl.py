@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from bandpo import _checks
-from bandpo._rule_check import check
-from bandpo.clipping import bands
-from bandpo.controllers import Hold
-from bandpo.diagnostics.audit import Audit
-from bandpo.diagnostics.watch import check_radius
+from bandpo.audit.metrics import Audit
+from bandpo.audit.watch import check_radius
+from bandpo.batch import Tokens, at_level
+from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._trl_audit import (
     AuditedGRPOTrainer,
     AuditMixin,
@@ -37,8 +36,9 @@ from bandpo.integrations._trl_audit import (
 )
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.methods import Parts
-from bandpo.radius import Radius, TrainingState
-from bandpo.tokens import Tokens, at_level
+from bandpo.radius import Hold, Radius, TrainingState
+from bandpo.rule_check import check
+from bandpo.rules import bands
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +89,7 @@ class BandGRPOTrainer(AuditMixin):
     ):
         args = BandGRPOConfig() if args is None else args
         if not isinstance(args, BandGRPOConfig):
-            raise TypeError(f"args must be a BandGRPOConfig, got {type(args).__name__}")
+            raise InvalidType(f"args must be a BandGRPOConfig, got {type(args).__name__}")
         if args.updates_per_batch == 1:
             warnings.warn(
                 "each batch is used for one optimiser step, so the ratio is always 1 and no clip rule can act: set "
@@ -105,7 +105,7 @@ class BandGRPOTrainer(AuditMixin):
         check_radius(self.parts.clip)
         super().__init__(model, reward_funcs, args, *arguments, **named)
         if args.anchor == "rollout" and not self.use_vllm and self.rollout_func is None:
-            raise ValueError(
+            raise InvalidValue(
                 "anchor='rollout' needs use_vllm, or a rollout_func that returns log-probabilities: else the trainer's "
                 "are the only ones"
             )
@@ -250,7 +250,7 @@ class BandGRPOTrainer(AuditMixin):
         if self.args.anchor == "trainer":
             return None
         if "sampling_per_token_logps" not in inputs:
-            raise ValueError(
+            raise InvalidValue(
                 "anchor='rollout', but the rollout gave no log-probabilities; return them from rollout_func, or leave "
                 "anchor out"
             )

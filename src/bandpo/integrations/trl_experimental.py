@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
-from bandpo.clipping import ClipRule
+from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import Epsilons, epsilons, read_rule
-from bandpo.notation import as_text
+from bandpo.rules import ClipRule
+from bandpo.text import as_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ def _settle(config: BandAsyncGRPOConfig | BandSDPOConfig) -> None:
     """Put the rule into ``clip``, as text, and refuse epsilons beside it."""
     config.clip, config.method = as_text(read_rule(method=config.method, clip=config.clip)), None
     if (config.epsilon, config.epsilon_high) != (0.2, None):
-        raise ValueError(
+        raise InvalidValue(
             f"epsilon={config.epsilon}, epsilon_high={config.epsilon_high} have no effect beside "
             f"clip={config.clip!r}; write the interval as clip='FixedClip(low, high)'"
         )
@@ -109,12 +110,12 @@ class BandSDPOConfig(SDPOConfig):
     def __post_init__(self) -> None:
         _settle(self)
         if self.importance_sampling_level != "token":
-            raise ValueError(
+            raise InvalidValue(
                 f"importance_sampling_level={self.importance_sampling_level!r}: the bounds are per token and would "
                 "broadcast over sequence ratios without an error; set it to 'token'"
             )
         if self.distillation_weight == 1:
-            raise ValueError(
+            raise InvalidValue(
                 "distillation_weight=1 is distillation alone, which clips nothing; set it below 1 for a policy loss"
             )
         super().__post_init__()

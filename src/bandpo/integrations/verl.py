@@ -28,6 +28,7 @@ from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_p
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
 from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
@@ -72,7 +73,7 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
         loss_mode: Any loss that verl has registered, a plug-in's too. Once built it is ``audited``.
         audited: The loss that ``loss_mode`` named; taken from there.
         audit: Whether the loss is audited: ``audit/…`` metrics, see docs/audit.md.
-        audit_detail: Whether all of them are logged, and not only the twelve of `bandpo.diagnostics.audit.LOGGED`.
+        audit_detail: Whether all of them are logged, and not only the twelve of `bandpo.audit.metrics.LOGGED`.
         record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
             it under any rule. Each process writes a file of its own, so it may be one that all nodes share.
 
@@ -91,7 +92,7 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
 
     def __post_init__(self) -> None:
         if self.loss_mode == "band":
-            raise ValueError(
+            raise InvalidValue(
                 f"{WHERE}_target_: AuditedPolicyLossConfig is for verl's own losses; write BandPolicyLossConfig, which "
                 "audits band too"
             )
@@ -141,7 +142,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
 
     def __post_init__(self) -> None:
         if self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
-            raise ValueError(
+            raise InvalidValue(
                 f"{WHERE}loss_mode: {self.loss_mode!r} would not read the settings of bandpo: write loss_mode=band, "
                 "or leave _target_ out for a loss of verl's own; AuditedPolicyLossConfig in its place audits one"
             )
@@ -246,7 +247,9 @@ def audited(
     assert config is not None
     name = config.policy_loss.get("audited")
     if not name:
-        raise ValueError(f"{WHERE}loss_mode: audited is set by AuditedPolicyLossConfig; name the loss itself")
+        raise InvalidValue(
+            f"{WHERE}loss_mode: audited is set by AuditedPolicyLossConfig; name the loss itself"
+        )
     tensors = (old_log_prob, log_prob, advantages, response_mask)
     loss, metrics = get_policy_loss_fn(name)(*tensors, loss_agg_mode, config, rollout_is_weights)
     if not (torch.is_grad_enabled() and log_prob.requires_grad):

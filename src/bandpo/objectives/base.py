@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bandpo import _checks
+from bandpo.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from bandpo.tokens import Tokens
+    from bandpo.batch import Tokens
 
 __all__ = ["Objective"]
 
@@ -34,10 +35,10 @@ def above_0(**settings: float) -> None:
     """Refuse a setting that is not a number above 0."""
     for name, value in settings.items():
         if not (_checks.is_number(value) and value > 0):
-            raise ValueError(f"{name} must be above 0, got {value!r}")
+            raise InvalidValue(f"{name} must be above 0, got {value!r}")
 
 
 def is_objective(objective: Objective) -> None:
     """Refuse what is no objective."""
     if not isinstance(objective, Objective):
-        raise TypeError(f"objective must be an Objective such as Surrogate(), got {objective!r}")
+        raise InvalidType(f"objective must be an Objective such as Surrogate(), got {objective!r}")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bandpo.batch import Tokens
+from bandpo.errors import InvalidValue
 from bandpo.objectives.base import Objective, above_0
-from bandpo.tokens import Tokens
 
 __all__ = ["ClippedWeight", "GeometricMean", "InverseRatio", "KeepBound", "Masked", "Surrogate"]
 
@@ -37,7 +38,7 @@ class Surrogate(Objective):
 
     def __post_init__(self) -> None:
         if not -math.inf < self.beyond < 1:
-            raise ValueError(f"beyond must be a finite number below 1, got {self.beyond!r}")
+            raise InvalidValue(f"beyond must be a finite number below 1, got {self.beyond!r}")
 
     def weight(self, tokens: Tokens) -> Tensor:
         return torch.where(tokens.blocked, self.beyond * tokens.ratio, tokens.ratio)
@@ -133,7 +134,9 @@ class KeepBound(Objective):
     def __post_init__(self) -> None:
         for name in ("keep_low", "keep_high"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}")
+                raise InvalidValue(
+                    f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}"
+                )
 
     def weight(self, tokens: Tokens) -> Tensor:
         kept = torch.where(

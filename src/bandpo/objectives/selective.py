@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from bandpo import _checks
+from bandpo.batch import Tokens
+from bandpo.errors import InvalidValue
 from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
-from bandpo.tokens import Tokens
 
 __all__ = ["Balanced", "DualClip", "SelfAnchored", "SequenceMask", "Unweighted"]
 
@@ -38,7 +39,7 @@ class DualClip(Objective):
 
     def __post_init__(self) -> None:
         if not self.max_ratio > 1:
-            raise ValueError(f"dual_clip must be above 1, got {self.max_ratio!r}")
+            raise InvalidValue(f"dual_clip must be above 1, got {self.max_ratio!r}")
         is_objective(self.objective)
 
     def _dropped(self, tokens: Tokens) -> Tensor:
@@ -173,9 +174,9 @@ class Balanced(Objective):
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise ValueError(f"share must be in (0, 1), got {self.share!r}")
+            raise InvalidValue(f"share must be in (0, 1), got {self.share!r}")
         if not (0 <= self.lower <= self.max_lower <= 1 <= self.upper <= self.max_upper < math.inf):
-            raise ValueError(
+            raise InvalidValue(
                 "0 <= lower <= max_lower <= 1 <= upper <= max_upper must hold, got "
                 f"{self.lower!r}, {self.max_lower!r}, {self.upper!r}, {self.max_upper!r}"
             )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bandpo.batch import Tokens
 from bandpo.objectives.base import Objective, above_0
-from bandpo.tokens import Tokens
 
 __all__ = ["GammaWeight", "ProbabilityPenalty", "Quadratic", "SigmoidGate"]
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bandpo.batch import Tokens
+from bandpo.errors import InvalidValue
 from bandpo.objectives.base import Objective, above_0
-from bandpo.tokens import Tokens
 
 __all__ = ["MiddleTanh", "Rollback", "SoftClip"]
 
@@ -54,12 +55,12 @@ class SoftClip(Objective):
 
     def __post_init__(self) -> None:
         if not 0 <= self.linear < 1:
-            raise ValueError(
+            raise InvalidValue(
                 f"linear must be in [0, 1), a share of the way to the bound, got {self.linear!r}"
             )
         for name, start in (("start_low", self.start_low), ("start_high", self.start_high)):
             if start is not None and not -19 <= start <= 19:
-                raise ValueError(f"{name} must be between -19 and 19, got {start!r}")
+                raise InvalidValue(f"{name} must be between -19 and 19, got {start!r}")
 
     def _curve(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Where y is the smaller, y in units of the way to the bound, and its slope."""
@@ -179,7 +180,7 @@ class Rollback(Objective):
         if self.depth_high is not None:
             above_0(depth_high=self.depth_high)
         if not 0 <= self.inner < math.inf:
-            raise ValueError(f"inner must be a finite number of at least 0, got {self.inner!r}")
+            raise InvalidValue(f"inner must be a finite number of at least 0, got {self.inner!r}")
 
     def _beyond(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """y beyond the bound, as a ratio to the anchor, and its slope."""

@@ -1,0 +1,69 @@
+"""Clip rules in ms-swift's GRPO: its own loss, with the bounds of the batch in place of ``epsilon``.
+
+    BANDPO_CLIP="Band(KL(), 0.05)" swift rlhf --rlhf_type grpo --external_plugins band_plugin.py ...
+
+where ``band_plugin.py`` is one line, ``import bandpo_ms_swift``. ms-swift has no option for a rule's
+text, so the environment has it: ``BANDPO_CLIP``, or ``BANDPO_METHOD`` for a method that is PPO's surrogate on other
+bounds.
+Importing this module makes ``--rlhf_type grpo`` train with `BandGRPOTrainer`. ms-swift's KL term, rollout correction,
+masks and metrics stay as they are; ``--epsilon`` and ``--epsilon_high`` have no effect. Its Megatron trainer is another
+class and does not take part.
+
+Anchor: the trainer's own log-probabilities at generation time. With one update per batch ms-swift has none, every ratio
+is 1, and no clip does anything.
+
+Overrides one private method of ms-swift; written for 4.6.0.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from swift.rlhf_trainers import GRPOTrainer
+from swift.trainers.trainer_factory import TrainerFactory
+
+from bandpo.errors import InvalidValue
+from bandpo.integrations._adapt import epsilons, read_rule
+
+CLAMPED = ("grpo", "bnpo", "dr_grpo", "dapo", "fipo")
+"""The ``loss_type``s that clamp the ratio on both sides."""
+
+
+class BandGRPOTrainer(GRPOTrainer):
+    """ms-swift's `GRPOTrainer` with the clip rule of ``BANDPO_CLIP`` or ``BANDPO_METHOD``; by default Band-KL.
+
+    Raises:
+        ValueError: a setting cannot be read; a method that is more than bounds; a ``loss_type`` that does not clamp,
+            or ratios of sequences. On a batch: a counted old log-probability is NaN or above 0.
+    """
+
+    def _prepare_algorithm_params(self) -> None:
+        super()._prepare_algorithm_params()
+        self._rule = read_rule(
+            "BANDPO_", clip=os.environ.get("BANDPO_CLIP"), method=os.environ.get("BANDPO_METHOD")
+        )
+        if self.loss_type not in CLAMPED:
+            raise InvalidValue(
+                f"--loss_type {self.loss_type} does not clamp the ratio; use {', '.join(CLAMPED)}"
+            )
+        if self.importance_sampling_level != "token":
+            raise InvalidValue(
+                f"--importance_sampling_level {self.importance_sampling_level} makes one ratio of a sequence, but the "
+                "bounds are per token; use token"
+            )
+
+    def _compute_loss_and_metrics(self, model: Any, model_inputs: dict[str, Any], grpo_batch: Any) -> Any:
+        if grpo_batch.old_per_token_logps is None:
+            return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
+        stock = self.epsilon_low, self.epsilon_high
+        _, self.epsilon_low, self.epsilon_high = epsilons(
+            self._rule, grpo_batch.old_per_token_logps, grpo_batch.completion_mask
+        )
+        try:
+            return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
+        finally:
+            self.epsilon_low, self.epsilon_high = stock
+
+
+TrainerFactory.TRAINER_MAPPING["grpo"] = "bandpo_ms_swift.BandGRPOTrainer"

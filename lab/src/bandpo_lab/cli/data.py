@@ -1,0 +1,95 @@
+"""`bandpo data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Golds, Role
+
+app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
+
+
+@app.callback()
+def _data() -> None:
+    # With a callback, `prepare` stays a subcommand even while it is the only one.
+    pass
+
+
+@app.command("prepare")
+def prepare_command(
+    sets: Annotated[
+        list[str],
+        typer.Argument(
+            help=f"From the hub: {', '.join(HUB)}. Made here: {', '.join(GENERATED)}. Or files, or NAME=FILE."
+        ),
+    ],
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "--output_dir", help="Folder to write to.")
+    ] = Path("data"),
+    instruction: Annotated[
+        str | None, typer.Option(help="Says how to answer; added to each problem. Empty for none.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System message; none if empty.")] = "",
+    plain: Annotated[
+        bool, typer.Option("--plain", help="TRL's prompts as text, for models without a chat template.")
+    ] = False,
+    role: Annotated[
+        Role | None,
+        typer.Option(
+            help="Use of the files. By default train if the name has the word train, such as my-train, else eval.",
+        ),
+    ] = None,
+    golds: Annotated[
+        Golds | None,
+        typer.Option(
+            help="What to do with problems whose answer cannot be graded. By default drop for training, keep for eval."
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Revision of the hub's repository; by default the newest.")
+    ] = None,
+    size: Annotated[int, typer.Option(help="Problems to make, for sets made here.")] = SIZE,
+    seed: Annotated[int, typer.Option(help="Seed of sets made here.")] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write sets again that the folder already holds.")
+    ] = False,
+    authors: Annotated[
+        bool,
+        typer.Option(
+            "--authors", help="The prompts and data sources of the paper's authors, for +paper=authors."
+        ),
+    ] = False,
+) -> None:
+    """Write problem sets in verl's and TRL's form, with a manifest and what was dropped, and why."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bandpo_lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
+
+    form = PromptForm(INSTRUCTION if instruction is None else instruction, system, plain)
+    manifest = prepare_data(
+        sets,
+        output_dir,
+        form=form,
+        role=role,
+        golds=golds,
+        revision=revision,
+        size=size,
+        seed=seed,
+        overwrite=overwrite,
+        authors=authors,
+    )
+    table = Table("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
+    for name, entry in manifest.items():
+        bad = entry["unreadable golds"]
+        for id, reason in bad.items():
+            typer.echo(f"kept {id}: {reason}", err=True)
+        counts = str(entry["rows"]), str(entry["dropped"]), str(len(bad))
+        table.add_row(name, entry["role"], *counts, entry["licence"], entry["origin"]["revision"][:20])
+    console = Console()
+    console.print(table)
+    written = f"for TRL  {output_dir / 'trl'}\nfor verl {output_dir / 'verl'}\ndropped  {output_dir / 'dropped.jsonl'}"
+    console.print(written, highlight=False, soft_wrap=True)

@@ -1,0 +1,68 @@
+"""`bandpo recipes`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from bandpo.audit.files import replacing
+from bandpo.errors import InvalidValue
+
+SHIPPED = Path(__file__).parents[1] / "recipes"
+
+
+class CopyUnlessTold(TyperGroup):
+    """`bandpo recipes [FOLDER]` is `bandpo recipes copy [FOLDER]`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Put the subcommand in front where there is none."""
+        if not args or (args[0] not in self.commands and not args[0].startswith("-")):
+            args = ["copy", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=CopyUnlessTold, help="Recipes for verl and TRL; without a subcommand, copy them.")
+
+
+@app.command("copy")
+def copy_command(
+    folder: Annotated[Path, typer.Argument(help="Folder to make.")] = Path("recipes"),
+) -> None:
+    """Copy the recipes for verl and TRL, and their launchers, into a folder of yours."""
+    if folder.exists():
+        raise InvalidValue(f"{folder} is there already, and nothing was copied; name another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as unfinished:
+        shutil.copytree(SHIPPED, unfinished, ignore=shutil.ignore_patterns("__pycache__"))
+    typer.echo(folder / "README.md")
+
+
+@app.command("diff")
+def diff_command(
+    first: Annotated[str, typer.Argument(help="A variant of the paper's experiment, such as authors.")],
+    second: Annotated[str, typer.Argument(help="Another one, such as recommended.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Of verl, for both, such as +paper/arm=dapo.")
+    ] = None,
+    recipes: Annotated[
+        Path, typer.Option(help="Folder of the recipes; the shipped ones if not given.")
+    ] = SHIPPED,
+) -> None:
+    """Print every setting in which two variants differ, for all models and rules; it takes a minute."""
+    from bandpo_lab.variants import as_table, differences
+
+    typer.echo(as_table(first, second, differences(first, second, overrides or (), recipes)))
+
+
+@app.command("summary")
+def summary_command(
+    log: Annotated[typer.FileText, typer.Argument(help="What verl printed; - for standard input.")],
+) -> None:
+    """Print time per step, by stage, and GPU memory of a run of verl."""
+    from bandpo_lab.cost import read_steps, summed_up
+
+    typer.echo(summed_up(read_steps(log)))

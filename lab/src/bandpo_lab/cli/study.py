@@ -1,0 +1,188 @@
+"""`bandpo study`: `run` (which may be left out), `map` and `where`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from bandpo.cli import INTERRUPTED, stop
+from bandpo.errors import InvalidValue
+
+CORES = os.cpu_count() or 1
+
+
+class _RunByDefault(TyperGroup):
+    """`bandpo study FILE` is `bandpo study run FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    help="Compare clip rules: over seeds in a study of your own, in tables over a map, or in theory for your run.",
+)
+
+
+class Size(str, Enum):
+    """Of a map."""
+
+    quick = "quick"
+    full = "full"
+
+
+class Method(str, Enum):
+    """Of optimisation."""
+
+    adam = "adam"
+    momentum = "momentum"
+    sgd = "sgd"
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[str, typer.Argument(help="A study file, or quick, the study that comes with bandpo.")],
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir", "--output_dir", help="Where runs and results go; by default runs/study-NAME."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = CORES,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run on the Ray cluster of this machine, not on its cores alone.")
+    ] = False,
+    cores_per_run: Annotated[int, typer.Option(min=1, help="Cores that Ray sets aside for a run.")] = 1,
+) -> None:
+    """Compare clip rules: arms × seeds × settings, each run a `bandpo train`; the same command again resumes."""
+    from rich.console import Console
+
+    from bandpo_lab.study.execute import Execution
+    from bandpo_lab.study.jobs import on_cores, on_ray
+    from bandpo_lab.study.plan import parse_study, study_text
+
+    text = study_text(file)
+    plan = parse_study(text)
+    folder = output_dir or Path("runs") / f"study-{Path(file).stem}"
+    console = Console()
+    console.print(f"[bold]{plan.title}[/bold]\n{plan.question}", highlight=False)
+    console.print(f"decided by {plan.primary}, against {plan.baseline}; {plan.stopping}", highlight=False)
+    run_jobs = partial(on_ray, cores=cores_per_run) if ray else partial(on_cores, workers=workers)
+    try:
+        results = Execution(plan, text, folder, run_jobs, say=partial(print, flush=True))()
+    except KeyboardInterrupt:
+        stop(f"interrupted; the same command goes on with what is in {folder}", INTERRUPTED)
+    for failure in results["failed"]:
+        console.print(f"[red]failed[/red] {failure}", highlight=False)
+    console.print(f"results  {folder / 'results.json'}", highlight=False, soft_wrap=True)
+    if results["failed"]:
+        sys.exit(f"error: {len(results['failed'])} runs failed; the same command tries them again")
+
+
+@app.command("map")
+def map_command(
+    size: Annotated[
+        Size, typer.Option(help="quick, about six minutes on two idle cores, or full, about forty minutes.")
+    ] = Size.quick,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", "--output_dir", help="Where the map goes; by default runs/map-SIZE."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
+) -> None:
+    """Map where clip rules differ, in tables: tails × batch sizes × updates × optimizers; again, it resumes."""
+    from rich.console import Console
+    from tqdm import tqdm
+
+    from bandpo.audit.files import locked, replacing
+    from bandpo.audit.style import save_figure
+    from bandpo_lab.study.cells import Plan, read_map, run_map
+    from bandpo_lab.study.map_figure import draw_map
+    from bandpo_lab.study.map_tables import all_map_tables
+
+    plan = Plan.of_size(size.value)
+    folder = output_dir or Path("runs") / f"map-{size.value}"
+    file = folder / "map.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder), tqdm(total=len(plan.todo), unit="cell") as bar:
+            for count, cell in run_map(plan, file, workers):
+                bar.update(count - bar.n)
+                bar.set_postfix_str(f"{cell.setting}; {cell.rule}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command goes on with what is in {file}")
+    _, cells = read_map(file)
+    save_figure(draw_map(cells), folder / "map.png")
+    tables = all_map_tables(cells)
+    with replacing(folder / "map.md") as unfinished:
+        unfinished.write_text(tables)
+    console = Console()
+    console.print(tables, highlight=False, markup=False, soft_wrap=True)
+    for name in ("map.png", "map.md", "map.jsonl"):
+        console.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
+
+
+@app.command("where")
+def where_command(
+    tail: Annotated[float, typer.Option(help="Probability of the rare token, or of the strategy it opens.")],
+    batch: Annotated[int, typer.Option(help="Samples in a batch that could draw it.")],
+    updates: Annotated[
+        int, typer.Option(help="Optimizer steps on each batch: epochs × minibatches. 1: on-policy.")
+    ],
+    clip: Annotated[str, typer.Option(help="The clip rule in use.")] = "FixedClip(0.2)",
+    optimizer: Annotated[Method, typer.Option(help="adam (AdamW too), momentum or sgd.")] = Method.adam,
+    beta1: Annotated[float, typer.Option(help="The optimizer's momentum; sgd has none.")] = 0.9,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--learning-rate",
+            "--learning_rate",
+            help="With --parameters: a rough guess of the lift.",
+        ),
+    ] = None,
+    parameters: Annotated[
+        float | None, typer.Option(help="Trained parameters of the model, such as 3e9.")
+    ] = None,
+    clip_high: Annotated[
+        float | None,
+        typer.Option(help="The audit's share of rare winners that were clipped: it gives the lift."),
+    ] = None,
+    lift: Annotated[
+        float | None,
+        typer.Option(
+            help="The lift itself: nats by which one update raises a rare winner's log-probability."
+        ),
+    ] = None,
+) -> None:
+    """Place your own run in the map: whether the clip rule can matter there, which side of it, and what to set."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bandpo.text import parse_rule
+    from bandpo_lab.study.tabular import Optimizer
+    from bandpo_lab.study.theory import Placement, lift_from_clipping, lift_from_rate
+    from bandpo_lab.study.where import advice
+
+    steps = Optimizer(0.0 if optimizer is Method.sgd else beta1, adam=optimizer is Method.adam)
+    run = Placement(tail, batch, updates, steps, rule=parse_rule(clip))
+    if lift is not None and clip_high is not None:
+        raise InvalidValue("--lift and --clip-high say the same; leave one out")
+    measured = lift if clip_high is None else lift_from_clipping(clip_high, updates, run.bound)
+    found = None if measured is None else (measured, measured)
+    if found is None and learning_rate is not None and parameters is not None and optimizer is Method.adam:
+        found = lift_from_rate(learning_rate, parameters)
+    run = Placement(tail, batch, updates, steps, found, run.rule)
+    table = Table.grid(padding=(0, 3, 1, 0))
+    for head, text in advice(run, measured=measured is not None):
+        table.add_row(f"[bold]{head}[/bold]", text)
+    Console().print(table, highlight=False)

@@ -1,0 +1,54 @@
+"""`bandpo train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import typer
+
+from bandpo.cli import INTERRUPTED, stop
+
+
+def train_command(context: typer.Context) -> None:
+    """Train with GRPO and a clip rule; without arguments, the embedded task with Band. (--help lists all options.)"""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bandpo.text import as_parts
+
+    for setting, text in _method_settings(context.args):
+        named: dict[str, Any] = {setting: text}
+        as_parts(**named)  # refuses a misspelt rule before TRL is imported, which takes seconds
+
+    from bandpo_lab.training.arguments import parse
+    from bandpo_lab.training.train import run_training
+
+    arguments = parse(context.args)
+    try:
+        folder = run_training(arguments)
+    except KeyboardInterrupt:
+        stop(
+            f"interrupted; add --resume to go on from the last checkpoint in {arguments.training.output_dir}",
+            INTERRUPTED,
+        )
+    console = Console()
+    if folder.evaluations:
+        table = Table("", *folder.evaluations)
+        for score in next(iter(folder.evaluations.values())):
+            table.add_row(score, *(f"{scores[score]:.3f}" for scores in folder.evaluations.values()))
+        console.print(table)
+    training = arguments.training
+    chosen = ("method", training.method) if training.method else ("clip", training.clip)
+    places = (("model", folder.model), ("curves", folder.curves), ("metrics", folder.metrics))
+    for what, value in (chosen, *places):
+        console.print(f"{what:8} {value}", highlight=False, soft_wrap=True)
+
+
+def _method_settings(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each flag that names a rule, objective or method, and its text."""
+    for place, argument in enumerate(arguments):
+        flag, equals, text = argument.partition("=")
+        has_value = equals or place + 1 < len(arguments)
+        if flag in ("--clip", "--objective", "--method") and has_value:
+            yield flag.removeprefix("--"), text if equals else arguments[place + 1]

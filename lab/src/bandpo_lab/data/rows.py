@@ -1,0 +1,96 @@
+"""Rows of JSONL and parquet files, and what they hold in the place of a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from bandpo.audit.files import read_jsonl
+from bandpo.errors import FileProblem, InvalidValue
+
+
+class TextPart(BaseModel):
+    """A part of a message, in OpenAI's form; other parts, such as images, are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[TextPart]
+
+
+_PROMPT = TypeAdapter(str | list[Message])
+
+
+def read_prompt(value: Any) -> str | list[dict[str, str]]:
+    """A prompt as text, or as messages whose content is text.
+
+    Args:
+        value: Text or messages, also in parts.
+
+    Returns:
+        Text, or messages of `role` and `content`.
+
+    Raises:
+        ValueError: Anything else.
+
+    >>> read_prompt([{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}])
+    [{'role': 'user', 'content': '1+1?'}]
+    """
+    try:
+        prompt = _PROMPT.validate_python(value, strict=True)
+    except ValidationError as error:
+        raise InvalidValue(f"{value!r:.80} is neither text nor messages of text") from error
+    if isinstance(prompt, str):
+        return prompt
+    return [
+        {
+            "role": message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "".join(part.text for part in message.content),
+        }
+        for message in prompt
+    ]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file.
+
+    Args:
+        path: A ``.jsonl`` or ``.parquet`` file.
+
+    Returns:
+        One dictionary for each row; blank lines are no rows.
+
+    Raises:
+        FileProblem: No such file.
+        ValueError: Another suffix, or a line that is no JSON object, named by its number.
+    """
+    if not path.exists():
+        raise FileProblem(f"{path} does not exist")
+    if path.suffix == ".jsonl":
+        return [row for _, row in read_jsonl(path, growing=False, parse=_parse)]
+    if path.suffix != ".parquet":
+        raise InvalidValue(f"{path} must be a .parquet or .jsonl file")
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InvalidValue(f"{path} cannot be read as parquet: {error}") from error
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        # A strict parser: Python's own accepts half a surrogate pair or a NaN, which could not be written again.
+        return from_json(line, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidValue(str(error).replace("at line 1 column", "in column")) from error

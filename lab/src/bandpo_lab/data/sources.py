@@ -1,0 +1,300 @@
+"""Where problems come from: the paper's sets on their public hubs, local files, and the package's
+generators."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from bandpo.errors import InvalidValue
+from bandpo_lab.data.rows import read_prompt, read_rows
+from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Hub, Role
+from bandpo_lab.evals.extraction import extract
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem and its answer, as text; the id is unique in its set and the same in every run."""
+
+    id: str
+    problem: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """Problems and where they are from.
+
+    Attributes:
+        name: Of the set, and of its files.
+        data_source: What decides how it is graded (see `bandpo_lab.evals.grading.grade`).
+        role: Training or evaluation.
+        problems: In the order of the source.
+        origin: Source, revision and the like, for the manifest.
+        licence: As the source states it.
+        complete: The problem is the whole prompt, without an instruction on how to answer.
+        ability: What it asks for: ``math``, ``commonsense`` (a letter) or ``code`` (tests as the answer).
+        unreadable: Ids of the source's rows without a problem or an answer, each with the reason.
+    """
+
+    name: str
+    data_source: str
+    role: Role
+    problems: tuple[Problem, ...]
+    origin: Mapping[str, Any]
+    licence: str
+    complete: bool = False
+    ability: str = "math"
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+PROBLEM_COLUMNS = ("problem", "question", "prompt")
+ANSWER_COLUMNS = ("answer", "answerKey", "final_answer", "ground_truth", "reward_model", "solution")
+"""Columns searched, in this order; the first that holds one has the problem or the answer."""
+
+
+_FILE = re.compile(r"(?:([\w.-]+)=)?(.+\.(?:jsonl|parquet))")
+_TRAIN = re.compile(r"(?:^|[-_.])train(?=$|[-_.])", re.IGNORECASE)
+
+
+def set_name(spec: str) -> str:
+    """The name of the set that `load` loads, without loading it.
+
+    >>> set_name("aime24"), set_name("runs/my.jsonl"), set_name("mine=runs/my.jsonl")
+    ('aime24', 'my', 'mine')
+    """
+    file = _FILE.fullmatch(spec)
+    return spec if file is None else file[1] or Path(file[2]).stem
+
+
+def load(
+    spec: str, *, role: Role | None = None, revision: str | None = None, size: int = SIZE, seed: int = 0
+) -> ProblemSet:
+    """Loads one set.
+
+    Args:
+        spec: A name of `HUB` or `GENERATED`, a JSONL or parquet file, or ``NAME=FILE``. A file
+            takes its name from its stem; where the name is one of the hub's, also role and licence.
+        role: Of a file. Left out, a file is for training if its name has the word ``train`` (``train``,
+            ``my-train``, ``my_train``), and for evaluation if not.
+        revision: Of the hub's repository; default the newest, whose hash the manifest records.
+        size: Problems to make, for generated sets.
+        seed: Of generated sets.
+
+    Returns:
+        The set.
+
+    Raises:
+        ValueError: Unknown name, a role that is not the set's own, a size that the set cannot have, or a file that
+            does not hold problems.
+        FileProblem: No such file.
+        ConnectionError: The hub cannot be reached.
+    """
+    file = _FILE.fullmatch(spec)
+    if file is not None:
+        return _load_file(set_name(spec), Path(file[2]), role)
+    if spec in GENERATED:
+        return _generate(spec, role, size, seed)
+    if spec in HUB:
+        return _load_hub(spec, HUB[spec], role, revision)
+    raise InvalidValue(
+        f"{spec!r} is neither a .jsonl or .parquet file nor one of {', '.join([*HUB, *GENERATED])}"
+    )
+
+
+def _own_role(name: str, own: Role, asked: Role | None) -> Role:
+    if asked not in (None, own):
+        raise InvalidValue(
+            f"{name} has the role {own}, not {asked}: give a file of it another name, NAME=FILE, to use it so"
+        )
+    return own
+
+
+def _load_hub(name: str, hub: Hub, role: Role | None, revision: str | None) -> ProblemSet:
+    _own_role(name, hub.role, role)
+    from datasets import load_dataset
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().dataset_info(hub.repo, revision=revision)
+        rows = load_dataset(hub.repo, hub.config, split=hub.split, revision=info.sha).to_list()
+    # Without a network the hub's libraries raise errors of several packages.
+    except Exception as error:
+        raise ConnectionError(
+            f"{name} could not be loaded from the hub's {hub.repo}: {error}. "
+            f"Where the hub is out of reach, give a file: {name}=FILE.jsonl"
+        ) from error
+    origin = {"hub": hub.repo, "config": hub.config, "split": hub.split, "revision": info.sha}
+    licence = (info.card_data or {}).get("license")
+    return _read(name, rows, origin, role, str(licence) if licence else None)
+
+
+def _load_file(name: str, path: Path, role: Role | None) -> ProblemSet:
+    rows = read_rows(path)
+    revision = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return _read(name, rows, {"file": path.name, "revision": revision}, role)
+
+
+def _read(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    origin: Mapping[str, Any],
+    role: Role | None,
+    licence: str | None = None,
+) -> ProblemSet:
+    hub = HUB.get(name)
+    own: Role = hub.role if hub else role or ("train" if _TRAIN.search(name) else "eval")
+    read = _READERS[hub.ability if hub else "math"]
+    problems: list[Problem] = []
+    unreadable: dict[str, str] = {}
+    for i in hub.draw(len(rows)) if hub and hub.draw else range(len(rows)):
+        row = rows[i]
+        if hub is not None and hub.levels and row.get("level", hub.levels[0]) not in hub.levels:
+            continue
+        id = f"{name}-{i}"
+        try:
+            problems.append(Problem(id, *read(row)))
+        except ValueError as error:
+            unreadable[id] = str(error)
+    if not problems:
+        first = "".join(
+            f"; row {id.removeprefix(f'{name}-')}: {why}" for id, why in list(unreadable.items())[:1]
+        )
+        raise InvalidValue(f"{name}: no row with a problem and an answer{first}")
+    return ProblemSet(
+        name,
+        _TRAIN.sub("", name) or name,
+        _own_role(name, own, role),
+        tuple(problems),
+        origin,
+        licence or (hub.licence if hub else "not stated"),
+        ability=hub.ability if hub else "math",
+        unreadable=unreadable,
+    )
+
+
+def _read_math(row: Mapping[str, Any]) -> tuple[str, str]:
+    return _first(row, PROBLEM_COLUMNS, read_problem), _first(row, ANSWER_COLUMNS, read_answer)
+
+
+def _read_choice(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A question with its choices, and the letter of the right one; some sets number them."""
+    question, key = _first(row, PROBLEM_COLUMNS, read_problem), _first(row, ANSWER_COLUMNS, read_answer)
+    choices = row.get("choices")
+    if not isinstance(choices, Mapping):
+        raise InvalidValue("the row has no choices with label and text")
+    letters = {label: chr(ord("A") + i) for i, label in enumerate(choices["label"])}
+    if key not in letters:
+        raise InvalidValue(f"the answer {key!r} is none of the choices {', '.join(letters)}")
+    listed = [f"({letter}) {text}" for letter, text in zip(letters.values(), choices["text"], strict=True)]
+    return "\n".join([f"Question: {question}", "", "Choices:", *listed]), letters[key]
+
+
+def _read_code(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A task for a program, and its tests as JSON: ``inputs`` and ``outputs``, as many of one as of the other."""
+    tests = row.get("input_output") or "{}"
+    try:
+        read = json.loads(tests) if isinstance(tests, str) else tests
+    except ValueError as error:
+        raise InvalidValue(f"input_output is no JSON: {error}") from error
+    inputs, outputs = (
+        ([], []) if not isinstance(read, dict) else (read.get(k) or [] for k in ("inputs", "outputs"))
+    )
+    if not inputs or len(inputs) != len(outputs):
+        raise InvalidValue(f"{len(inputs)} inputs and {len(outputs)} outputs are no tests")
+    starter = f"\n\nStart from:\n```python\n{row['starter_code']}\n```" if row.get("starter_code") else ""
+    return _first(row, PROBLEM_COLUMNS, read_problem) + starter, json.dumps(read)
+
+
+_READERS = {"math": _read_math, "commonsense": _read_choice, "code": _read_code}
+
+
+def _first(row: Mapping[str, Any], columns: tuple[str, ...], read: Callable[[Any], str]) -> str:
+    """The first of the columns that holds something."""
+    there = [column for column in columns if column in row]
+    if not there:
+        raise InvalidValue(f"the row has the columns {', '.join(row)}, and needs one of {', '.join(columns)}")
+    reasons = []
+    for column in there:
+        try:
+            if text := read(row[column]):
+                return text
+            reasons.append(f"{column} is {'null' if row[column] is None else f'{row[column]!r:.40}'}")
+        except ValueError as error:
+            reasons.append(f"{column}: {error}")
+    raise InvalidValue("; ".join(reasons))
+
+
+def read_problem(value: Any) -> str:
+    """The text of a problem: a string, or messages, of which the last one of the user holds it.
+
+    Raises:
+        ValueError: Neither of the two.
+
+    >>> read_problem([{"role": "user", "content": "1+1?"}])
+    '1+1?'
+    """
+    if value is None:
+        return ""
+    prompt = read_prompt(value)
+    if isinstance(prompt, str):
+        return prompt.strip()
+    return next((m["content"].strip() for m in reversed(prompt) if m["role"] == "user"), "")
+
+
+_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+def read_answer(value: Any) -> str:
+    r"""The answer in the forms that data sets use: numbers, lists, worked solutions, verl's reward model.
+
+    A number is written out, without an exponent. The answers of a list are all asked for, in any order.
+
+    Returns:
+        Plain text or LaTeX; empty where there is no answer.
+
+    Raises:
+        ValueError: A value that is no answer, such as true.
+
+    >>> read_answer(27.0), read_answer("5 + 5 = 10\n#### 1,234"), read_answer(r"So $\boxed{\frac{1}{2}}$.")
+    ('27', '1234', '\\frac{1}{2}')
+    """
+    if isinstance(value, Mapping):
+        value = value.get("ground_truth")
+    if isinstance(value, list | tuple):
+        return ", ".join(filter(None, map(read_answer, value)))
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise InvalidValue(f"{value} is no answer")
+    if isinstance(value, float):
+        value = format(Decimal(repr(value)), "f")
+    text = "" if value is None else str(value).strip()
+    if "####" in text or "\\boxed{" in text:
+        extracted = extract(text)
+        text = "" if extracted is None else extracted.text.strip()
+    while len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = text[1:-1].strip()
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def _generate(name: str, asked: Role | None, size: int, seed: int) -> ProblemSet:
+    from bandpo_lab.tasks import countdown, multiplication
+
+    if size < 1:
+        raise InvalidValue(f"{name}: size = {size} must be at least 1")
+    role = _own_role(name, "train" if name.endswith("-train") else "eval", asked)
+    task = name.removesuffix("-train")
+    rows = {"countdown": countdown, "multiplication": multiplication}[task].problems(role, size, seed)
+    problems = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))
+    origin = {"generator": f"bandpo_lab.tasks.{task}", "revision": f"size {size}, seed {seed}"}
+    return ProblemSet(name, task, role, problems, origin, "apache-2.0", complete=task == "multiplication")

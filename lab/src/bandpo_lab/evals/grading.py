@@ -1,0 +1,322 @@
+"""Whether a completion's answer is right: math-verify in separate processes, and the reward functions on it.
+
+The answer is one piece of the completion (see `extract`). Only that piece is compared, so that a completion
+cannot win by listing everything. A process of its own compares it, and is ended when it takes too long or too much
+memory. Signals, the usual way, fail outside the main thread and do not interrupt arithmetic on huge numbers.
+"""
+
+import importlib.util
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bandpo.errors import InvalidValue, MissingPackage, RunProblem
+from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
+from bandpo_lab.evals.normalize import normal_form, normal_prose
+
+_BASE = re.compile(r"(?=[A-F]*\d)[\dA-F]+_\{?\s*(\d{1,2})\s*\}?")
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A verdict on one completion.
+
+    Attributes:
+        score: 1.0 right, 0.0 wrong.
+        answer: The answer read, in a form in which equal answers are equal texts; None where there is none.
+        reason: ``right``, ``wrong``, ``no answer``, ``too long``, ``timeout``, or ``failed`` (out of memory).
+    """
+
+    score: float
+    answer: str | None
+    reason: str
+
+
+class MathGrader:
+    """Compares answers with math-verify in a few processes, from any thread.
+
+    Args:
+        time_limit: Seconds of processor time one answer may take (of the clock, on Windows).
+        memory: Bytes a process may address, where the system has such a limit (Linux, macOS).
+        workers: Processes, each started when first needed.
+
+    Raises:
+        ImportError: math-verify is not installed.
+        ValueError: A setting out of range.
+
+    >>> with MathGrader() as grader:
+    ...     grader.grade("It is $\\\\boxed{0.5}$.", "\\\\frac{1}{2}").reason
+    'right'
+    """
+
+    def __init__(self, *, time_limit: float = 5.0, memory: int = 4 << 30, workers: int = 2) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingPackage(
+                "grading needs math-verify: in a clone of bandpo, pip install . './lab[eval]'"
+            )
+        if not (time_limit > 0 and workers >= 1):
+            raise InvalidValue(
+                f"time_limit = {time_limit} must be above 0 and workers = {workers} at least 1"
+            )
+        self._settings = time_limit, memory
+        self.workers = workers
+        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._slots.put(None)
+        # A model repeats its answers, the costly ones too.
+        self._compare = lru_cache(maxsize=100_000)(self._verdict)
+
+    def grade(self, completion: str, gold: str) -> Grade:
+        """Grades one completion.
+
+        Args:
+            completion: What the model wrote.
+            gold: The right answer: LaTeX or a plain number, without a box.
+
+        Returns:
+            The verdict, within about the time limit whatever the completion holds.
+        """
+        extracted = extract(completion)
+        if extracted is None:
+            return Grade(0.0, None, "no answer")
+        if len(extracted.text) > LONGEST_ANSWER:
+            return Grade(0.0, None, "too long")
+        normal = normal_form if extracted.boxed else normal_prose
+        verdict = self._compare(normal(extracted.text), extracted.boxed, normal_form(gold))
+        if verdict.reason is not None:
+            return Grade(0.0, None, verdict.reason)
+        if verdict.right:
+            return Grade(1.0, gold, "right")
+        return Grade(0.0, verdict.answer, "no answer" if verdict.answer is None else "wrong")
+
+    def reads(self, gold: str) -> bool:
+        """Whether math-verify reads a gold as mathematics, and not as a text that only itself can match.
+
+        Args:
+            gold: The right answer.
+        """
+        normal = normal_form(gold)
+        return self._compare(normal, True, normal).read
+
+    def close(self) -> None:
+        """Ends the processes; the grader can be used again and starts new ones."""
+        for _ in range(self.workers):
+            worker = self._slots.get()
+            if worker is not None:
+                worker.stop()
+            self._slots.put(None)
+
+    def __enter__(self) -> "MathGrader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _verdict(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
+        bases = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
+        if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify ignores bases
+            return _Verdict(answer=answer)
+        try:
+            return self._ask(answer, boxed, gold)
+        except _Died as death:
+            if death.reason == "timeout":
+                return _Verdict(reason=death.reason)
+        # Something else than this answer may have ended the process.
+        try:
+            return self._ask(answer, boxed, gold)
+        except _Died as death:
+            return _Verdict(reason=death.reason)
+
+    def _ask(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
+        worker = self._slots.get()
+        survivor = None
+        try:
+            if worker is None or worker.process.poll() is not None:
+                worker = _Worker(*self._settings)
+            verdict = worker.ask({"answer": answer, "boxed": boxed, "gold": gold})
+            survivor = worker
+        finally:
+            self._slots.put(survivor)
+            if survivor is None and worker is not None:
+                worker.stop()
+        return _Verdict(**verdict)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    right: bool = False
+    answer: str | None = None
+    read: bool = False
+    reason: str | None = None  # why the process died
+
+
+class _Died(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Worker:
+    def __init__(self, time_limit: float, memory: int) -> None:
+        self.time_limit = time_limit
+        script = Path(__file__).with_name("math_worker.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(time_limit), str(memory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+        )
+        self.stop = weakref.finalize(self, _stop, self.process)
+        if self._line() != "ready\n":
+            raise RunProblem(
+                f"the grading process does not start; try: {sys.executable} {script} 5 4000000000"
+            )
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        started = time.monotonic()
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            line = self._line()
+        except BrokenPipeError:
+            line = ""
+        if not line.endswith("\n"):
+            raise _Died("timeout" if time.monotonic() - started >= self.time_limit else "failed")
+        return json.loads(line)
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):  # the buffer may hold text for a process that has died
+                pipe.close()
+
+
+@lru_cache(maxsize=1)
+def _shared_grader(pid: int) -> MathGrader:
+    # One for each process: pipes shared with a forked parent would mix up their answers.
+    return MathGrader()
+
+
+def _grade_multiplication(completion: str, gold: str) -> Grade:
+    from bandpo_lab.tasks.multiplication import reward
+
+    score = reward([completion], [gold])[0]
+    answer = completion.replace(">", "|").rpartition("|")[2] or None
+    return Grade(score, answer, "right" if score else "no answer" if answer is None else "wrong")
+
+
+def _grade_countdown(completion: str, gold: str) -> Grade:
+    from bandpo_lab.tasks.countdown import Countdown
+
+    extracted = extract(completion)
+    if extracted is None:
+        return Grade(0.0, None, "no answer")
+    right = Countdown.from_answer(gold).solved_by(extracted.text)
+    # Any right expression is as good as another, so all of them vote together.
+    return Grade(float(right), gold if right else extracted.text, "right" if right else "wrong")
+
+
+RULES: Mapping[str, Callable[[str, str], Grade]] = {
+    "multiplication": _grade_multiplication,
+    "countdown": _grade_countdown,
+}
+"""How completions of the package's own tasks are graded, by `data_source`; everything else is mathematics."""
+
+
+def grade(completion: str, gold: str, data_source: str = "math") -> Grade:
+    """Grades one completion by the rule of its data source.
+
+    Args:
+        completion: What the model wrote.
+        gold: The right answer, as `bandpo data prepare` writes it.
+        data_source: Name of the data set; the embedded tasks have rules of their own (`RULES`).
+
+    Returns:
+        The verdict.
+
+    >>> grade("|3222", "3222", "multiplication").score
+    1.0
+    """
+    rule = RULES.get(data_source)
+    return rule(completion, gold) if rule else _shared_grader(os.getpid()).grade(completion, gold)
+
+
+def reward(
+    completions: Sequence[str | Sequence[Mapping[str, str]]],
+    answer: Sequence[str],
+    data_source: Sequence[str] | None = None,
+    **columns: Any,
+) -> list[float]:
+    """Reward function for TRL, on the columns that `bandpo data prepare` writes: ``reward_funcs=reward``.
+
+    Args:
+        completions: Texts, or messages of which the last is the model's.
+        answer: The right answer for each.
+        data_source: Name of the data set for each; left out, all are mathematics.
+        columns: What else TRL passes; not used.
+
+    Returns:
+        1.0 or 0.0 for each completion.
+
+    Raises:
+        ValueError: The sequences differ in length.
+
+    >>> reward(["The answer is $\\\\frac{1}{2}$."], ["0.5"])
+    [1.0]
+    """
+    sources = ["math"] * len(completions) if data_source is None else data_source
+    if not len(completions) == len(answer) == len(sources):
+        raise InvalidValue(
+            f"{len(completions)} completions for {len(answer)} answers: give one answer for each"
+        )
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    with ThreadPoolExecutor(2) as executor:
+        return [verdict.score for verdict in executor.map(grade, texts, answer, sources)]
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None
+) -> dict[str, float | str]:
+    """Reward function for verl: ``reward.custom_reward_function.path=pkg://bandpo_lab.evals.grading``.
+
+    Args:
+        data_source: Name of the data set.
+        solution_str: What the model wrote.
+        ground_truth: The right answer.
+        extra_info: What else verl passes; not used.
+
+    Returns:
+        ``score`` and ``acc`` (1.0 or 0.0), ``pred`` (the answer read, empty where there is none; verl's
+        majority vote counts it) and ``reason`` (see `Grade`).
+
+    >>> compute_score("gsm8k", "#### 4", "5")["reason"]
+    'wrong'
+    """
+    verdict = grade(solution_str, ground_truth, data_source)
+    return {
+        "score": verdict.score,
+        "acc": verdict.score,
+        "pred": verdict.answer or "",
+        "reason": verdict.reason,
+    }

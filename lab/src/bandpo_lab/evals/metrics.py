@@ -1,0 +1,292 @@
+"""What a table of scores is worth: mean@k, pass@k, maj@k, verl's best@k and their intervals.
+
+Every metric maps scores of shape ``(problems, n)`` to one value per problem, ``(problems,)``. Its mean is
+the metric, and `estimate` puts an interval around it, or around the difference of two evaluations.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from bandpo.errors import InvalidType, InvalidValue
+
+Values = NDArray[np.float64]
+
+
+def _scores(correct: ArrayLike) -> Values:
+    scores = np.asarray(correct, dtype=np.float64)
+    if scores.ndim != 2 or scores.size == 0:
+        raise InvalidValue(f"scores must have shape (problems, n) and not be empty, got shape {scores.shape}")
+    if not np.all((scores >= 0) & (scores <= 1)):
+        raise InvalidValue("scores must lie in [0, 1]: 0 for wrong, 1 for right")
+    return scores
+
+
+def _check_k(k: int, n: int) -> None:
+    if not isinstance(k, Integral):
+        raise InvalidType(f"k = {k!r} must be a whole number of samples")
+    if not 1 <= k <= n:
+        raise InvalidValue(
+            f"k = {k} needs between k and n samples per problem, and there are n = {n}: draw more samples"
+        )
+
+
+def mean_at_k(correct: ArrayLike) -> Values:
+    """Average score over the samples of each problem (mean@k with k = n; also called avg@k).
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+
+    Returns:
+        One value per problem, shape (problems,).
+
+    Raises:
+        ValueError: The scores are empty, not two-dimensional or outside [0, 1].
+
+    >>> mean_at_k([[1, 0, 0, 0], [1, 1, 0, 0]]).tolist()
+    [0.25, 0.5]
+    """
+    return _scores(correct).mean(axis=1)
+
+
+def pass_at_k(correct: ArrayLike, k: int) -> Values:
+    """Chance that k of the n samples, drawn without replacement, hold a right one: the unbiased estimator.
+
+    For c right ones of n this is 1 - C(n-c, k) / C(n, k). It is written here as the expected *best* score of
+    the k drawn, the sum over ranks i, ascending, of score_(i) C(i-1, k-1) / C(n, k), which also covers scores
+    between 0 and 1.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        k: Samples drawn, 1 ≤ k ≤ n.
+
+    Returns:
+        One value per problem, shape (problems,).
+
+    Raises:
+        ValueError: k is not between 1 and n, or the scores are malformed.
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, 2.1.
+
+    >>> pass_at_k([[1, 0, 0, 0], [1, 1, 0, 0]], 2).round(4).tolist()
+    [0.5, 0.8333]
+    """
+    scores = np.sort(_scores(correct), axis=1)
+    n = scores.shape[1]
+    _check_k(k, n)
+    # The top rank weighs k/n, the rank below rank i (i-k)/(i-1) of rank i's weight. Binomials could overflow.
+    ranks = np.arange(n, 1, -1)
+    weights = k / n * np.cumprod(np.concatenate([[1.0], (ranks - k) / (ranks - 1)]))
+    return np.clip(scores @ weights[::-1], 0.0, 1.0)
+
+
+def verl_best_at_k(correct: ArrayLike, k: int, *, resamples: int = 1000, seed: int = 42) -> Values:
+    """verl's ``best@k``: mean best of k samples drawn *with* replacement, over `resamples` draws.
+
+    This is not pass@k. It tends to 1 - (1 - c/n)^k, so that with k = n = 32 one right answer scores 0.638 and
+    pass@32 is 1. It is reported beside pass@k because papers that train with verl often print it as pass@k.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        k: Samples drawn, 1 ≤ k ≤ n.
+        resamples: Draws per problem; verl uses 1000.
+        seed: Of the draws; verl uses 42 and the same draws for every problem.
+
+    Returns:
+        One value per problem, shape (problems,), equal to verl's own up to rounding.
+
+    Raises:
+        ValueError: k is not between 1 and n, or the scores are malformed.
+
+    Source: ``verl.trainer.ppo.metric_utils.process_validation_metrics``, key ``best@k/mean``.
+
+    >>> verl_best_at_k([[1] + [0] * 31], 32).round(1).tolist()
+    [0.6]
+    """
+    scores = _scores(correct)
+    n = scores.shape[1]
+    _check_k(k, n)
+    # The legacy generator, because verl's draws come from it.
+    drawn = np.random.RandomState(seed).choice(n, size=(resamples, k), replace=True)
+    return np.array([row[drawn].max(axis=1).mean() for row in scores])
+
+
+def maj_at_k(
+    correct: ArrayLike,
+    answers: Sequence[Sequence[Hashable]],
+    k: int | None = None,
+    *,
+    resamples: int = 200,
+    seed: int = 0,
+) -> Values:
+    """Score of the most frequent answer among k samples (majority voting, self-consistency).
+
+    A sample without an answer (``None``) abstains. Tied answers share the vote, so order is irrelevant.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        answers: The answers voted on, one per score; answers that mean the same must compare equal.
+        k: Voters, 1 ≤ k ≤ n; default n.
+        resamples: Random subsets averaged over when k < n. With k = n there is one, and the result is exact.
+        seed: Of the subsets.
+
+    Returns:
+        One value per problem, shape (problems,).
+
+    Raises:
+        ValueError: k is not between 1 and n, or scores and answers differ in shape.
+
+    Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv 2203.11171.
+
+    >>> maj_at_k([[1, 1, 0, 0, 0]], [["7", "7", "3", "4", None]]).tolist()
+    [1.0]
+    """
+    scores = _scores(correct)
+    problems, n = scores.shape
+    voters = n if k is None else k
+    _check_k(voters, n)
+    if len(answers) != problems or any(len(row) != n for row in answers):
+        raise InvalidValue(f"answers must have the shape of the scores, ({problems}, {n})")
+    if voters == n:
+        subsets = [np.arange(n)]
+    else:
+        generator = np.random.default_rng(seed)
+        subsets = [generator.permutation(n)[:voters] for _ in range(resamples)]
+    return np.array(
+        [
+            np.mean([_vote(row[s], [votes[i] for i in s]) for s in subsets])
+            for row, votes in zip(scores, answers, strict=True)
+        ],
+        dtype=np.float64,
+    )
+
+
+def _vote(scores: Values, votes: list[Hashable]) -> float:
+    counts = Counter(vote for vote in votes if vote is not None)
+    if not counts:
+        return 0.0
+    winners = {vote for vote, count in counts.items() if count == max(counts.values())}
+    return float(
+        np.mean([np.mean([s for s, v in zip(scores, votes, strict=True) if v == w]) for w in winners])
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def estimate(
+    values: ArrayLike,
+    minus: ArrayLike | None = None,
+    *,
+    level: float = 0.95,
+    resamples: int = 5000,
+    seed: int = 0,
+) -> Estimate:
+    """Mean, or difference of two means, with a percentile-bootstrap interval over problems and seeds.
+
+    Problems and seeds are crossed (every seed answers the same problems), so each are drawn independently. A
+    difference is paired: problems are drawn once for both sides, which takes out how hard they are; seeds are
+    drawn for each side of its own. A handful of seeds understates what seeds contribute, and where every
+    problem has the same value the interval has no width: neither is certainty.
+
+    Args:
+        values: One value per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
+        minus: What is subtracted, of the same problems in the same order; the number of seeds may differ.
+        level: Coverage in (0, 1).
+        resamples: Bootstrap draws.
+        seed: Of the draws.
+
+    Returns:
+        Mean and interval.
+
+    Raises:
+        ValueError: `level` outside (0, 1), malformed values, or two sides that do not have the same problems.
+
+    >>> e = estimate(mean_at_k([[1, 0], [1, 1], [0, 0]]))
+    >>> e.mean, e.low <= e.mean <= e.high
+    (0.5, True)
+    >>> print(estimate([0.25, 0.75, 1.25], minus=[0.0, 0.5, 1.0]))
+    0.2500 [0.2500, 0.2500]
+    """
+    if not 0 < level < 1:
+        raise InvalidValue(f"level = {level} must lie between 0 and 1, for example 0.95")
+    tables = [_by_seed(values), *([] if minus is None else [_by_seed(minus)])]
+    if len({table.shape[1] for table in tables}) > 1:
+        sizes = " and ".join(str(table.shape[1]) for table in tables)
+        raise InvalidValue(f"the two sides have {sizes} problems: compare runs on the same data")
+
+    def mean(problems: Any, *seeds: Any, axis: int = -1) -> Any:
+        means = [
+            table[rows.astype(int)[..., :, None], problems.astype(int)[..., None, :]].mean(axis=(-2, -1))
+            for table, rows in zip(tables, seeds, strict=True)
+        ]
+        return means[0] if minus is None else means[0] - means[1]
+
+    indices = [np.arange(size) for size in (tables[0].shape[1], *map(len, tables))]
+    drawn: Any = stats.bootstrap(
+        indices,
+        mean,
+        method="percentile",
+        confidence_level=level,
+        n_resamples=resamples,
+        batch=100,
+        rng=np.random.default_rng(seed),
+    )
+    return Estimate(float(mean(*indices)), *map(float, drawn.confidence_interval))
+
+
+def _by_seed(values: ArrayLike) -> Values:
+    table = np.atleast_2d(np.asarray(values, dtype=np.float64))
+    if table.ndim != 2 or table.size == 0:
+        raise InvalidValue(f"values must have shape (problems,) or (seeds, problems), got {np.shape(values)}")
+    # scipy asks for two or more. A single seed or problem is doubled, which changes nothing that is drawn.
+    return np.tile(table, [2 if size == 1 else 1 for size in table.shape])
+
+
+def powers_of_two(n: int) -> list[int]:
+    """The k at which a table of n samples is reported: 1, 2, 4, … and n.
+
+    >>> powers_of_two(12)
+    [1, 2, 4, 8, 12]
+    """
+    return sorted({2**i for i in range(n.bit_length())} | {n})
+
+
+def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None) -> dict[str, Values]:
+    """Every metric of one evaluation, one value per problem.
+
+    Args:
+        correct: Scores in [0, 1], shape (problems, n).
+        answers: What majority voting counts; left out, there is no maj@n.
+
+    Returns:
+        ``mean@n``, ``pass@1, 2, 4 … n``, ``verl_best@n``, and ``maj@n`` where answers are given.
+
+    Raises:
+        ValueError: Malformed scores or answers.
+
+    >>> list(per_problem([[1, 0]]))
+    ['mean@2', 'pass@1', 'pass@2', 'verl_best@2']
+    """
+    n = _scores(correct).shape[1]
+    metrics = {f"mean@{n}": mean_at_k(correct)}
+    metrics |= {f"pass@{k}": pass_at_k(correct, k) for k in powers_of_two(n)}
+    metrics[f"verl_best@{n}"] = verl_best_at_k(correct, n)
+    if answers is not None:
+        metrics[f"maj@{n}"] = maj_at_k(correct, answers)
+    return metrics

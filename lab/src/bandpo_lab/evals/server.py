@@ -1,0 +1,119 @@
+"""Completions from an OpenAI-compatible server."""
+
+import os
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING
+
+from bandpo.errors import InvalidValue
+from bandpo_lab.evals.generate import Completion, GenerationError, Prompt, Sampling
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class ServerGenerator:
+    """An OpenAI-compatible server: vLLM, SGLang, ``transformers serve``, llama.cpp, or a hosted one.
+
+    Messages go to ``/chat/completions`` and text to ``/completions``. A request that fails to get through, or
+    meets status 429 or 5xx, is tried again after 1, 2, 4 … seconds; then the stream ends with an error, after
+    every completion that did arrive. A key, where one is needed, is read from ``OPENAI_API_KEY``.
+
+    Args:
+        url: Up to and including the version, such as ``http://localhost:8000/v1``.
+        model: As the server calls it.
+        sampling: How to draw. Each completion has its own seed, for servers that honour one.
+        concurrency: Requests in flight.
+        attempts: Tries per request.
+        timeout: Seconds one request may take.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        sampling: Sampling,
+        *,
+        concurrency: int = 32,
+        attempts: int = 6,
+        timeout: float = 1800.0,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidValue(f"server {url!r} must be an address such as http://localhost:8000/v1")
+        self.url, self.model, self.sampling = url.rstrip("/"), model, sampling
+        self.concurrency, self.attempts, self.timeout = concurrency, attempts, timeout
+
+    def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
+        """See `Generator.stream`."""
+        import httpx
+
+        key = os.environ.get("OPENAI_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        failure: GenerationError | None = None
+        stopped = threading.Event()
+        executor = ThreadPoolExecutor(self.concurrency)
+        with httpx.Client(timeout=self.timeout, headers=headers) as client:
+            futures: dict[Future[Completion], int] = {
+                executor.submit(self._ask, client, stopped, prompts[i], self.sampling.seed_of(i)): i
+                for i in sorted(missing)
+            }
+            try:
+                for future in as_completed(futures):
+                    try:
+                        completion = future.result()
+                    except GenerationError as error:
+                        # Requests in flight may still succeed; those not yet sent would fail the same way.
+                        failure = failure or error
+                        stopped.set()
+                        continue
+                    yield futures[future], completion
+            finally:
+                stopped.set()
+                executor.shutdown(cancel_futures=True)
+        if failure is not None:
+            raise failure
+
+    def _ask(self, client: "httpx.Client", stopped: threading.Event, prompt: Prompt, seed: int) -> Completion:
+        import httpx
+
+        chat = not isinstance(prompt, str)
+        body = {
+            "model": self.model,
+            "messages" if chat else "prompt": [dict(m) for m in prompt] if chat else prompt,
+            "max_tokens": self.sampling.max_new_tokens,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "seed": seed,
+        }
+        url = f"{self.url}/chat/completions" if chat else f"{self.url}/completions"
+        problem = "not tried"
+        for attempt in range(self.attempts):
+            if stopped.wait(2 ** (attempt - 1) if attempt else 0):
+                break
+            try:
+                response = client.post(url, json=body)
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if response.status_code == 429 or response.status_code >= 500:
+                problem = f"status {response.status_code}: {response.text[:500]}"
+                continue
+            if response.status_code >= 400:
+                raise GenerationError(
+                    f"{url} refused the request, {response.status_code}: {response.text[:500]}"
+                )
+            return _parse(url, response, chat)
+        raise GenerationError(f"{url} did not answer in {self.attempts} attempts; the last: {problem}")
+
+
+def _parse(url: str, response: "httpx.Response", chat: bool) -> Completion:
+    try:
+        answer = response.json()
+        choice = answer["choices"][0]
+        text = choice["message"]["content"] if chat else choice["text"]
+        return Completion(text or "", choice["finish_reason"], answer["usage"]["completion_tokens"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise GenerationError(
+            f"{url} answered in a form that is not OpenAI's: {response.text[:500]}"
+        ) from error

@@ -1,0 +1,58 @@
+"""What stands in a file, checked by pydantic; each error is one line that names the place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from bandpo.errors import InvalidValue, did_you_mean
+
+T = TypeVar("T")
+
+
+class FileModel(BaseModel):
+    """The keys that a file written by hand may have."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, raw: Any) -> Any:
+        for key in raw if isinstance(raw, Mapping) else ():
+            if key not in cls.model_fields:
+                raise InvalidValue(f"unknown key {key!r}{did_you_mean(key, cls.model_fields)}")
+        return raw
+
+
+def checked(kind: type[T], raw: Any, what: str) -> T:
+    """What a file holds, as a model or a dataclass.
+
+    Args:
+        kind: Which.
+        raw: The content of the file, or of a part of it.
+        what: Names it in errors.
+
+    Raises:
+        ValueError: keys that are missing or unknown, or values of another type, all in one line.
+
+    >>> checked(dict[str, int], {"seeds": "many"}, "run.yaml")
+    Traceback (most recent call last):
+    ValueError: run.yaml: seeds: Input should be a valid integer, unable to parse string as an integer, got 'many'
+    """
+    try:
+        return _adapter(kind).validate_python(raw)
+    except ValidationError as error:
+        raise InvalidValue("; ".join(f"{what}: {_fault(fault)}" for fault in error.errors())) from error
+
+
+_adapter: Any = functools.cache(TypeAdapter)
+
+
+def _fault(fault: Any) -> str:
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] not in ("missing", "value_error"):
+        message += f", got {fault['input']!r:.60}"
+    return ": ".join(filter(None, (".".join(map(str, fault["loc"])), message)))

@@ -1,0 +1,168 @@
+"""What the gradient of a recorded call of the policy loss has to be, worked out again in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bandpo.integrations._adapt import reduced_loss
+from bandpo.methods import Parts
+from bandpo.objectives import DualClip, Surrogate
+from bandpo.rules import Band, ClipRule, FixedClip, Unclipped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOLERANCE = 1e-5
+"""Of a gradient in float32, as a share of its largest entry; 2e-7 is usual."""
+NEAR = 1e-4
+"""A token this close to its bound, as a share of it, may be rounded to either side."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recorded calls beside their reference."""
+
+    tokens: int
+    """Counted tokens."""
+    clipped: int
+    """Those of them whose gradient the clip rule changes."""
+    difference: float
+    """Largest difference of the gradients, as a share of the largest entry."""
+    independent: bool
+    """Whether the reference is the formula below, or the library itself in float64."""
+
+
+def save(call: dict[str, Any], path: Path) -> None:
+    """Writes one call: its tensors, and what else it was told as JSON."""
+    from safetensors.torch import save_file
+
+    tensors = {name: part.detach().contiguous() for name, part in call.items() if isinstance(part, Tensor)}
+    told = {name: part for name, part in call.items() if name not in tensors}
+    numbers = json.dumps(told, default=lambda tensor: tensor.item())
+    save_file(tensors, path, metadata={"told": numbers})
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """The recorded calls of one training process, in their order."""
+    from safetensors import safe_open
+
+    paths = sorted(folder.glob("*.safetensors"))
+    calls = []
+    for path in paths:
+        if path.name.split("-")[0] == paths[0].name.split("-")[0]:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+                calls.append(tensors | json.loads(file.metadata()["told"]))
+    return calls
+
+
+def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
+    """Compares the gradients of all calls with the reference for a loss made of these parts.
+
+    Args:
+        calls: Of `load`.
+        parts: Rule, objective and level of the loss.
+    """
+    difference = largest = 0.0
+    tokens = clipped = 0
+    for call in calls:
+        mask = call["response_mask"].bool()
+        wide = {name: call[name].double() for name in ("log_prob", "old_log_prob", "advantages")}
+        weights = call.get("rollout_is_weights")
+        counts = _counts(call) * (1.0 if weights is None else weights.double())
+        if has_formula(parts):
+            dropped, clipped_out, sure = _dropped(parts, **wide)
+            ratio = (wide["log_prob"] - wide["old_log_prob"]).exp()
+            expected = -torch.where(dropped, 0.0, ratio) * wide["advantages"] * counts
+        else:
+            expected, free = (
+                _by_library(which, wide, mask, counts) for which in (parts, parts._replace(clip=Unclipped()))
+            )
+            clipped_out, sure = expected != free, torch.ones_like(mask)
+        tokens += int(mask.sum())
+        clipped += int((mask & clipped_out).sum())
+        counted = mask & sure
+        difference = max(difference, (call["gradient"].double() - expected)[counted].abs().max().item())
+        largest = max(largest, expected[counted].abs().max().item())
+    return Comparison(tokens, clipped, difference / largest if largest else math.nan, has_formula(parts))
+
+
+def sync_differences(calls: Sequence[dict[str, Any]], steps: int) -> list[float]:
+    """By step, how far trainer and sampler differ in a token's probability, where the sampler's are the old ones.
+
+    In the first call of a step nothing has been learnt yet.
+    """
+    every = len(calls) // steps if len(calls) % steps == 0 else len(calls)
+    return [
+        (call["log_prob"].exp() - call["old_log_prob"].exp())[call["response_mask"].bool()].abs().max().item()
+        for call in calls[::every]
+    ]
+
+
+def has_formula(parts: Parts) -> bool:
+    """Whether the loss is PPO's surrogate, with or without a dual clip, under a rule of `_spent`."""
+    objective = parts.objective.objective if isinstance(parts.objective, DualClip) else parts.objective
+    plain = isinstance(parts.clip, FixedClip | Unclipped) or (
+        isinstance(parts.clip, Band) and isinstance(parts.clip.radius, float | int)
+    )
+    return plain and objective == Surrogate() and parts.level == "token"
+
+
+def _by_library(parts: Parts, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
+    """The gradient as `bandpo.policy_loss` has it in float64."""
+    logp = call["log_prob"].clone().requires_grad_()
+    loss = reduced_loss(
+        parts, logp, call["old_log_prob"], call["advantages"], mask, lambda losses: (losses * counts).sum()
+    ).loss
+    return torch.autograd.grad(loss, logp)[0]
+
+
+def _dropped(
+    parts: Parts, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens have no gradient, which of them by the rule, and where that is sure beyond rounding.
+
+    A token is dropped where the advantage pushes its ratio further beyond the rule's limit. Band needs no bounds for
+    that: the divergence that the ratio costs is compared with the radius.
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    excess = _excess(parts.clip, ratio, old_log_prob)
+    by_rule = torch.where(advantages > 0, ratio > 1, ratio < 1) & (advantages != 0) & (excess > 0)
+    if not isinstance(parts.objective, DualClip):
+        return by_rule, by_rule, excess.abs() > NEAR
+    over = ratio / parts.objective.max_ratio - 1
+    by_dual = (advantages < 0) & (over > 0)
+    return by_rule | by_dual, by_rule, torch.minimum(excess.abs(), over.abs()) > NEAR
+
+
+def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
+    """By what share of it the rule's limit is exceeded, < 0 inside."""
+    if isinstance(rule, FixedClip):
+        return torch.where(ratio > 1, ratio / (1 + rule.high) - 1, (1 - ratio) / max(rule.low, 1e-300) - 1)
+    if not isinstance(rule, Band):
+        return torch.full_like(ratio, -1.0)
+    p = old_log_prob.exp()
+    rest = -torch.expm1(old_log_prob)
+    f = rule.divergence.f
+    spent = p * f(ratio.log()) + rest * f(torch.log((1 - p * ratio).clamp(min=0) / rest))
+    spent = torch.where(rest > 0, spent, 0.0)
+    assert isinstance(rule.radius, float | int)
+    return torch.maximum(spent / rule.radius - 1, torch.where(ratio > 1, ratio / rule.max_ratio - 1, -1.0))
+
+
+def _counts(call: dict[str, Any]) -> Tensor:
+    """What each token's loss counts for in verl's average."""
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    probe = torch.zeros_like(call["log_prob"], dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        total = agg_loss(probe, call["response_mask"], call["loss_agg_mode"], **call["average"])
+        (counts,) = torch.autograd.grad(total, probe)
+    return counts

@@ -1,0 +1,125 @@
+"""A rollout server on `transformers` generation, for models small enough for a CPU.
+
+It does without verl, whose import takes longer than all else that it does.
+"""
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bandpo_lab.rehearsal.files import ANSWERS, FOLDER, SYNCS
+
+
+@dataclass
+class Response:
+    """What verl reads of its own `TokenOutput`."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+    stop_reason: str = "completed"
+    routed_experts: None = None
+    num_preempted: None = None
+
+
+class TransformersServer:
+    """Generates for one replica, one request at a time.
+
+    It starts from random weights, as vLLM does under `load_format=dummy`: only a working weight sync can make
+    its probabilities those of the trainer. Every second request for a prompt with a known answer is given that
+    answer in place of a sample, so that the reward function sees right and wrong responses in each group.
+    """
+
+    def __init__(self, model: str, prompt_length: int, response_length: int, seed: int):
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.prompt_length, self.response_length = prompt_length, response_length
+        hf_config = AutoConfig.from_pretrained(model)
+        self.model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.global_steps: int | None = 0
+        self.requests: Counter[str] = Counter()
+        self.folder = Path(os.environ[FOLDER])
+        self.answers: dict[str, str] = json.loads((self.folder / ANSWERS).read_text())
+
+    def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
+        """Takes the trainer's weights; every parameter of the model must be among them."""
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        missing = set(dict(self.model.named_parameters())) - set(weights) - tied
+        if missing:
+            raise KeyError(f"weight sync sent no value for {sorted(missing)}")
+        self.model.load_state_dict(weights, strict=False)
+        self.global_steps = global_steps
+        with open(self.folder / SYNCS, "a") as file:
+            checksum = sum(w.double().abs().sum().item() for w in weights.values())
+            print(json.dumps({"step": global_steps, "checksum": checksum}), file=file)
+
+    def _answer(self, prompt: str) -> str | None:
+        """The planted answer for every second request of a prompt, else None."""
+        question = next((q for q in self.answers if q in prompt), None)
+        if question is None:
+            return None
+        self.requests[question] += 1
+        return self.answers[question] if self.requests[question] % 2 else None
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> Response:
+        """One response; of the arguments that verl's client sends, text needs these two."""
+        with torch.inference_mode():
+            return self._generate(list(prompt_ids), sampling_params)
+
+    def _generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Response:
+        prompt = torch.tensor([prompt_ids])
+        length = min(
+            sampling_params.get("max_tokens", self.response_length),
+            self.prompt_length + self.response_length - len(prompt_ids),
+        )
+        temperature = sampling_params.get("temperature", 1.0)
+        answer = self._answer(self.tokenizer.decode(prompt[0]))
+        if answer is not None:
+            response = [
+                *self.tokenizer.encode(answer, add_special_tokens=False),
+                self.tokenizer.eos_token_id,
+            ][:length]
+        else:
+            sampling = (
+                {"do_sample": False}
+                if temperature == 0
+                else {
+                    "do_sample": True,
+                    "temperature": temperature,
+                    "top_p": sampling_params.get("top_p", 1.0),
+                    "top_k": max(sampling_params.get("top_k", 0), 0),
+                }
+            )
+            output = self.model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=length,
+                eos_token_id=self.tokenizer.eos_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,
+                **sampling,
+            )
+            response = output[0, prompt.shape[1] :].tolist()
+        # One teacher-forced pass gives the log-probabilities of samples and planted answers alike.
+        sequence = torch.cat([prompt, torch.tensor([response])], dim=1)
+        logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1] / (temperature or 1.0)
+        logp = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        return Response(
+            token_ids=response,
+            log_probs=logp.tolist(),
+            stop_reason="completed",
+            extra_fields={"global_steps": self.global_steps},
+        )
+
+    async def idle(self, **_: Any) -> None:
+        """There is no cache to free and no engine to wake."""
+
+    wake_up = sleep = abort_all_requests = resume_generation = idle
+    clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle

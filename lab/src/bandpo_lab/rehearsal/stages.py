@@ -1,0 +1,186 @@
+"""The stages of a rehearsal, one after the other.
+
+A rehearsal goes through all that a run on a cluster does, with a tiny model and unmodified verl and Ray. It reads the
+config, loads the plug-ins in every process, and calls the reward function and the policy loss. It syncs weights,
+validates, writes a checkpoint and resumes from it. See `rehearse`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bandpo.errors import InvalidValue
+from bandpo_lab.rehearsal import files, preflight
+from bandpo_lab.rehearsal.checks import Check, Expected, first_run_checks, resumed_run_check
+from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
+from bandpo_lab.rehearsal.processes import ForkServer
+from bandpo_lab.rehearsal.run import PRELOADED, environment, train
+from bandpo_lab.rehearsal.shrink import (
+    MINI_BATCH,
+    PROMPT_TOKENS,
+    PROMPTS,
+    Change,
+    changes,
+    compose,
+    refuse,
+    samples,
+)
+
+NOT_COVERED = (
+    "vLLM and SGLang: transformers generates, and weights reach it by another way",
+    "CUDA, FlashAttention, fused kernels, torch.compile",
+    "bf16: everything is fp32",
+    "FSDP1, Megatron, off-loading, and sharding over more processes than --ranks",
+    "more than one node",
+    "memory and speed",
+    "the import of verl in each process: one imports, the others are forked from it",
+    "the tokenizer and the chat template, unless the model is a folder on this machine",
+    "whether the recipe learns anything",
+)
+"""What a rehearsal says nothing about."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was changed and what was found."""
+
+    changes: list[Change]
+    checks: list[Check]
+    prompts: str
+    """Where the prompts came from."""
+    folder: Path
+    """Logs, metrics, responses and checkpoints."""
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        failed = [check.name for check in self.checks if not check.ok]
+        warned = [check.name for check in self.checks if check.warning]
+        words = (
+            f"REHEARSAL FAILED: {', '.join(failed)}"
+            if failed
+            else f"REHEARSAL PASSED: {len(self.checks)} checks"
+        )
+        return words + (f", with warnings: {', '.join(warned)}" if warned else "")
+
+
+def rehearse(
+    overrides: Sequence[str],
+    *,
+    config_dir: Path | None = None,
+    config_name: str = "ppo_trainer",
+    steps: int = 2,
+    ranks: int = 1,
+    timeout: float = 300.0,
+    right_answer: str = RIGHT_ANSWER,
+    stand_in: bool = False,
+    folder: Path | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Rehearsal:
+    """Runs a recipe for verl end to end on the CPU, small.
+
+    Args:
+        overrides: What follows `python -m verl.trainer.main_ppo` on the cluster, save the next two.
+        config_dir: Its `--config-dir`.
+        config_name: Its `--config-name`.
+        steps: Training steps before the checkpoint; one more follows after the resume.
+        ranks: Training processes.
+        timeout: Seconds for each of the two runs.
+        right_answer: How a right answer is written, `{0}` being the ground truth. Such answers are planted among
+            the samples, so that the reward function sees right ones.
+        stand_in: Go on where a data file or the model's folder is not on this machine, with prompts made up and a
+            model of the family that the path names. Without it such a path is a failure.
+        folder: Where to leave logs, metrics and checkpoints; a new one under the system's by default. It is empty or
+            an earlier rehearsal's, which is cleared. Ray puts sockets there, so its path must be short.
+        report: Called with a short text at every stage.
+
+    Raises:
+        CannotRehearse: The recipe needs what no CPU can stand in for.
+        ValueError: The config cannot be composed, the folder holds something else, or the ranks cannot share an update.
+    """
+    config = compose(list(overrides), config_dir, config_name)
+    refuse(config)
+    responses = MINI_BATCH * samples(config)
+    if responses % ranks:
+        shares = [str(n) for n in range(1, responses + 1) if responses % n == 0]
+        raise InvalidValue(
+            f"ranks={ranks} cannot share the {responses} responses of an update: choose {', '.join(shares[:-1])} or "
+            f"{shares[-1]}"
+        )
+    folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
+    # The server imports the same modules as this process, at the same time, on another core.
+    with ForkServer(folder, environment(folder), PRELOADED) as server:
+        checks = [preflight.validate(config)]
+        if not checks[-1].ok:
+            return Rehearsal([], checks, "", folder)
+        absent = [] if stand_in else preflight.missing(config)
+        if absent:
+            checks.append(Check("files", False, "; ".join(absent) + " (--stand-in: go on with made-up ones)"))
+            return Rehearsal([], checks, "", folder)
+        if unloadable := preflight.reward(config):
+            return Rehearsal([], [*checks, unloadable], "", folder)
+
+        report("writing a tiny model")
+        tokenizer = write_model(config.actor_rollout_ref.model.path, folder / "model")
+        key = config.data.prompt_key
+        answers: dict[str, str] = {}
+        origins = []
+        for split, count in (("train", PROMPTS * (steps + 2)), ("val", PROMPTS)):
+            paths = preflight.data_files(config, split)
+            try:
+                prompts = choose_prompts(paths, key, tokenizer, PROMPT_TOKENS, count)
+            except ValueError as error:
+                return Rehearsal(
+                    [], [*checks, Check("files", False, f"data.{split}_files: {error}")], "", folder
+                )
+            write_rows(prompts.rows, folder / f"{split}.parquet")
+            answers |= prompts.answers(key, right_answer)
+            origins.append(f"{split} prompts: {prompts.origin}")
+        (folder / files.ANSWERS).write_text(json.dumps(answers))
+
+        made = changes(config, folder, ranks, steps)
+        search = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
+        command = ["-m", "verl.trainer.main_ppo", "--config-name", config_name, *search, *overrides]
+        command += [change.override for change in made]
+        expected = Expected(
+            preflight.loss_mode(config),
+            preflight.loss_parts(config),
+            answers,
+            config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
+            config.reward.num_workers,
+        )
+        train(server, command, folder, "first", timeout, lambda stage: report(f"first run: {stage}"))
+        checks += first_run_checks(folder, steps, expected)
+        if all(check.ok for check in checks):
+            command.append(f"++trainer.total_training_steps={steps + 1}")
+            train(server, command, folder, "resumed", timeout, lambda stage: report(f"resumed run: {stage}"))
+            checks.append(resumed_run_check(folder, steps))
+    return Rehearsal(made, checks, "; ".join(origins), folder)
+
+
+def _empty(folder: Path) -> Path:
+    """The folder, without what an earlier rehearsal left there.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / files.MARK
+    found = [path for path in folder.iterdir() if path != mark]
+    if found and not mark.exists():
+        raise InvalidValue(
+            f"{folder} is no rehearsal's and not empty ({found[0].name}): name a folder that is"
+        )
+    mark.touch()
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return folder

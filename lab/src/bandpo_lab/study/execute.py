@@ -1,0 +1,268 @@
+"""Runs a study: every run a process of `bandpo train`, over the cores of this machine or a Ray cluster."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bandpo.audit.files import locked, replacing
+from bandpo.errors import InvalidValue
+from bandpo_lab.study.collect import collect_run, read_records, versions
+from bandpo_lab.study.jobs import Job, Outcome
+from bandpo_lab.study.plan import PREPARED, Run, Study
+from bandpo_lab.study.statistics import choose
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Execution:
+    """A study in its folder: ``study.yaml``, ``prepared/``, ``runs/``, and ``results.json`` once a run has ended.
+
+    ``results.json`` holds every run that has ended and says ``unfinished`` until the last has. It is enough to go on
+    from: a run that stands there is not made again, even if its own folder is gone.
+
+    Args:
+        study: What to run.
+        text: Its file, kept beside the results.
+        folder: Where everything goes; a folder with the same study is resumed.
+        run_jobs: `on_cores` or `on_ray`, with its number filled in.
+        say: Takes one line of progress for each run that ends.
+    """
+
+    study: Study
+    text: str
+    folder: Path
+    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[int, Outcome]]]
+    say: Say = print
+
+    def __call__(self) -> dict[str, Any]:
+        """Prepare, tune, run what is reported, and write ``results.json``.
+
+        Returns:
+            What that file holds.
+
+        Raises:
+            ValueError: the folder holds another study, a run's settings are refused (before any run is started), or
+                what is to be prepared fails.
+            FileProblem: another process runs the study in this folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            return self._execute()
+
+    def _execute(self) -> dict[str, Any]:
+        self._open()
+        searches = self.study.searches()
+        self._check([*searches, *self.study.reported(_anything(self.study))])
+        self._prepare()
+        failed = self._run(searches)
+        chosen = choose(self.study, self._records(searches)) if searches else {}
+        runs = self.study.reported(chosen)
+        failed += self._run(runs)
+        if not self._ended:
+            raise InvalidValue("every run has failed; the last lines above and the logs say why")
+        self._results |= {
+            "chosen": [
+                {"experiment": e, "arm": arm, "values": values} for (e, arm), values in chosen.items()
+            ],
+            "failed": [str(run) for run in failed],
+            "unfinished": False,
+            "runs": [
+                self._ended[key] for run in [*searches, *runs] if (key := _key(_names(run))) in self._ended
+            ],
+        }
+        self._write()
+        return self._results
+
+    def _open(self) -> None:
+        kept = self.folder / "study.yaml"
+        self._results: dict[str, Any] = {"chosen": [], "failed": [], "runs": []}
+        if self._file.exists():
+            self._results |= read_results(self.folder)
+        for text in (kept.read_text() if kept.exists() else None, self._results.get("study")):
+            if text not in (None, self.text):
+                raise InvalidValue(
+                    f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a "
+                    "study are fixed before it runs, so choose another --output_dir"
+                )
+        self._ended = {_key(record): record for record in self._results["runs"]}
+        with replacing(kept) as unfinished:
+            unfinished.write_text(self.text)
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "results.json"
+
+    def _write(self) -> None:
+        with replacing(self._file) as unfinished:
+            unfinished.write_text(_compact(self._results))
+
+    def _check(self, runs: Sequence[Run]) -> None:
+        """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
+        from bandpo_lab.training.arguments import parse
+
+        for run in runs:
+            try:
+                parse(["--config", str(self._write_config(run))])
+            except SystemExit as error:
+                raise InvalidValue(f"{run}: bandpo train refuses its settings") from error
+            except ValueError as error:
+                raise InvalidValue(f"{run}: {error}") from error
+
+    def _write_config(self, run: Run) -> Path:
+        config = self._place(run).with_suffix(".yaml")
+        config.parent.mkdir(parents=True, exist_ok=True)
+        options = options_in(self.folder, run) | {"output_dir": str(self._place(run))}
+        config.write_text(yaml.safe_dump(options, sort_keys=False))
+        return config
+
+    def _prepare(self) -> None:
+        todo = [
+            (name, call)
+            for name, call in self.study.prepare.items()
+            if not (self.folder / "prepared" / name).exists()
+        ]
+        if not todo:
+            return
+        self.say(f"preparing {', '.join(name for name, _ in todo)}")
+        jobs = []
+        for name, call in todo:
+            unfinished = self.folder / "prepared" / f"{name}.unfinished-{os.getpid()}"
+            module, *arguments = shlex.split(call)
+            arguments += ["--output_dir", str(unfinished)]
+            jobs.append(Job(module, arguments, self.folder / "prepared" / f"{name}.log"))
+        for place, outcome in self.run_jobs(jobs):
+            if outcome.code:
+                raise InvalidValue(f"preparing {todo[place][0]} failed: {_last_line(jobs[place].log)}")
+            Path(jobs[place].arguments[-1]).rename(self.folder / "prepared" / todo[place][0])
+
+    def _run(self, runs: Sequence[Run]) -> list[Run]:
+        """Run what has not run yet; returns the runs that failed."""
+        todo = [run for run in runs if _key(_names(run)) not in self._ended]
+        jobs = [
+            Job(
+                "bandpo",
+                ["train", "--config", str(self._write_config(run)), "--resume"],
+                self._place(run).with_suffix(".log"),
+            )
+            for run in todo
+        ]
+        failed: list[Run] = []
+        if len(runs) > len(todo):
+            self.say(f"{len(runs) - len(todo)} of {len(runs)} runs were done before")
+        start, done = time.monotonic(), len(runs) - len(todo)
+        for ended, (place, outcome) in enumerate(self.run_jobs(jobs), start=1):
+            run = todo[place]
+            if outcome.code:
+                failed.append(run)
+                said = f"FAILED: {_last_line(jobs[place].log)} (see {jobs[place].log})"
+            else:
+                self._keep(run, outcome.seconds)
+                [record] = self._records([run])
+                said = f"{self.study.primary} {record.metric(self.study.primary):.3f}"
+            left = (time.monotonic() - start) / ended * (len(todo) - ended) / 60
+            self.say(
+                f"[{done + ended}/{len(runs)}] {run}   {said}   {outcome.seconds:.0f} s, {left:.0f} min to go"
+            )
+        return failed
+
+    def _keep(self, run: Run, seconds: float) -> None:
+        """Add a run that has ended to the results."""
+        folder = self._place(run)
+        record = {**_names(run), "seconds": round(seconds, 1), **collect_run(folder)}
+        self._ended[_key(record)] = record
+        self._results |= {
+            "study": self.text,
+            "versions": versions(folder),
+            "commit": self._commits(),
+            "unfinished": True,
+            "runs": list(self._ended.values()),
+        }
+        self._write()
+
+    def _commits(self) -> str:
+        """Every commit that runs were made at, in order."""
+        known = (self._results.get("commit") or "").split(", ")
+        return ", ".join(dict.fromkeys(filter(None, [*known, _commit()])))
+
+    def _place(self, run: Run) -> Path:
+        return self.folder / "runs" / run.folder
+
+    def _records(self, runs: Sequence[Run]) -> Any:
+        ended = (self._ended.get(_key(_names(run))) for run in runs)
+        return read_records({"runs": [record for record in ended if record]})
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """What a study's ``results.json`` holds, of a study that has ended, is at work or was interrupted.
+
+    Raises:
+        ValueError: no run has ended yet.
+    """
+    file = folder / "results.json"
+    if not file.exists():
+        raise InvalidValue(f"{folder} has no results.json: it is no study, or none of its runs has ended yet")
+    return json.loads(file.read_text())
+
+
+def _names(run: Run) -> dict[str, Any]:
+    return {"experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": run.tuning}
+
+
+def _key(record: Mapping[str, Any]) -> str:
+    """What tells one run from the others."""
+    return json.dumps([record[name] for name in ("experiment", "arm", "seed", "tuning")], sort_keys=True)
+
+
+def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """Some choice of tuned values, to have the settings of all runs read before the search is made."""
+    return {
+        (e.name, arm): e.tune.choices()[0]
+        for e in study.experiments.values()
+        if e.tune
+        for arm in study.arms_of(e)
+    }
+
+
+def options_in(folder: Path, run: Run) -> dict[str, Any]:
+    """The options of a run, with the study's folder put in where they name a prepared model."""
+    return {
+        name: value.replace(PREPARED, str(folder / "prepared")) if isinstance(value, str) else value
+        for name, value in run.options.items()
+    }
+
+
+def _last_line(log: Path) -> str:
+    lines = [
+        line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines() if line.strip()
+    ]
+    return lines[-1].strip() if lines else "it printed nothing"
+
+
+@functools.cache
+def _commit() -> str | None:
+    """The commit of bandpo's own checkout, where it runs from one."""
+    place = Path(__file__).parent
+    git = ["git", "-C", str(place), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _compact(results: Mapping[str, Any]) -> str:
+    """JSON with one line for each run, so that a repository's history shows which changed."""
+    runs = ",\n".join("  " + json.dumps(run) for run in results["runs"])
+    rest = json.dumps({name: value for name, value in results.items() if name != "runs"}, indent=1)
+    return f'{rest[:-2]},\n "runs": [\n{runs}\n ]\n}}\n'

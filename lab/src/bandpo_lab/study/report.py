@@ -1,0 +1,288 @@
+"""The report of a study: its terms, what was found, and everything by which a reader may judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bandpo.audit.style import Look, looks_of
+from bandpo.audit.tables import Table
+from bandpo.text import as_parts
+from bandpo_lab.page import Page, Picture, Section, Verbatim
+from bandpo_lab.study import figures
+from bandpo_lab.study.afterwards import Afterwards, parse_afterwards
+from bandpo_lab.study.collect import Record, read_records
+from bandpo_lab.study.plan import Experiment, Study, options_text, parse_study
+from bandpo_lab.study.statistics import (
+    ArmDifference,
+    Comparisons,
+    Contrast,
+    Interval,
+    by_seed,
+    choose,
+    coverage,
+    differing,
+)
+from bandpo_lab.study.tables import (
+    clip_table,
+    differences_table,
+    glance_table,
+    scores_table,
+    seeds_text,
+    signed,
+    tuning_table,
+)
+
+
+def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
+    """The whole report of a study. If its results say ``unfinished``, the report does too.
+
+    Args:
+        results: What its ``results.json`` holds.
+        afterwards: The text of the ``afterwards.yaml`` beside it, if there is one.
+    """
+    study, records = parse_study(results["study"]), read_records(results)
+    said = parse_afterwards(afterwards, study)
+    compared = Comparisons.from_records(study, records, said.seen)
+    by_metric = {study.primary: compared.decided, "AUC": compared.early}
+    return Page(
+        study.title,
+        [
+            *([f"Superseded. {said.superseded}"] if said.superseded else []),
+            study.question,
+            *_unfinished(results),
+            *found(study, records, compared.decided),
+        ],
+        [
+            _terms(study, len(compared.decided)),
+            *([_said(study, records, said)] if afterwards else []),
+            Section(
+                "At a glance",
+                [glance_table(study, records, metric, apart) for metric, apart in by_metric.items()],
+            ),
+            *(_experiment(study, e, records, compared, said) for e in study.experiments.values()),
+            made(results, records, "`bandpo report`"),
+        ],
+    )
+
+
+def _unfinished(results: Mapping[str, Any]) -> list[str]:
+    runs = len(results["runs"])
+    return [f"This study has not ended: {runs} runs have so far."] if results.get("unfinished") else []
+
+
+def found(study: Study, records: Sequence[Record], apart: Sequence[ArmDifference]) -> list[str]:
+    """A few sentences for each experiment: what can be claimed, and what is left open.
+
+    Args:
+        study: The study.
+        records: Its runs.
+        apart: Every arm against the baseline, by what decides.
+    """
+    return [f"{e.name}: {_sentence(study, e, records, apart)}" for e in study.experiments.values()]
+
+
+def _sentence(study: Study, e: Experiment, records: Sequence[Record], apart: Sequence[ArmDifference]) -> str:
+    apart = [d for d in apart if d.experiment == e.name]
+    if not any(r.experiment == e.name and r.tuning is None for r in records):
+        return "no run has ended."
+    if e.identical:
+        others = differing(records, e.name)
+        return (
+            f"the arms should coincide and do not: {'; '.join(others)}."
+            if others
+            else "all arms coincide exactly."
+        )
+    base = list(by_seed(records, e.name, study.baseline, study.primary).values())
+    if not base:
+        return f"{study.baseline} has no run to compare with."
+    text = f"{study.baseline} ends at {study.primary} {Interval.from_values(base).mean:.3f}."
+    if said := [f"{d.arm} {signed(d.interval)}" for d in apart if d.claimed]:
+        text += f" Different from it: {'; '.join(said)}."
+    if rest := [d for d in apart if not d.claimed]:
+        low, high = min(d.interval.low for d in rest), max(d.interval.high for d in rest)
+        text += (
+            f" Left open, shown neither to differ nor to tie: {'; '.join(d.arm for d in rest)}. Their intervals, not "
+            f"corrected for the number of comparisons, reach from {low:+.3f} to {high:+.3f}."
+        )
+    return text
+
+
+def _said(study: Study, records: Sequence[Record], said: Afterwards) -> Section:
+    """What was added once the runs had been seen."""
+    content: list[Any] = [*said.remarks]
+    for title, pair in said.pairs.items():
+        contrasts = {
+            name: Contrast.from_records(study, records, pair.arm, pair.minus, name)
+            for name in dict.fromkeys(("mean entropy", "AUC", study.primary))
+        }
+        rows = [
+            [name, *(signed(c.by_experiment[name]) for c in contrasts.values())]
+            for name in next(iter(contrasts.values())).by_experiment
+        ]
+        rows.append(["all", *(signed(c.overall) for c in contrasts.values())])
+        rows.append(["pairs of runs above 0", *(f"{c.above} of {c.pairs}" for c in contrasts.values())])
+        content += [
+            f"{title}. {pair.why}",
+            Table(
+                ["", *contrasts],
+                rows,
+                f"{pair.arm} minus {pair.minus}, paired by seed, with Student's 95 % intervals. Mean entropy is in "
+                "nats per token, over all batches. In the row “all” each seed counts once, with its mean over the "
+                "experiments. Nobody announced this comparison, so it carries no star.",
+            ),
+        ]
+    return Section("Added after the runs were seen", content)
+
+
+def _terms(study: Study, comparisons: int) -> Section:
+    rows = []
+    for e in study.experiments.values():
+        tuned = ""
+        if e.tune:
+            grid = "; ".join(
+                f"{name} {', '.join(map(str, values))}" for name, values in e.tune.options.items()
+            )
+            tuned = f"{grid}, on seeds {seeds_text(e.tune.seeds)}"
+        elif e.tuned_in:
+            tuned = f"as in {e.tuned_in}"
+        rows.append([e.name, seeds_text(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
+    fewest = min(
+        len(e.seeds) for e in study.experiments.values() if not e.identical or len(study.experiments) == 1
+    )
+    too_narrow = (
+        f" It is too narrow where seeds are few: of {fewest} normal scores it holds the mean in "
+        f"{coverage(fewest):.0%} of cases."
+        if fewest > 1
+        else ""
+    )
+    return Section(
+        "Terms",
+        [
+            "An arm is one way to train, here one clip rule. An experiment is one task on which arms compete, with the "
+            "same seeds for each. A batch is sampled at once and used for one or more updates.",
+            "mean@k is the share of right answers among k samples to each problem. pass@k is the share of problems "
+            "with a right answer among k. Both are taken on test problems after training. AUC is the mean reward over "
+            "all batches of training, the area under its curve. It shows how early an arm learns. Entropy is the "
+            "policy's, in nats per token.",
+            "p is a token's probability under the policy that sampled it, and A its advantage. A token is clipped if "
+            "its rule drops its gradient.",
+            f"Decided by {study.primary}, every arm against {study.baseline}, paired by seed. Stopping rule: "
+            f"{study.stopping}.",
+            "Two kinds of interval, both for 95 %, both over seeds. A score has a bootstrap interval, which stays "
+            f"between 0 and 1.{too_narrow} A difference has Student's.",
+            "A difference is claimed where the paired t-test gives p < 0.05, corrected after Holm for all "
+            f"{comparisons} comparisons of the study. Everything else is left open: it is no evidence of a "
+            "difference, and none of equality.",
+            f"Where options were tuned, each arm took those with the best {study.primary} on tuning seeds, and is "
+            "reported on others.",
+            Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
+            Table(
+                ["arm", "clip rule"],
+                [[arm, str(options["clip"])] for arm, options in study.arms.items()],
+                prose=True,
+            ),
+        ],
+    )
+
+
+def _experiment(
+    study: Study, e: Experiment, records: Sequence[Record], compared: Comparisons, said: Afterwards
+) -> Section:
+    arms = {
+        arm: mine
+        for arm in study.arms_of(e)
+        if (mine := [r for r in records if r.experiment == e.name and r.arm == arm and r.tuning is None])
+    }
+    if not arms:
+        return Section(e.name, [e.question, "No run of this experiment ended."])
+    sentence = _sentence(study, e, records, compared.decided)
+    content: list[Any] = [e.question, sentence[0].upper() + sentence[1:]]
+    if e.identical:
+        return Section(e.name, content)
+    if e.tune or e.tuned_in:
+        content.append(_tuned_values(study, e, records))
+    looks, slug = looks_of_arms(study), e.name.replace(" ", "-")
+    content.append(scores_table(study, e, records))
+    content.append(differences_table(study, e, compared, said.seen))
+    content.append(
+        Picture(
+            f"{slug}-seeds",
+            figures.seeds(arms, list(dict.fromkeys((study.primary, "AUC", "mean entropy"))), looks),
+            "A dot for every seed; above the dots their mean, with its 95 % bootstrap interval.",
+        )
+    )
+    content.append(
+        Picture(
+            f"{slug}-curves",
+            figures.curves(arms, looks),
+            "Mean over seeds of every batch, with its 95 % bootstrap interval.",
+        )
+    )
+    content.append(clip_table(arms))
+    content.append(
+        Picture(
+            f"{slug}-bins",
+            figures.clipped_by_probability(arms, looks),
+            "Share of positive-advantage tokens whose gradient the rule dropped, by their old probability. The "
+            "95 % intervals come from drawing seeds anew, and are at least Wilson's for the number of tokens. An arm "
+            "without such tokens has no mark.",
+        )
+    )
+    if e.tune:
+        content.append(tuning_table(study, e, records))
+    return Section(e.name, content)
+
+
+def looks_of_arms(study: Study) -> dict[str, Look]:
+    """One look for each arm in all figures: that of its rule, where it is one with a look of its own."""
+    return looks_of(
+        {
+            arm: as_parts(options.get("method"), clip=options.get("clip"), objective=options.get("objective"))
+            for arm, options in study.arms.items()
+        }
+    )
+
+
+def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str:
+    """Which arms ran at which tuned values, and whether that lets a difference be put down to the rule."""
+    source = study.experiments[e.tuned_in or e.name]
+    assert source.tune is not None
+    chosen = choose(study, records)
+    arms: dict[str, list[str]] = {}
+    edge: list[str] = []
+    for arm in study.arms_of(e):
+        values = chosen[source.name, arm]
+        arms.setdefault(options_text(values), []).append(arm)
+        if any(values[name] in (tried[0], tried[-1]) for name, tried in source.tune.options.items()):
+            edge.append(arm)
+    text = " ".join(f"At {values}: {'; '.join(names)}." for values, names in arms.items())
+    if len(arms) > 1:
+        text += " A difference between arms at unequal values is one of rule and values together."
+    if edge:
+        text += f" Chosen at the edge of what was tried, so that the best may lie beyond: {'; '.join(edge)}."
+    return text
+
+
+def made(results: Mapping[str, Any], records: Sequence[Record], page_by: str) -> Section:
+    """What the runs were made with, and the study file.
+
+    Args:
+        results: What the study's ``results.json`` holds.
+        records: Its runs.
+        page_by: The command that wrote the page.
+    """
+    hours = sum(r.seconds for r in records) / 3600
+    packages = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    if results.get("commit"):
+        packages += f"; commit {results['commit']}"
+    content: list[Any] = [
+        f"By `bandpo study` with the file below, and {page_by}: {len(records)} runs, {hours:.1f} hours in all, "
+        f"with {packages}."
+    ]
+    if results["failed"]:
+        content.append(f"Failed and not counted: {'; '.join(results['failed'])}.")
+    elif not results.get("unfinished"):
+        content.append("No run failed.")
+    content.append(Verbatim("The study file", results["study"]))
+    return Section("How it was made", content)

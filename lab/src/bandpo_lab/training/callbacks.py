@@ -1,0 +1,62 @@
+"""What happens while a run trains: a progress bar, and a row of metrics per log step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from transformers import ProgressCallback, TrainerCallback
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
+
+    from bandpo_lab.training.run_folder import RunFolder
+
+SHOWN = {
+    "reward": "reward",
+    "entropy": "entropy",
+    "clip_ratio/high_mean": "clip high",
+    "clip_ratio/low_mean": "clip low",
+}
+
+
+class MetricsLog(TrainerCallback):
+    """Appends each log step to the run folder's metrics.jsonl.
+
+    A checkpoint holds all rows up to its step. A run that goes on from it writes the file anew from them, so nothing
+    logged after the checkpoint stays, and nothing depends on what a kill left of the file.
+    """
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._folder.rewrite_log([row for row in state.log_history if "train_runtime" not in row])
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "train_runtime" not in logs:
+            row = state.log_history[-1]  # it holds `logs` and the audit's detail
+            self._folder.log({"step": state.global_step, **row})
+
+
+class Scores(TrainerCallback):
+    """Evaluates every so many optimiser steps; the scores are rows of metrics.jsonl too."""
+
+    def __init__(self, folder: RunFolder, every: int, evaluate: Callable[[], dict[str, float]]):
+        self._folder, self._every, self._evaluate = folder, every, evaluate
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.global_step % self._every == 0:
+            scores = {name: score for name, score in self._evaluate().items() if "@" in name}
+            row = {"step": state.global_step, **scores}
+            state.log_history.append(row)  # the next checkpoint saves it
+            self._folder.log(row)
+
+
+class ProgressBar(ProgressCallback):
+    """transformers' own bar, with the latest reward, entropy and clip rates beside it in place of lines of metrics."""
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        latest = {label: f"{logs[key]:.3f}" for key, label in SHOWN.items() if logs.get(key) is not None}
+        if latest and self.training_bar is not None:
+            self.training_bar.set_postfix(latest, refresh=False)

@@ -1,0 +1,115 @@
+"""Checkpoints that are whole or have another name, and what tells a whole one from a damaged one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer
+
+from bandpo.audit.files import UNFINISHED, remove, replacing
+
+MANIFEST = "manifest.json"
+
+
+def seal(folder: Path, files: Iterable[Path]) -> None:
+    """Write the sizes of files into the folder's manifest, once all of them are on the disk."""
+    sizes: dict[str, int] = {}
+    for file in sorted(files):
+        with file.open("rb") as opened:  # a power cut loses what is in memory only
+            os.fsync(opened.fileno())
+        sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
+    with replacing(folder / MANIFEST) as unfinished:
+        unfinished.write_text(json.dumps(sizes, indent=1) + "\n")
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a sealed folder, None if it is whole.
+
+    A missing file and one of another length are noticed, a changed byte is not.
+    """
+    try:
+        sizes: dict[str, int] = json.loads((folder / MANIFEST).read_text())
+        for name, size in sizes.items():
+            if (found := (folder / name).stat().st_size) != size:
+                return f"{name} has {found} of {size} bytes"
+    except OSError as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    except (ValueError, AttributeError):
+        return f"{MANIFEST} cannot be read"
+    return None
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder, whole or not, the newest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimiser step after which it was written."""
+    return int(checkpoint.name.partition("-")[2])
+
+
+class WholeCheckpoints(Trainer):
+    """Writes each checkpoint under another name, seals it, and gives it its own name last.
+
+    Put it before any Trainer: ``class Mine(WholeCheckpoints, TheirTrainer): ...``. A kill or a full disk then leaves a
+    checkpoint that is not taken for one. A run that is resumed from its last step trains no further.
+    """
+
+    _writing = False
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED) if self._writing else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial))
+        finished = folder / f"checkpoint-{self.state.global_step}"
+        unfinished = folder / UNFINISHED / finished.name
+        self._writing = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._writing = False
+        best = folder / f"checkpoint-{self.state.best_global_step}"
+        if best == finished or best.is_dir():
+            # transformers looked for it in the folder of this checkpoint
+            self.state.best_model_checkpoint = str(best)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self.state.save_to_json(str(unfinished / "trainer_state.json"))
+            seal(unfinished, (file for file in unfinished.rglob("*") if file.is_file()))
+            remove(finished)  # transformers may save a step twice
+            unfinished.replace(finished)
+            if self.args.save_total_limit:
+                _rotate(folder, self.args.save_total_limit, {finished, best} if best.is_dir() else {finished})
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(finished))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # The upload runs beside the training, so it must not read a folder that is about to be renamed.
+        if not self._writing:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
+        # transformers asks only after a step whether all are done. A finished run that is resumed would get one more.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(*arguments, **named)
+
+
+def _rotate(folder: Path, limit: int, protected: set[Path]) -> None:
+    """Delete the oldest checkpoints beyond a number.
+
+    By step: transformers goes by the time of the last change, which is lost where a run folder is copied.
+    """
+    others = [checkpoint for checkpoint in saved_checkpoints(folder) if checkpoint not in protected]
+    for old in others[max(limit - len(protected), 0) :]:
+        remove(old)

@@ -1,0 +1,116 @@
+"""Where two variants of the paper's experiment differ, found by composing both for every model and rule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bandpo.errors import InvalidValue
+
+RECIPES = Path(__file__).parent / "recipes"
+
+NAMES = ("recipe.", "trainer.default_local_dir", "trainer.experiment_name", "actor_rollout_ref.rollout.trace")
+"""What only names a run, or stands in other settings too."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting with two values.
+
+    Attributes:
+        key: Of verl's config.
+        first: Its value in the first variant, "unset" where there is none.
+        second: Its value in the second one.
+        where: The models or rules in which it is so; empty for all.
+    """
+
+    key: str
+    first: str
+    second: str
+    where: tuple[str, ...] = ()
+
+
+def names(kind: str, folder: Path = RECIPES) -> list[str]:
+    """The models, rules, arms or tasks of the recipes.
+
+    >>> names("arm")
+    ['dapo', 'filter-groups']
+    """
+    return sorted(path.stem for path in (folder / "paper" / kind).glob("*.yaml"))
+
+
+def differences(
+    first: str, second: str, overrides: Sequence[str] = (), folder: Path = RECIPES
+) -> list[Difference]:
+    """Every setting in which two variants differ.
+
+    A model's settings and a rule's are files of their own, which do not look at each other. So each model is composed
+    with one rule, and each rule with one model.
+
+    Args:
+        first: A variant: a file of ``paper/``, without ``.yaml``.
+        second: Another one.
+        overrides: Of both, such as ``+paper/arm=dapo``.
+        folder: Of the recipes.
+
+    Raises:
+        ValueError: There is no such variant, or a config cannot be composed.
+    """
+    for variant in (first, second):
+        if not (folder / "paper" / f"{variant}.yaml").exists():
+            known = ", ".join(path.stem for path in sorted((folder / "paper").glob("*.yaml")))
+            raise InvalidValue(f"{variant!r} is no variant of the paper's experiment; there are {known}")
+    models, rules = names("model", folder), names("rule", folder)
+    experiments = [(model, rules[0]) for model in models] + [(models[0], rule) for rule in rules[1:]]
+    found: defaultdict[tuple[str, str, str], set[tuple[str, str]]] = defaultdict(set)
+    for model, rule in experiments:
+        one, other = (_settings(model, rule, variant, overrides, folder) for variant in (first, second))
+        for key in one | other:
+            values = one.get(key, "unset"), other.get(key, "unset")
+            if values[0] != values[1]:
+                found[(key, *values)].add((model, rule))
+    return [
+        Difference(*setting, where=_where(pairs, experiments)) for setting, pairs in sorted(found.items())
+    ]
+
+
+def as_table(first: str, second: str, found: Sequence[Difference]) -> str:
+    """The differences as a Markdown table."""
+    rows = [f"| setting | {first} | {second} | where |", "|---|---|---|---|"]
+    rows += [
+        f"| `{d.key}` | `{d.first}` | `{d.second}` | {', '.join(f'`{name}`' for name in d.where) or 'everywhere'} |"
+        for d in found
+    ]
+    return "\n".join(rows)
+
+
+def _settings(model: str, rule: str, variant: str, overrides: Sequence[str], folder: Path) -> dict[str, str]:
+    from omegaconf import OmegaConf
+
+    from bandpo_lab.rehearsal.shrink import compose
+
+    chosen = [f"+paper/model={model}", f"+paper/rule={rule}", f"+paper={variant}", *overrides]
+    config = OmegaConf.to_container(compose(chosen, folder, "ppo_trainer"), resolve=True)
+    return {key: value for key, value in _leaves(config) if not key.startswith(NAMES)}
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _where(pairs: set[tuple[str, str]], experiments: list[tuple[str, str]]) -> tuple[str, ...]:
+    """The models or the rules that these experiments have in common and the others lack; empty for all."""
+    if len(pairs) == len(experiments):
+        return ()
+    model, rule = experiments[0]
+    models = {pair[0] for pair in pairs if pair[1] == rule}
+    rules = {pair[1] for pair in pairs if pair[0] == model}
+    of_models = {pair for pair in experiments if pair[0] in models}
+    return tuple(sorted(models if pairs == of_models else rules))

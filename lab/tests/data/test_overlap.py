@@ -1,0 +1,67 @@
+import pytest
+
+from bandpo_lab.data.overlap import overlaps, words
+from bandpo_lab.data.sources import Problem
+
+LONG = "Find the number of pairs of positive integers a and b whose product is 2024 and whose sum is even."
+
+
+def found(train, evaluation=()):
+    train = [Problem(f"t{i}", text, "1") for i, text in enumerate(train)]
+    evaluation = [Problem(f"e{i}", text, "1") for i, text in enumerate(evaluation)]
+    return [(o.problem.id, o.other) for o in overlaps(train, evaluation)]
+
+
+def test_same_words_whatever_the_layout():
+    assert found(["  what is $1 + 1$ ?"], ["What is \\left(1+1\\right)?"]) == [("t0", "e0")]
+
+
+def test_one_changed_word_and_added_text_are_found():
+    assert found([LONG.replace("whose sum", "where the sum")], [LONG]) == [("t0", "e0")]
+    assert found(["Solve this. " + LONG + " Answer as a whole number."], [LONG]) == [("t0", "e0")]
+
+
+def test_common_phrases_are_not_enough():
+    other = "Find the number of pairs of positive integers x and y such that 3x + 5y = 100 and x < y holds."
+    assert found([other], [LONG]) == []
+    assert found(["What is 2 + 2?"], ["What is 1 + 1?"]) == []
+
+
+def test_repeats_inside_the_training_set():
+    assert found([LONG, "Another.", LONG.upper()]) == [("t2", "t0")]
+
+
+def test_words_keep_letters_of_all_scripts_and_numbers():
+    assert words("求 x² 的值 $x=10$") == ["求", "x", "^", "2", "的值", "x", "=", "10"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Solve $x^2+5x+6=0$.", "Solve $x^2-5x-6=0$."),
+        ("Simplify $a+b$.", "Simplify $a-b$."),
+        ("Simplify $a/b$.", "Simplify $a \\cdot b$."),
+        ("Solve $x<3$.", "Solve $x>3$."),
+        ("Solve $x \\le 3$.", "Solve $x \\ge 3$."),
+        ("Find $5!$.", "Find $5$."),
+        ("Find $2^3$.", "Find $23$."),
+        ("Find $1.5$.", "Find $15$."),
+        ("Find $|x|$ for $x=2$.", "Find $x$ for $x=2$."),
+    ],
+)
+def test_problems_that_differ_in_a_sign_are_different(one, other):
+    assert found([one, other]) == []
+    assert found([one], [other]) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Find $x^2-1$.", "find x² − 1"),
+        ("Find $2 \\cdot 3$.", "Find $2 \\times 3$."),
+        ("Solve $x \\leq 3$.", "Solve $x\\le3$."),
+        ("A four-digit number", "A four digit number"),
+    ],
+)
+def test_spellings_of_one_problem_are_the_same(one, other):
+    assert found([one, other]) == [("t1", "t0")]

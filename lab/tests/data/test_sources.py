@@ -1,0 +1,314 @@
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from bandpo.errors import FileProblem
+
+pytest.importorskip("math_verify")
+
+from bandpo_lab.data.sets import HUB
+from bandpo_lab.data.sources import load, read_answer
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        (27.0, "27"),
+        ("27.0", "27"),
+        (2.5, "2.5"),
+        (-1.0, "-1"),
+        (3, "3"),
+        ("1,234", "1234"),
+        ("1,234,567", "1234567"),
+        ("1,2", "1,2"),
+        ("$\\frac{1}{2}$", "\\frac{1}{2}"),
+        ("$a$ and $b$", "$a$ and $b$"),
+        ("2 + 2 = <<2+2=4>>4\n#### 4", "4"),
+        ("First \\boxed{1}, then \\boxed{\\frac{2}{3}}.", "\\frac{2}{3}"),
+        (["2", "3"], "2, 3"),
+        (["$\\pi$"], "\\pi"),
+        ({"style": "rule", "ground_truth": "34"}, "34"),
+        ("\\boxed{1", ""),
+        (None, ""),
+        ("  ", ""),
+        (4.5e33, "45" + 32 * "0"),
+        (2e-05, "0.00002"),
+        (["2", None], "2"),
+    ],
+)
+def test_answers_of_every_schema(value, answer):
+    assert read_answer(value) == answer
+
+
+# One row as each set's own card shows it.
+SCHEMAS = {
+    "dapo-math-17k": {"prompt": "1+1?", "solution": "2", "data_source": "math_dapo", "ability": "MATH"},
+    "math-3-5": {"problem": "1+1?", "level": "Level 4", "type": "Algebra", "solution": "It is $\\boxed{2}$."},
+    "math-12k-3-5": {"problem": "1+1?", "solution": "…", "answer": "2", "subject": "Algebra", "level": 4},
+    "gsm8k-train": {"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"},
+    "gsm8k": {"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"},
+    "amc23": {"id": 0, "question": "1+1?", "answer": 2.0, "url": "…"},
+    "aime24": {"id": 60, "problem": "1+1?", "solution": "We add.", "answer": "2", "url": "…", "year": "2024"},
+    "aime25": {"problem": "1+1?", "answer": "2", "id": "0"},
+    "math500": {
+        "problem": "1+1?",
+        "solution": "$\\boxed{2}$",
+        "answer": "2",
+        "subject": "Algebra",
+        "level": 2,
+    },
+    "minerva": {"question": "1+1?", "answer": "2"},
+    "olympiadbench": {"id": 1, "question": "1+1?", "solution": ["We add."], "final_answer": ["2"]},
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_every_set_is_read_from_a_file_in_its_own_schema(tmp_path, name, suffix):
+    path = tmp_path / f"{name}.{suffix}"
+    if suffix == "jsonl":
+        write(path, [SCHEMAS[name]])
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([SCHEMAS[name]]), path)
+    problems = load(str(path))
+    (problem,) = problems.problems
+    assert (problem.id, problem.problem, problem.answer) == (f"{name}-0", "1+1?", "2")
+    assert problems.role == HUB[name].role
+    assert problems.origin["revision"].startswith("sha256:")
+    assert problems.data_source == name.removesuffix("-train")
+
+
+def test_every_set_has_a_schema_here():
+    assert set(SCHEMAS) == {name for name, hub in HUB.items() if hub.ability == "math"}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "key"), [("commonsenseqa-train", "ABCDE", "C"), ("arc-challenge", "1234", "3")]
+)
+def test_a_choice_is_asked_with_its_letters(tmp_path, name, labels, key):
+    choices = {"label": list(labels), "text": [f"thing {label}" for label in labels]}
+    row = {"id": "x", "question": "Which one?", "choices": choices, "answerKey": key}
+    lost = row | {"answerKey": "Z"}
+    problems = load(str(write(tmp_path / f"{name}.jsonl", [row, lost])))
+    (problem,) = problems.problems
+    assert problem.answer == "C"
+    assert f"Question: Which one?\n\nChoices:\n(A) thing {labels[0]}\n(B)" in problem.problem
+    assert "'Z' is none of the choices" in next(iter(problems.unreadable.values()))
+    assert (problems.role, problems.ability) == (HUB[name].role, "commonsense")
+
+
+def test_a_program_is_asked_with_its_start_and_answered_by_its_tests(tmp_path):
+    tests = {"inputs": ["1\n"], "outputs": ["2\n"]}
+    rows = [
+        {"question": "Add one.", "input_output": json.dumps(tests), "starter_code": ""},
+        {"question": "Add two.", "input_output": json.dumps(tests), "starter_code": "def f(x):"},
+        {"question": "No tests.", "input_output": ""},
+        {"question": "Odd tests.", "input_output": json.dumps({"inputs": ["1"], "outputs": []})},
+    ]
+    problems = load(str(write(tmp_path / "apps-train.jsonl", rows)))
+    assert [json.loads(p.answer) for p in problems.problems] == [tests, tests]
+    assert problems.problems[1].problem == "Add two.\n\nStart from:\n```python\ndef f(x):\n```"
+    assert problems.unreadable == {
+        "apps-train-2": "0 inputs and 0 outputs are no tests",
+        "apps-train-3": "1 inputs and 0 outputs are no tests",
+    }
+
+
+def test_the_authors_draws_are_those_of_their_libraries():
+    import random
+
+    import datasets
+
+    shuffled = datasets.Dataset.from_dict({"row": range(9741)}).shuffle(seed=0).select(range(4096))
+    assert HUB["commonsenseqa-train"].draw(9741) == shuffled["row"]
+    random.seed(0)
+    indices = list(range(5000))
+    random.shuffle(indices)
+    assert HUB["apps-val"].draw(5000) == indices[:1024]
+
+
+def test_the_hubs_repository_revision_and_licence_are_used(monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    class Api:
+        def dataset_info(self, repo, revision=None):
+            asked.append((repo, revision))
+            card = huggingface_hub.DatasetCardData(license="cc-by-4.0")
+            return type("Info", (), {"sha": "abc123", "card_data": card})()
+
+    def load_dataset(repo, config, split, revision):
+        asked.append((repo, config, split, revision))
+        return datasets.Dataset.from_list([SCHEMAS["gsm8k"]])
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    problems = load("gsm8k", revision="v1")
+    assert asked == [("openai/gsm8k", "v1"), ("openai/gsm8k", "main", "test", "abc123")]
+    assert problems.licence == "cc-by-4.0"
+    assert problems.origin["revision"] == "abc123"
+
+
+def test_a_hub_out_of_reach_is_said_with_the_way_out(monkeypatch):
+    import huggingface_hub
+
+    class Api:
+        def dataset_info(self, repo, revision=None):
+            raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    with pytest.raises(ConnectionError, match=r"no route to host.*aime24=FILE.jsonl"):
+        load("aime24")
+
+
+def test_levels_are_chosen(tmp_path):
+    rows = [SCHEMAS["math-3-5"] | {"level": f"Level {i}"} for i in range(1, 6)]
+    problems = load(str(write(tmp_path / "math-3-5.jsonl", rows)))
+    assert [p.id for p in problems.problems] == ["math-3-5-2", "math-3-5-3", "math-3-5-4"]
+
+
+def test_a_file_can_be_named(tmp_path):
+    path = write(tmp_path / "a=b.jsonl", [{"problem": "1+1?", "answer": 2}])
+    assert load(f"mine-train={path}").role == "train"
+    assert load(f"mine={path}").name == "mine"
+    assert load(str(path)).name == "a=b"
+
+
+def test_verls_own_schema_is_read(tmp_path):
+    row = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
+    (problem,) = load(str(write(tmp_path / "x.jsonl", [row]))).problems
+    assert (problem.problem, problem.answer) == ("1+1?", "2")
+
+
+def test_rows_without_an_answer_are_named(tmp_path):
+    rows = [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": ""}, {"problem": "", "answer": "1"}]
+    found = load(str(write(tmp_path / "x.jsonl", rows))).unreadable
+    assert found == {"x-1": "answer is ''", "x-2": "problem is ''"}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"problem": "a", "answer": None}, "answer is null"),
+        ({"problem": None, "answer": "1"}, "problem is null"),
+        ({"problem": 5, "answer": "1"}, "problem: 5 is neither text nor messages of text"),
+        ({"problem": [1, 2], "answer": "1"}, "problem: [1, 2] is neither text"),
+        ({"problem": [{"role": "user"}], "answer": "1"}, "is neither text nor messages"),
+        (
+            {"problem": [{"role": "user", "content": [{"type": "image", "image": "…"}]}], "answer": "1"},
+            "is neither text nor messages",
+        ),
+        ({"problem": "a", "answer": True}, "answer: True is no answer"),
+        ({"problem": "a", "answer": []}, "answer is []"),
+        ({"problem": "a"}, "the row has the columns problem, and needs one of answer"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_bad_row_is_dropped_with_its_reason_and_the_others_stay(tmp_path, row, reason, suffix):
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "jsonl":
+        write(path, [row, {"problem": "b", "answer": "2"}])
+        problems = load(str(path))
+        assert [p.id for p in problems.problems] == ["x-1"]
+        assert reason in problems.unreadable["x-0"]
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+        with pytest.raises(ValueError, match="x: no row with a problem and an answer; row 0: ") as error:
+            load(str(path))
+        assert reason in str(error.value) or "image" in str(row)
+
+
+def test_an_empty_answer_does_not_hide_a_solution(tmp_path):
+    for empty in (None, "", [], {"ground_truth": None}):
+        row = {"problem": "a", "answer": empty, "solution": "So it is \\boxed{2}."}
+        assert load(str(write(tmp_path / "x.jsonl", [row]))).problems[0].answer == "2"
+
+
+def test_messages_in_parts_are_read(tmp_path):
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]
+    row = {"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": parts}], "answer": 2}
+    assert load(str(write(tmp_path / "x.jsonl", [row]))).problems[0].problem == "1+1?"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "role"),
+    [
+        ("train", None, "train"),
+        ("my_train", None, "train"),
+        ("train-00000-of-00001", None, "train"),
+        ("training-wheels", None, "eval"),
+        ("my", None, "eval"),
+        ("my", "train", "train"),
+        ("my-train", "eval", "eval"),
+        ("gsm8k", "eval", "eval"),
+    ],
+)
+def test_the_role_is_an_option_and_else_in_the_name(tmp_path, name, asked, role):
+    path = write(tmp_path / f"{name}.jsonl", [{"problem": "1+1?", "answer": 2}])
+    assert load(str(path), role=asked).role == role
+
+
+def test_a_role_that_is_not_the_sets_own_is_refused(tmp_path):
+    path = write(tmp_path / "gsm8k.jsonl", [SCHEMAS["gsm8k"]])
+    for spec in (str(path), "gsm8k", "countdown"):
+        with pytest.raises(ValueError, match="has the role eval, not train: give a file of it another name"):
+            load(spec, role="train")
+
+
+def test_generated_sets():
+    problems = load("multiplication-train", size=5, seed=1)
+    assert (problems.role, problems.data_source, problems.complete) == ("train", "multiplication", True)
+    assert len(problems.problems) == 5
+    assert problems == load("multiplication-train", size=5, seed=1)
+    assert load("countdown", size=2).role == "eval"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"problem": "a", "answer": "1"}\nnot json\n', "line 2: not a JSON object"),
+        ("[1]\n", "line 1: not a JSON object"),
+        ("", "no row with a problem and an answer"),
+        ('{"problem": "a", "answer": "1"}\n{"problem": "b", "answ', "line 2: not a JSON object, EOF"),
+        ('{"problem": "\\ud800", "answer": "1"}\n', "line 1: not a JSON object, .*hex escape in column 20"),
+        ('{"problem": "a", "answer": NaN}\n', "line 1: not a JSON object"),
+        ('{"text": "a"}\n', "the columns text, and needs one of problem"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load(str(path))
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 no more")
+    with pytest.raises(ValueError, match=r"x\.parquet cannot be read as parquet"):
+        load(str(path))
+
+
+def test_unknown_names_and_files_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'aime' is neither.*aime24"):
+        load("aime")
+    with pytest.raises(FileProblem, match=r"no\.jsonl does not exist"):
+        load(str(tmp_path / "no.jsonl"))
+
+
+def test_the_real_files(real_data):
+    rows = {"aime24": 30, "aime25": 30, "amc23": 40, "gsm8k_test": 1319}
+    for name, count in rows.items():
+        problems = load(str(real_data / f"{name}.jsonl"))
+        assert len(problems.problems) == count
+        assert not problems.unreadable
+        assert all(p.answer.lstrip("-").isdecimal() for p in problems.problems)

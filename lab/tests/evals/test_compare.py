@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from bandpo_lab.evals.compare import compare_scores
+from bandpo_lab.evals.metrics import estimate
+from bandpo_lab.evals.report import Scores
+
+
+def scores(values, metric="mean@4", problems=None):
+    values = np.asarray(values, dtype=float)
+    ids = problems or tuple(f"p{i}" for i in range(len(values)))
+    return {"set": Scores(ids, {metric: values}, {})}
+
+
+def test_pairing_takes_out_how_hard_the_problems_are():
+    rng = np.random.default_rng(0)
+    first = rng.random(100)
+    second = first + rng.normal(0.05, 0.05, 100)
+    paired = estimate(second, first)
+    assert paired.mean == pytest.approx((second - first).mean())
+    assert (paired.high - paired.low) / 2 == pytest.approx(1.96 * (second - first).std() / 10, rel=0.15)
+    # Apart, each side's interval is wider than the whole difference.
+    assert estimate(first).high > estimate(second).low
+    assert paired.low > 0
+
+
+def test_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        first = rng.random(50)
+        e = estimate(first + rng.normal(0.1, 0.3, 50), first, level=0.9, resamples=300, seed=trial)
+        hits += e.low <= 0.1 <= e.high
+    assert 165 <= hits <= 195
+
+
+def test_seeds_widen_the_interval():
+    first, second = np.zeros((4, 50)), np.stack([np.full(50, level) for level in (-0.3, 0.0, 0.2, 0.4)])
+    assert estimate(second[3], first[0]).low > 0
+    both = estimate(second, first)
+    assert both.mean == pytest.approx(0.075)
+    assert both.low < 0 < both.high
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"),
+    [
+        ([0.9] * 30, "the second is better"),
+        ([0.1] * 30, "the first is better"),
+        ([0.5] * 30, "no difference can be claimed"),
+        ([0.0, 1.0] * 15, "no difference can be claimed"),
+    ],
+)
+def test_plain_words(second, verdict):
+    (difference,) = compare_scores([scores([0.5] * 30)], [scores(second)])
+    assert difference.verdict == verdict
+    assert difference.first == 0.5
+    assert difference.estimate.mean == pytest.approx(difference.second - 0.5)
+
+
+def test_several_seeds_on_one_side():
+    (difference,) = compare_scores([scores([0.5] * 9)], [scores([0.4] * 9), scores([0.8] * 9)])
+    assert difference.second == pytest.approx(0.6)
+    assert difference.verdict == "no difference can be claimed"
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(ValueError, match="different problems"):
+        compare_scores([scores([0.5, 0.5])], [scores([0.5, 0.5], problems=("a", "b"))])
+    with pytest.raises(ValueError, match="no data source and metric in common"):
+        compare_scores([scores([0.5])], [scores([0.5], metric="mean@8")])
+    with pytest.raises(ValueError, match="at least one run"):
+        compare_scores([], [scores([0.5])])
+    with pytest.raises(ValueError, match="3 and 2 problems"):
+        estimate([0, 1, 1], [0, 1])
+    with pytest.raises(ValueError, match="level = 95"):
+        estimate([0, 1], [0, 1], level=95)

@@ -1,0 +1,161 @@
+import itertools
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bandpo_lab.evals.metrics import (
+    Estimate,
+    estimate,
+    maj_at_k,
+    mean_at_k,
+    pass_at_k,
+    per_problem,
+    powers_of_two,
+    verl_best_at_k,
+)
+
+
+def test_mean_by_hand():
+    assert mean_at_k([[1, 0, 0], [1, 1, 0], [0, 0, 0]]).tolist() == pytest.approx([1 / 3, 2 / 3, 0])
+
+
+def test_pass_by_hand():
+    # One right of four, two drawn: 3 of the 6 pairs hold it. Two right: only 1 of 6 pairs misses both.
+    assert pass_at_k([[0, 0, 1, 0], [1, 0, 1, 0]], 2).tolist() == pytest.approx([3 / 6, 5 / 6])
+    assert pass_at_k([[1] + [0] * 31], 32).tolist() == [1.0]
+    assert pass_at_k([[0] * 32], 32).tolist() == [0.0]
+
+
+@given(st.integers(1, 40), st.data())
+def test_pass_is_chens_formula(n, data):
+    right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    expected = 1 - comb(n - right, k) / comb(n, k)
+    assert pass_at_k([[1] * right + [0] * (n - right)], k)[0] == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.data())
+def test_pass_of_graded_scores_is_the_mean_best_of_all_subsets(scores, data):
+    k = data.draw(st.integers(1, len(scores)))
+    expected = np.mean([max(s) for s in itertools.combinations(scores, k)])
+    assert pass_at_k([scores], k)[0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_is_unbiased():
+    rng = np.random.default_rng(0)
+    draws = rng.random((20_000, 8)) < 0.2
+    assert pass_at_k(draws, 4).mean() == pytest.approx(1 - 0.8**4, abs=0.005)
+
+
+def test_pass_of_many_samples_stays_finite():
+    assert pass_at_k([[1] + [0] * 4095], 2048)[0] == pytest.approx(0.5)
+
+
+def test_verl_best_of_one_right_in_32():
+    assert verl_best_at_k([[1] + [0] * 31], 32, resamples=100_000)[0] == pytest.approx(
+        1 - (31 / 32) ** 32, abs=0.005
+    )
+    assert pytest.approx(0.638, abs=5e-4) == 1 - (31 / 32) ** 32
+
+
+def test_verl_best_equals_verl():
+    metric_utils = pytest.importorskip("verl.trainer.ppo.metric_utils", reason="verl is not installed")
+    rng = np.random.default_rng(1)
+    scores = (rng.random((5, 12)) < 0.3).astype(float)
+    scores[0] = rng.random(12)
+    table = metric_utils.process_validation_metrics(
+        ["set"] * scores.size, [str(i) for i in np.arange(5).repeat(12)], {"score": scores.ravel().tolist()}
+    )["set"]["score"]
+    for k in (2, 4, 8, 12):
+        assert verl_best_at_k(scores, k).mean() == pytest.approx(table[f"best@{k}/mean"], abs=1e-12)
+    assert mean_at_k(scores).mean() == pytest.approx(table["mean@12"], abs=1e-12)
+
+
+def test_majority_by_hand():
+    correct = [[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    answers = [
+        ["7", "7", "3", "4", "5"],  # two votes of five carry it
+        ["1", "1", "2", "2", "3"],  # a tie between right and wrong: half
+        [None] * 5,  # nobody answered
+        ["9", None, None, None, None],  # abstentions do not outvote
+    ]
+    assert maj_at_k(correct, answers).tolist() == [1.0, 0.5, 0.0, 1.0]
+
+
+def test_majority_of_one_is_the_mean_and_of_fewer_is_between():
+    correct, answers = [[1, 1, 1, 0, 0]], [["a", "a", "a", "b", "c"]]
+    assert maj_at_k(correct, answers, 1, resamples=5000)[0] == pytest.approx(0.6, abs=0.03)
+    # Three of five: the 10 triples are aaa, aab x3, aac x3 (right), abc x3 (a third right).
+    assert maj_at_k(correct, answers, 3, resamples=5000)[0] == pytest.approx(0.8, abs=0.03)
+
+
+def test_interval_matches_theory_over_problems():
+    values = np.random.default_rng(2).random(400)
+    e = estimate(values)
+    half = 1.96 * values.std() / 20
+    assert (e.high - e.low) / 2 == pytest.approx(half, rel=0.1)
+    assert e.mean == pytest.approx(values.mean())
+    assert e.low < e.mean < e.high
+
+
+def test_interval_over_seeds_sees_the_seeds():
+    by_seed = np.stack([np.full(500, level) for level in (0.1, 0.3, 0.5, 0.7)])
+    e = estimate(by_seed)
+    assert e.mean == pytest.approx(0.4)
+    # All of the spread lies between seeds: 4 seeds with standard deviation 0.224, so 0.112 for their mean.
+    half = 1.96 * 0.112
+    assert (e.high - e.low) / 2 == pytest.approx(half, rel=0.1)
+
+
+def test_one_problem_has_an_interval_without_width():
+    assert estimate([0.5]) == Estimate(0.5, 0.5, 0.5)
+    assert estimate([[0.5], [0.7]]).high > 0.6
+
+
+def test_interval_repeats_by_seed():
+    values = np.random.default_rng(3).random(30)
+    assert estimate(values) == estimate(values)
+    assert estimate(values) != estimate(values, seed=1)
+
+
+def test_names_and_powers():
+    assert powers_of_two(1) == [1]
+    assert powers_of_two(32) == [1, 2, 4, 8, 16, 32]
+    table = per_problem([[1, 0, 0], [0, 0, 0]], [["a", "b", "b"], ["x", "y", "z"]])
+    assert list(table) == ["mean@3", "pass@1", "pass@2", "pass@3", "verl_best@3", "maj@3"]
+    assert table["pass@3"].mean() == 0.5
+    assert table["maj@3"].mean() == 0.0
+    assert per_problem([[1, 0, 0]])["pass@3"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("bad", [[], [[]], [1, 0], [[2.0]], [[-1.0]], [[float("nan")]]])
+def test_malformed_scores_are_refused(bad):
+    with pytest.raises(ValueError, match="scores must"):
+        mean_at_k(bad)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_k_must_fit(k):
+    with pytest.raises(ValueError, match=f"k = {k}"):
+        pass_at_k([[1, 0]], k)
+
+
+@pytest.mark.parametrize(
+    "metric", [pass_at_k, verl_best_at_k, lambda correct, k: maj_at_k(correct, [[1, 2]], k)]
+)
+@pytest.mark.parametrize("k", [1.5, 1.0, "1"])
+def test_k_must_be_whole(metric, k):
+    with pytest.raises(TypeError, match="whole number of samples"):
+        metric([[1, 0]], k)
+    assert metric([[1, 0]], np.int64(2)).shape == (1,)
+
+
+def test_other_bad_input_is_refused():
+    with pytest.raises(ValueError, match="level"):
+        estimate([1.0], level=95)
+    with pytest.raises(ValueError, match="shape of the scores"):
+        maj_at_k([[1, 0]], [["a"]])
+    with pytest.raises(ValueError, match="values must"):
+        estimate([])

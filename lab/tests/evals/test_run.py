@@ -1,0 +1,238 @@
+import json
+from collections import Counter
+
+import pytest
+
+from bandpo.errors import FileProblem
+
+pytest.importorskip("math_verify")
+pytest.importorskip("filelock")
+
+from bandpo_lab.evals.generate import Completion, GenerationError, Sampling
+from bandpo_lab.evals.golds import BadGold, Gold
+from bandpo_lab.evals.problems import EvalProblem, embedded_problems, fingerprint, read_problems
+from bandpo_lab.evals.report import as_json, as_markdown, score
+from bandpo_lab.evals.run import evaluate, read_samples
+
+PROBLEMS = [EvalProblem(f"sum-{i}", f"{i}+{i}=", str(2 * i), "sums") for i in range(4)]
+
+
+class Counting:
+    """Answers every problem rightly on even positions, counts what it is asked, and fails where it is told to."""
+
+    def __init__(self, fail_after=None, error=None, sampling=None):
+        self.sampling = sampling or Sampling(16)
+        self.asked = Counter()
+        self.fail_after, self.error = fail_after, error or GenerationError("the server is gone")
+
+    def stream(self, prompts, missing):
+        for count, position in enumerate(sorted(missing)):
+            if count == self.fail_after:
+                raise self.error
+            self.asked[position] += 1
+            a, b = prompts[position].rstrip("=").split("+")
+            yield position, Completion(f"#### {int(a) + int(b) + position % 2}", "stop", 5)
+
+
+def test_samples_come_back_graded_and_in_order(tmp_path):
+    samples = evaluate(Counting(), PROBLEMS, 2, tmp_path / "run", progress=False)
+    assert [(s.problem, s.sample, s.score) for s in samples] == [
+        (f"sum-{i}", j, float(j == 0)) for i in range(4) for j in range(2)
+    ]
+    assert samples[1].reason == "wrong"
+    assert read_samples(tmp_path / "run") == samples
+
+
+@pytest.mark.parametrize("error", [GenerationError("the server is gone"), KeyboardInterrupt()])
+def test_a_run_that_stops_loses_and_repeats_nothing(tmp_path, error):
+    whole = evaluate(Counting(), PROBLEMS, 3, tmp_path / "whole", progress=False)
+    generators = [Counting(5, error), Counting(0, error), Counting(4, error), Counting()]
+    for generator in generators[:-1]:
+        with pytest.raises(type(error)):
+            evaluate(generator, PROBLEMS, 3, tmp_path / "run", progress=False)
+    assert evaluate(generators[-1], PROBLEMS, 3, tmp_path / "run", progress=False) == whole
+    assert sum((g.asked for g in generators), Counter()) == Counter(range(12))
+    assert (tmp_path / "run" / "samples.jsonl").read_text() == (
+        tmp_path / "whole" / "samples.jsonl"
+    ).read_text()
+
+
+def test_what_is_kept_is_said_when_the_generator_gives_up(tmp_path):
+    with pytest.raises(
+        GenerationError, match=r"the server is gone\n5 of 8 samples are kept in .*samples\.jsonl"
+    ):
+        evaluate(Counting(5), PROBLEMS, 2, tmp_path, progress=False)
+
+
+def test_each_sample_is_in_the_file_before_the_next_is_drawn(tmp_path):
+    class Watching(Counting):
+        def stream(self, prompts, missing):
+            for written, answer in enumerate(super().stream(prompts, missing)):
+                assert (tmp_path / "samples.jsonl").read_bytes().count(b"\n") == written
+                yield answer
+
+    evaluate(Watching(), PROBLEMS, 2, tmp_path, progress=False)
+
+
+def test_a_line_cut_by_a_kill_is_drawn_again(tmp_path):
+    whole = evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+    path = tmp_path / "samples.jsonl"
+    content = path.read_bytes()
+    for cut in (1, 2, 40):
+        path.write_bytes(content[:-cut])
+        generator = Counting()
+        assert evaluate(generator, PROBLEMS, 2, tmp_path, progress=False) == whole
+        assert list(generator.asked) == [7]
+        assert path.read_bytes() == content
+
+
+def test_a_finished_run_asks_for_nothing(tmp_path):
+    evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+    generator = Counting(0)
+    assert len(evaluate(generator, PROBLEMS, 2, tmp_path, progress=False)) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 3}, "n = 2, not 3"),
+        ({"problems": PROBLEMS[:3]}, "problems = 4, not 3"),
+        ({"problems": [*PROBLEMS[:3], EvalProblem("sum-3", "3+4=", "7", "sums")]}, "data = "),
+        ({"generator": Counting(sampling=Sampling(16, seed=1))}, "sampling = "),
+        ({"settings": {"model": "b"}}, "model = a, not b"),
+    ],
+)
+def test_another_run_does_not_go_on_in_the_folder(tmp_path, change, message):
+    call = {
+        "generator": Counting(),
+        "problems": PROBLEMS,
+        "n": 2,
+        "settings": {"model": "a"},
+        "progress": False,
+    }
+    evaluate(**call, folder=tmp_path)
+    with pytest.raises(ValueError, match=message):
+        evaluate(**(call | change), folder=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["not json\n", '{"problem": "sum-0"}\n', None])
+def test_a_damaged_file_is_refused_with_its_line(tmp_path, damage):
+    evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+    path = tmp_path / "samples.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], damage or lines[0], *lines[1:]]))
+    with pytest.raises(ValueError, match="line 2"):
+        evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path):
+    class Nested(Counting):
+        def stream(self, prompts, missing):
+            with pytest.raises(FileProblem, match="another process is writing"):
+                evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+            return super().stream(prompts, missing)
+
+    assert len(evaluate(Nested(), PROBLEMS, 2, tmp_path, progress=False)) == 8
+
+
+def test_unfinished_runs_have_no_report(tmp_path):
+    with pytest.raises(FileProblem, match="holds no evaluation"):
+        read_samples(tmp_path)
+    with pytest.raises(GenerationError):
+        evaluate(Counting(3), PROBLEMS, 2, tmp_path, progress=False)
+    with pytest.raises(ValueError, match="3 samples of 8"):
+        read_samples(tmp_path)
+
+
+def test_n_must_be_positive(tmp_path):
+    with pytest.raises(ValueError, match="n = 0"):
+        evaluate(Counting(), PROBLEMS, 0, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_report_by_hand(tmp_path):
+    problems = [*PROBLEMS, EvalProblem("other-0", "1+1=", "3", "others")]
+    scores = score(evaluate(Counting(), problems, 4, tmp_path, progress=False))
+    assert set(scores) == {"sums", "others"}
+    sums = {name: e.mean for name, e in scores["sums"].estimates().items()}
+    # Two right of four for each: pass@2 misses with 1 pair of 6; two right votes against two for one wrong answer.
+    expected = {"mean@4": 0.5, "pass@1": 0.5, "pass@2": 5 / 6, "pass@4": 1.0, "maj@4": 0.5}
+    assert {name: sums[name] for name in expected} == pytest.approx(expected)
+    # 2 for 1 + 1 is wrong here, and 3 right.
+    assert scores["others"].values["mean@4"].tolist() == [0.5]
+    assert scores["sums"].endings == {"no answer": 0.0, "cut": 0.0, "timeout": 0.0, "tokens": 5.0}
+    assert json.loads(json.dumps(as_json(scores)))["sums"]["metrics"]["pass@4"]["mean"] == 1.0
+    assert "| sums | 4 | mean@4 | 0.5000 | 0.5000 to 0.5000 |" in as_markdown(scores)
+
+
+def test_problems_from_prepared_files_of_both_forms(tmp_path):
+    from bandpo_lab.data.prepare import prepare_data
+
+    source = tmp_path / "held.jsonl"
+    source.write_text('{"problem": "1+1?", "answer": 2.0}\n')
+    prepare_data([str(source)], tmp_path / "data")
+    trl = read_problems([tmp_path / "data" / "trl" / "held.parquet"])
+    assert trl == read_problems([tmp_path / "data" / "verl" / "held.parquet"])
+    assert (trl[0].id, trl[0].answer, trl[0].data_source) == ("held-0", "2", "held")
+    assert trl[0].prompt[0]["content"].startswith("1+1?\n")
+
+
+def test_files_that_cannot_be_evaluated_are_refused(tmp_path):
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text('{"problem": "1+1?", "answer": "2"}\n')
+    with pytest.raises(ValueError, match="bandpo data prepare"):
+        read_problems([raw])
+    ready = tmp_path / "ready.jsonl"
+    ready.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    assert read_problems([ready]) == [EvalProblem("ready-0", "1+1=", "2", "ready")]
+    with pytest.raises(ValueError, match="id 'ready-0'"):
+        read_problems([ready, ready])
+    with pytest.raises(FileProblem, match="does not exist"):
+        read_problems([tmp_path / "no.parquet"])
+    (tmp_path / "x.csv").touch()
+    with pytest.raises(ValueError, match=r"must be a \.parquet or \.jsonl"):
+        read_problems([tmp_path / "x.csv"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", "answer": ', "line 2: not a JSON object, EOF"),
+        ('{"prompt": "\\ud800", "answer": "1"}', "line 2: not a JSON object, .*hex escape"),
+        ("[1]", "line 2: not a JSON object"),
+        ('{"prompt": 5, "answer": "1"}', "row 1 .*5 is neither text nor messages of text"),
+        ('{"prompt": "a", "answer": null}', "row 1 .*the answer is empty.*bandpo data prepare"),
+        ('{"prompt": "a", "answer": true}', "row 1 .*True is no answer"),
+        ('{"prompt": "a", "reward_model": null}', "row 1 .*the answer is empty"),
+    ],
+)
+def test_a_row_that_cannot_be_evaluated_is_named(tmp_path, line, message):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=rf"x\.jsonl, {message}"):
+        read_problems([path])
+
+
+def test_message_parts_and_list_golds_are_read(tmp_path):
+    path = tmp_path / "x.jsonl"
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "Roots of x^2=4?"}]}]
+    path.write_text(json.dumps({"prompt": prompt, "answer": ["2", -2], "data_source": 7}) + "\n")
+    (problem,) = read_problems([path])
+    assert problem.prompt == [{"role": "user", "content": "Roots of x^2=4?"}]
+    assert (problem.answer, problem.data_source) == ("2, -2", "7")
+
+
+def test_golds_that_cannot_be_used_are_in_the_report(tmp_path):
+    samples = evaluate(Counting(), PROBLEMS, 1, tmp_path, progress=False)
+    bad = [BadGold(Gold("sum-1", "2", "sums"), "why"), BadGold(Gold("z", "1", "others"), "other")]
+    kept, dropped = score(samples, kept=bad), score(samples, dropped=bad)
+    assert as_json(kept)["sums"]["unreadable golds"] == {"kept": {"sum-1": "why"}, "dropped": {}}
+    assert "sums: 1 golds cannot be used, 1 kept" in as_markdown(kept)
+    assert "0 kept (right answers may score 0 there) and 1 left out: sum-1." in as_markdown(dropped)
+    assert "cannot be used" not in as_markdown(score(samples))
+
+
+def test_the_fingerprint_sees_every_change():
+    base = embedded_problems(3)
+    assert fingerprint(base) == fingerprint(embedded_problems(3))
+    assert len({fingerprint(p) for p in (base, base[:2], base[::-1], embedded_problems(3, seed=1))}) == 4

@@ -1,0 +1,57 @@
+"""The vLLM generator against a stand-in: vLLM itself needs an accelerator and is not run here."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import byte_model
+from bandpo_lab.evals.generate import Completion, Sampling, prompt_ids
+from bandpo_lab.evals.vllm_engine import VLLMGenerator
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    calls = []
+
+    class LLM:
+        def __init__(self, model, seed, generation_config):
+            calls.append((model, seed, generation_config))
+
+        def get_tokenizer(self):
+            return byte_model.tokenizer()
+
+        def generate(self, prompts, sampling_params, use_tqdm):
+            calls.append(list(zip(prompts, sampling_params, strict=True)))
+            return [
+                SimpleNamespace(
+                    outputs=[SimpleNamespace(text=f"{p.seed}", finish_reason="length", token_ids=[1, 2])]
+                )
+                for p in sampling_params
+            ]
+
+    module = ModuleType("vllm")
+    module.LLM = LLM
+    module.SamplingParams = SimpleNamespace
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    return calls
+
+
+def test_only_missing_positions_are_drawn_each_with_its_seed(calls):
+    sampling = Sampling(9, 0.7, 0.8, seed=4)
+    generator = VLLMGenerator("m", sampling, batch_size=2)
+    assert calls.pop() == ("m", 4, "vllm")
+    got = dict(generator.stream(["a", "b", "c", [{"role": "user", "content": "d"}]], [3, 0, 1]))
+    assert got == {i: Completion(str(sampling.seed_of(i)), "length", 2) for i in (0, 1, 3)}
+    assert [len(batch) for batch in calls] == [2, 1]
+    prompt, params = calls[1][0]
+    assert prompt == {"prompt_token_ids": prompt_ids(byte_model.tokenizer(), "d\n")}
+    assert (params.max_tokens, params.temperature, params.top_p) == (9, 0.7, 0.8)
+
+
+def test_a_chat_template_can_be_given(calls):
+    generator = VLLMGenerator("m", Sampling(9), chat_template="{{ messages[0]['content'] }}!")
+    list(generator.stream([[{"role": "user", "content": "d"}]], [0]))
+    assert calls[-1][0][0] == {"prompt_token_ids": prompt_ids(byte_model.tokenizer(), "d!")}

@@ -1,0 +1,355 @@
+"""The network study before it has run: its worlds, its rules, its terms, and its analysis on made-up runs."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("trl")
+from bandpo import Band, parse_rule
+from bandpo_lab.study.collect import Record
+from bandpo_lab.study.execute import read_results
+from bandpo_lab.study.plan import parse_study
+from bandpo_lab.study.where import networks
+from bandpo_lab.tasks.multiplication import problems
+from studies import momentum, network_report, network_room
+from studies.mirror import Mirror
+from studies.network import (
+    ABOVE,
+    PREDICTIONS,
+    ROOM,
+    Curve,
+    Effect,
+    Scored,
+    collapsed,
+    curves,
+    effect,
+    effects,
+    entropy_at_half,
+    factorial,
+    interquartile_mean,
+    profile,
+    progress,
+    scored,
+    sides,
+    summary,
+    verdict,
+)
+from studies.rewards import coin_flips, two_stages
+
+FOLDER = Path(__file__).parents[3] / "studies"
+STUDY = parse_study((FOLDER / "network.yaml").read_text())
+
+
+def test_what_is_planned_is_what_the_file_says_it_costs():
+    runs = STUDY.reported({})
+    assert f"# {len(runs)} runs" in (FOLDER / "network.yaml").read_text()
+    worlds = Counter(STUDY.experiments[run.experiment].world for run in runs)
+    assert worlds == {
+        "active": 280,
+        "two stages": 160,
+        "paper": 100,
+        "plenty": 80,
+        "coin flips": 64,
+        "control": 7,
+    }
+    updates = {
+        STUDY.experiments[run.experiment].world: run.options["num_iterations"]
+        * run.options["steps_per_generation"]
+        for run in runs
+    }
+    assert updates == {
+        "active": 16,
+        "two stages": 16,
+        "paper": 4,
+        "plenty": 16,
+        "coin flips": 16,
+        "control": 1,
+    }
+    batches = {run.options["max_steps"] / run.options["logging_steps"] for run in runs}
+    assert batches == {6, 20, 24, 40}
+
+
+def test_rates_are_a_factor_root_two_apart():
+    for world in ("active", "paper", "plenty", "two stages"):
+        points = [e for e in STUDY.experiments.values() if e.world == world]
+        rates = [e.point["learning_rate"] for e in points]
+        assert len(rates) >= 5
+        assert np.diff(np.log2(rates)) == pytest.approx([0.5] * (len(rates) - 1), abs=0.03)
+        assert [e.options["learning_rate"] for e in points] == rates
+
+
+def test_the_predictions_are_those_of_the_page():
+    page = (FOLDER / "network-predictions.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", page, re.M)][1:]
+    said = [tuple(row[:5]) for row in rows if len(row) == 6]
+    assert said == [(p.world, p.arm, p.minus, p.metric, p.expects) for p in PREDICTIONS]
+    for p in PREDICTIONS:
+        [first, *_] = [e for e in STUDY.experiments.values() if e.world == p.world]
+        assert {p.arm, p.minus} <= set(STUDY.arms_of(first))
+
+
+def test_the_mirror_gives_band_to_the_wrong_tokens():
+    p = torch.tensor([0.01, 0.3, 0.9], dtype=torch.float64)
+    mirror, band = Mirror().bounds(p.log()), Band().bounds((1 - p).log())
+    torch.testing.assert_close(mirror.log_upper, band.log_upper)
+    torch.testing.assert_close(mirror.log_lower, band.log_lower)
+    assert parse_rule("studies.mirror.Mirror(0.05)") == Mirror()
+    assert Mirror().bounds(torch.zeros(1)).upper.isfinite().all()  # of p = 1
+
+
+def state(step, last=320):
+    return SimpleNamespace(global_step=step, max_steps=last)
+
+
+def test_before_the_switch_the_scratchpad_is_rewarded_as_often_as_what_stands_beside_it():
+    problem = problems("train", 1)[0]
+    texts = ["|2", "|4", "|6", "|7"] * 4 + [problem.scratchpad] * 16
+    prompts, answers = [problem.prompt] * 32, [problem.answer] * 32
+    scored = [two_stages(texts, answers, prompts, state(step)) for step in range(100)]
+    assert all(rewards[:16] == [1.0, 1.0, 1.0, 0.0] * 4 for rewards in scored)
+    share = np.mean([rewards[16:] for rewards in scored])
+    assert share == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / 1600) ** 0.5)
+    assert two_stages(texts, answers, prompts, state(160))[16:] == [1.0] * 16
+    alone = two_stages([problem.scratchpad] * 16, answers[:16], prompts[:16], state(0))
+    assert 0 < sum(alone) < 16  # with nothing beside it: a fair coin
+
+
+def test_coins_are_fair_and_blind():
+    flips = [coin_flips(["|1"] * 100, state(step)) for step in range(40)]
+    assert np.mean(flips) == pytest.approx(0.5, abs=4 * 0.5 / 4000**0.5)
+    assert flips[0] != flips[1]
+    assert coin_flips(["<"] * 100, state(0)) == flips[0]
+
+
+# The analysis ---------------------------------------------------------------------------------------------------------
+
+
+def record(world, rate, arm, seed, reward, entropy=0.5):
+    flat = {
+        "reward": [reward] * 20,
+        "entropy": [entropy] * 20,
+        "clip_high": [0.0] * 20,
+        "clip_low": [0.0] * 20,
+    }
+    return Scored(
+        world, rate, Record(f"{world}, learning_rate {rate}", arm, seed, None, 1.0, {}, {}, flat, {})
+    )
+
+
+@pytest.fixture
+def made_up():
+    """Band above: + 0.1 in every world but paper, at its better rate; Band's lower side: − 0.1; noise of ± 0.01."""
+    rng, gain = (
+        np.random.default_rng(0),
+        {"Band above, clip below": 0.1, "Band": 0.0, "no bound above, clip below": 0.1},
+    )
+    return [
+        record(
+            world, rate, arm, seed,
+            0.4 + (world != "paper") * gain.get(arm, 0) + (rate == 1.0e-4) * 0.1 + rng.uniform(-0.01, 0.01),
+            entropy=0.5 - 0.2 * (arm == "clip above, Band below"),
+        )
+        for world in ("active", "paper", "plenty", "two stages", "coin flips")
+        for rate in (5.0e-5, 1.0e-4, 2.0e-4)
+        for arm in STUDY.arms
+        for seed in range(8)
+    ]  # fmt: skip
+
+
+def test_verdicts_on_runs_whose_truth_is_known(made_up):
+    verdicts = {(p.world, p.arm, p.minus): verdict(e, p.expects) for p, e in effects(made_up)}
+    above = "Band above, clip below"
+    assert verdicts == {
+        ("active", above, "clip 0.2"): "held",
+        ("paper", above, "clip 0.2"): "held",
+        ("active", "Band", above): "held",
+        ("active", above, "no bound above, clip below"): "held",
+        ("active", above, "mirror above, clip below"): "held",
+        ("active", "Band", "as wide as Band"): "failed",
+        ("plenty", above, "clip 0.2"): "failed",
+        ("two stages", above, "clip 0.2"): "held",
+        ("two stages", "Band", above): "held",
+        ("coin flips", "clip above, Band below", "clip 0.2"): "held",
+    }
+    assert factorial(made_up, "active").params["upper"] == pytest.approx(0.1, abs=0.01)
+    assert factorial(made_up, "paper").params["upper"] == pytest.approx(0, abs=0.01)
+
+
+def results(worlds, seconds=1.0):
+    """Of all runs of these worlds, and of half of the others'."""
+    ended, rng = [], np.random.default_rng(0)
+    for k, run in enumerate(STUDY.reported({})):
+        e = STUDY.experiments[run.experiment]
+        if e.world in worlds or k % 2:
+            batches = int(run.options["max_steps"] / run.options["logging_steps"])
+            reward = 0.3 + 0.1 * (run.arm == "Band above, clip below") + rng.uniform(-0.01, 0.01)
+            curves = {name: [reward] * batches for name in ("reward", "entropy", "clip_high", "clip_low")}
+            ended.append({
+                "experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": None,
+                "seconds": seconds, "before": {}, "after": {}, "curves": curves, "by_bin": {},
+            })  # fmt: skip
+    text = (FOLDER / "network.yaml").read_text()
+    return {"study": text, "runs": ended, "versions": {"torch": "2"}, "commit": "abc", "failed": []}
+
+
+def test_a_world_is_looked_at_once_all_of_its_runs_have_ended():
+    found = results({"paper"})
+    assert progress(found)["paper"] == (100, 100)
+    assert progress(found)["active"] == (140, 280)
+    runs = scored(found)
+    assert {run.world for run in runs} == {"paper"}
+    assert len(runs) == 100
+    assert {run.rate for run in runs} == {1.4e-4, 2.0e-4, 2.8e-4, 4.0e-4, 5.6e-4}
+    assert [p.world for p, _ in effects(runs)] == ["paper"]
+
+
+RESULTS = [
+    json.loads((FOLDER.parent / "results" / name / "results.json").read_text())
+    for name in ("network", "network-more")
+]
+
+
+def test_the_worlds_that_are_shipped_are_those_of_the_repositorys_study():
+    assert networks() == json.loads(json.dumps(summary(*RESULTS)))
+
+
+def test_a_world_in_short():
+    [world] = summary(results({"plenty"}))
+    assert {name: world[name] for name in ("world", "tail", "samples", "updates", "seeds")} == {
+        "world": "plenty", "tail": 0.01, "samples": 128, "updates": 16, "seeds": 4
+    }  # fmt: skip
+    assert world["upper"][0] == pytest.approx(0.05, abs=0.02)
+    assert world["lower"][0] == pytest.approx(-0.05, abs=0.02)
+
+
+def test_the_further_seeds_are_the_same_world_on_eight_others():
+    more = parse_study((FOLDER / "network-more.yaml").read_text())
+
+    def active(study):
+        runs = [run for run in study.reported({}) if study.experiments[run.experiment].world == "active"]
+        return [
+            (run.experiment, run.arm, {k: v for k, v in run.options.items() if k != "seed"}) for run in runs
+        ]
+
+    assert active(more) == active(STUDY)
+    assert {run.seed for run in more.reported({})} == set(range(8, 16))
+    assert more.prepare.items() <= STUDY.prepare.items()
+
+
+def test_further_seeds_join_their_world_once_all_of_them_have_ended(tmp_path):
+    first, text = results({"active"}), (FOLDER / "network-more.yaml").read_text()
+    runs = [
+        run | {"seed": run["seed"] + 8} for run in first["runs"] if run["experiment"].startswith("active")
+    ]
+    more = first | {"study": text, "runs": runs}
+    assert {run.record.seed for run in scored(first, more)} == set(range(16))
+    assert summary(first, more)[0]["seeds"] == 16
+    cut = more | {"runs": runs[:-1]}
+    assert scored(first, cut) == scored(first)
+    for name, said in (("first", first), ("more", cut)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(said))
+    network_report.main([str(tmp_path / "first"), str(tmp_path / "more")])
+    page = (tmp_path / "first" / "report.md").read_text()
+    assert "more seeds of active (279 of 280 runs)" in page
+    assert "the further ones alone" not in page
+    assert "## How the further seeds were made" in page
+
+
+def test_the_page_says_what_is_known_and_what_is_not(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(results({"paper", "coin flips"})))
+    network_report.main([str(tmp_path)])
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "Not looked at yet: plenty (40 of 80 runs), active (140 of 280 runs), two stages (80 of 160" in text
+    )
+    assert text.count("not run yet: ") == sum(p.world not in ("paper", "coin flips") for p in PREDICTIONS)
+    assert re.search(r"equal to within 0.05 \| \+0\.\d+ \[\+0\.0\d+, \+0\.1\d+\] \| 100% \| failed \|", text)
+    assert "## Paper" in text
+    assert "## Active" not in text
+    assert (tmp_path / "report.html").exists()
+
+
+def test_the_rate_is_not_scored_on_the_seeds_that_chose_it():
+    noise = np.random.default_rng(1).normal(size=(40, 60))
+    curve = Curve(list(range(40)), noise)
+    assert noise.mean(1).max() > 0.2
+    assert abs(curve.cross_fitted().mean()) < 0.12
+    assert Curve([1, 2, 3], np.array([[0.0] * 4, [1.0] * 4, [0.5] * 4])).interior
+    assert not Curve([1, 2], np.array([[0.0] * 4, [1.0] * 4])).interior
+
+
+def test_an_effect_is_that_of_interquartile_means():
+    ours, theirs = np.array([0.0, 0.4, 0.6, 9.0]), np.array([-9.0, 0.1, 0.1, 0.2])
+    found = effect(ours, theirs)
+    assert found.mean == pytest.approx(0.5 - 0.1)
+    assert found.improved == 13 / 16  # 0.0 beats one of four, 0.4, 0.6 and 9.0 all of them: 13 of 16
+    assert effect(ours, ours) == Effect(0.0, 0.0, 0.0, 0.5)
+
+
+def test_collapse_and_entropy_at_matched_reward():
+    run = record("active", 1.0e-4, "Band", 0, 0.01).record
+    assert collapsed(run)
+    assert entropy_at_half(run) is None
+    run.curves["reward"][:] = [0.1] * 5 + [0.9] * 15
+    run.curves["entropy"][:] = np.linspace(2, 0.1, 20)
+    assert not collapsed(run)
+    assert entropy_at_half(run) == run.curves["entropy"][int(run.metric("batches to half")) - 1]
+    assert profile(Curve([1], np.array([[0.1, 0.5, 0.9]])), [0.0, 0.4, 0.9]) == pytest.approx([1, 2 / 3, 0])
+
+
+def test_the_page_has_the_movement_that_was_measured():
+    found = json.loads(momentum.RESULTS.read_text())
+    page = (FOLDER.parent / "docs" / "theory.md").read_text()
+    names = {"raised": "up", "lowered": "down"}
+    for beta1, side, *figures in momentum.rows(found):
+        assert "| " + " | ".join([beta1, names[side], *figures]) + " |" in page
+    rewards = {b: sum(r["reward"] for r in found if r["beta1"] == b) / 4 for b in momentum.MOMENTA}
+    assert f"was {rewards[0.0]:.2f} with β1 = 0 and {rewards[0.9]:.2f} with 0.9" in page
+    assert [(run["beta1"], run["seed"]) for run in found] == [(b, r.seed) for b, r in momentum.planned()]
+
+
+def test_every_figure_of_the_page_is_the_data_s():
+    """Its intervals, its table of sides, two scores at a highest rate, and what README says of the upper side."""
+    runs = scored(*RESULTS)
+    page = (FOLDER.parent / "docs" / "when.md").read_text()
+    # The pretrained model between them is another study, held by its own test.
+    said, _, rest = page[page.index("## What a network says") :].partition("## What a pretrained model says")
+    said += rest[rest.index("## What to set") : rest.index("## Place your own run")]
+    auc, by_side = curves(runs, "AUC"), {w: sides(runs, w) for w in dict.fromkeys(run.world for run in runs)}
+    wide = effect(*(auc["active", arm].cross_fitted() for arm in ("as wide as Band", "clip 0.2")))
+    alone = [e for one in RESULTS for _, e in effects(scored(one))]
+    room = scored(read_results(FOLDER.parent / "results/network-room"))
+    known = (
+        [e for _, e in effects(runs)]
+        + alone
+        + [wide]
+        + [e for _, e in effects(room, network_room.PREDICTIONS)]
+        + [e for each in by_side.values() for e in each.values()]
+    )
+    found = re.findall(r"[+-]0\.\d{3} \[[^]]*\]", said)
+    assert len(found) == 28
+    assert set(found) <= set(map(str, known))
+    names = {"the paper's geometry": "paper"} | {name: name for name in ("plenty", "active", "two stages")}
+    rows = re.findall(r"^\| ([a-z' ]+) \| \d+ \| [\d.]+ \| \d+ \| (.*) \| (.*) \|$", said, re.M)
+    assert [row[0] for row in rows] == list(names)
+    for name, *cells in rows:
+        texts = {side: str(e) for side, e in by_side[names[name]].items()}
+        assert cells == [texts["upper, mean"], texts["lower, mean"]]
+    for world in ("plenty", "active", "two stages"):
+        over_clip, under_band = by_side[world]["upper, over clip"], by_side[world]["lower, under Band"]
+        assert f"| {world} | {over_clip} | {under_band} |" in said
+    last = [f"{interquartile_mean(auc['active', arm].scores[-1]):.3f}" for arm in (ROOM, ABOVE)]
+    assert "falls to {}, where Band above is at {}".format(*last) in said
+    means = [round(by_side[w]["upper, mean"].mean, 2) for w in ("plenty", "active", "two stages")]
+    by = f"by {min(means)} to {max(means)}"
+    readme = " ".join((FOLDER.parent / "README.md").read_text().split())
+    assert f"raised the mean reward {by} with 16 updates" in readme
+    assert f"raises the mean reward of a small network {by}" in " ".join(page.split())
+    assert abs(by_side["paper"]["upper, mean"].mean) < 0.01

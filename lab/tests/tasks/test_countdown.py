@@ -1,0 +1,77 @@
+import pytest
+
+from bandpo_lab.tasks.countdown import Countdown, dataset, problems
+
+PROBLEM = Countdown((3, 4, 25), 79)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["25*3+4", " 4 + (25 * 3) ", r"25 \times 3 + 4", r"25 \cdot 3 + 4 = 79", "25*3+4=79"],
+)
+def test_right_expressions(expression):
+    assert PROBLEM.solved_by(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "79",
+        "25*3+4+0",
+        "25+3+4",
+        "25*3",
+        "3**4-2",
+        "-(-25)*3+4",
+        "25.0*3+4",
+        "25*3+True*4",
+        "(" * 99,
+        "",
+        "25/0",
+        "9" * 999,
+        "25*3+4-4+4",
+        "x",
+        "f(3)",
+        "25 if 3 else 4",
+        "25//3+4",
+        "25*3+4;1",
+    ],
+)
+def test_wrong_expressions(expression):
+    assert not PROBLEM.solved_by(expression)
+
+
+def test_fractions_are_exact():
+    assert Countdown((1, 3, 5, 15), 8).solved_by("15 / 3 + 5 - 1 * 1") is False
+    assert Countdown((1, 3, 8), 24).solved_by("8 / (1 / 3)")
+
+
+def test_problems_repeat_differ_and_have_solutions():
+    rows = problems("train", 50, seed=3, count=2)
+    assert rows == problems("train", 50, seed=3, count=2)
+    assert len(set(rows)) == 50
+    for row in rows:
+        a, b = row.numbers
+        assert any(row.solved_by(f"{x}{op}{y}") for op in "+-*/" for x, y in ((a, b), (b, a)))
+
+
+def test_splits_share_nothing():
+    train = {p for seed in range(5) for p in problems("train", 300, seed, count=2, largest=20)}
+    assert train.isdisjoint(problems("eval", 30, seed=9, count=2, largest=20))
+
+
+def test_dataset_answers_read_back():
+    row = dataset("eval", 1)[0]
+    problem = Countdown.from_answer(row["answer"])
+    assert row["prompt"] == problem.prompt
+    assert str(problem.target) in problem.prompt
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="split = 'test'"):
+        problems("test", 1)
+    with pytest.raises(ValueError, match="count = 7"):
+        problems("train", 1, count=7)
+    with pytest.raises(ValueError, match="raise count = 2"):
+        problems("train", 10_000, count=2, largest=3)
+    with pytest.raises(ValueError, match="must look like"):
+        Countdown.from_answer("27")

@@ -1,0 +1,138 @@
+"""Processes of a rehearsal come from one server, are what they were asked to be, and end with who started it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bandpo_lab.rehearsal.processes import ForkServer
+from bandpo_lab.rehearsal.run import train
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is Linux's")
+
+
+@pytest.fixture
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("f")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with ForkServer(tmp_path_factory.mktemp("f"), dict(os.environ), ["colorsys", "no_such_module"]) as server:
+        yield server
+
+
+def output_of(server: ForkServer, *arguments: str, **env: str) -> str:
+    readable, writable = os.pipe()
+    server.start(arguments, env, writable)
+    os.close(writable)
+    with os.fdopen(readable) as output:
+        return output.read()
+
+
+SCRIPT = """
+import json, os, subprocess, sys
+inner = subprocess.run([sys.executable, "-u", "inner.py", "y z"], capture_output=True, text=True)
+print(json.dumps({"arguments": sys.argv, "cwd": os.getcwd(), "env": os.environ["OF_THE_RUN"],
+                  "preloaded": "colorsys" in sys.modules, "inner": inner.stdout, "status": inner.returncode}))
+"""
+
+
+def test_a_fork_runs_a_file_as_python_does_and_so_do_those_that_it_starts(server):
+    (server.folder / "outer.py").write_text(SCRIPT)
+    (server.folder / "inner.py").write_text(
+        "import sys; print(sys.argv[1], 'colorsys' in sys.modules); sys.exit(3)"
+    )
+    told = json.loads(output_of(server, "outer.py", "x", OF_THE_RUN="1"))
+    assert told == {
+        "arguments": ["outer.py", "x"],
+        "cwd": str(server.folder),
+        "env": "1",
+        "preloaded": True,
+        "inner": "y z True\n",
+        "status": 3,
+    }
+
+
+def test_a_fork_runs_a_module(server):
+    (server.folder / "a_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    assert output_of(server, "-m", "a_module", "x") == "__main__ ['x']\n"
+
+
+ORPHANS = """
+import os, sys, time
+from pathlib import Path
+from bandpo_lab.rehearsal.processes import ForkServer
+from bandpo_lab.rehearsal.run import train
+folder = Path(sys.argv[1])
+with ForkServer(folder, dict(os.environ)) as server:
+    server.start(["outer.py"], {}, 1)
+    time.sleep(600)
+"""
+DETACHES = """
+import subprocess, sys, time
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+subprocess.Popen([sys.executable, "sleeps.py"], start_new_session=True)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_rehearsal(folder):
+    (folder / "outer.py").write_text(DETACHES)
+    (folder / "sleeps.py").write_text("import time; time.sleep(600)")
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANS, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "started\n"
+        family = psutil.Process(owner.pid).children(recursive=True)
+        assert len(family) >= 3
+        owner.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+
+
+def test_ending_the_forks_leaves_the_server_at_work(server):
+    (server.folder / "sleeps.py").write_text("import time; print('up', flush=True); time.sleep(600)")
+    (server.folder / "prints.py").write_text("print('done')")
+    readable, writable = os.pipe()
+    server.start(["sleeps.py"], {}, writable)
+    os.close(writable)
+    with os.fdopen(readable) as output:
+        assert output.readline() == "up\n"
+        server.end_forks()
+        assert output.read() == ""
+    assert output_of(server, "prints.py") == "done\n"
+
+
+def test_a_client_that_ends_in_the_middle_leaves_the_server_at_work(server):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(server.folder / "fork.sock"))
+        client.sendall(b"[")
+    (server.folder / "prints.py").write_text("print('done')")
+    assert output_of(server, "prints.py") == "done\n"
+
+
+def test_a_run_that_takes_too_long_is_stopped_and_its_log_says_so(server):
+    (server.folder / "sleeps.py").write_text("import time; print('up', flush=True); time.sleep(600)")
+    train(server, ["sleeps.py"], server.folder, "first", timeout=1.0, report=lambda _: None)
+    log = (server.folder / "log-first.txt").read_text()
+    assert log.endswith("BANDPO_REHEARSAL: stopped after 1 s\n")
+
+
+def test_a_run_stops_at_its_first_fatal_message(server):
+    (server.folder / "goes_on.py").write_text(
+        "import time\nprint('Error in _run_prompt', flush=True)\n"
+        "for i in range(6000):\n    print('KeyError: 1', flush=True)\n    time.sleep(0.1)"
+    )
+    train(server, ["goes_on.py"], server.folder, "first", timeout=300.0, report=lambda _: None)
+    log = (server.folder / "log-first.txt").read_text()
+    assert "KeyError: 1" in log
+    assert "stopped after" not in log

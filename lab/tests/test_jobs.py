@@ -1,0 +1,79 @@
+"""The processes of a study: how they end, and that none is left behind."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from bandpo_lab.study.jobs import _FORKS, Job, on_cores, on_ray
+
+
+def ending_with(codes, folder, monkeypatch):
+    """Jobs that print a status and end with it."""
+    (folder / "ending.py").write_text("import sys; print(sys.argv[1]); sys.exit(int(sys.argv[1]))")
+    path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.syspath_prepend(folder)
+    return [Job("ending", [str(code)], folder / f"{code}.log") for code in codes]
+
+
+def test_a_failing_job_does_not_disturb_the_others(tmp_path, monkeypatch):
+    _FORKS.set_forkserver_preload([])  # TRL is not needed here
+    jobs = ending_with([0, 3, 1], tmp_path, monkeypatch)
+    assert {place: outcome.code for place, outcome in on_cores(jobs, workers=2)} == {0: 0, 1: 3, 2: 1}
+    assert jobs[1].log.read_text() == "3\n"
+
+
+@pytest.mark.slow
+def test_jobs_on_a_ray_cluster(tmp_path, monkeypatch):
+    from ray.cluster_utils import Cluster
+
+    jobs = ending_with([0, 3], tmp_path, monkeypatch)  # before the cluster, which takes over the environment
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    try:
+        assert sorted((place, outcome.code) for place, outcome in on_ray(jobs, cores=1)) == [(0, 0), (1, 3)]
+        assert jobs[1].log.read_text() == "3\n"
+    finally:
+        import ray
+
+        ray.shutdown()
+        cluster.shutdown()
+
+
+SLEEPING_JOB = """
+import sys
+from pathlib import Path
+from bandpo_lab.study import jobs
+from bandpo_lab.study.jobs import Job, on_cores
+jobs._FORKS.set_forkserver_preload([])  # TRL is not needed here
+list(on_cores([Job("sleeping", [], Path(sys.argv[1]))], workers=1))
+"""
+MAP = """
+import sys
+from pathlib import Path
+from bandpo_lab.study.cells import Plan, run_map
+list(run_map(Plan.of_size("quick"), Path(sys.argv[1]), workers=1))
+"""
+
+
+@pytest.mark.parametrize("code", [SLEEPING_JOB, MAP], ids=["jobs", "map"])
+def test_no_process_outlives_a_study_that_is_killed(code, tmp_path):
+    (tmp_path / "sleeping.py").write_text("import time; print('started', flush=True); time.sleep(600)")
+    written = tmp_path / "written"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", code, str(written)], env=environment) as owner:
+        while len(written.read_text().splitlines() if written.exists() else []) < (2 if code == MAP else 1):
+            assert owner.poll() is None
+            time.sleep(0.05)
+        family = psutil.Process(owner.pid).children(recursive=True)
+        owner.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    for process in alive:
+        process.kill()
+    assert family
+    assert not alive

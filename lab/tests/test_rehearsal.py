@@ -1,0 +1,407 @@
+"""A whole rehearsal, and recipes broken one part at a time: each must fail, and name the part."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+import psutil
+
+from bandpo_lab.rehearsal import CannotRehearse, rehearse
+from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model, write_rows
+from bandpo_lab.rehearsal.preflight import validate
+from bandpo_lab.rehearsal.shrink import changes, compose
+
+RECIPE = [
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.n=16",
+    "data.train_batch_size=256",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig",
+    "+actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.05)'",
+]
+
+
+@pytest.fixture
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("r")
+
+
+def failure(overrides: list[str], folder: Path) -> tuple[str, str]:
+    failed = [
+        check
+        for check in rehearse([*RECIPE, *overrides], folder=folder, steps=2, stand_in=True).checks
+        if not check.ok
+    ]
+    assert len(failed) == 1, failed
+    return failed[0].name, failed[0].detail
+
+
+@pytest.mark.slow
+def test_a_sound_recipe_passes_from_config_to_resume(folder):
+    found = rehearse(RECIPE, folder=folder, stand_in=True)
+    assert found.ok, found.checks
+    assert [check.name for check in found.checks] == [
+        *("settings", "training", "policy loss", "clip", "loss by hand", "reward", "gradient", "weight sync"),
+        *("validation", "checkpoint", "resume"),
+    ]
+    assert "made up" in found.prompts
+    assert {change.key: change.was for change in found.changes}["actor_rollout_ref.rollout.name"] == "vllm"
+
+
+@pytest.mark.exhaustive
+def test_the_samplers_probabilities_may_be_the_old_ones(folder):
+    found = rehearse([*RECIPE, "algorithm.rollout_correction.bypass_mode=true"], folder=folder, stand_in=True)
+    assert found.ok, found.checks
+
+
+@pytest.mark.exhaustive
+def test_nothing_outlives_a_killed_rehearsal(folder):
+    """Killed in the middle of training, it leaves no process, and none writes a checkpoint later."""
+    command = [
+        sys.executable,
+        "-m",
+        "bandpo",
+        "rehearse",
+        "--stand-in",
+        "--folder",
+        str(folder),
+        "--",
+        *RECIPE,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        metrics = folder / "metrics-first.jsonl"
+        while not metrics.exists():
+            assert run.poll() is None
+            time.sleep(0.2)
+        family = psutil.Process(run.pid).children(recursive=True)
+        assert len(family) > 10
+        run.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    assert not [
+        p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())
+    ]
+
+
+BROKEN_SYNC = """
+from bandpo_lab.rehearsal.rollout import TransformersRollout as Rollout
+whole, calls = Rollout.update_weights, []
+async def update_weights(self, weights, **options):
+    calls.append(1)
+    if len(calls) <= {working}:
+        return await whole(self, weights, **options)
+    for _ in weights: pass
+Rollout.update_weights = update_weights
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's, on importing its rollout
+@pytest.mark.parametrize("working", [0, 1], ids=["from the start", "after the first"])
+def test_a_cut_weight_sync_is_named(working, folder, tmp_path, monkeypatch):
+    (tmp_path / f"cut_sync_{working}.py").write_text(BROKEN_SYNC.format(working=working))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name, detail = failure([f"actor_rollout_ref.model.external_lib=cut_sync_{working}"], folder)
+    assert name == "weight sync", detail
+    assert "does not have the trainer's weights" in detail
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("body", "part", "words"),
+    [
+        ("return 0.0", "reward", "zero advantage"),
+        ("return float(solution_str)", "training", "could not convert string to float"),
+    ],
+)
+def test_a_broken_reward_is_named(body, part, words, folder, tmp_path):
+    path = tmp_path / "my_reward.py"
+    path.write_text(
+        f"def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n"
+    )
+    name, detail = failure([f"reward.custom_reward_function.path={path}"], folder)
+    assert name == part
+    assert words in detail
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "write loss_mode=band"),
+        ("actor_rollout_ref.actor.policy_loss.clip='Bnad(KL(), 0.05)'", "did you mean Band"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
+        ("trainer.n_gpus_per_node=7", "7 GPUs"),
+        ("actor_rollout_ref.actor.clip_ratio_c=0.5", "clip_ratio_c: dual_clip must be above 1, got 0.5"),
+        ("++actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
+    ],
+)
+def test_settings_are_refused_before_ray_starts(override, words, folder):
+    name, detail = failure([override], folder)
+    assert name == "settings"
+    assert words in detail
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("data.train_files", "[{here}, {folder}/dapo-math-71k.parquet]"),
+        ("data.val_files", "{folder}/amc32.parquet"),
+        ("actor_rollout_ref.model.path", "{folder}/models/qwen"),
+        ("actor_rollout_ref.model.path", "./qwen"),
+        ("actor_rollout_ref.model.path", "hdfs://cluster/qwen"),
+    ],
+)
+def test_a_path_that_is_not_there_is_a_failure(key, path, folder, tmp_path):
+    here = tmp_path / "here.jsonl"
+    here.write_text("{}")
+    path = path.format(here=here, folder=folder)
+    files = [f"data.{split}_files={here}" for split in ("train", "val")]
+    found = rehearse([*RECIPE, *files, f"{key}={path}"], folder=folder)
+    (_, check) = found.checks
+    assert (found.ok, check.name) == (False, "files")
+    assert check.detail.startswith(f"{key}: {path.split(', ')[-1].strip(']')} is not here")
+    assert "--stand-in" in check.detail
+    assert not (folder / "model").exists()
+
+
+def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
+    monkeypatch.setattr("bandpo_lab.rehearsal.stages.train", lambda *_: None)
+    missing = [f"data.train_files={folder}/nowhere.parquet", f"actor_rollout_ref.model.path={folder}/nothing"]
+    found = rehearse([*RECIPE, *missing], folder=folder, stand_in=True)
+    assert f"made up, since {folder}/nowhere.parquet is not here" in found.prompts
+    assert "files" not in [check.name for check in found.checks]
+    assert (folder / "model/config.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's, on importing its reward loop
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.train_files=null", "data.train_files names no file"),
+        ("data.val_files=[]", "data.val_files names no file"),
+        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
+        (
+            "actor_rollout_ref.rollout.n=0",
+            "actor_rollout_ref.rollout.n must be a whole number of at least 1, got 0",
+        ),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.n=0",
+            "val_kwargs.n must be a whole number of at least 1, got 0",
+        ),
+        ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node must be a whole number of at least 1, got 0"),
+        ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
+        ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
+        (
+            "actor_rollout_ref.actor.policy_loss.clip='Band(KL(), -1)'",
+            "verl refuses the settings: actor_rollout_ref.actor.policy_loss.clip: in 'Band(KL(), -1)': radius must be",
+        ),
+    ],
+)
+def test_settings_that_no_run_can_have_are_named(override, words):
+    check = validate(compose([*RECIPE, override], None, "ppo_trainer"))
+    assert not check.ok
+    assert words in check.detail
+    assert "\n" not in check.detail
+
+
+def test_a_number_of_processes_that_cannot_share_the_responses_is_refused():
+    with pytest.raises(
+        ValueError, match=r"ranks=3 cannot share the 8 responses of an update: choose 1, 2, 4 or 8"
+    ):
+        rehearse(RECIPE, ranks=3, stand_in=True)
+
+
+BAD_DATA = {
+    "empty message.jsonl": (b'{"prompt": [null]}', "without a prompt: data.prompt_key is 'prompt'"),
+    "corrupt.parquet": (b"PAR1 and no more", "cannot be read"),
+    "cut.jsonl": (b'{"prompt": [', "cannot be read"),
+    "questions.jsonl": (b'{"question": "1 + 1?"}', "without a prompt: data.prompt_key is 'prompt'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_data_that_cannot_be_used_is_named_before_ray_starts(name, folder, tmp_path):
+    content, words = BAD_DATA[name]
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "model").mkdir()
+    files = [f"data.{split}_files={tmp_path / name}" for split in ("train", "val")]
+    found = rehearse([*RECIPE, *files], folder=folder)
+    check = found.checks[-1]
+    assert (found.ok, check.name) == (False, "files")
+    assert check.detail.startswith(f"data.train_files: {tmp_path / name}")
+    assert words in check.detail
+
+
+def test_a_parquet_without_prompts_is_named(tmp_path):
+    path = write_rows([{"question": "1 + 1?"}], tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"train.parquet has rows without a prompt: .* a row has question"):
+        choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=1)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("reward.custom_reward_function.path={folder}/rewrad.py", "rewrad.py"),
+        ("reward.custom_reward_function.name=compute_socre", "compute_socre of "),
+        ("reward.reward_manager.name=dpao", "dpao"),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_is_named_before_ray_starts(override, words, folder, tmp_path):
+    (tmp_path / "my_reward.py").write_text("def compute_score(*_, **__):\n    return 0.0\n")
+    path = f"reward.custom_reward_function.path={tmp_path}/my_reward.py"
+    found = rehearse([*RECIPE, path, override.format(folder=tmp_path)], folder=folder, stand_in=True)
+    check = found.checks[-1]
+    assert (found.ok, check.name) == (False, "reward")
+    assert words in check.detail
+
+
+def test_a_folder_of_an_earlier_rehearsal_is_cleared(folder, monkeypatch):
+    monkeypatch.setattr("bandpo_lab.rehearsal.stages.train", lambda *_: None)
+    rehearse(RECIPE, folder=folder, stand_in=True)
+    (folder / "checkpoints/global_step_2").mkdir(parents=True)
+    (folder / "metrics-first.jsonl").write_text("{}")
+    rehearse(RECIPE, folder=folder, stand_in=True)
+    assert not (folder / "checkpoints").exists()
+    assert not (folder / "metrics-first.jsonl").exists()
+
+
+def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"no rehearsal's and not empty \(checkpoints\)"):
+        rehearse(RECIPE, folder=tmp_path, stand_in=True)
+    assert (tmp_path / "checkpoints").exists()
+
+
+def test_an_unknown_loss_is_refused_before_ray_starts(folder):
+    found = rehearse([*RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"], folder=folder)
+    (check,) = found.checks
+    assert (check.name, check.ok) == ("settings", False)
+    assert "no policy loss named 'bnad'" in check.detail
+
+
+def test_a_misspelt_key_is_hydras_to_name():
+    with pytest.raises(ValueError, match="ppo_mini_batch_sise"):
+        rehearse([*RECIPE, "actor_rollout_ref.actor.ppo_mini_batch_sise=64"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["algorithm.adv_estimator=gae", "actor_rollout_ref.model.lora_rank=8", "model_engine=megatron"],
+)
+def test_what_cannot_be_rehearsed_is_refused(override):
+    with pytest.raises(CannotRehearse):
+        rehearse([*RECIPE, override])
+
+
+def test_changes_keep_what_the_recipe_is_about(folder):
+    config = compose(RECIPE, None, "ppo_trainer")
+    made = changes(config, folder, ranks=2, steps=3)
+    shrunk = compose([*RECIPE, *[change.override for change in made]], None, "ppo_trainer")
+    assert shrunk.actor_rollout_ref.actor.policy_loss == config.actor_rollout_ref.actor.policy_loss
+    assert shrunk.algorithm == config.algorithm
+    assert shrunk.reward.custom_reward_function == config.reward.custom_reward_function
+    assert shrunk.data.train_batch_size > shrunk.actor_rollout_ref.actor.ppo_mini_batch_size
+    assert shrunk.trainer.n_gpus_per_node == shrunk.ray_kwargs.ray_init.num_gpus == 2
+
+
+@pytest.mark.parametrize("source", ["deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen2.5-7B"])
+def test_the_stand_in_is_of_the_models_family(source, tmp_path):
+    write_model(source, tmp_path)
+    family = json.loads((tmp_path / "config.json").read_text())["model_type"]
+    assert family in source.lower().replace("qwen2.5", "qwen2")
+
+
+def test_a_local_model_keeps_its_architecture_and_tokenizer(tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save_pretrained(tmp_path / "own")
+    Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=4).save_pretrained(
+        tmp_path / "own"
+    )
+    kept = write_model(str(tmp_path / "own"), tmp_path / "tiny")
+    assert "<think>" in kept.get_vocab()
+    config = AutoConfig.from_pretrained(tmp_path / "tiny")
+    assert (config.model_type, config.num_hidden_layers) == ("qwen3", 2)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "tiny")
+
+
+def test_prompts_come_from_the_recipes_files_and_know_their_answers(tmp_path):
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{'x' * (2000 * (i % 2))} {i}?"}],
+            "reward_model": {"ground_truth": i},
+        }
+        for i in range(12)
+    ]
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    chosen = choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=4)
+    assert [row["reward_model"]["ground_truth"] for row in chosen.rows] == [0, 2, 4, 6]
+    assert chosen.answers("prompt", RIGHT_ANSWER)[" 4?"] == "Answer: 4\n#### 4\n\\boxed{4}"
+    with pytest.raises(ValueError, match="only 6"):
+        choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=8)
+
+
+def command(*arguments: str):
+    from typer.testing import CliRunner
+
+    from bandpo.cli.app import app
+
+    return CliRunner().invoke(app, ["rehearse", *arguments])
+
+
+def test_a_ground_truth_in_another_form_is_not_known(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "1 + 1?"}], "reward_model": "2"}]
+    found = choose_prompts(
+        [str(write_rows(rows, tmp_path / "t.parquet"))], "prompt", byte_tokenizer(), 512, 1
+    )
+    assert found.answers("prompt", RIGHT_ANSWER) == {}
+
+
+def test_the_command_reports_and_exits_by_what_it_found(folder):
+    found = command(
+        "--folder", str(folder), "--", *RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
+    )
+    assert found.exit_code == 1
+    assert "FAIL settings: there is no policy loss named 'bnad'" in found.output
+    lines = found.output.strip().splitlines()
+    assert lines[0] == lines[-1] == "REHEARSAL FAILED: settings"
+    assert "  vLLM and SGLang" in found.output[found.output.index("Not covered") :]
+
+
+def test_the_command_names_a_file_that_is_not_here(folder):
+    recipe = [
+        "+paper=base",
+        "+paper/model=qwen2.5-3b-instruct",
+        "+paper/rule=band-kl",
+        "recipe.data=/nowhere",
+    ]
+    found = command("--folder", str(folder), *recipe)
+    assert found.exit_code == 1
+    assert "FAIL files: data.train_files: /nowhere/verl/dapo-math-17k.parquet" in found.output
+
+
+def test_the_command_says_what_it_cannot_rehearse():
+    found = command(*RECIPE, "algorithm.adv_estimator=gae")
+    assert found.exit_code == 2
+    assert "a critic" in found.output
+
+
+def test_the_command_takes_our_recipes(folder):
+    arguments = ["+paper=base", "+paper/model=qwen2.5-7b", "+paper/rule=band-kl", "trainer.n_gpus_per_node=7"]
+    found = command("--folder", str(folder), *arguments)
+    assert found.exit_code == 1
+    assert "7 GPUs" in found.output

@@ -1,0 +1,237 @@
+"""What a rehearsal concludes from the metrics, the log and the recorded calls of the loss."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+import torch
+
+from bandpo import (
+    KL,
+    Band,
+    FixedClip,
+    PearsonChi2,
+    TotalVariation,
+    Unclipped,
+    methods,
+    parse_rule,
+    policy_loss,
+)
+from bandpo.methods import Method, Parts
+from bandpo.objectives import DualClip
+from bandpo_lab.rehearsal import files, reference
+from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks, records
+
+BAND = Parts(Band(KL(), 0.05), DualClip(3.0))
+
+
+def expected(loss_mode: str = "band", parts: Parts | None = BAND) -> Expected:
+    return Expected(loss_mode, parts, answers={}, responses=4096, reward_workers=8)
+
+
+def record(
+    folder: Path, parts: Parts = BAND, spread: float = 0.5, scale: float = 1.0, unit: float = 1.0
+) -> None:
+    """Two calls of the loss as a worker writes them down, the first of them before anything was learnt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    for call in range(2):
+        old = -3 * torch.rand(4, 32)
+        logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3).requires_grad_()
+        mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
+        advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
+        loss = policy_loss(
+            logp, old, advantages, mask, **parts._replace(aggregation="token-mean")._asdict()
+        ).loss
+        (gradient,) = torch.autograd.grad(loss, logp)
+        written = {
+            "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,
+            "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None,
+            "average": {"dp_size": torch.tensor(1)},
+        }  # fmt: skip
+        reference.save(written, folder / f"7-{call:04d}.safetensors")
+
+
+def write_run(folder: Path, **metrics: float) -> None:
+    """What a good run of two steps leaves, with some metrics replaced."""
+    good = {"actor/pg_loss": 0.1, "actor/grad_norm": 0.4, "training/rollout_probs_diff_max": 5e-9}
+    good |= {"actor/clip_high": 0.0, "val-core/math_dapo/acc/mean@1": 0.5}
+    lines = [json.dumps({"step": step, "data": good | metrics}) for step in (1, 2)]
+    (folder / "metrics-first.jsonl").write_text("\n".join(lines))
+    (folder / "checkpoints" / "global_step_2").mkdir(parents=True, exist_ok=True)
+    record(folder / files.LOSSES.format("first"))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "part"),
+    [
+        ({}, None),
+        ({"actor/grad_norm": 0.0}, "gradient"),
+        ({"training/rollout_probs_diff_max": 1e-4}, "weight sync"),
+        ({"training/rollout_probs_diff_max": float("nan")}, "weight sync"),
+        ({"actor/pg_loss": float("nan")}, "policy loss"),
+    ],
+)
+def test_metrics_decide(metrics, part, tmp_path):
+    write_run(tmp_path, **metrics)
+    failed = [check.name for check in first_run_checks(tmp_path, 2, expected()) if not check.ok]
+    assert failed == ([] if part is None else [part])
+
+
+def test_another_loss_under_bands_name_is_noticed(tmp_path):
+    write_run(tmp_path)
+    path = tmp_path / "metrics-first.jsonl"
+    path.write_text(path.read_text().replace("actor/clip_high", "actor/pg_clipfrac"))
+    assert [check.name for check in first_run_checks(tmp_path, 2, expected()) if not check.ok] == [
+        "policy loss"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            "ValueError: Unsupported loss mode: bnad. Supported modes are: ['vanilla']",
+            "no policy loss named bnad",
+        ),
+        (
+            "(AgentLoopWorkerTQ pid=7) ERROR:Error in _run_prompt for uid=1\n(AgentLoopWorkerTQ pid=7) Traceback\n"
+            "(AgentLoopWorkerTQ pid=7) KeyError: 'answer'\nValueError: Received an empty list as keys.",
+            "A response or its reward failed with: KeyError: 'answer'",
+        ),
+        (
+            "Traceback\nray.exceptions.RayTaskError(OSError): ray::run()\nOSError: disk full",
+            "OSError: disk full",
+        ),
+        (
+            "\x1b[36m(RewardLoopWorker pid=7)\x1b[0m FileNotFoundError: no \x1b[1mrewrad.py\x1b[0m\n",
+            "It failed with: FileNotFoundError: no rewrad.py. See",
+        ),
+        ("all is well", "No exception"),
+    ],
+)
+def test_the_cause_is_found_in_the_log(log, words, tmp_path):
+    (tmp_path / "log-first.txt").write_text(log)
+    assert words in explain(tmp_path, "first")
+
+
+def test_a_rehearsals_metrics_cut_by_a_kill_are_read_up_to_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert records(path) == []
+    path.write_text('{"step": 1}\n{"st')
+    with pytest.warns(UserWarning, match="cut off"):
+        assert records(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        BAND,
+        Parts(Band(TotalVariation(), 0.05)),
+        Parts(Band(PearsonChi2(), 0.05), DualClip(1.5)),
+        Parts(FixedClip(0.2, 0.28), DualClip(3.0)),
+    ],
+    ids=repr,
+)
+def test_the_loss_agrees_with_its_formula(parts, tmp_path):
+    record(tmp_path, parts)
+    found = reference.compare(reference.load(tmp_path), parts)
+    assert found.independent
+    assert found.difference < 5e-7
+    assert 10 < found.clipped < found.tokens == 124
+
+
+METHODS = [
+    method for method in vars(methods).values() if inspect.isclass(method) and issubclass(method, Method)
+]
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m is not Method], ids=lambda m: m.__name__)
+def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_path):
+    parts = method().parts()
+    record(tmp_path, parts, spread=2.0)
+    found = reference.compare(reference.load(tmp_path), parts)
+    assert found.independent == reference.has_formula(parts)
+    assert found.difference < 1e-6
+    assert bool(found.clipped) == (parts.clip != Unclipped())
+
+
+def test_a_rule_without_a_second_formula_is_compared_with_the_library_in_float64(tmp_path):
+    parts = Parts(parse_rule("Band(KL(), BySurprisal(0.05, 0.1))"))
+    record(tmp_path, parts)
+    found = reference.compare(reference.load(tmp_path), parts)
+    assert not found.independent
+    assert found.difference < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("written", "part"),
+    [
+        ({"parts": BAND._replace(clip=Band(KL(), 0.06))}, "loss by hand"),
+        ({"parts": BAND._replace(clip=FixedClip(0.2, 0.2))}, "loss by hand"),
+        ({"parts": BAND._replace(objective=DualClip(1.5))}, "loss by hand"),
+        ({"scale": 1.001}, "loss by hand"),
+        ({"spread": 0.0}, "clip"),
+    ],
+)
+def test_a_loss_that_is_not_the_recipes_or_never_clips_fails(written, part, tmp_path):
+    write_run(tmp_path)
+    record(tmp_path / files.LOSSES.format("first"), **written)
+    failed = [check.name for check in first_run_checks(tmp_path, 2, expected()) if not check.ok]
+    assert failed == [part]
+
+
+def test_without_advantages_the_rule_is_not_judged(tmp_path):
+    write_run(tmp_path)
+    folder = tmp_path / files.LOSSES.format("first")
+    for path in folder.iterdir():
+        path.unlink()
+    record(folder, unit=0.0)
+    checks = first_run_checks(tmp_path, 2, expected())
+    assert all(check.ok for check in checks)
+    assert [check.name for check in checks if check.warning] == ["clip"]
+
+
+def test_a_rule_that_clips_nothing_is_not_asked_to(tmp_path):
+    write_run(tmp_path)
+    parts = Parts(Unclipped())
+    record(tmp_path / files.LOSSES.format("first"), parts)
+    assert all(check.ok for check in first_run_checks(tmp_path, 2, expected(parts=parts)))
+
+
+@pytest.mark.parametrize(("share", "failed"), [(0.1, []), (0.0, ["clip"])])
+def test_a_loss_of_verls_own_is_judged_by_its_metric(share, failed, tmp_path):
+    write_run(tmp_path, **{"actor/pg_clipfrac": share})
+    checks = first_run_checks(tmp_path, 2, expected("gspo", None))
+    assert [check.name for check in checks if not check.ok] == failed
+    assert "gradient of the loss" in [check.name for check in checks if check.warning]
+
+
+@pytest.mark.parametrize(("shift", "failed"), [(0.0, []), (1e-3, ["weight sync"])])
+def test_where_verl_compares_no_probabilities_the_recorded_calls_do(shift, failed, tmp_path):
+    write_run(tmp_path, **{"training/rollout_probs_diff_max": float("nan")})
+    folder = tmp_path / files.LOSSES.format("first")
+    (folder / "7-0001.safetensors").unlink()
+    (call,) = reference.load(folder)
+    reference.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.safetensors")
+    checks = {check.name: check.ok for check in first_run_checks(tmp_path, 2, expected())}
+    assert checks["weight sync"] == (not failed)
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(0.01, False), (20.0, True)])
+def test_a_slow_reward_is_a_warning_with_its_cost(seconds, warned, tmp_path):
+    write_run(tmp_path)
+    (tmp_path / files.REWARD_SECONDS).write_text(f'{{"seconds": {seconds}}}\n{{"seconds": 40}}\n')
+    found = [
+        check for check in first_run_checks(tmp_path, 2, expected()) if check.name == "time of the reward"
+    ]
+    assert bool(found) == warned
+    if found:
+        assert (found[0].ok, found[0].warning) == (True, True)
+        assert found[0].detail.startswith(
+            "20 s an answer. A step on the cluster has 4096 answers, which is 2.8 h"
+        )

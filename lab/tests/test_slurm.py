@@ -1,0 +1,255 @@
+"""The recipe under a fake Slurm: started on two nodes, stopped before its time limit, queued again and finished."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RECIPES = Path(__file__).parents[2] / "lab/src/bandpo_lab/recipes"
+
+# What the real programs do as far as the script can see; each call is a line of the file calls.
+FAKES = {
+    # One task on this machine, whichever node is asked for.
+    "srun": """
+        while [[ $1 == --* ]]; do case $1 in --nodelist=*) node=${1#*=} ;; esac; shift; done
+        echo "srun ${node:-all} $*" >> "$FAKE/calls"
+        exec "$@" """,
+    "scontrol": """
+        echo "scontrol $*" >> "$FAKE/calls"
+        if [ "$1" = show ]; then printf 'nodea\\nnodeb\\n'; fi
+        if [ "$1" = requeue ]; then touch "$FAKE/requeued"; fi """,
+    "getent": """
+        printf '127.0.1.1 STREAM nodea\\n10.0.0.5 STREAM\\n' """,
+}
+# `python -c 'import ray; ...; exit(len(ray.nodes()) < N)'` asks whether N nodes have joined. It waits until they have.
+JOINED = """
+        if [ "$1" = -c ]; then
+          wanted=${2##*< }
+          until [ "$(find "$FAKE" -name 'node-*' | wc -l)" -ge "${wanted%)}" ]; do sleep 0.05; done
+          exit 0
+        fi"""
+WITHOUT_RAY = FAKES | {
+    "ray": """
+        if [ "$1" != start ]; then exit 0; fi
+        [ -z "${RAY_TMPDIR:-}" ] || mkdir -p "$RAY_TMPDIR"
+        trap 'rm "$FAKE/node-$$"; echo "ray ended" >> "$FAKE/calls"; exit 0' TERM
+        touch "$FAKE/node-$$"
+        while :; do sleep 0.05; done """,
+    # `python -m verl…` trains six steps and resumes as verl does.
+    "python": JOINED
+    + """
+        checkpoints=$BANDPO_OUTPUT/qwen/latest_checkpointed_iteration.txt
+        step=$(cat "$checkpoints" 2>/dev/null || echo 0)
+        echo "training from step $step" >> "$FAKE/calls"
+        while [ "$step" -lt 6 ]; do
+          sleep ${STEP_TIME:-0.2}
+          step=$((step + 1))
+          mkdir -p "$(dirname "$checkpoints")"
+          echo "$step" > "$checkpoints"
+        done """,
+}
+
+
+def install(fakes: dict[str, str], folder: Path) -> None:
+    folder.mkdir()
+    for name, text in fakes.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{text}")
+        (folder / name).chmod(0o755)
+
+
+class Slurm:
+    """Runs a batch script as one job: the signal before the time limit, and a run more after each requeue."""
+
+    def __init__(self, folder: Path, fakes: dict[str, str], **environment: str) -> None:
+        self.folder = folder
+        self.job = str(os.getpid())
+        install(fakes, folder / "bin")
+        shutil.copytree(RECIPES, folder / "recipes")
+        self.environment = os.environ | {
+            "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "FAKE": str(folder),
+            "BANDPO_OUTPUT": str(folder / "runs"),
+            "SLURM_SUBMIT_DIR": str(folder),
+            "SLURM_JOB_ID": self.job,
+            "SLURM_JOB_NODELIST": "node[a-b]",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_GPUS_ON_NODE": "4",
+            "SLURM_CPUS_PER_TASK": "16",
+            **environment,
+        }
+
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def submit(self, *arguments: str, out_of_time=lambda: False, limit: float = 60) -> list[int]:
+        """The exit status of each run; the first is sent the signal as soon as its time is over."""
+        statuses = []
+        while not statuses or self.requeued():
+            with (self.folder / f"bandpo-{self.job}.log").open("a") as log:
+                script = subprocess.Popen(
+                    ["bash", str(self.folder / "recipes/slurm.sbatch"), *arguments],
+                    env=self.environment | {"SLURM_RESTART_COUNT": str(len(statuses))},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+                try:
+                    ends, signalled = time.monotonic() + limit, bool(statuses)
+                    while script.poll() is None and time.monotonic() < ends:
+                        if not signalled and out_of_time():
+                            script.send_signal(signal.SIGUSR1)
+                            signalled = True
+                        time.sleep(0.02)
+                    assert script.poll() is not None, "the job hangs"
+                finally:
+                    if script.poll() is None:
+                        os.killpg(script.pid, signal.SIGKILL)
+                    script.wait()
+            statuses.append(script.returncode)
+        return statuses
+
+    def requeued(self) -> bool:
+        mark = self.folder / "requeued"
+        there = mark.exists()
+        mark.unlink(missing_ok=True)
+        return there
+
+    def log(self) -> str:
+        return (self.folder / f"bandpo-{self.job}.log").read_text()
+
+    def ray_folder(self) -> Path:
+        return Path(f"/tmp/ray-{self.job}")  # noqa: S108  # where the script puts it
+
+
+RECIPE = ("qwen2.5-3b-instruct", "band-kl")
+
+
+def checkpoint(slurm: Slurm) -> int:
+    path = slurm.folder / "runs/qwen/latest_checkpointed_iteration.txt"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+def test_a_job_out_of_time_is_queued_again_and_goes_on(tmp_path):
+    slurm = Slurm(tmp_path, WITHOUT_RAY)
+    assert slurm.submit(*RECIPE, out_of_time=lambda: checkpoint(slurm) >= 2) == [0, 0]
+    assert checkpoint(slurm) == 6
+    calls = slurm.calls()
+    first, second = (int(c.split()[-1]) for c in calls if c.startswith("training from"))
+    assert first == 0
+    assert 2 <= second < 6
+    port = 20000 + int(slurm.job) % 20000
+    for node, role in ("nodea", "--head"), ("nodeb", f"--address=10.0.0.5:{port}"):
+        assert sum(c.startswith(f"srun {node} ray start --block") and role in c for c in calls) == 2
+    assert calls.count("ray ended") == 4  # head and worker of both runs
+    assert calls.count(f"scontrol requeue {slurm.job}") == 1
+    assert not slurm.ray_folder().exists()
+    assert "queued again" in slurm.log()
+
+
+def test_a_job_that_saved_nothing_is_not_queued_again(tmp_path):
+    slurm = Slurm(tmp_path, WITHOUT_RAY, STEP_TIME="30")
+    started = "training from step 0"
+    assert slurm.submit(*RECIPE, out_of_time=lambda: started in slurm.calls()) == [1]
+    assert "lower trainer.save_freq" in slurm.log()
+    assert not any("requeue" in call for call in slurm.calls())
+    assert not slurm.ray_folder().exists()
+
+
+def test_a_failed_training_fails_the_job_and_leaves_no_ray(tmp_path):
+    fakes = WITHOUT_RAY | {"python": JOINED + "\n        exit 3"}
+    slurm = Slurm(tmp_path, fakes)
+    assert slurm.submit(*RECIPE) == [3]
+    assert slurm.calls().count("ray ended") == 2
+    assert not slurm.ray_folder().exists()
+
+
+def test_every_step_is_given_its_cores_and_memory():
+    """Which steps of Slurm 22.05 and later do not inherit."""
+    commands = subprocess.run(
+        [RECIPES / "slurm.sbatch", *RECIPE],
+        env={"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "12"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    steps = [line for line in commands if line.startswith("srun ")]
+    assert len(steps) == 3
+    assert all("--cpus-per-task=12 --mem=0" in step for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["status", "123"], "scontrol show job 123"),
+        (["log", "123"], "tail -n +1 -F bandpo-123.log"),
+        (["stop", "123"], "scancel 123"),
+        (["summary", "123"], "bandpo recipes summary bandpo-123.log"),
+        (["status", "raysubmit_1"], "ray job status --address http://head:8265 raysubmit_1"),
+        (["log", "raysubmit_1"], "ray job logs --follow --address http://head:8265 raysubmit_1"),
+        (["stop", "raysubmit_1"], "ray job stop --address http://head:8265 raysubmit_1"),
+        (["list"], "ray job list --address http://head:8265"),
+    ],
+)
+def test_a_job_is_looked_after_in_one_place(arguments, command):
+    found = subprocess.run(
+        [RECIPES / "job.sh", "--dry-run", *arguments],
+        env={"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "http://head:8265"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines()[-1] == command
+
+
+def test_a_job_without_a_name_is_asked_for():
+    found = subprocess.run([RECIPES / "job.sh", "log"], capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "summary JOB" in found.stderr
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1500)  # Ray and verl are started twice
+def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_factory):
+    """Ray and verl are real, small and on the CPU; both nodes are this machine."""
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    from lab.test_launching import end_ray, small
+
+    from bandpo_lab.cost import read_steps
+    from bandpo_lab.rehearsal import files
+    from bandpo_lab.rehearsal.run import environment
+
+    folder = tmp_path_factory.mktemp("s")
+    fakes = {name: FAKES[name] for name in ("srun", "scontrol")}
+    slurm = Slurm(folder, fakes, SLURM_GPUS_ON_NODE="1", SLURM_CPUS_PER_TASK="6")
+    slurm.environment |= environment(folder) | {
+        "PATH": slurm.environment["PATH"],
+        files.RUN: "first",
+        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format("first")),
+        "PYTHONPATH": str(RECIPES.parents[1]),
+    }
+    overrides = [*small(folder, steps=4), "trainer.save_freq=1", "trainer.resume_mode=auto"]
+    overrides.append(f"trainer.default_local_dir={folder / 'runs/small'}")
+    saved = folder / "runs/small/latest_checkpointed_iteration.txt"
+
+    def step_1_is_done() -> bool:
+        """And said: verl prints a step's metrics after its checkpoint, and Ray takes a moment to bring them."""
+        return saved.exists() and 1 in read_steps(slurm.log().splitlines())
+
+    try:
+        statuses = slurm.submit(*RECIPE, *overrides, out_of_time=step_1_is_done, limit=1200)
+    finally:
+        end_ray(slurm.ray_folder())
+    assert statuses == [0, 0], slurm.log()[-4000:]
+    assert saved.read_text() == "4"
+    first, second = (set(read_steps(part.splitlines())) for part in slurm.log().split("queued again"))
+    assert 1 in first
+    assert 1 not in second
+    assert 4 in second
+    assert (folder / "runs/small/global_step_4/actor/model_world_size_2_rank_1.pt").exists()
+    assert not slurm.ray_folder().exists()

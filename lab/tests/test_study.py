@@ -1,0 +1,484 @@
+"""The study: what its file may say, what follows from it, what is claimed, and one real run of it all."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+from typer.testing import CliRunner
+
+from bandpo.audit.files import locked
+from bandpo.cli.app import app
+from bandpo.errors import FileProblem
+from bandpo_lab.study.afterwards import parse_afterwards
+from bandpo_lab.study.collect import Record, batches_to_half, read_records
+from bandpo_lab.study.execute import Execution
+from bandpo_lab.study.jobs import on_cores
+from bandpo_lab.study.plan import Study, parse_study, study_text
+from bandpo_lab.study.report import found, study_page
+from bandpo_lab.study.statistics import Contrast, Interval, choose, coverage, differences, differing
+from pages import ROOT, blocks
+
+SMALL = """
+title: small
+question: does it?
+primary: mean@2
+stopping: a fixed number of steps
+baseline: clip
+arms:
+  clip: {clip: "FixedClip(0.2)"}
+  band: {clip: "Band(KL(), 0.05)"}
+options: {learning_rate: 1.0}
+experiments:
+  main:
+    question: which?
+    seeds: [0, 1, 2]
+    tune: {options: {learning_rate: [0.1, 0.2]}, seeds: [10]}
+  after:
+    question: there too?
+    seeds: [0]
+    arms: [band]
+    tuned_in: main
+    options: {max_steps: 4}
+"""
+
+
+def record(
+    arm: str, seed: int, score: float, *, experiment: str = "main", tuning=None, rewards=(0.0,)
+) -> Record:
+    curves = {name: [0.1] * len(rewards) for name in (
+        "entropy", "clip_high", "clip_low", "rare_wins", "rare_blocked", "radius_used"
+    )}  # fmt: skip
+    return Record(
+        experiment, arm, seed, tuning, 1.0, {}, {"mean@2": score, "pass@2": score},
+        {"reward": list(rewards), **curves}, {"above_0.1": (10, 0.5)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["quick", str(ROOT / "studies/clipping.yaml")])
+def test_shipped_studies_are_accepted_and_report_on_seeds_they_did_not_tune_on(name):
+    study = parse_study(study_text(name))
+    assert study.searches() or name == "quick"
+    for e in study.experiments.values():
+        assert not e.tune or not set(e.tune.seeds) & set(e.seeds)
+
+
+def test_the_study_of_the_documentation_is_one():
+    block, later = blocks(ROOT / "docs" / "study.md", "yaml")
+    study = parse_study(block.text)
+    assert parse_afterwards(later.text, study).seen == {"long batches": [0]}
+    assert len(study.searches()) == 2 * 2 * 2
+    assert study.experiments["long batches"].tuned_in == "main"
+
+
+def test_runs_that_follow_from_a_file():
+    study = parse_study(SMALL)
+    searches = study.searches()
+    assert [(r.arm, r.seed, r.options["learning_rate"]) for r in searches] == [
+        ("clip", 10, 0.1), ("band", 10, 0.1), ("clip", 10, 0.2), ("band", 10, 0.2)
+    ]  # fmt: skip
+    chosen = {("main", "clip"): {"learning_rate": 0.1}, ("main", "band"): {"learning_rate": 0.2}}
+    runs = study.reported(chosen)
+    assert len(runs) == 2 * 3 + 1
+    assert {r.options["learning_rate"] for r in runs if r.arm == "clip"} == {0.1}
+    last = runs[-1]
+    assert (last.arm, last.options["learning_rate"], last.options["max_steps"]) == ("band", 0.2, 4)
+    folders = [r.folder for r in [*searches, *runs]]
+    assert len(set(folders)) == len(folders)
+    assert all(not folder.is_absolute() and ".." not in folder.parts for folder in folders)
+
+
+def test_a_sweep_is_an_experiment_at_each_point():
+    swept = {
+        "question": "?",
+        "seeds": [0, 1],
+        "sweep": {"learning_rate": [0.1, 0.2]},
+        "options": {"max_steps": 4},
+    }
+    study = parse_study(yaml.safe_dump(yaml.safe_load(SMALL) | {"experiments": {"curve": swept}}))
+    low, high = study.experiments.values()
+    assert (low.name, low.world, low.point) == ("curve, learning_rate 0.1", "curve", {"learning_rate": 0.1})
+    assert high.options == {"max_steps": 4, "learning_rate": 0.2}
+    runs = study.reported({})
+    assert [(r.seed, r.options["learning_rate"]) for r in runs[::2]] == [
+        (0, 0.1),
+        (0, 0.2),
+        (1, 0.1),
+        (1, 0.2),
+    ]
+    assert len({r.folder for r in runs}) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"baseline": "clap"}, "baseline 'clap' is none of the arms clip, band"),
+        ({"arms": {"clip": {"clip": "FixdClip(0.2)"}}}, "FixedClip"),
+        ({"arms": {"clip": {}}}, "names no clip rule"),
+        ({"experiments": {}}, "the study: experiments: Value should have at least 1 item"),
+        (
+            {"experiments": {"main": {"question": "?", "seeds": []}}},
+            "main.seeds: Value should have at least 1 item",
+        ),
+        (
+            {"experiments": {"main": {"question": "?", "seeds": "0-7"}}},
+            "the study: experiments.main.seeds: 'str' instances are not allowed as a Sequence value, got '0-7'",
+        ),
+        (
+            {"experiments": {"main": {"question": "?", "seeds": [0], "sedes": 1}}},
+            "main: unknown key 'sedes'; did you mean seeds?",
+        ),
+        ({"experiments": {"main": {"seeds": [0]}}}, "the study: experiments.main.question: Field required"),
+        ({"experiments": {"main": {"question": "?", "seeds": [0], "arms": ["bond"]}}}, "unknown arms bond"),
+        (
+            {"experiments": {"main": {"question": "?", "seeds": [0], "tuned_in": "x"}}},
+            "no experiment that tunes",
+        ),
+        (
+            {"experiments": {"m": {"question": "?", "seeds": [0], "tune": {"options": {}, "seeds": [0]}}}},
+            "tuned on and reported on",
+        ),
+        (
+            {"experiments": {"m": {"question": "?", "seeds": [0], "sweep": {"max_steps": []}}}},
+            "sweep.max_steps: Value should have at least 1 item",
+        ),
+        (
+            {
+                "experiments": {
+                    "m": {
+                        "question": "?",
+                        "seeds": [0],
+                        "sweep": {"max_steps": [1]},
+                        "tune": {"options": {}, "seeds": [1]},
+                    }
+                }
+            },
+            "a sweep reports every value, so leave the tuning out",
+        ),
+        ({"options": {"seed": 3}}, "options may not set seed"),
+        ({"questions": "?"}, "the study: unknown key 'questions'; did you mean question?"),
+    ],
+)
+def test_a_study_that_cannot_work_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        parse_study(yaml.safe_dump(yaml.safe_load(SMALL) | change, sort_keys=False))
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(ValueError, match="called quick"):
+        study_text("nowhere.yaml")
+
+
+def test_the_interval_of_a_score_stays_within_its_range():
+    nearly_all = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6]  # Student's interval would end at 1.07
+    interval = Interval.from_values(nearly_all)
+    assert interval.mean == pytest.approx(0.95)
+    assert 0.6 <= interval.low < 0.95 < interval.high <= 1
+    assert Interval.from_values([0.3]) == Interval(0.3, 0.3, 0.3)
+    assert Interval.from_values([0.3, 0.3]) == Interval(0.3, 0.3, 0.3)
+
+
+def test_bootstrap_intervals_cover_what_they_are_said_to():
+    draws = np.random.default_rng(1).normal(size=(400, 5))
+    held = np.mean([(i := Interval.from_values(row.tolist())).low <= 0 <= i.high for row in draws])
+    assert held == pytest.approx(coverage(5), abs=3 * math.sqrt(0.85 * 0.15 / 400))  # three standard errors
+
+
+def test_the_interval_of_a_difference_is_student_s():
+    gaps = [0.5, 0.6, 0.9, 0.4]
+    low, high = stats.t.interval(0.95, 3, sum(gaps) / 4, stats.sem(gaps))
+    interval, p = Interval.from_gaps(gaps)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.6, low, high), abs=1e-4)
+    assert p == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert Interval.from_gaps([0.2, 0.2]) == (Interval(0.2, 0.2, 0.2), 0.0)
+
+
+def test_differences_are_paired_and_corrected_for_all_comparisons_of_the_study():
+    study = parse_study(
+        yaml.safe_dump(
+            yaml.safe_load(SMALL)
+            | {"experiments": {name: {"question": "?", "seeds": [0, 1, 2]} for name in ("main", "sweep")}}
+        )
+    )
+    scores = {"clip": [0.1, 0.5, 0.9], "band": [0.3, 0.71, 1.1]}
+    records = [
+        record(arm, seed, score, experiment=experiment)
+        for experiment in ("main", "sweep")
+        for arm, of_arm in scores.items()
+        for seed, score in enumerate(of_arm)
+    ]
+    records = [r for r in records if (r.experiment, r.arm, r.seed) != ("sweep", "band", 2)]
+    records.append(record("band", 2, 0.5, experiment="sweep"))  # which spoils it
+    main, sweep = differences(study, records, "mean@2")
+    assert main.interval.mean == pytest.approx(0.61 / 3, abs=1e-4)
+    assert main.p == pytest.approx(2 * stats.ttest_rel(scores["band"], scores["clip"]).pvalue)
+    assert (main.experiment, main.arm, main.claimed) == ("main", "band", True)
+    assert not sweep.claimed
+    unseen = differences(study, records, "mean@2", without={"sweep": [2]})[1]
+    assert unseen.interval.mean == pytest.approx(0.205)
+
+
+def test_equal_arms_differ_by_nothing():
+    study = parse_study(SMALL)
+    records = [record(arm, seed, 0.5) for arm in ("clip", "band") for seed in range(3)]
+    [same] = differences(study, records, "mean@2")
+    assert (same.interval.mean, same.p, same.claimed) == (0.0, 1.0, False)
+
+
+def test_a_contrast_counts_each_seed_once():
+    study = parse_study(
+        yaml.safe_dump(
+            yaml.safe_load(SMALL)
+            | {"experiments": {name: {"question": "?", "seeds": [0, 1, 2]} for name in ("a", "b")}}
+        )
+    )
+    gaps = {"a": [0.1, 0.2, 0.3], "b": [0.3, -0.2, 0.1]}
+    records = [
+        record(arm, seed, 0.5 + gap * (arm == "band"), experiment=name)
+        for name, of_seeds in gaps.items()
+        for seed, gap in enumerate(of_seeds)
+        for arm in ("clip", "band")
+        if (name, seed, arm) != ("b", 2, "band")  # a run that failed: its seed is left out everywhere
+    ]
+    contrast = Contrast.from_records(study, records, "band", "clip", "mean@2")
+    assert contrast.by_experiment["a"].mean == pytest.approx(0.15)
+    assert contrast.overall.high == pytest.approx(Interval.from_gaps([0.2, 0.0])[0].high)
+    assert (contrast.above, contrast.pairs) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("remark: [x]", "afterwards.yaml: unknown key 'remark'; did you mean remarks"),
+        ("pairs: {x: {arm: band, minus: clap, why: y}}", "unknown arms clap"),
+        ("pairs: {x: {arm: band}}", "pairs.x.minus: Field required; .*pairs.x.why: Field required"),
+        ("seen: {main: [7]}", "experiment 'main' has no seeds 7"),
+        ("seen: {elsewhere: [0]}", "experiment 'elsewhere' has no seeds 0"),
+    ],
+)
+def test_what_is_added_later_is_checked_too(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_afterwards(text, parse_study(SMALL))
+
+
+def test_what_is_added_later_has_a_section_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("bandpo_lab.page.save_figure", lambda figure, path: None)  # the text is what counts
+    later = """
+superseded: A longer study takes its place.
+remarks: [One run was repeated.]
+seen: {main: [0]}
+pairs: {The rule: {arm: band, minus: clip, why: They share all else.}}
+"""
+    text = study_page(results(differ=True), later).save(tmp_path / "report.md")[0].read_text()
+    _, _, section = text.partition("## Added after the runs were seen")
+    section, _, rest = section.partition("\n## ")
+    assert "One run was repeated." in section
+    assert text.partition("\n\n")[2].startswith("Superseded. A longer study takes its place.\n")
+    assert "| pairs of runs above 0 | 0 of 3 | 0 of 3 | 3 of 3 |" in section
+    assert "| minus clip | mean@2 | p | mean@2, seeds 1, 2 | p | AUC |" in rest
+    by_auc = results(differ=True)
+    by_auc |= {"study": by_auc["study"].replace("primary: mean@2", "primary: AUC")}
+    decided = study_page(by_auc).save(tmp_path / "auc.md")[0].read_text()
+    assert "| minus clip | AUC | p |\n" in decided
+    assert "not announced" not in decided
+    assert "Added after" not in study_page(results(differ=True)).save(tmp_path / "plain.md")[0].read_text()
+
+
+def test_each_arm_takes_the_value_that_was_best_on_its_tuning_seeds():
+    study = parse_study(SMALL)
+    records = [
+        record(arm, 10, score, tuning={"learning_rate": rate})
+        for arm, rate, score in (
+            ("clip", 0.1, 0.7),
+            ("clip", 0.2, 0.6),
+            ("band", 0.1, 0.1),
+            ("band", 0.2, 0.2),
+        )
+    ]
+    records.append(record("clip", 0, 0.99))  # a reported run has no say
+    assert choose(study, records) == {
+        ("main", "clip"): {"learning_rate": 0.1}, ("main", "band"): {"learning_rate": 0.2}
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="all tuning runs of 'band' failed"):
+        choose(study, [r for r in records if r.arm == "clip"])
+
+
+def test_where_fewer_is_better_the_fewest_are_taken():
+    study = parse_study(SMALL).model_copy(update={"primary": "batches to half"})
+    slow, fast = [0.0] * 5 + [0.6] * 3, [0.6] * 8
+    records = [
+        record(arm, 10, 0.0, tuning={"learning_rate": rate}, rewards=rewards)
+        for arm in ("clip", "band")
+        for rate, rewards in ((0.1, slow), (0.2, fast))
+    ]
+    assert set(map(str, choose(study, records).values())) == {"{'learning_rate': 0.2}"}
+
+
+def test_batches_to_half():
+    assert batches_to_half(record("clip", 0, 0.0, rewards=[0.9, 0.0, 0.6, 0.2, 0.7, 0.9])) == 3
+    assert batches_to_half(record("clip", 0, 0.0, rewards=[0.0, 0.4, 0.5, 0.6, 0.9])) == 4
+    assert batches_to_half(record("clip", 0, 0.0, rewards=[0.1, 0.2])) == 3  # never: one more than there were
+
+
+def test_a_control_names_the_runs_that_differ():
+    same = [record(arm, 0, 0.5, experiment="control") for arm in ("clip", "band")]
+    assert differing(same, "control") == []
+    assert differing([*same, record("odd", 0, 0.6, experiment="control")], "control") == ["odd, seed 0"]
+
+
+def results(*, differ: bool) -> dict:
+    records = [
+        record(
+            arm,
+            seed,
+            0.3 + 0.3 * differ * (arm == "band") + seed / 100 + 0.01 * (arm == "band") * (seed == 1),
+        )
+        for arm in ("clip", "band")
+        for seed in range(3)
+    ]
+    records += [
+        record(arm, 10, 0.5, tuning={"learning_rate": rate})
+        for arm in ("clip", "band")
+        for rate in (0.1, 0.2)
+    ]
+    return {
+        "study": SMALL, "versions": {"python": "3"}, "commit": None, "failed": ["after: band, seed 0"],
+        "runs": [vars(r) for r in records],
+    }  # fmt: skip
+
+
+def all_found(study, records):
+    return found(study, records, differences(study, records, study.primary))
+
+
+def test_what_is_claimed_and_what_is_not():
+    study = parse_study(SMALL)
+    tie = all_found(study, read_records(results(differ=False)))[0]
+    assert tie.startswith(
+        "main: clip ends at mean@2 0.310. Left open, shown neither to differ nor to tie: band. Their"
+    )
+    assert "reach from -0.011 to +0.018" in tie
+    claim = all_found(study, read_records(results(differ=True)))[0]
+    assert claim == "main: clip ends at mean@2 0.310. Different from it: band +0.303 [+0.289, +0.318]."
+
+
+@pytest.mark.parametrize("suffix", ["html", "md"])
+def test_a_report_tells_terms_numbers_failures_and_is_whole(tmp_path, suffix):
+    files = study_page(results(differ=True)).save(tmp_path / f"report.{suffix}")
+    text = files[0].read_text()
+    for wanted in (
+        "does it?",
+        "a fixed number of steps",
+        "0.310 [",
+        "never (0/3)",
+        "At learning_rate",
+        "after: band, seed 0",
+        "FixedClip(0.2)",
+        "←",
+    ):
+        assert wanted in text
+    if suffix == "html":
+        assert len(files) == 1
+        assert not re.search(r'(?:src|href)="(?!#|data:image/svg)', text)  # nothing is loaded from elsewhere
+        assert text.count('<img src="data:image/svg+xml;base64,') == 3
+        assert "prefers-color-scheme: dark" in text
+        ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
+        assert len(ids) == len(set(ids))
+    else:
+        assert all(f"]({file.name})" in text for file in files[1:])
+        assert len(files) == 4
+
+
+def test_a_study_that_was_interrupted_has_a_report_too(tmp_path):
+    """Of the runs that have ended; what has none says so."""
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "study.yaml").write_text(SMALL)
+    command = ["report", str(folder), "--output", str(tmp_path / "report.md")]
+    runs = results(differ=True)["runs"]
+    nothing = CliRunner().invoke(app, command)
+    assert "none of its runs has ended yet" in str(nothing.exception)
+    so_far = results(differ=True) | {"runs": runs[:4] + runs[6:], "unfinished": True}
+    (folder / "results.json").write_text(json.dumps(so_far))
+    assert CliRunner().invoke(app, command).exit_code == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "This study has not ended: 8 runs have so far." in text
+    assert "after: no run has ended." in text
+    assert "No run failed" not in text
+
+
+def study_of(tmp_path, **options) -> tuple[Study, str]:
+    text = yaml.safe_dump(
+        {
+            "title": "t", "question": "q", "primary": "mean@2", "stopping": "s", "baseline": "clip",
+            "arms": {"clip": {"clip": "FixedClip(0.2)"}, "band": {"clip": "Band(KL(), 0.05)"}},
+            "options": {
+                "dataset_name": "multiplication", "model_name_or_path": "multiplication",
+                "reward_funcs": ["bandpo_lab.tasks.multiplication.reward"], "threads": 1, "use_cpu": True,
+                "bf16": False, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
+                "steps_per_generation": 1, "num_iterations": 1, "num_generations": 4, "max_completion_length": 6,
+                "max_steps": 2, "logging_steps": 1,
+                "report_to": "none", "save_strategy": "no", "eval_prompts": 2, "eval_samples": 2,
+                **options,
+            },
+            "experiments": {"control": {"question": "the same?", "seeds": [0], "identical": True}},
+        },
+        sort_keys=False,
+    )  # fmt: skip
+    return parse_study(text), text
+
+
+def test_settings_that_bandpo_train_refuses_are_named_before_anything_runs(tmp_path):
+    study, text = study_of(tmp_path, num_iteration=2)
+    with pytest.raises(ValueError, match=r"control: clip, seed 0.*num_iteration"):
+        Execution(study, text, tmp_path / "out", partial(on_cores, workers=1), say=lambda line: None)()
+    assert not list((tmp_path / "out").rglob("*.log"))
+
+
+def test_another_study_does_not_take_over_a_folder(tmp_path):
+    study, text = study_of(tmp_path)
+    (tmp_path / "study.yaml").write_text("another")
+    with pytest.raises(ValueError, match="choose another --output_dir"):
+        Execution(study, text, tmp_path, partial(on_cores, workers=1))()
+
+
+def test_a_folder_takes_one_study_at_a_time(tmp_path):
+    study, text = study_of(tmp_path)
+    with locked(tmp_path), pytest.raises(FileProblem, match="another process is writing"):
+        Execution(study, text, tmp_path, partial(on_cores, workers=1))()
+    assert not (tmp_path / "study.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_study_runs_resumes_and_its_control_coincides(tmp_path):
+    study, text = study_of(tmp_path)
+    said: list[str] = []
+    run = Execution(study, text, tmp_path / "out", partial(on_cores, workers=1), say=said.append)
+    first = run()
+    assert first["failed"] == []
+    assert len(first["runs"]) == 2
+    assert all(0 <= r["after"]["mean@2"] <= 1 for r in first["runs"])
+    assert len([line for line in said if "control: " in line]) == 2
+    assert all_found(study, run._records(study.reported({}))) == ["control: all arms coincide exactly."]
+    said.clear()
+    shutil.rmtree(tmp_path / "out" / "runs")
+    assert run() == first  # nothing is run again: the results are enough
+    assert said == ["2 of 2 runs were done before"]
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == json.loads(json.dumps(first))
+
+
+@pytest.mark.slow
+def test_failures_are_isolated_reported_and_tried_again(tmp_path):
+    study, text = study_of(tmp_path, model_name_or_path=str(tmp_path / "model"))
+    said: list[str] = []
+    run = Execution(study, text, tmp_path / "out", partial(on_cores, workers=1), say=said.append)
+    with pytest.raises(ValueError, match="every run has failed"):
+        run()
+    assert sum("FAILED" in line for line in said) == 2

@@ -1,0 +1,437 @@
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from bandpo.audit.logs import read_log
+from bandpo.errors import FileProblem
+from bandpo_lab.tasks.multiplication import base_model_path
+from bandpo_lab.training.arguments import parse, reward_functions
+from bandpo_lab.training.card import run_card
+from bandpo_lab.training.run_folder import RunFolder
+from bandpo_lab.training.train import RunTrainer, run_training
+
+# The embedded task, made small: three batches of two updates.
+SMALL = [
+    "--per_device_train_batch_size=8",
+    "--num_generations=4",
+    "--steps_per_generation=2",
+    "--num_iterations=1",
+    "--max_steps=6",
+    "--save_steps=2",
+    "--logging_steps=1",
+    "--max_completion_length=8",
+    "--train_prompts=32",
+    "--eval_prompts=2",
+    "--eval_samples=4",
+]
+CPU = ["--use_cpu", "--bf16=False"]
+
+
+def small(folder, *more):
+    return parse([*SMALL, "--output_dir", str(folder), *more])
+
+
+def settings(arguments):
+    """All of them but those of the place and the moment."""
+    run, training, model, mixture = arguments
+    every = vars(run) | training.to_dict() | vars(model) | vars(mixture)
+    return {k: v for k, v in every.items() if k not in ("output_dir", "logging_dir", "run_name")}
+
+
+def weights(folder):
+    return AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run."""
+    return run_training(small(tmp_path_factory.mktemp("whole") / "run")).path
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def assert_same(folder, whole):
+    """Weights bit for bit, every row logged but for times, scores, and a picture."""
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
+    ours, theirs = (
+        [{**row, "step_time": 0} for row in RunFolder(place).history()] for place in (folder, whole)
+    )
+    assert ours == theirs
+    assert RunFolder(folder).evaluations == RunFolder(whole).evaluations
+    assert (folder / "curves.png").read_bytes() == (whole / "curves.png").read_bytes()
+    assert yaml.safe_load((folder / "config.yaml").read_text())
+    assert not list(folder.glob(".unfinished*"))
+
+
+def slow(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def cut(path):
+    """Leave the first half of a file."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def test_a_run_leaves_everything_behind(copied):
+    folder = RunFolder(copied)
+    config = yaml.safe_load((folder.path / "config.yaml").read_text())
+    assert config["arguments"]["clip"] == "Band(divergence=KL(), radius=0.05, max_ratio=10.0)"
+    assert config["versions"]["trl"]
+    assert [row["step"] for row in folder.history()] == [1, 2, 3, 4, 5, 6]
+    assert {"reward", "entropy", "clip_ratio/high_mean"} <= folder.history()[0].keys()
+    scores = json.loads(folder.evaluation.read_text())
+    assert scores.keys() == {"before", "after"}
+    assert scores["before"].keys() == {"mean@4", "pass@4", "reward"}
+    assert 0 <= scores["before"]["mean@4"] <= scores["before"]["pass@4"] <= 1
+    assert folder.curves.read_bytes().startswith(b"\x89PNG")
+    before = AutoModelForCausalLM.from_pretrained(base_model_path()).state_dict()
+    after = weights(folder.path)
+    assert after.keys() == before.keys()
+    assert not any(torch.equal(after[name], before[name]) for name in before)
+    readme = (folder.path / "README.md").read_text()
+    assert "None" not in readme
+    assert "`multiplication`, trained by `bandpo train` with GRPO on `multiplication`" in readme
+    assert "| clip rule | `Band(divergence=KL(), radius=0.05, max_ratio=10.0)` |" in readme
+    assert f"| mean@4 | {scores['before']['mean@4']:.3f} | {scores['after']['mean@4']:.3f} |" in readme
+    for name in re.findall(r"^\| `([\w./*-]+)` \| .* \|$", readme.partition("| file |")[2], re.M):
+        assert list(folder.path.glob(name)), name
+    # A second call with --resume finds it finished and touches nothing.
+    stamp = folder.metrics.stat().st_mtime_ns
+    run_training(small(copied, "--resume"))
+    assert folder.metrics.stat().st_mtime_ns == stamp
+
+
+def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
+    named = parse(
+        ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
+    )
+    assert "base_model: org/model\n" in run_card(named, RunFolder(tmp_path))
+    by_name = run_card(small(tmp_path, "--method=SAPO()"), RunFolder(tmp_path))
+    assert "| method | `SAPO(positive=1.0, negative=1.05)` |" in by_name
+    assert "None" not in by_name
+    ours = run_card(small(tmp_path, "--save_strategy=no"), RunFolder(tmp_path))
+    assert "base_model" not in ours
+    assert "checkpoint" not in ours
+
+
+def test_scores_in_between_are_logged_and_change_nothing(whole, tmp_path):
+    scored = run_training(small(tmp_path / "scored", "--eval_every=4"))
+    rows = [row for row in scored.history() if "mean@4" in row]
+    assert [row["step"] for row in rows] == [4]
+    assert rows[0].keys() == {"step", "mean@4", "pass@4"}
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(scored.path).values(), strict=True)
+    )
+
+
+def test_other_methods_by_name(tmp_path):
+    """DPPO and GSPO from the command line, and what the audit logs of them."""
+    dppo = ["--clip", "Band(TotalVariation, 0.15, inf)", "--objective", "Masked(20)"]
+    folder = run_training(small(tmp_path / "dppo", *dppo, "--max_steps=2", "--eval_prompts=0"))
+    config = yaml.safe_load((folder.path / "config.yaml").read_text())["arguments"]
+    assert config["objective"] == "Masked(max_weight=20, both_sides=False)"
+    assert {"audit/clip_high", "audit/radius_used"} <= folder.history()[-1].keys()
+    assert "audit/if/Band/clip_high" in read_log(folder.path)[-1]
+    gspo = small(tmp_path / "gspo", "--clip=FixedClip(3e-4, 4e-4)", "--importance_sampling_level=sequence")
+    assert gspo.training.importance_sampling_level == "sequence"
+    named = small(tmp_path / "named", "--method=GSPO()")
+    assert named.training.parts.clip == gspo.training.parts.clip
+    file = tmp_path / "named.yaml"
+    file.write_text("method: GSPO()\n")
+    assert parse([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"]).training.method is None
+    with pytest.raises(ValueError, match="did you mean Masked"):
+        small(tmp_path / "typo", "--objective=Mask")
+
+
+@pytest.mark.slow
+def test_resumes_to_the_same_trajectory(tmp_path):
+    """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice.
+
+    With a controller, whose state is in the checkpoint too, and scores taken in between.
+    """
+    steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
+    whole = run_training(small(tmp_path / "whole", steered, "--eval_every=2"))
+    radii = [row["radius"] for row in whole.history() if "radius" in row]
+    assert len(set(radii)) == 3
+    assert radii[::2] == radii[1::2]  # one for each batch
+    argv = [*SMALL, steered, "--eval_every=2", "--output_dir", str(tmp_path / "cut")]
+    code = "import sys; from bandpo_lab.training import arguments, train; "
+    code += "train.run_training(arguments.parse(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "cut" / "checkpoint-2" / "trainer_state.json").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    cut = run_training(parse([*argv, "--resume"]))
+    assert [row["step"] for row in cut.history() if "mean@4" in row] == [2, 4, 6]
+    assert_same(cut.path, whole.path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "manifest.json", *slow("optimizer.pt", "trainer_state.json", "config.json")],
+)
+def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
+    """Killed after the last checkpoint, which is damaged: those before it are whole."""
+    for left in ("manifest.json", "curves.png"):
+        (copied / left).unlink()
+    shutil.rmtree(copied / "model")
+    cut(copied / "checkpoint-6" / name)
+    run_training(small(copied, "--resume"))
+    said = capsys.readouterr().err
+    assert re.search(rf"checkpoint-6 is damaged \({name} (has|cannot)", said)
+    assert "going on from step 4" in said
+    assert_same(copied, whole)
+    assert (copied / "damaged" / "checkpoint-6" / name).exists()
+
+
+def test_starts_again_where_no_checkpoint_is_whole(whole, copied, capsys):
+    (copied / "manifest.json").unlink()
+    for checkpoint in copied.glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    run_training(small(copied, "--resume"))
+    assert "no checkpoint is whole: starting again from step 0" in capsys.readouterr().err
+    assert_same(copied, whole)
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
+    """The second checkpoint cannot be written; the error is in the folder, and resuming needs nothing else."""
+
+    def full(self, folder):
+        if self.state.global_step == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, folder)
+
+    save = RunTrainer._save_optimizer_and_scheduler
+    with monkeypatch.context() as patched:
+        patched.setattr(RunTrainer, "_save_optimizer_and_scheduler", full)
+        with pytest.raises(OSError, match="No space left"):
+            run_training(small(tmp_path))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    logged = (tmp_path / "error.log").read_text()
+    assert "Traceback" in logged
+    assert "No space left on device" in logged
+    run_training(small(tmp_path, "--resume"))
+    assert_same(tmp_path, whole)
+
+
+def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
+    (copied / "manifest.json").unlink()
+    shutil.rmtree(copied / "model")
+    run_training(small(copied, "--resume"))
+    assert_same(copied, whole)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "evaluation.json", *slow("config.yaml", "curves.png", "model/model.safetensors")],
+)
+def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, capsys):
+    cut(copied / name)
+    run_training(small(copied, "--resume"))
+    assert f"was finished, but {name} has" in capsys.readouterr().err
+    assert_same(copied, whole)
+    run_training(small(copied, "--resume"))
+    assert "made again" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rubbish", [b'{"step": 5, "rew', *slow(b"\x00\xff\n\x00", b"not json\n")])
+def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
+    (copied / "manifest.json").unlink()
+    shutil.rmtree(copied / "checkpoint-6")
+    with (copied / "metrics.jsonl").open("ab") as file:
+        file.write(rubbish)
+    run_training(small(copied, "--resume"))
+    assert_same(copied, whole)
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path):
+    code = "import sys, time; from bandpo_lab.training.run_folder import RunFolder\n"
+    code += "with RunFolder(sys.argv[1]).held(): print('held', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            with pytest.raises(FileProblem, match=rf"in use by process {other.pid} on .*, since 20"):
+                run_training(small(tmp_path, "--resume"))
+        finally:
+            other.kill()
+    with RunFolder(tmp_path).held():  # a dead holder holds nothing
+        RunFolder(tmp_path).check(small(tmp_path))  # and has not used the folder
+
+
+def test_refuses_a_used_folder_and_other_settings(tmp_path):
+    run_training(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
+    with pytest.raises(ValueError, match="already used; add --resume"):
+        run_training(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
+    with pytest.raises(ValueError, match=r"other settings.*learning_rate: 0.0001 → 0.001"):
+        run_training(
+            small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0", "--resume", "--learning_rate=1e-3")
+        )
+
+
+def test_refuses_an_unwritable_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written"):
+        run_training(small(tmp_path / "file" / "run"))
+
+
+def test_refuses_a_checkpoint_in_the_middle_of_a_batch(tmp_path):
+    with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
+        run_training(small(tmp_path / "run", "--save_steps=3"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--learning_rate=-1", "learning_rate must be at least 0, got -1.0"),
+        ("--learning_rate=nan", "learning_rate must be at least 0, got nan"),
+        ("--max_steps=0", r"max_steps must be at least 1, or -1 to go by num_train_epochs, got 0"),
+        ("--logging_steps=0", "logging_steps must be above 0, got 0"),
+        ("--save_steps=0", "save_steps must be above 0, got 0"),
+        ("--temperature=0", "temperature must be above 0, got 0.0"),
+        ("--num_iterations=0", "num_iterations must be above 0, got 0"),
+        ("--seed=-1", "seed must be at least 0, got -1"),
+        ("--adam_beta2=2", "the optimizer refuses its settings: .*beta"),
+        ("--report_to=wandb", "report_to: WandbCallback (cannot begin: No API key|requires wandb)"),
+        ("--report_to=dvclive", "report_to: DVCLiveCallback requires dvclive to be installed"),
+        ("--report_to=nowhere", "report_to: nowhere is not supported"),
+        ("--eval_every=2", "eval_every needs"),
+    ],
+)
+def test_refuses_settings_before_it_uses_the_folder(option, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # and no ~/.netrc
+    with pytest.raises(ValueError, match=message):
+        run_training(small(tmp_path / "run", "--eval_prompts=0", option))
+    assert "evaluating" not in capsys.readouterr().err
+    with RunFolder(tmp_path / "run").held():
+        RunFolder(tmp_path / "run").check(small(tmp_path / "run"))
+
+
+def test_yaml_and_flags(tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        "dataset_name: multiplication\nmodel_name_or_path: multiplication\n"
+        "reward_funcs: [accuracy_reward, bandpo_lab.tasks.multiplication.reward]\n"
+        "clip: FixedClip(0.2, 0.28)\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
+    )
+    arguments = parse(["--config", str(tmp_path / "run.yaml"), "--learning_rate", "2e-5"])
+    assert arguments.training.clip == "FixedClip(low=0.2, high=0.28)"
+    assert arguments.training.learning_rate == 2e-5
+    assert arguments.training.num_generations == 8  # TRL's default, not the embedded task's
+    assert [f.__name__ for f in reward_functions(arguments.run)] == ["accuracy_reward", "reward"]
+
+
+def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tmp_path):
+    (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
+    ours = parse(["--config", str(tmp_path / "run.yaml"), "--max_steps=8"])
+    plain = parse(["--clip=FixedClip(0.2)", "--max_steps=8"])
+    assert settings(ours) == settings(plain)
+    assert ours.training.num_generations == 16  # the embedded task's, not TRL's default
+
+
+@pytest.mark.parametrize("flag", ["--config=run.yaml", "--config run.yaml"])
+def test_a_file_may_follow_an_equals_sign(flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
+    assert parse(flag.split()).training.clip == "FixedClip(low=0.2, high=0.2)"
+
+
+def test_flags_may_be_written_with_hyphens():
+    with pytest.raises(ValueError, match="no data: give --dataset_name"):  # not trained on the embedded task
+        parse(["--model-name-or-path=x", *CPU])
+    one = parse(["--num-iterations", "3", "--learning-rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    other = parse(["--num_iterations", "3", "--learning_rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    assert settings(one) == settings(other)
+    assert one.training.num_iterations == 3
+
+
+def test_the_config_of_a_run_makes_the_run_again(tmp_path):
+    first = parse([*SMALL, "--clip=FixedClip(0.2, 0.28)", "--seed=7", f"--output_dir={tmp_path}/run"])
+    folder = RunFolder(tmp_path / "run")
+    with folder.held():
+        folder.check(first)
+        folder.begin()
+    config = str(tmp_path / "run" / "config.yaml")
+    again = parse(["--config", config, "--output_dir", str(tmp_path / "again")])
+    assert settings(again) == settings(first)
+    assert again.training.output_dir == str(tmp_path / "again")
+    changed = parse(["--config", config, "--output_dir", str(tmp_path / "again"), "--seed=8"])
+    assert (changed.training.seed, changed.training.clip) == (8, first.training.clip)
+
+
+@pytest.mark.parametrize(
+    ("content", "argv", "message"),
+    [
+        (None, ["--clipp=Band"], "unknown option --clipp; did you mean clip?"),
+        (None, ["--clip=Bnd"], "unknown name 'Bnd'; did you mean Band?"),
+        (None, ["--config", "missing.yaml"], "there is no such file"),
+        (None, ["--config"], "needs the path"),
+        (None, ["--config="], "needs the path"),
+        (None, ["--eval_samples=0"], "eval_samples must be at least 1, got 0"),
+        (None, ["--model_name_or_path=x", *CPU], "no data: give --dataset_name"),
+        (None, ["--dataset_name=x", *CPU], "no model: give --model_name_or_path"),
+        (
+            None,
+            ["--dataset_name=x", "--model_name_or_path=y", *CPU],
+            "no reward: give --reward_funcs",
+        ),
+        ("clip: [", [], "is no valid YAML"),
+        ("- clip", [], "must hold `key: value` lines"),
+        ("env: x", [], "env must hold `NAME: value` lines, got 'x'"),
+        ("clipp: Band", [], "run.yaml: unknown option clipp; did you mean clip?"),
+        ("model-name-or-path: x", [], "unknown option model-name-or-path; did you mean model_name_or_path?"),
+    ],
+)
+def test_refuses_bad_arguments(content, argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "run.yaml").write_text(content)
+        argv = ["--config", "run.yaml", *CPU]
+    with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("[", r"\[")):
+        parse(argv)
+
+
+def test_refuses_a_reward_that_leads_nowhere():
+    arguments = parse(["--reward_funcs", "no_such.module.reward"])
+    with pytest.raises(
+        ValueError, match=r"reward_funcs: 'no_such.module.reward' is neither one of TRL's nor"
+    ):
+        reward_functions(arguments.run)
+
+
+def test_a_missing_model_is_named(tmp_path):
+    argv = ["--reward_funcs=bandpo_lab.tasks.multiplication.reward", "--save_strategy=no", *CPU]
+    names = ["--dataset_name=multiplication", f"--model_name_or_path={tmp_path}/nothing"]
+    arguments = parse([*names, f"--output_dir={tmp_path}/run", *argv])
+    with pytest.raises(ValueError, match=f"model_name_or_path {tmp_path}/nothing: "):
+        run_training(arguments)
+
+
+def test_a_missing_dataset_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"dataset_name {tmp_path}/nothing: "):
+        run_training(small(tmp_path / "run", f"--dataset_name={tmp_path}/nothing",
+                    "--model_name_or_path=multiplication",
+                    "--reward_funcs=bandpo_lab.tasks.multiplication.reward", *CPU))  # fmt: skip

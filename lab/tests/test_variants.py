@@ -1,0 +1,168 @@
+"""The authors' own settings: each as their scripts have it, and the table of where ours differ."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError
+from typer.testing import CliRunner
+
+from bandpo.cli.app import app
+from bandpo_lab import variants
+from bandpo_lab.rehearsal.shrink import compose
+from bandpo_lab.variants import RECIPES, Difference, as_table, differences
+
+EXPERIMENT = ("+paper/model=qwen2.5-7b", "+paper/rule=band-tv", "+paper=authors")
+
+
+def settings(*overrides: str, experiment=EXPERIMENT):
+    return compose([*experiment, *overrides], RECIPES, "ppo_trainer")
+
+
+def found(config, expected: dict) -> dict:
+    return {key: OmegaConf.select(config, key) for key in expected}
+
+
+def test_the_authors_settings_are_those_of_their_scripts():
+    """As read from the 48 scripts of RLtraining/verl/baselinescripts; all those on mathematics agree in these."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    expected = {
+        "data.train_batch_size": 256,
+        "data.max_prompt_length": 1024,
+        "data.max_response_length": 4096,
+        "data.truncation": "error",
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": True,
+        f"{actor}.policy_loss.clip": "Band(TotalVariation(), 0.05, max_ratio=10)",
+        f"{actor}.clip_ratio_c": 10.0,
+        f"{actor}.loss_agg_mode": "seq-mean-token-mean",
+        f"{actor}.ppo_mini_batch_size": 64,
+        f"{actor}.ppo_micro_batch_size_per_gpu": 8,
+        f"{actor}.use_dynamic_bsz": False,
+        f"{actor}.use_kl_loss": True,
+        f"{actor}.kl_loss_coef": 0.001,
+        f"{actor}.kl_loss_type": "low_var_kl",
+        f"{actor}.entropy_coeff": 0,
+        f"{actor}.optim.lr": 1e-6,
+        f"{actor}.fsdp_config.param_offload": False,
+        "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": 8,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.gpu_memory_utilization": 0.8,
+        f"{rollout}.max_num_batched_tokens": 5120,
+        f"{rollout}.n": 16,
+        f"{rollout}.val_kwargs.n": 32,
+        f"{rollout}.val_kwargs.temperature": 1.0,
+        f"{rollout}.val_kwargs.do_sample": True,
+        "trainer.total_epochs": 10,
+        "trainer.test_freq": 5,
+        "trainer.save_freq": 10,
+        "trainer.val_before_train": True,
+    }
+    assert found(settings(), expected) == expected
+
+
+def test_their_runs_with_dynamic_sampling():
+    expected = {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.metric": "acc",
+        "algorithm.filter_groups.max_num_gen_batches": 100,
+        "trainer.total_epochs": 24,
+        "data.max_response_length": 4096,
+    }
+    assert found(settings("+paper/arm=filter-groups"), expected) == expected
+
+
+def test_their_dapo_baseline():
+    actor = "actor_rollout_ref.actor"
+    expected = {
+        "algorithm.filter_groups.enable": True,
+        "data.max_response_length": 4096 + 512,
+        "reward.reward_manager.name": "dapo",
+        "reward.reward_kwargs.max_resp_len": 4608,
+        "reward.reward_kwargs.overlong_buffer_cfg.len": 512,
+        f"{actor}.loss_agg_mode": "token-mean",
+        f"{actor}.use_kl_loss": False,
+        f"{actor}.optim.lr_warmup_steps": 10,
+        f"{actor}.optim.weight_decay": 0.1,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": 5632,
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 5632,
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 5632,
+        "actor_rollout_ref.rollout.max_num_batched_tokens": 5632,
+        "trainer.total_epochs": 20,
+    }
+    assert found(settings("+paper/arm=dapo"), expected) == expected
+
+
+def test_their_other_tasks():
+    greedy = {
+        "actor_rollout_ref.rollout.val_kwargs.n": 1,
+        "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
+    }
+    choices = greedy | {"data.max_prompt_length": 1024, "data.max_response_length": 4096}
+    assert found(settings("+paper/task=commonsenseqa"), choices) == choices
+    programs = greedy | {"data.max_prompt_length": 2048, "data.max_response_length": 3072}
+    config = settings("+paper/task=apps", "recipe.sandbox=http://sandbox:8080/run_code")
+    assert found(config, programs) == programs
+    assert config.reward.sandbox_fusion.url == "http://sandbox:8080/run_code"
+    assert config.reward.custom_reward_function.path is None
+
+
+def test_programs_are_not_run_without_a_sandbox():
+    with pytest.raises(InterpolationToMissingValueError, match=r"recipe\.sandbox"):
+        OmegaConf.to_container(settings("+paper/task=apps"), resolve=True)
+
+
+@pytest.mark.parametrize("extra", [(), ("+paper/arm=filter-groups",), ("+paper/arm=dapo",)])
+def test_verl_accepts_them(extra):
+    from bandpo_lab.rehearsal.preflight import validate
+
+    experiment = ("+paper/model=qwen2.5-3b-instruct", "+paper/rule=clip-higher", "+paper=authors")
+    check = validate(settings(*extra, experiment=experiment))
+    assert check.ok, check.detail
+
+
+def test_the_table_names_the_models_and_the_rules(monkeypatch):
+    some = {"model": ["qwen2.5-3b-instruct", "qwen2.5-7b"], "rule": ["band-kl", "band-tv"]}
+    monkeypatch.setattr(variants, "names", lambda kind, folder: some[kind])
+    table = differences("authors", "recommended")
+    rollout = "actor_rollout_ref.rollout"
+    assert {d for d in table if "clip" in d.key or d.key.startswith(f"{rollout}.t")} == {
+        Difference(
+            "actor_rollout_ref.actor.policy_loss.clip",
+            "Band(TotalVariation(), 0.05, max_ratio=10)",
+            "Band(TotalVariation(), 0.15, max_ratio=10)",
+            ("band-tv",),
+        ),
+        Difference(f"{rollout}.tensor_model_parallel_size", "1", "2", ("qwen2.5-7b",)),
+    }
+    assert Difference("trainer.save_freq", "10", "20") in table
+    assert "| `trainer.save_freq` | `10` | `20` | everywhere |" in as_table("authors", "recommended", table)
+
+
+@pytest.mark.slow
+def test_the_page_has_the_commands_table():
+    page = (RECIPES / "paper/README.md").read_text()
+    (printed,) = re.findall(r"^\| setting \| authors (?:\|.*\n)+", page, re.M)
+    output = (
+        CliRunner().invoke(app, ["recipes", "diff", "authors", "recommended"], catch_exceptions=False).output
+    )
+    assert printed == output
+
+
+def test_an_unknown_variant_is_named():
+    with pytest.raises(ValueError, match=r"'ours' is no variant .* authors, base, recommended"):
+        differences("authors", "ours")
+
+
+def test_the_command_copies_unless_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, folder in ([], "recipes"), (["mine"], "mine"), (["copy", "other"], "other"):
+        assert CliRunner().invoke(app, ["recipes", *arguments]).output == f"{folder}/README.md\n"
+        assert (Path(folder) / "paper/authors.yaml").exists()

@@ -1,0 +1,149 @@
+"""Files that survive a kill or a full disk: written whole or not at all, and read up to where they were cut."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bandpo.errors import FileProblem, InvalidValue
+
+UNFINISHED = ".unfinished"
+"""How the names of files and folders begin that are still being written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path, None, None]:
+    """A path to write a file or a folder to, which takes the place of ``path`` when the block ends.
+
+    If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder.
+
+    Raises:
+        ValueError: ``path`` lies in no folder.
+
+    >>> import tempfile
+    >>> notes = Path(tempfile.mkdtemp()) / "notes.txt"
+    >>> with replacing(notes) as unfinished:
+    ...     _ = unfinished.write_text("all of it")
+    >>> notes.read_text()
+    'all of it'
+    """
+    if not path.parent.is_dir():
+        raise InvalidValue(f"{path} cannot be written: there is no folder {path.parent}")
+    unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{path.name}")  # the suffix tells the format
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        remove(unfinished)
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None, None, None]:
+    """Keep other processes that lock a folder out of it, until the block or the process ends.
+
+    Raises:
+        FileProblem: another process has locked it.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise FileProblem(
+            f"another process is writing to {folder}: wait for it, or choose another folder"
+        ) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _parse(line: bytes) -> Any:
+    return json.loads(line.decode("utf-8"))
+
+
+def read_jsonl(
+    path: Path, *, growing: bool = True, parse: Callable[[bytes], Any] = _parse
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
+
+    Args:
+        path: The file, which may be a .gz; it is read as far as it is asked for.
+        growing: Whether a process writes to it, or did until it was killed. A last line without its end that cannot be
+            read is then left out, with a warning.
+        parse: What makes an object of a line; a ValueError says why it cannot.
+
+    Raises:
+        ValueError: a line is no JSON object; the message names the file and the line.
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> _ = log.write_text('{"step": 1}\\n\\n{"step": 3}\\n')
+    >>> list(read_jsonl(log))
+    [(1, {'step': 1}), (3, {'step': 3})]
+    """
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            ended = line.endswith(b"\n")
+            line = line.removeprefix(codecs.BOM_UTF8).strip()
+            if line:
+                try:
+                    row: Any = parse(line)
+                    fault = "" if isinstance(row, dict) else f"but a {type(row).__name__}"
+                except (ValueError, RecursionError) as error:
+                    row, fault = None, str(error)
+                if not fault:
+                    yield number, row
+                elif growing and not ended:
+                    warnings.warn(
+                        f"{path}, line {number}: the last line is cut off and is left out: {line[:60]!r}",
+                        stacklevel=2,
+                    )
+                else:
+                    raise InvalidValue(f"{path}, line {number}: not a JSON object, {fault}: {line[:60]!r}")
+            if not ended:
+                return  # what is written later belongs to this line
+
+
+def drop_unfinished_line(path: Path) -> None:
+    """Remove what a kill has left of a file's last line, so that the next line starts on its own."""
+    end = path.read_bytes().rfind(b"\n") + 1
+    with path.open("r+b") as file:
+        file.truncate(end)
+
+
+def read_yaml(text: str, what: str) -> dict[str, Any]:
+    """The keys and values of a YAML file; an empty one has none.
+
+    Args:
+        text: Its content.
+        what: Names it in errors.
+
+    Raises:
+        ValueError: it is no valid YAML, or holds something else.
+
+    >>> read_yaml("seed: 1", "run.yaml")
+    {'seed': 1}
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InvalidValue(f"{what} is no valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidValue(f"{what} must hold `key: value` lines, got a {type(content).__name__}")
+    return content

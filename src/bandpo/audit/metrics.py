@@ -1,0 +1,317 @@
+"""What a method does to a run: sums over tokens, cheap enough to be taken on every batch, and their metrics.
+
+The sums add up over micro-batches, steps and processes, so that every rate read from them is the rate over all
+tokens. They stay on the device until they are read. docs/audit.md explains every metric.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bandpo import _checks
+from bandpo.batch import Tokens
+from bandpo.errors import InvalidValue
+from bandpo.methods import Method, Parts
+from bandpo.objectives import Objective
+from bandpo.rules import DCPO, Band, ClipRule, FixedClip, bands
+from bandpo.text import as_parts
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+EDGES = (1e-4, 1e-3, 1e-2, 1e-1)
+BINS = ("below_1e-4", "1e-4_to_1e-3", "1e-3_to_0.01", "0.01_to_0.1", "above_0.1")
+"""The bins of old probability between `EDGES`, as metrics name them."""
+RARE = {"below_0.01": 3, "below_0.1": 4}
+"""How many of the bins count as rare, in the metrics of that name."""
+LOGGED = (
+    "tokens",
+    "on_policy",
+    "inert",
+    "clip_high",
+    "clip_low",
+    "approx_kl",
+    "radius_used",
+    "tokens_positive_below_0.1",
+    "mass_positive_below_0.1",
+    "clip_high_below_0.1",
+    "blocked_mass_below_0.1",
+    "if/Band/blocked_mass_below_0.1",
+)
+"""What a trainer logs of `Audit.metrics` unless it is asked for all: enough for the whole verdict of `bandpo audit`."""
+COUNTERFACTUALS: Mapping[str, Method | ClipRule | str] = {
+    "clip 0.2": FixedClip(),
+    "Clip-Higher": FixedClip(0.2, 0.28),
+    "DCPO": DCPO(),
+    "Band": Band(),
+}
+"""Rules and methods that are tried on the run's tensors, whatever its own."""
+KEPT_WHOLE = 1e-5
+"""A share of gradient kept this near to 1 counts as 1: weights that are not the ratio itself round in float32."""
+
+# Bounds are counted on these grids, so that quantiles can be read from sums: upper − 1, and lower.
+_UPPER_GRID = tuple(10 ** (k / 10) for k in range(-30, 31))
+_LOWER_GRID = tuple(k / 50 for k in range(51))
+_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Sums over one or more batches; audits of the same methods add up with ``+``.
+
+    >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
+    >>> logp = torch.tensor([[0.16, 0.55]]).log()
+    >>> metrics = Audit.from_batch(logp, logp_old, torch.tensor([1.0]), clip=FixedClip(0.2, 0.2)).metrics()
+    >>> metrics["clip_high/0.01_to_0.1"], metrics["if/Band/clip_high"]
+    (1.0, 0.0)
+    """
+
+    counterfactuals: tuple[str, ...]
+    """Names of the methods tried; the run's own comes before them in ``sums``."""
+    sums: Mapping[str, Float[Tensor, ...]]
+
+    @classmethod
+    @torch.no_grad()
+    def from_batch(
+        cls,
+        logp: Float[Tensor, "batch time"],
+        logp_old: Float[Tensor, "batch time"],
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | Float[Tensor, " batch"],
+        mask: Tensor | None = None,
+        *,
+        method: Method | ClipRule | str | None = None,
+        clip: ClipRule | str | None = None,
+        objective: Objective | str | None = None,
+        level: str | None = None,
+        dual_clip: float | None = None,
+        logp_anchor: Float[Tensor, "batch time"] | None = None,
+        entropy: Float[Tensor, "batch time"] | None = None,
+        counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+    ) -> Audit:
+        """The sums of one batch, on its device and without a synchronisation.
+
+        Args:
+            logp: Log-probabilities of the sampled tokens under the policy in training; like every tensor here, as
+                for `bandpo.policy_loss`.
+            logp_old: The same under the old policy.
+            advantages: One per token or per sequence.
+            mask: 1 for tokens that count; all if omitted.
+            method: The run's method; or ``clip``, ``objective``, ``level`` and ``dual_clip``, as for
+                `bandpo.policy_loss`.
+            clip: The run's rule.
+            objective: The run's objective; `Surrogate` by default.
+            level: ``token`` or ``sequence``.
+            dual_clip: The run's dual clip, if it has one.
+            logp_anchor: What the bounds surround, if not ``logp_old``.
+            entropy: Entropy (nats) of the policy at each token. If omitted, ``−logp_old`` stands for it: its mean is
+                an unbiased estimate of the old policy's entropy.
+            counterfactuals: Rules and methods to try on the same tensors, by name. A rule is tried with PPO's
+                surrogate at the run's level, a method as it is.
+
+        Raises:
+            TypeError, ValueError: see `bandpo.policy_loss`.
+        """
+        run = as_parts(method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
+
+        def view(parts: Parts) -> Tokens:
+            return Tokens.from_batch(
+                logp,
+                logp_old,
+                advantages,
+                mask,
+                rule=parts.clip,
+                level=parts.level,
+                logp_anchor=logp_anchor,
+                entropy=entropy,
+            )
+
+        return cls.from_views(view, run, view(run), counterfactuals)
+
+    @classmethod
+    def of(cls, *tensors: Any, **named: Any) -> Audit:
+        """The former name of `from_batch`."""
+        warnings.warn("Audit.of is now Audit.from_batch", DeprecationWarning, stacklevel=2)
+        return cls.from_batch(*tensors, **named)
+
+    @classmethod
+    @torch.no_grad()
+    def from_views(
+        cls,
+        view: Callable[[Parts], Tokens],
+        run: Parts,
+        tokens: Tokens,
+        counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+    ) -> Audit:
+        """The sums of one batch whose view under the run's own method is there already, with what it has computed.
+
+        Args:
+            view: The batch as a method sees it.
+            run: The run's method.
+            tokens: ``view(run)``.
+            counterfactuals: As for `from_batch`.
+        """
+        views, weights = [tokens], [run.objective.weight(tokens)]
+        for other in counterfactuals.values():
+            parts = as_parts(other)
+            same_level = isinstance(other, ClipRule) or parts.level == run.level
+            views.append(tokens.with_rule(parts.clip) if same_level else view(parts))
+            weights.append(parts.objective.weight(views[-1]))
+        kept = torch.stack([weight / seen.ratio for weight, seen in zip(weights, views, strict=True)])
+        return cls(tuple(counterfactuals), _sums(views, kept))
+
+    def __add__(self, other: Audit) -> Audit:
+        if self.counterfactuals != other.counterfactuals:
+            raise InvalidValue(f"audits of other methods: {self.counterfactuals} and {other.counterfactuals}")
+        return Audit(self.counterfactuals, {name: x + other.sums[name] for name, x in self.sums.items()})
+
+    @property
+    def without_counterfactuals(self) -> Audit:
+        """The same for the run's own method alone; it adds up with audits of any counterfactuals."""
+        return Audit((), {name: x[:1] if name in _BY_METHOD else x for name, x in self.sums.items()})
+
+    def reduced(self, all_reduce: Callable[[Tensor], Tensor]) -> Audit:
+        """The sums over all processes, by one call of ``all_reduce`` on one flat tensor, read to the CPU."""
+        flat = all_reduce(torch.cat([x.flatten() for x in self.sums.values()])).cpu()
+        sums: dict[str, Tensor] = {}
+        for name, x in self.sums.items():
+            sums[name], flat = flat[: x.numel()].view(x.shape), flat[x.numel() :]
+        return Audit(self.counterfactuals, sums)
+
+    def metrics(self) -> dict[str, float]:
+        """Everything that docs/audit.md lists, without what is undefined (a rate over no tokens, an infinite mean)."""
+        s = self.reduced(lambda flat: flat).sums
+        counted, calls = s["counted"], s["calls"]
+        tokens, mass, (positive, negative) = s["tokens"][0], s["mass"], (0, 1)
+        found = {
+            name: s[name] / counted for name in ("approx_kl", "radius_used", "entropy", "upper", "lower")
+        }
+        found |= {"ratio_mean": s["ratio"] / counted, "log_ratio_abs": s["log_ratio_abs"] / counted}
+        found |= {"tokens": counted, "calls": calls, "on_policy": s["on_policy"] / calls}
+        for rule, prefix in enumerate(["", *(f"if/{name}/" for name in self.counterfactuals)]):
+            blocked, blocked_mass = s["blocked"][rule], s["blocked_mass"][rule, positive]
+            found |= {
+                f"{prefix}clip_high": blocked[positive].sum() / counted,
+                f"{prefix}clip_low": blocked[negative].sum() / counted,
+                f"{prefix}softened": s["softened"][rule] / counted,
+                f"{prefix}amplified": s["amplified"][rule] / counted,
+                f"{prefix}inert": s["inert"][rule] / calls,
+                f"{prefix}blocked_mass": blocked_mass.sum() / mass[rule, positive].sum(),
+            }
+            for name, rare in RARE.items():
+                found[f"{prefix}blocked_mass_{name}"] = (
+                    blocked_mass[:rare].sum() / mass[rule, positive, :rare].sum()
+                )
+        for name, rare in RARE.items():
+            some = tokens[positive, :rare].sum()
+            found[f"tokens_positive_{name}"] = some
+            found[f"mass_positive_{name}"] = mass[0, positive, :rare].sum()
+            found[f"clip_high_{name}"] = s["blocked"][0, positive, :rare].sum() / some
+        outside = s["outside"][0] - s["blocked_outside"][0]
+        for k, name in enumerate(BINS):
+            for sign, word in ((positive, "positive"), (negative, "negative")):
+                found[f"tokens_{word}/{name}"] = tokens[sign, k]
+                found[f"outside_{word}/{name}"] = outside[sign, k] / tokens[sign, k]
+            found[f"mass_positive/{name}"] = mass[0, positive, k]
+            found[f"clip_high/{name}"] = s["blocked"][0, positive, k] / tokens[positive, k]
+            found[f"clip_low/{name}"] = s["blocked"][0, negative, k] / tokens[negative, k]
+        for name, q in _QUANTILES.items():
+            found[f"upper_{name}"] = torch.tensor(1 + _quantile(s["upper_grid"], _UPPER_GRID, q))
+            found[f"lower_{name}"] = torch.tensor(_quantile(s["lower_grid"], _LOWER_GRID, q))
+        values = {name: float(x) for name, x in found.items()}
+        return {name: x for name, x in values.items() if math.isfinite(x)}
+
+
+def logged(metrics: Mapping[str, float], *, detail: bool = False) -> dict[str, float]:
+    """What a trainer logs of `Audit.metrics`, under the names that `bandpo audit` reads: ``audit/…``.
+
+    Args:
+        metrics: What `Audit.metrics` gives.
+        detail: All of them, instead of those in `LOGGED`.
+
+    >>> logged({"clip_high": 0.01, "upper_p90": 2.5})
+    {'audit/clip_high': 0.01}
+    """
+    return {f"audit/{name}": value for name, value in metrics.items() if detail or name in LOGGED}
+
+
+_BY_METHOD = ("mass", "blocked", "blocked_mass", "softened", "amplified", "inert")
+"""The sums whose first dimension counts methods, the run's own first."""
+
+
+def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) -> dict[str, Tensor]:
+    """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
+    own = views[0]
+    mask, advantages = own.mask, own.advantages
+    edges = own.logp_anchor.new_tensor(EDGES).log()
+    bins = torch.bucketize(own.logp_anchor, edges, right=True)
+    # 1 where a counted token has this sign of advantage and lies in this bin of probability
+    signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
+    cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask
+    mass = torch.stack([tokens.ratio for tokens in views]) * advantages.abs()
+    moved = mask * (advantages != 0)
+    blocked = (kept <= 0) * moved
+    changed = ((kept - 1).abs() > KEPT_WHOLE) * moved
+
+    def by_cell(values: Tensor) -> Tensor:
+        """Sums of (methods, batch, time) by method, sign and bin."""
+        return torch.einsum("rbt,skbt->rsk", values.float(), cells)
+
+    def on_grid(values: Tensor, grid: tuple[float, ...]) -> Tensor:
+        places = torch.bucketize(values, values.new_tensor(grid)).flatten()
+        return mask.new_zeros(len(grid) + 1).index_add_(0, places, mask.flatten())
+
+    def total(values: Tensor) -> Tensor:
+        return (values * mask).sum((-1, -2))
+
+    sums = {
+        "tokens": by_cell(torch.ones_like(mask).unsqueeze(0)),
+        "mass": by_cell(mass),
+        "outside": by_cell((own.outside.below | own.outside.above).unsqueeze(0)),
+        "blocked_outside": by_cell(own.blocked.unsqueeze(0)),
+        "blocked": by_cell(blocked),
+        "blocked_mass": by_cell(mass * (1 - kept.clamp(max=1.0))),
+        "softened": total(changed * (kept > 0) * (kept < 1)),
+        "amplified": total(changed * (kept > 1)),
+        "upper_grid": on_grid(torch.expm1(own.bounds.log_upper), _UPPER_GRID),
+        "lower_grid": on_grid(own.bounds.lower, _LOWER_GRID),
+        "upper": total(own.bounds.upper),
+        "lower": total(own.bounds.lower),
+        "counted": mask.sum(),
+        "ratio": total(own.ratio),
+        "log_ratio_abs": total(own.log_ratio.abs()),
+        "approx_kl": total(own.ratio - 1 - own.log_ratio),
+        "radius_used": total(_radius_used(own)),
+        "entropy": total(-own.logp_old if own.entropy is None else own.entropy),
+        "calls": mask.new_ones(()),
+        "on_policy": (own.log_ratio.abs().max() < 1e-7).float(),
+        "inert": 1 - changed.flatten(1).amax(1),
+    }
+    return {name: x.to(_checks.widest_float(x.device)) for name, x in sums.items()}
+
+
+def _radius_used(tokens: Tokens) -> Tensor:
+    """Share of the radius that each token's move spends; of several bands in a rule the one that is spent most."""
+    shares = [
+        band.divergence.spent(tokens.log_ratio_anchor, tokens.logp_anchor)
+        / band.radius_for(tokens.logp_anchor)
+        for band in bands(tokens.rule).values() or (Band(),)
+    ]
+    return torch.stack(shares).amax(0)
+
+
+def _quantile(counts: Tensor, grid: tuple[float, ...], q: float) -> float:
+    """The q-quantile of values counted in the cells that end at ``grid``, and one beyond: infinite there."""
+    wanted, seen, left = q * float(counts.sum()), 0.0, 0.0
+    for count, right in zip(map(float, counts), (*grid, math.inf), strict=True):
+        if seen + count >= wanted and count:
+            share = (wanted - seen) / count
+            return left + share * (right - left) if math.isfinite(right) else math.inf
+        seen, left = seen + count, right
+    return math.nan

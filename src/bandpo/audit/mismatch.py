@@ -1,0 +1,277 @@
+"""The rollout engine against the trainer: how far apart they are before any update, and what that spends of a clip.
+
+With μ the engine's policy, which sampled, π_old the trainer's at that time and π the policy in training,
+``π/μ = π_old/μ · π/π_old``: *mismatch* times *movement*. A trainer's clip rate shows their product, or the second
+alone; here the two are told apart. Like `bandpo.Audit`, a `Mismatch` is sums that add up over batches and processes.
+
+Sources: the estimators k1 and k3 of a KL divergence, http://joschu.net/blog/kl-approx.html; effective sample size,
+Kish, Survey Sampling, 1965; truncated importance sampling (TIS),
+https://fengyao.notion.site/off-policy-rl; masked (MIS), https://richardli.xyz/rl-collapse; IcePop, arXiv 2510.18855.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from bandpo import _checks
+from bandpo.audit.metrics import BINS, EDGES
+from bandpo.batch import Tokens
+from bandpo.errors import InvalidValue
+from bandpo.methods import Method, Parts
+from bandpo.rules import ClipRule
+from bandpo.text import as_parts
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+EXTREME = math.log(2.0)
+"""A token is extreme where engine and trainer differ by more than this factor, verl's default threshold."""
+LOG_WEIGHT_LIMIT = 20.0
+"""Log-weights are kept in ± this before the exponential, as verl does."""
+LAG_STARTS = (0, 1, 2, 4, 8, 16)
+LAGS = ("0", "1", "2-3", "4-7", "8-15", "16+", "unknown")
+"""Groups of version lags, as metrics name them."""
+
+# What is summed over the tokens of each group of lags and bin of probability. g = log(π_old/μ), w = π_old/μ.
+TOKEN_SUMS = ("n", "x", "g", "xx", "xg", "gg", "w", "ww", "k3", "extreme")
+TOKEN_SUMS += ("blocked_before", "blocked_moved", "blocked_total", "spent_before", "spent_moved")
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A weight on each token's loss for π_old/μ, kept within ``[low, high]``: what ``weights=`` of a loss would be.
+
+    >>> log_weight = torch.tensor([[0.2, 3.0]]).log()
+    >>> Correction(0.5, 2.0).weights(log_weight, torch.ones(1, 2))
+    tensor([[0.5000, 2.0000]])
+    >>> Correction(0.5, 2.0, mask=True).weights(log_weight, torch.ones(1, 2))
+    tensor([[0., 0.]])
+    """
+
+    low: float = 0.0
+    high: float = math.inf
+    mask: bool = False
+    """Whether what lies outside weighs 0 (masked); else it is truncated."""
+    level: str = "token"
+    """``sequence``: the weight of all tokens of a sequence is the product of theirs."""
+
+    def weights(
+        self, log_weight: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time"]:
+        """The weights, from log(π_old/μ) that is 0 where the mask is."""
+        if self.level == "sequence":
+            log_weight = log_weight.sum(-1, keepdim=True).expand_as(log_weight)
+        w = log_weight.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp()
+        kept = w.clamp(self.low, self.high)
+        return torch.where(kept == w, w, 0.0) if self.mask else kept
+
+
+CORRECTIONS: Mapping[str, Correction] = {
+    "TIS": Correction(high=2.0),
+    "TIS, sequence": Correction(high=2.0, level="sequence"),
+    "MIS": Correction(high=2.0, mask=True),
+    "MIS, sequence": Correction(high=3.0, mask=True, level="sequence"),
+    "IcePop": Correction(0.5, 5.0, mask=True),
+}
+"""TIS with verl's default threshold, MIS of sequences with TRL's, IcePop as in verl."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Sums over one or more batches; those of the same corrections add up with ``+``.
+
+    >>> rollout, old = torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[0.5, 0.3]]).log()
+    >>> seen = Mismatch.from_batch(old, old, rollout, torch.ones(1), method="FixedClip(0.2)")
+    >>> found = seen.metrics()
+    >>> found["extreme"], found["blocked_before"], found["blocked_moved"]
+    (0.5, 0.5, 0.0)
+    """
+
+    tokens: Float[Tensor, "lags bins sums"]
+    sequences: Float[Tensor, " 3"]
+    """Number of sequences, Σ W and Σ W² of their weights, the products of their tokens'."""
+    corrected: Float[Tensor, "corrections 5"]
+    """Of each correction, over tokens: outside, Σ c, Σ c², Σ abs(A)·(w − c where above 0), Σ abs(A)·w."""
+    corrections: tuple[str, ...]
+
+    @classmethod
+    @torch.no_grad()
+    def from_batch(
+        cls,
+        logp: Float[Tensor, "batch time"],
+        logp_old: Float[Tensor, "batch time"],
+        logp_rollout: Float[Tensor, "batch time"],
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
+        mask: Tensor | None = None,
+        *,
+        method: Method | ClipRule | Parts | str,
+        lag: Tensor | None = None,
+        corrections: Mapping[str, Correction] = CORRECTIONS,
+    ) -> Mismatch:
+        """The sums of one batch, on its device.
+
+        Args:
+            logp: As for `bandpo.Audit.from_batch`.
+            logp_old: The trainer's log-probabilities when the batch was taken up, before any update on it.
+            logp_rollout: The engine's, of the tokens that it sampled; tokens where it is NaN are left out.
+            advantages: One per token or per sequence.
+            mask: 1 for tokens that count; all if omitted.
+            method: Whose clip is looked at, at its level.
+            lag: Versions by which the engine's weights were behind, one per token.
+            corrections: Which weights to try, by name.
+        """
+        parts = method if isinstance(method, Parts) else as_parts(method)
+        counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
+        scored = counted & ~logp_rollout.isnan()
+        mask = scored.float()
+        new, old, rollout = (
+            x.detach().float().masked_fill(~scored, 0.0) for x in (logp, logp_old, logp_rollout)
+        )
+        if advantages.dim() < logp.dim():
+            advantages = advantages.unsqueeze(-1)
+        advantages = advantages.float().expand_as(old).masked_fill(~scored, 0.0)
+
+        def at(anchor: Tensor, to: Tensor) -> Tokens:
+            return Tokens.build(to, anchor, advantages, mask, rule=parts.clip, level=parts.level)
+
+        before, moved, total = at(rollout, old), at(old, new), at(rollout, new)
+        g = old - rollout
+        limited = g.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
+        w = limited.exp()
+        sums = {
+            "n": mask,
+            "x": rollout,
+            "g": g,
+            "xx": rollout.square(),
+            "xg": rollout * g,
+            "gg": g.square(),
+            "w": w,
+            "ww": w.square(),
+            "k3": torch.expm1(limited) - limited,
+            "extreme": g.abs() > EXTREME,
+            "blocked_before": before.blocked,
+            "blocked_moved": moved.blocked,
+            "blocked_total": total.blocked,
+            "spent_before": before.interval_used.abs().clamp(max=1.0),
+            "spent_moved": moved.interval_used.abs().clamp(max=1.0),
+        }
+        bins = torch.bucketize(rollout, rollout.new_tensor(EDGES).log(), right=True)
+        groups = torch.full_like(bins, len(LAGS) - 1)
+        if lag is not None:
+            found = torch.bucketize(lag.contiguous(), lag.new_tensor(LAG_STARTS), right=True) - 1
+            groups = torch.where(found < 0, groups, found)  # a version from the future is of unknown lag
+        wide = _checks.widest_float(old.device)
+        cell = (groups * len(BINS) + bins)[scored]
+        flat = torch.stack([sums[name].to(wide)[scored] for name in TOKEN_SUMS], dim=-1)
+        tokens = flat.new_zeros(len(LAGS) * len(BINS), len(TOKEN_SUMS)).index_add_(0, cell, flat)
+
+        whole = g.sum(-1).clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp().to(wide)[scored.any(-1)]
+        corrected = []
+        for correction in corrections.values():
+            uncorrected = Correction(level=correction.level).weights(g, mask)
+            c = correction.weights(g, mask)
+            parts_of_sum = (c != uncorrected, c, c.square())
+            lost = advantages.abs() * (uncorrected - c).clamp(min=0.0), advantages.abs() * uncorrected
+            corrected.append(torch.stack([(x * mask).to(wide).sum() for x in (*parts_of_sum, *lost)]))
+        return cls(
+            tokens.view(len(LAGS), len(BINS), -1),
+            torch.stack([torch.ones_like(whole).sum(), whole.sum(), whole.square().sum()]),
+            torch.stack(corrected) if corrected else flat.new_zeros(0, 5),
+            tuple(corrections),
+        )
+
+    def __add__(self, other: Mismatch) -> Mismatch:
+        if self.corrections != other.corrections:
+            raise InvalidValue(f"other corrections: {self.corrections} and {other.corrections}")
+        return Mismatch(
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.corrected + other.corrected,
+            self.corrections,
+        )
+
+    def reduced(self, all_reduce: Callable[[Tensor], Tensor]) -> Mismatch:
+        """The sums over all processes, by one call of ``all_reduce`` on one flat tensor, read to the CPU."""
+        parts = (self.tokens, self.sequences, self.corrected)
+        flat = all_reduce(torch.cat([x.flatten() for x in parts])).cpu().split([x.numel() for x in parts])
+        tokens, sequences, corrected = (x.view(y.shape) for x, y in zip(flat, parts, strict=True))
+        return Mismatch(tokens, sequences, corrected, self.corrections)
+
+    @property
+    def lags(self) -> list[str]:
+        """The groups of lags that hold tokens."""
+        return [name for name, n in zip(LAGS, self.tokens[..., 0].sum(1).tolist(), strict=True) if n]
+
+    def figures(self, *, lag: str | None = None, bin: str | None = None) -> dict[str, float]:
+        """The figures over all tokens, or those of one group of lags, one bin of the engine's probability, or both.
+
+        ``kl_k1``, ``kl_k3``: estimates of KL(μ ‖ π_old), nats per token. ``extreme``: share of tokens with π_old/μ
+        outside of [½, 2]. ``ess``: effective sample size of the weights w = π_old/μ over the number of tokens,
+        (Σ w)²/(n Σ w²). ``mean_weight``: 1 in expectation, if μ is what sampled. ``slope``, ``fit``: of the line
+        through g = log w over log μ, and the share of g's variance that it explains (R²). ``blocked_before``: share of
+        tokens that the rule, around μ, blocks at π_old, before any update; ``blocked_moved``: around π_old, at π;
+        ``blocked_total``: around μ, at π. ``spent_before``, ``spent_moved``: mean share of the interval used, at most
+        1 a token.
+
+        Raises:
+            ValueError: there is no such group or bin.
+        """
+        for what, name, known in (("group of lags", lag, LAGS), ("bin", bin, BINS)):
+            if name not in (None, *known):
+                raise InvalidValue(f"unknown {what} {name!r}; known are {', '.join(known)}")
+        chosen = self.tokens if lag is None else self.tokens[LAGS.index(lag)].unsqueeze(0)
+        chosen = chosen if bin is None else chosen[:, BINS.index(bin)].unsqueeze(1)
+        s = dict(zip(TOKEN_SUMS, chosen.sum((0, 1)).tolist(), strict=True))
+        n = s["n"]
+        if not n:
+            return {"tokens": 0.0}
+        xx, gg = s["xx"] - s["x"] ** 2 / n, s["gg"] - s["g"] ** 2 / n
+        xg = s["xg"] - s["x"] * s["g"] / n
+        varies = min(xx, gg) > 1e-9 * n  # below that only rounding varies
+        return {
+            "tokens": n,
+            "kl_k1": 0.0 - s["g"] / n,
+            "kl_k3": s["k3"] / n,
+            "extreme": s["extreme"] / n,
+            "ess": s["w"] ** 2 / (n * s["ww"]),
+            "mean_weight": s["w"] / n,
+            "slope": xg / xx if varies else 0.0,
+            "fit": xg**2 / (xx * gg) if varies else 0.0,
+            **{name: s[name] / n for name in TOKEN_SUMS[TOKEN_SUMS.index("blocked_before") :]},
+        }
+
+    def corrected_figures(self) -> dict[str, dict[str, float]]:
+        """For each correction: ``touched``, the share of tokens that it truncates or masks; ``mean_weight`` and ``ess``
+        of its weights; ``lost``, the share of Σ w·abs(A), the gradient under exact weights, that it takes away."""
+        n = float(self.tokens[..., 0].sum())
+        found = {}
+        for name, row in zip(self.corrections, self.corrected.tolist(), strict=True):
+            outside, c, cc, lost, all_of_it = row
+            if n:
+                found[name] = {
+                    "touched": outside / n,
+                    "mean_weight": c / n,
+                    "ess": c**2 / (n * cc) if cc else 0.0,
+                    "lost": lost / all_of_it if all_of_it else 0.0,
+                }
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """All figures by name: ``kl_k3``, ``kl_k3/BIN``, ``kl_k3/lag_2-3``, ``ess_sequence``, ``if/TIS/touched``."""
+        found = self.figures()
+        number, total, squares = self.sequences.tolist()
+        if number:
+            found["ess_sequence"] = total**2 / (number * squares)
+        for names, key, label in ((BINS, "bin", "{}"), (self.lags, "lag", "lag_{}")):
+            for name in names:
+                part = self.figures(**{key: name})
+                found |= {f"{what}/{label.format(name)}": value for what, value in part.items()}
+        for name, values in self.corrected_figures().items():
+            found |= {f"if/{name}/{what}": value for what, value in values.items()}
+        return found

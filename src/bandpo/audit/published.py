@@ -1,0 +1,99 @@
+"""Clip rates that have been reported, each with its source, and what a run's own rate is beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bandpo.divergences import KL
+from bandpo.methods import Parts
+from bandpo.objectives import DualClip, Surrogate
+from bandpo.rules import Band, FixedClip
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A share of tokens that were clipped, both sides together, or its range over a run or over seeds."""
+
+    rule: str
+    """``fixed``, for a fixed interval, or ``Band-KL``."""
+    level: str
+    """``token``, or ``sequence`` (GSPO): there all tokens of a clipped sequence count."""
+    low: float
+    high: float
+    updates: int | None
+    """Optimiser steps on each batch; None for an asynchronous run."""
+    of: str
+    """The model and the settings."""
+    source: str
+
+
+AUTHORS = "training logs in github.com/OpenMOSS/BandPO"
+GSPO_PAPER = "arXiv 2507.18071, figure 2"
+STUDY = "our study, results/clipping"
+DEMO = "our demo, docs/audit.md"
+
+REPORTED = (
+    Reported("fixed", "token", 2.4e-4, 4.0e-4, 4, "Qwen2.5-3B-Instruct, a fixed clip", AUTHORS),
+    Reported("fixed", "token", 3e-4, 3e-4, 4, "GSM8K, clip 0.2/0.28", "verl-project/verl#2775"),
+    Reported("fixed", "token", 1.3e-3, 1.3e-3, 4, "Qwen3-30B-A3B-Base, clip 0.2/0.27", GSPO_PAPER),
+    Reported("Band-KL", "token", 2.5e-6, 3e-5, 4, "Qwen2.5-3B-Instruct, Band-KL 0.05", AUTHORS),
+    Reported("fixed", "sequence", 0.15, 0.15, 4, "Qwen3-30B-A3B-Base, clip 3e-4/4e-4", GSPO_PAPER),
+    Reported("fixed", "sequence", 0.10, 0.30, 4, "GSM8K, clip 3e-4/4e-4", "verl-project/verl#2775"),
+    Reported(
+        "fixed",
+        "sequence",
+        0.35,
+        0.44,
+        None,
+        "Qwen3.5-35B-A3B, clip 3e-4/4e-4, fully asynchronous, its reward rising slowly",
+        "verl-project/verl#7356",
+    ),
+    Reported("fixed", "token", 0.0088, 0.0088, 8, "a toy model, clip 0.2, learning rate 1e-4", DEMO),
+    Reported("Band-KL", "token", 0.0096, 0.0096, 8, "a toy model, Band-KL 0.05, learning rate 1e-4", DEMO),
+    Reported("fixed", "token", 0.045, 0.067, 16, "a toy model, clip 0.2, learning rate 2e-4", STUDY),
+    Reported("Band-KL", "token", 0.042, 0.056, 16, "a toy model, Band-KL 0.05, learning rate 1e-4", STUDY),
+)
+"""Nothing was found of other methods, nor of Band on sequences."""
+
+FAR = 10.0
+"""How many times the highest reported rate is far above it: a rule of thumb. Reports of one rule, level and number of
+updates differ by 3 to 12 times among themselves."""
+WIDE_FOR_SEQUENCES = 0.02
+"""A fixed clip from which a sequence's ratio, a geometric mean, hardly ever leaves: 50 times GSPO's 4e-4."""
+
+
+def closest(rate: float, known: Sequence[Reported]) -> Reported:
+    """The one of several reports that a rate above 0 lies in, or that it lies nearest to by its factor."""
+    return min(known, key=lambda entry: abs(math.log(rate / min(max(rate, entry.low), entry.high))))
+
+
+def kind(parts: Parts) -> str | None:
+    """``fixed`` or ``Band-KL``, as in `Reported`; None for any other method: nothing was found of it."""
+    inner = parts.objective.objective if isinstance(parts.objective, DualClip) else parts.objective
+    if inner != Surrogate():
+        return None
+    if isinstance(parts.clip, Band):
+        return "Band-KL" if isinstance(parts.clip.divergence, KL) else None
+    return "fixed" if isinstance(parts.clip, FixedClip) else None
+
+
+def reported(rule: str | None, level: str, updates: float | None) -> Sequence[Reported]:
+    """What compares best with a run: of its rule and level, and of its number of updates or the nearest there is.
+
+    Args:
+        rule: See `Reported`; None if there is nothing to compare with.
+        level: See `Reported`.
+        updates: Optimiser steps on each batch. If None, reports on language models are taken: four updates, or
+            asynchronous.
+    """
+    found = [entry for entry in REPORTED if (entry.rule, entry.level) == (rule, level)]
+    if updates is None:
+        return [entry for entry in found if entry.updates in (4, None)]
+
+    def distance(entry: Reported) -> float:
+        return abs(math.log(updates / entry.updates)) if entry.updates else math.inf
+
+    nearest = min(map(distance, found), default=math.inf)
+    return [entry for entry in found if distance(entry) == nearest]

@@ -1,0 +1,301 @@
+"""Read what `bandpo.Recorder` wrote: the tokens of every loss, as a method would have seen them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bandpo._checks import LOGP_SLACK
+from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files, record_schema
+from bandpo.batch import Tokens, at_level
+from bandpo.errors import InvalidValue
+from bandpo.methods import Parts
+from bandpo.radius import TrainingState
+from bandpo.text import as_parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STREAM_START = b"\xff\xff\xff\xff"
+"""How an Arrow stream, and each message in it, begins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The tokens of one loss; tensors have the shape (batch, time), in float32, 0 where the mask is."""
+
+    place: str
+    """File and number of the call in it, from 1."""
+    step: int | None
+    method: Parts | None
+    """The run's own, if the record tells it."""
+    anchor: str
+    """Whose log-probabilities the run's bounds surround."""
+    mask: Tensor
+    advantages: Tensor
+    logp_old: Tensor
+    log_ratio: Tensor
+    """log(π/π_old)."""
+    log_weight: Tensor | None
+    """log(π_old/π_rollout), NaN where the engine gave no log-probability; None without an engine."""
+    entropy: Tensor | None
+    lag: Tensor | None
+    """``step − version``, int64; None where one of them is not known."""
+
+    def view(self, anchor: str | None = None) -> Callable[[Parts], Tokens]:
+        """The tokens as a method sees them, as in `bandpo.Tokens.build`.
+
+        Args:
+            anchor: Whose log-probabilities the bounds surround: ``trainer``, ``rollout`` or, by default, the run's.
+
+        Raises:
+            ValueError: ``rollout``, but the record has none.
+        """
+        surround = None
+        if (anchor or self.anchor) == "rollout":
+            if self.log_weight is None:
+                raise InvalidValue(
+                    f"{self.place} has no log-probabilities of the rollout engine to anchor at; give them to "
+                    "Recorder.add(logp_rollout=…)"
+                )
+            surround = self.logp_old - self.log_weight.nan_to_num(nan=0.0)
+
+        def at(x: Tensor, level: str) -> Tensor:
+            return at_level(x, self.mask, level)
+
+        def view(parts: Parts) -> Tokens:
+            rule = parts.clip
+            if self.entropy is not None:
+                rule = rule.resolved(TrainingState(entropy=at(self.entropy, parts.level)))
+            return Tokens(
+                at(self.log_ratio, parts.level),
+                at(self.logp_old, parts.level),
+                self.advantages,
+                self.mask,
+                rule,
+                None if surround is None else at(surround, parts.level),
+                None if self.entropy is None else at(self.entropy, parts.level),
+            )
+
+        return view
+
+
+def metadata(file: Path) -> Mapping[str, Any]:
+    """What a file of a record says of itself: ``method``, ``anchor``, ``share``, ``framework``, versions.
+
+    Raises:
+        ValueError: it is no record, or one of another format.
+    """
+    with pyarrow().OSFile(str(file)) as source:
+        return _said(file, _opened(file, source).schema)
+
+
+def read_calls(path: str | Path, *, skip_bad: bool = False) -> Iterator[Call]:
+    """The losses of a record, file by file in the order in which they were recorded.
+
+    Of a run that was resumed, the steps that a later file of a process repeats are left out of its earlier ones. A
+    last batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
+
+    Args:
+        path: The folder, or one file of it.
+        skip_bad: Leave out the sequences whose values cannot be right (NaN, a log-probability above 0), with a
+            warning that counts them.
+
+    Raises:
+        ValueError: there is no record; a file is of another kind or format, lacks a column or is damaged; a value
+            cannot be right. The message names the file, and the row.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with Recorder(folder) as recorder:
+    ...     recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=7)
+    >>> [(call.step, call.log_ratio) for call in read_calls(folder)]
+    [(7, tensor([[0., 0., 0.]]))]
+    """
+    path = Path(path)
+    files = record_files(path)
+    if not files:
+        raise InvalidValue(
+            f"{path} holds no record; give the folder that bandpo.Recorder wrote, or a tokens-….arrow in it"
+        )
+    until = _repeated_from(files)
+    left_out = 0
+    for file in files:
+        for call in _read_file(file):
+            if call.step is not None and call.step >= until.get(file, call.step + 1):
+                continue
+            bad = _bad_rows(call)
+            if bad and not skip_bad:
+                row, what = next(iter(bad.items()))
+                raise InvalidValue(
+                    f"{call.place}, row {row}: {what}; --skip-bad (skip_bad=True) leaves such sequences out"
+                )
+            left_out += len(bad)
+            yield _without(call, bad) if bad else call
+    if left_out:
+        warnings.warn(
+            f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2
+        )
+
+
+def _opened(file: Path, source: Any) -> Any:
+    """The stream of a file that is no record of another kind."""
+    start = source.read(len(STREAM_START))
+    if start and not STREAM_START.startswith(start):
+        raise InvalidValue(f"{file} is no record of bandpo.Recorder: it is no Arrow stream")
+    source.seek(0)
+    pa = pyarrow()
+    try:
+        return pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidValue(f"{file} ends or breaks before its first tokens ({error})") from error
+
+
+def _said(file: Path, schema: Any) -> dict[str, Any]:
+    written = (schema.metadata or {}).get(META)
+    if written is None:
+        raise InvalidValue(f"{file} is no record of bandpo.Recorder: its schema says nothing of bandpo")
+    said = json.loads(written)
+    if said["format"] != FORMAT:
+        raise InvalidValue(
+            f"{file} is in format {said['format']} (bandpo {said['bandpo']}), this version reads format {FORMAT}; "
+            "read it with that version"
+        )
+    lacks = [name for name in record_schema("float32").names if name not in schema.names]
+    if lacks:
+        raise InvalidValue(f"{file} lacks the column{'s'[: len(lacks) > 1]} {', '.join(lacks)}")
+    return said
+
+
+def _batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
+    """What is said of each record batch, and the batch."""
+    pa = pyarrow()
+    with pa.OSFile(str(file)) as source:
+        size = source.size()
+        if not size:  # killed before it could say anything
+            return
+        reader = _opened(file, source)
+        said, number = _said(file, reader.schema), 0
+        while True:
+            start = source.tell()
+            try:
+                read = reader.read_next_batch_with_custom_metadata()
+            except StopIteration:
+                return
+            except (pa.ArrowInvalid, OSError) as error:
+                ran_out = source.tell() == size
+                source.seek(start)
+                if not (ran_out and STREAM_START.startswith(source.read(len(STREAM_START)))):
+                    raise InvalidValue(
+                        f"{file} is damaged after call {number}, at byte {start} of {size}: {error}"
+                    ) from error
+                warnings.warn(f"{file}: what follows call {number} is cut off and is left out", stacklevel=2)
+                return
+            number += 1
+            own = (read.custom_metadata or {}).get(META)
+            yield (said | json.loads(own) if own else said), read.batch
+
+
+def _read_file(file: Path) -> Iterator[Call]:
+    for number, (said, batch) in enumerate(_batches(file), 1):
+        place = f"{file}, call {number}"
+        method = said["method"]
+        counts = _lengths(batch.column("logp_old"))
+        mask = torch.arange(int(counts.max(initial=1)))[None] < torch.from_numpy(counts)[:, None]
+
+        def tokens(name: str, batch: Any = batch, mask: Tensor = mask, place: str = place) -> Any:
+            return _padded(name, batch.column(name), mask, place)
+
+        step, version = batch.column("step")[0].as_py(), tokens("version")
+        needed = {name: tokens(name) for name in ("advantages", "logp_old", "log_ratio")}
+        empty = [name for name, x in needed.items() if x is None]
+        if empty:
+            raise InvalidValue(f"{place}: the column {empty[0]} is empty")
+        yield Call(
+            place,
+            step,
+            None if method is None else as_parts(**method),
+            said["anchor"],
+            mask.float(),
+            **needed,
+            log_weight=tokens("log_weight"),
+            entropy=tokens("entropy"),
+            lag=None if step is None or version is None else (step - version) * mask,
+        )
+
+
+def _lengths(column: Any) -> Any:
+    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype("int64")
+
+
+def _padded(name: str, column: Any, mask: Tensor, place: str) -> Tensor | None:
+    """A column of lists in the shape of the mask; a list of one value holds for its whole sequence."""
+    if column.null_count == len(column):
+        return None
+    lengths = torch.from_numpy(_lengths(column))
+    values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
+    values = values.float() if values.is_floating_point() else values
+    counts = mask.sum(1)
+    if torch.equal(lengths, counts):
+        return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)
+    if (lengths == 1).all():
+        return torch.where(mask, values[:, None], torch.zeros((), dtype=values.dtype))
+    row = int(((lengths != counts) & (lengths != 1)).nonzero()[0]) + 1
+    raise InvalidValue(
+        f"{place}, row {row}: {name} has {lengths[row - 1]} values, logp_old {counts[row - 1]}; they must be equal"
+    )
+
+
+def _repeated_from(files: Sequence[Path]) -> dict[Path, int]:
+    """For each file the step from which a later one of its process recorded again."""
+    found: dict[Path, int] = {}
+    first: dict[str, int] = {}
+    for file in reversed(files):
+        match = FILE_NAME.fullmatch(file.name)
+        process = match[1] if match else file.name
+        if process in first:
+            found[file] = first[process]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batch = next((batch for _, batch in _batches(file)), None)
+        step = None if batch is None else batch.column("step")[0].as_py()
+        if step is not None:
+            first[process] = min(step, first.get(process, step))
+    return found
+
+
+def _bad_rows(call: Call) -> dict[int, str]:
+    """For each row, from 1, with a value that cannot be right, what it is."""
+    faults = {
+        "advantages": ~call.advantages.isfinite(),
+        "logp_old": ~(call.logp_old.isfinite() & (call.logp_old <= LOGP_SLACK)),
+        "log_ratio": ~call.log_ratio.isfinite(),
+    }
+    if call.log_weight is not None:  # NaN where the engine gave nothing
+        above = call.logp_old - call.log_weight > LOGP_SLACK
+        faults["log_weight"] = call.log_weight.isinf() | above
+    found: dict[int, str] = {}
+    for name, wrong in faults.items():
+        for row in wrong.any(1).nonzero().flatten().tolist():
+            token = int(wrong[row].int().argmax())
+            value = getattr(call, name)[row, token].item()
+            found.setdefault(row + 1, f"{name} is {value:g} at counted token {token + 1}")
+    return found
+
+
+def _without(call: Call, rows: Mapping[int, str]) -> Call:
+    """The call with nothing counted in these rows."""
+    mask = call.mask.clone()
+    mask[[row - 1 for row in rows]] = 0.0
+
+    def clean(x: Tensor | None) -> Any:
+        return None if x is None else x.masked_fill(mask == 0, 0)
+
+    names = ("advantages", "logp_old", "log_ratio", "log_weight", "entropy", "lag")
+    return replace(call, mask=mask, **{name: clean(getattr(call, name)) for name in names})

@@ -1,0 +1,358 @@
+"""Tokens written to disk while any loop trains, to be audited afterwards under any rule: ``bandpo audit FOLDER``.
+
+Each process writes one Arrow stream of its own (``tokens-PROCESS-OPENING.arrow``), and each `Recorder.add` one record
+batch in it, a row a sequence. What was added is in the file when `add` returns, so a kill loses at most the batch that
+was being written. docs/record.md describes the format.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import bandpo
+from bandpo.errors import InvalidValue, MissingPackage
+from bandpo.methods import Method, Parts
+from bandpo.objectives import Objective
+from bandpo.rules import ClipRule
+from bandpo.text import as_parts, as_text
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+FORMAT = 1
+"""Counts up when a reader of the former format could no longer read a file."""
+META = b"bandpo"
+"""Where a file's schema, and a batch that differs from it, keep what they say of themselves, as JSON."""
+FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")
+"""Process and opening."""
+ANCHORS = ("trainer", "rollout")
+
+
+def pyarrow() -> Any:
+    """The library that reads and writes records.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        importlib.import_module("pyarrow.ipc")
+        return importlib.import_module("pyarrow")
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            "records of tokens need pyarrow: in a clone of bandpo, pip install '.[recorder]'"
+        ) from error
+
+
+def record_schema(dtype: str) -> Any:
+    """The columns of a record; a row is a sequence, and its lists hold one value per counted token."""
+    pa = pyarrow()
+    each = pa.list_(getattr(pa, dtype)())
+    return pa.schema(
+        {
+            "step": pa.int64(),
+            "version": pa.list_(pa.int64()),
+            "advantages": pa.list_(pa.float32()),
+            "logp_old": each,
+            "log_ratio": each,
+            "log_weight": each,
+            "entropy": pa.list_(pa.float16()),
+        }
+    )
+
+
+class Recorder:
+    """Writes the tokens of every loss to ``folder``; `add` is called where the loss is computed.
+
+    Several processes may write to one folder: each has a file of its own. A run that is resumed gets a further one, and
+    the steps that it repeats count once. Nothing here draws from torch's random numbers.
+
+    Args:
+        folder: Where the files go; made if it is not there.
+        method: The run's method, which a replay shows first; or ``clip``, ``objective`` and ``level``, as for
+            `bandpo.policy_loss`. It may be left out.
+        clip: The run's rule.
+        objective: The run's objective.
+        level: ``token`` or ``sequence``.
+        anchor: Whose log-probabilities the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
+        every: Steps that are no multiple of it are left out. (Calls of `add` are counted where no step is given.)
+        share: Share of the sequences that is kept, in (0, 1], drawn at random.
+        dtype: ``float32`` replays the same figures; ``float16`` takes half the space, see docs/record.md.
+        process: Number of this process; by default its rank in torch.distributed, else 0.
+        framework: What trains, for the reader: ``trl 1.16``.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        ValueError: a setting is out of range, or the method cannot be written as text.
+        OSError: the folder cannot be written to.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
+    >>> with Recorder(folder, clip="FixedClip(0.2)") as recorder:
+    ...     recorder.add(logp=logp_old + 0.5, logp_old=logp_old, advantages=torch.tensor([1.0]), step=3)
+    >>> recorder.path.name
+    'tokens-00000-0000.arrow'
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        method: Method | ClipRule | Parts | str | None = None,
+        clip: ClipRule | str | None = None,
+        objective: Objective | str | None = None,
+        level: str | None = None,
+        anchor: str = "trainer",
+        every: int = 1,
+        share: float = 1.0,
+        dtype: str = "float32",
+        process: int | None = None,
+        framework: str = "",
+    ):
+        pa = pyarrow()
+        if every < 1:
+            raise InvalidValue(f"every must be at least 1 (each step), got {every!r}")
+        if not 0 < share <= 1:
+            raise InvalidValue(f"share must be in (0, 1], got {share!r}")
+        if dtype not in ("float32", "float16"):
+            raise InvalidValue(f"dtype must be 'float32' or 'float16', got {dtype!r}")
+        if anchor not in ANCHORS:
+            raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+        self.every, self.share, self.dtype = every, share, dtype
+        process = _rank() if process is None else process
+        self._method: dict[str, str] | None = None
+        if any(given is not None for given in (method, clip, objective, level)):
+            self._method = method_text(method, clip=clip, objective=objective, level=level)
+        said = {
+            "format": FORMAT,
+            "method": self._method,
+            "anchor": anchor,
+            "every": every,
+            "share": share,
+            "process": process,
+            "framework": framework,
+            "bandpo": bandpo.__version__,
+            "torch": torch.__version__,
+        }
+        self._schema = record_schema(dtype).with_metadata({META: json.dumps(said).encode()})
+        self._draws, self._calls = torch.Generator().manual_seed(process), 0
+        self.path, self._file = _new_file(Path(folder), process)
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
+        self._file.flush()
+        # It runs at exit too, if nobody calls close.
+        self._end = weakref.finalize(self, _end, self._stream, self._file)
+
+    @torch.no_grad()
+    def add(
+        self,
+        *,
+        logp: Float[Tensor, "batch time"],
+        logp_old: Float[Tensor, "batch time"],
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
+        mask: Tensor | None = None,
+        logp_rollout: Float[Tensor, "batch time"] | None = None,
+        entropy: Float[Tensor, "batch time"] | None = None,
+        step: int | None = None,
+        version: int | Tensor | None = None,
+        method: Method | ClipRule | Parts | str | None = None,
+    ) -> None:
+        """Append the tokens of one loss; what stands where the mask is 0 is not kept.
+
+        Values are kept as they are, NaN included: a replay names the row, and training goes on.
+
+        Args:
+            logp: Log-probabilities (nats) of the sampled tokens under the policy in training.
+            logp_old: The same under the policy that the ratio refers to.
+            advantages: One per token or per sequence.
+            mask: 1 (or True) for tokens that count; all if omitted.
+            logp_rollout: The same as the engine that sampled gave them; NaN where it gave none.
+            entropy: Entropy (nats) of the policy at each token.
+            step: The trainer's step.
+            version: The step whose weights sampled, in the same count as ``step``: one, one per sequence, or one per
+                token. ``step − version`` is the lag of an asynchronous trainer.
+            method: The run's method in this loss, if it is not the one told at construction (a radius that changes).
+
+        Raises:
+            ValueError: shapes differ, or the recorder is closed.
+        """
+        if not self._end.alive:
+            raise InvalidValue(f"{self.path} is closed; make a new Recorder for more")
+        call, self._calls = self._calls, self._calls + 1
+        if (call if step is None else step) % self.every:
+            return
+        counted = _counted(logp, mask)
+        if self.share < 1:
+            kept = (torch.rand(len(counted), generator=self._draws) < self.share).nonzero().flatten()
+        else:
+            kept = torch.arange(len(counted))
+        if not len(kept):
+            return
+        counted = counted[kept]
+
+        def tokens(name: str, x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            if x.shape != logp.shape:
+                raise InvalidValue(
+                    f"{name} has shape {tuple(x.shape)}, logp {tuple(logp.shape)}; they must be equal"
+                )
+            return x.detach().cpu().float()[kept]
+
+        own, old = tokens("logp", logp), tokens("logp_old", logp_old)
+        rollout, entropy = tokens("logp_rollout", logp_rollout), tokens("entropy", entropy)
+        assert own is not None
+        assert old is not None
+        columns = {
+            "step": [step] * len(kept),
+            "version": _by_sequence("version", version, logp.shape, kept, counted, torch.int64),
+            "advantages": _by_sequence("advantages", advantages, logp.shape, kept, counted, torch.float32),
+            "logp_old": (old, counted),
+            "log_ratio": (own - old, counted),
+            "log_weight": None if rollout is None else (old - rollout, counted),
+            "entropy": None if entropy is None else (entropy, counted),
+        }
+        batch = _record_batch(columns, self._schema, len(kept))
+        text = None if method is None else method_text(method)
+        said = {META: json.dumps({"method": text}).encode()} if text != self._method and text else None
+        self._stream.write_batch(batch, custom_metadata=said)
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Put what was added on the disk, so that a machine that goes down does not lose it either."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """End the file; nothing can be added after it."""
+        self._end()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _end(stream: Any, file: Any) -> None:
+    stream.close()
+    file.close()
+
+
+def record_files(path: Path) -> Sequence[Path]:
+    """The files of a record: itself, or those in the folder; none if there are none."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
+    return [path] if path.suffix == ".arrow" else []
+
+
+def is_record(path: Path) -> bool:
+    """Whether it is, or holds, what a `Recorder` wrote; a run folder with a log of its own is not."""
+    return bool(record_files(path))
+
+
+def method_text(method: Method | ClipRule | Parts | str | None = None, **settings: Any) -> dict[str, str]:
+    """What a method is made of, each part as text.
+
+    Raises:
+        ValueError: a part has no text form, see `bandpo.as_text`.
+
+    >>> method_text("GSPO()")["level"]
+    'sequence'
+    """
+    parts = method if isinstance(method, Parts) else as_parts(method, **settings)
+    return {"clip": as_text(parts.clip), "objective": as_text(parts.objective), "level": parts.level}
+
+
+def _rank() -> int:
+    """Of this process among those that train together."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def _new_file(folder: Path, process: int) -> tuple[Path, Any]:
+    """A file of this process that was not there before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for opening in itertools.count():
+        path = folder / f"tokens-{process:05d}-{opening:04d}.arrow"
+        try:
+            return path, path.open("xb")
+        except FileExistsError:
+            continue
+    raise AssertionError("unreachable")
+
+
+def _counted(logp: Tensor, mask: Tensor | None) -> Tensor:
+    """Which tokens count."""
+    if logp.dim() != 2:
+        raise InvalidValue(f"logp must have the shape (batch, time), got {tuple(logp.shape)}")
+    if mask is None:
+        return torch.ones(logp.shape, dtype=torch.bool)
+    if mask.shape != logp.shape:
+        raise InvalidValue(
+            f"mask has shape {tuple(mask.shape)}, logp {tuple(logp.shape)}; they must be equal"
+        )
+    return mask.detach().cpu() != 0
+
+
+def _by_sequence(
+    name: str,
+    x: Any,
+    shape: torch.Size,
+    kept: Tensor,
+    counted: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor] | None:
+    """Values and where they count: one per sequence where its tokens share it, else one per token."""
+    if x is None:
+        return None
+    x = torch.as_tensor(x).detach().cpu().to(dtype)
+    if x.shape == (shape[0], 1):
+        x = x.squeeze(-1)
+    if x.shape not in ((), shape[:1], shape):
+        raise InvalidValue(
+            f"{name} of shape {tuple(x.shape)} fits neither the tokens {tuple(shape)} nor the sequences "
+            f"{tuple(shape[:1])}"
+        )
+    if x.shape != shape:
+        x = x.expand(shape[:1]).unsqueeze(-1)[kept]
+        return x, torch.ones_like(x, dtype=torch.bool)
+    x = x[kept]
+    first = x.gather(1, counted.int().argmax(1, keepdim=True))
+    if ((x == first) | ~counted).all():
+        return first, torch.ones_like(first, dtype=torch.bool)
+    return x, counted
+
+
+def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
+    """One Arrow record batch; of a column of lists the values are ``x[where]``, row by row."""
+    pa = pyarrow()
+
+    def array(field: Any) -> Any:
+        column = columns[field.name]
+        if column is None:
+            return pa.nulls(rows, field.type)
+        if isinstance(column, list):
+            return pa.array(column, field.type)
+        values, where = column
+        if pa.types.is_float16(field.type.value_type):
+            values = values.half()
+        ends = torch.zeros(rows + 1, dtype=torch.int32)
+        ends[1:] = where.sum(1).cumsum(0)
+        return pa.ListArray.from_arrays(
+            pa.array(ends.numpy()), pa.array(values[where].numpy()), type=field.type
+        )
+
+    return pa.record_batch([array(field) for field in schema], schema=schema)

@@ -1,0 +1,138 @@
+"""What any rule or method would have done to the tokens of a record, without training again."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bandpo.audit.after_block import AfterBlock, Moves
+from bandpo.audit.logs import Row, named_rows
+from bandpo.audit.metrics import COUNTERFACTUALS, Audit
+from bandpo.audit.mismatch import Mismatch
+from bandpo.audit.record import read_calls
+from bandpo.audit.recorder import ANCHORS
+from bandpo.errors import InvalidValue
+from bandpo.methods import Method, Parts
+from bandpo.rules import ClipRule, FixedClip
+from bandpo.text import as_parts, parse_method
+
+RUN = "the run"
+"""How a replay names the run's own method."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What was seen of a record."""
+
+    by_step: Mapping[str, Mapping[int, Audit]]
+    """For each method, the run's own first where the record tells it, the audit of each step."""
+    levels: Mapping[str, str]
+    """For each method the level that its ratios are formed on."""
+    mismatch: Mismatch | None
+    """None where the record has no log-probabilities of the engine."""
+    judged: str
+    """The method whose clip the mismatch is measured by."""
+    anchor: str
+    """Whose log-probabilities the bounds surrounded."""
+    moves: Mapping[str, Moves]
+    """How far tokens moved once the run's own method had blocked them; empty where no sequence was seen three times."""
+
+    @property
+    def audits(self) -> dict[str, Audit]:
+        """For each method its audit over the whole record."""
+        return {name: functools.reduce(operator.add, steps.values()) for name, steps in self.by_step.items()}
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row for each step, as `bandpo.audit.logs.read_log` gives them of the run's log."""
+        own, *others = self.by_step
+        found = []
+        for step, audit in self.by_step[own].items():
+            row = {f"audit/{name}": value for name, value in audit.metrics().items()}
+            for other in others:
+                tried = self.by_step[other].get(step)  # some files may not tell the run's method
+                row |= (
+                    {} if tried is None else {f"audit/if/{other}/{k}": x for k, x in tried.metrics().items()}
+                )
+            found.append(row | {"step": step})
+        return named_rows(found)
+
+
+def replay_record(
+    path: str | Path,
+    methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+    *,
+    anchor: str | None = None,
+    skip_bad: bool = False,
+) -> Replay:
+    """Audit the tokens of a record under the run's own method, if it is told, and under others.
+
+    The run's own figures are those of `bandpo.Audit` during the run.
+
+    Args:
+        path: The folder that `bandpo.Recorder` wrote, or one file of it.
+        methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
+            level, a method as it is.
+        anchor: Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``; by default as in the run.
+        skip_bad: See `bandpo.audit.record.read_calls`.
+
+    Raises:
+        ValueError: the record cannot be read, is empty, or has no log-probabilities to anchor at; a text cannot be
+            read, or a radius depends on what a record does not hold.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
+    >>> with Recorder(folder, clip="FixedClip(0.2)") as recorder:
+    ...     recorder.add(logp=torch.tensor([[0.16, 0.55]]).log(), logp_old=logp_old, advantages=torch.ones(1), step=1)
+    >>> seen = replay_record(folder, {"Band": "Band()"})
+    >>> [(name, audit.metrics()["clip_high"]) for name, audit in seen.audits.items()]
+    [('the run', 0.5), ('Band', 0.0)]
+    """
+    if anchor not in (None, *ANCHORS):
+        raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+    tried = {name: parse_method(m) if isinstance(m, str) else m for name, m in methods.items()}
+    audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
+    levels: dict[str, str] = {}
+    mismatch, judged, surrounds, after_block = None, "", "trainer", AfterBlock()
+    for number, call in enumerate(read_calls(path, skip_bad=skip_bad)):
+        own, view = call.method, call.view(anchor)
+        surrounds = anchor or call.anchor
+        each = {} if own is None else {RUN: own}
+        each |= {
+            name: _parts(method, "token" if own is None else own.level) for name, method in tried.items()
+        }
+        each = each or {"FixedClip(0.2)": Parts(FixedClip())}
+        judged = next(iter(each))
+        for name, parts in each.items():
+            tokens = view(parts)
+            if name == RUN:
+                after_block.add(call, tokens, parts.objective.weight(tokens))
+            seen = Audit.from_views(view, parts, tokens, {})
+            steps, step = audits[name], number if call.step is None else call.step
+            steps[step] = steps[step] + seen if step in steps else seen
+            levels[name] = parts.level
+        if call.log_weight is not None:
+            rollout = call.logp_old - call.log_weight
+            gap = Mismatch.from_batch(
+                call.logp_old + call.log_ratio,
+                call.logp_old,
+                rollout,
+                call.advantages,
+                call.mask,
+                method=each[judged],
+                lag=call.lag,
+            )
+            mismatch = gap if mismatch is None else mismatch + gap
+    if not audits:
+        raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
+    return Replay(audits, levels, mismatch, judged, surrounds, after_block.moves())
+
+
+def _parts(method: Method | ClipRule, level: str) -> Parts:
+    parts = as_parts(method)
+    return parts._replace(level=level) if isinstance(method, ClipRule) else parts

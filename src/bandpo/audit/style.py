@@ -1,0 +1,137 @@
+"""How figures look: one style sheet for all, and one colour, line and marker for each rule, in every figure.
+
+Colours are told apart by colour-blind readers. Where two are close, or equal in grey, line and marker differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain, cycle
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from matplotlib import style
+from matplotlib.figure import Figure
+
+from bandpo.audit.files import replacing
+from bandpo.divergences import KL, PearsonChi2, TotalVariation
+from bandpo.methods import Method, Parts
+from bandpo.objectives import DualClip, Surrogate
+from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Sides, Unclipped, Union
+from bandpo.text import as_parts
+
+__all__ = ["LOOKS", "Look", "add_legend", "house_style", "looks_of", "save_figure"]
+
+SHEET = "bandpo.audit.house"
+
+
+class Look(NamedTuple):
+    """How one rule is drawn."""
+
+    colour: str
+    line: Any = "-"
+    marker: str = "o"
+
+    def options(self) -> dict[str, Any]:
+        """Those of a line."""
+        return {"color": self.colour, "linestyle": self.line, "marker": self.marker}
+
+
+DASHED, DOTTED, DASH_DOT, LONG = (0, (4, 1.5)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5)), (0, (9, 2))
+LOOKS: Mapping[str, Look] = {
+    "clip": Look("#4D4D4D", "-", "s"),
+    "Clip-Higher": Look("#E69F00", DASHED, "^"),
+    "DCPO": Look("#009E73", DASH_DOT, "v"),
+    "Band-KL": Look("#0072B2", "-", "o"),
+    "Band-TV": Look("#56B4E9", DASH_DOT, "P"),
+    "Band-χ²": Look("#332288", DOTTED, "X"),
+    "Band on one side": Look("#D55E00", LONG, "D"),
+    "union": Look("#882255", DASH_DOT, "<"),
+    "no clip": Look("#CC79A7", DOTTED, "*"),
+}
+"""By kind of rule. Most colours are Okabe and Ito's, three are Tol's."""
+OTHERS = (
+    Look("#999933", "-", "h"),
+    Look("#AA4499", DASHED, ">"),
+    Look("#117733", DOTTED, "p"),
+    Look("#DDAA77", DASH_DOT, "d"),
+    Look("#661100", LONG, "H"),
+)
+"""Of further rules, of a second one of the same kind, and of runs whose rule is not known."""
+
+
+def _kind(method: Parts) -> str | None:
+    """The key in `LOOKS`; None for a kind of its own."""
+    if not isinstance(method.objective, Surrogate | DualClip) or method.level != "token":
+        return None
+    match method.clip:
+        case FixedClip(low=low, high=high):
+            return "clip" if low == high else "Clip-Higher"
+        case DCPO():
+            return "DCPO"
+        case Band(divergence=KL()):
+            return "Band-KL"
+        case Band(divergence=TotalVariation()):
+            return "Band-TV"
+        case Band(divergence=PearsonChi2()):
+            return "Band-χ²"
+        case Sides():
+            return "Band on one side"
+        case Union():
+            return "union"
+        case Unclipped():
+            return "no clip"
+    return None
+
+
+def looks_of(methods: Mapping[str, Method | ClipRule | Parts | str | None]) -> dict[str, Look]:
+    """The look of each label: that of its rule, and for a second rule of one kind a further one.
+
+    Args:
+        methods: For each label what it stands for; None where that is not known.
+
+    >>> looks = looks_of({"mine": FixedClip(0.2), "a run": None, "another": "Band(KL(), 0.1)"})
+    >>> looks["mine"] is LOOKS["clip"], looks["another"] is LOOKS["Band-KL"], looks["a run"] is OTHERS[0]
+    (True, True, True)
+    """
+    found: dict[str, Look] = {}
+    for label, method in methods.items():
+        parts = method if isinstance(method, Parts) or method is None else as_parts(method)
+        look = LOOKS.get(_kind(parts) or "") if parts else None
+        if look and look not in found.values():
+            found[label] = look
+    spare = chain((look for look in (*OTHERS, *LOOKS.values()) if look not in found.values()), cycle(OTHERS))
+    return {label: found[label] if label in found else next(spare) for label in methods}
+
+
+def house_style() -> Any:
+    """The style sheet, as a context or a decorator, for the making of a figure and for its saving."""
+    return style.context(SHEET)
+
+
+def add_legend(figure: Figure, columns: int = 5) -> None:
+    """One legend for the whole figure, below it, with every label once."""
+    handles = {
+        str(label): handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        options: dict[str, Any] = {"loc": "outside lower center", "ncols": min(columns, len(handles))}
+        figure.legend(list(handles.values()), list(handles), **options)
+
+
+def save_figure(figure: Figure, output: Path | IO[bytes], **options: Any) -> None:
+    """Write a figure in the house's style; if that fails, an earlier file of this name stays as it was.
+
+    Args:
+        figure: What to write.
+        output: A file, whose suffix says its kind, or a stream.
+        options: Of ``Figure.savefig``.
+    """
+    with house_style():
+        if not isinstance(output, Path):
+            figure.savefig(output, **options)
+            return
+        with replacing(output) as unfinished:
+            figure.savefig(unfinished, **options)

@@ -1,0 +1,245 @@
+"""`check`: whether a rule, a divergence, an objective or a method keeps what its base class promises.
+
+A mistake in one of them raises nothing. A rule that returns ratios for log-ratios, or a divergence written for ``u``
+where it gets ``log u``, trains and clips nothing. A few points tell.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from bandpo import _checks
+from bandpo.batch import Tokens
+from bandpo.bounds import RatioBounds
+from bandpo.divergences import Divergence
+from bandpo.errors import InvalidType, InvalidValue
+from bandpo.methods import Method
+from bandpo.objectives import Objective
+from bandpo.radius import Radius, TrainingState
+from bandpo.rules import Band, ClipRule, FixedClip, Outside, bands, parts_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["check"]
+
+PAGE = "see docs/write-your-own.md"
+LOGP = torch.tensor(
+    [[-30, -20, -10, -5], [-3, -2, -1, -0.5], [-0.1, -1e-2, -1e-3, -1e-4]], dtype=torch.float64, device="cpu"
+)
+"""From the rarest to the surest token that a trainer meets."""
+LOG_U = torch.arange(-50, 51, dtype=torch.float64, device="cpu") / 10
+"""0 is exact among them."""
+LOG_RATIOS = (-10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0)
+MIDWAY = TrainingState(progress=0.5, entropy=torch.ones_like(LOGP), radii={})
+"""For a radius that depends on the training state."""
+ROUNDING = 1e-6
+"""Of a formula in float32."""
+
+
+def check(setting: ClipRule | Divergence | Objective | Method) -> None:
+    """Refuse a rule, divergence, objective or method of your own that breaks what its base class promises.
+
+    It is tried on a few tokens, from p = 1e−13 to 1 − p = 1e−4. `BandGRPOTrainer`, the adapters, `bandpo bounds` and
+    `bandpo plot` do so by themselves. A radius that is not known yet is tried in the middle of training. A
+    rule that holds a tensor is tried but for its bounds.
+
+    - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and `outside`
+      says the same as `bounds`.
+    - **Divergence**: ``f`` is convex with its minimum ``f(0) = 0``, ``df`` is its derivative, and both bounds spend the
+      radius.
+    - **Objective**: the weights are finite and in the tokens' shape.
+
+    Raises:
+        TypeError: ``setting`` is none of these.
+        ValueError: it breaks a promise; the message names the point, the value, the reason and the page about it.
+
+    >>> check(Band(KL(), 0.05))
+    """
+    if isinstance(setting, Method):
+        parts = setting.parts()
+        check(parts.clip)
+        check(parts.objective)
+    elif isinstance(setting, ClipRule):
+        _check_rule(setting)
+    elif isinstance(setting, Divergence):
+        _check_rule(Band(setting, max_ratio=math.inf))
+    elif _checks.is_a(setting, Objective):
+        _check_objective(setting)
+    else:
+        raise InvalidType(f"check takes a clip rule, a divergence, an objective or a method, got {setting!r}")
+
+
+def _check_rule(rule: ClipRule) -> None:
+    for part in parts_of(rule).values():
+        if isinstance(part, ClipRule):
+            _check_rule(part)
+    if isinstance(rule, Band):
+        _check_f(rule.divergence)
+        _check_spent(rule.divergence)
+    now = rule.resolved(MIDWAY)
+    if any(isinstance(band.radius, torch.Tensor) for band in bands(rule).values()) or any(
+        isinstance(band.radius, Radius) and band.radius.needs for band in bands(now).values()
+    ):
+        return
+    bounds = now.bounds(LOGP)
+    _check_bounds(rule, bounds)
+    _check_outside(rule, now, bounds)
+
+
+def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
+    if not _checks.is_a(bounds, RatioBounds):
+        raise InvalidValue(
+            f"{rule!r}: bounds returns a {type(bounds).__name__}, not RatioBounds(log_lower, log_upper); {PAGE}"
+        )
+    for name in ("log_lower", "log_upper"):
+        _check_shape(f"{rule!r}: {name}", getattr(bounds, name), LOGP, PAGE)
+    where = ~((bounds.log_lower <= ROUNDING) & (bounds.log_upper >= -ROUNDING))
+    if where.any():
+        logp, lower, upper = (x[where][0].item() for x in (LOGP, bounds.log_lower, bounds.log_upper))
+        if math.isnan(lower) or math.isnan(upper):
+            reason = "NaN is no bound"
+        elif lower > 0 > upper:
+            reason = "they are swapped"
+        elif lower <= 1 <= upper:
+            reason = "log_lower is above 0: these are ratios, return their logarithms"
+        else:
+            side = "log_lower must not be above 0" if lower > 0 else "log_upper must not be below 0"
+            reason = f"{side}, else the ratio 1 is outside"
+        raise InvalidValue(
+            f"{rule!r}: at {_token(logp)} log_lower is {lower:g} and log_upper {upper:g}; {reason}; {PAGE}"
+        )
+
+
+def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
+    of_bounds = [bound * factor for bound in (bounds.log_lower, bounds.log_upper) for factor in (0.9, 1.1)]
+    constant = [torch.full_like(LOGP, log_ratio) for log_ratio in LOG_RATIOS]
+    for log_ratio in (*of_bounds, *constant):
+        log_ratio = torch.minimum(log_ratio.clamp(min=-30.0), -LOGP)  # within the simplex
+        outside = now.outside(log_ratio, LOGP)
+        if not _checks.is_a(outside, Outside):
+            raise InvalidValue(
+                f"{rule!r}: outside returns a {type(outside).__name__}, not Outside(below, above); {PAGE}"
+            )
+        for side, said, bound, told in (
+            ("below", outside.below, bounds.log_lower, log_ratio < bounds.log_lower),
+            ("above", outside.above, bounds.log_upper, log_ratio > bounds.log_upper),
+        ):
+            _check_shape(f"{rule!r}: outside.{side}", said, LOGP, PAGE)
+            if said.dtype != torch.bool:
+                raise InvalidValue(f"{rule!r}: outside returns {said.dtype}, not booleans; {PAGE}")
+            # Ratios this close to a bound are left out: rounding decides them.
+            near = bound.isfinite() & ((log_ratio - bound).abs() <= 0.05 * bound.abs() + ROUNDING)
+            if (wrong := (said != told) & ~near).any():
+                logp, ratio, at = (x[wrong][0].item() for x in (LOGP, log_ratio, bound))
+                raise InvalidValue(_contradiction(rule, now, side, logp, ratio, at))
+
+
+def _contradiction(
+    rule: ClipRule, now: ClipRule, side: str, logp: float, log_ratio: float, bound: float
+) -> str:
+    name, within = ("log_lower", log_ratio >= bound) if side == "below" else ("log_upper", log_ratio <= bound)
+    bound_of = f"{name} is {bound:g}"
+    if type(now).outside is Band.outside and isinstance(now, Band):
+        logps = torch.tensor(logp, dtype=torch.float64)
+        spends = now.divergence.spent(torch.full_like(logps, log_ratio), logps).item()
+        radius = now.radius_for(logps)
+        return (
+            f"{now.divergence!r}: at {_token(logp)} {bound_of} by log_bounds, but the log-ratio {log_ratio:g} spends "
+            f"{spends:g} of the radius {radius:g}; {PAGE}"
+        )
+    return (
+        f"{rule!r}: at {_token(logp)} outside says that the log-ratio {log_ratio:g} is {'' if within else 'not '}"
+        f"{side}, but {bound_of}; {PAGE}"
+    )
+
+
+def _check_f(divergence: Divergence) -> None:
+    def refuse(reason: str) -> None:
+        raise InvalidValue(f"{divergence!r}: {reason}; {PAGE}")
+
+    f = divergence.f(LOG_U)
+    for name, values in (("f", f), ("df", divergence.df(LOG_U))):
+        if not _checks.is_a(values, torch.Tensor) or values.shape != LOG_U.shape:
+            refuse(f"{name} must be elementwise, and map a tensor to one of equal shape")
+    f, df = f.double(), divergence.df(LOG_U).double()
+    at_1 = f[LOG_U == 0].item()
+    if not abs(at_1) <= ROUNDING:
+        of_u = divergence.f(torch.ones_like(LOG_U))[0].item()
+        hint = ", and f(1) is 0: it seems to be written for u" if abs(of_u) <= ROUNDING else ""
+        refuse(f"f gets log u, so f(0) must be 0; f(0) is {at_1:g}{hint}")
+    if (bad := ~(f >= -ROUNDING)).any():
+        reason = "f must be a number ≥ 0, with its minimum at log u = 0 (subtract f'(1)·(u − 1))"
+        refuse(f"f({LOG_U[bad][0]:g}) is {f[bad][0]:g}, a NaN or below 0; {reason}")
+    if not f.max() > 0:
+        refuse("f is 0 everywhere, so it puts no bound on the ratio")
+    u = LOG_U.exp()
+    gap = u.diff()
+    slopes, noise = f.diff() / gap, ROUNDING * (f[1:] + f[:-1] + u[1:]) / gap
+    if (falls := slopes.diff() < -(noise[1:] + noise[:-1])).any():
+        refuse(
+            f"f is not convex: as a function of u its slope falls around log u = {LOG_U[1:-1][falls][0]:g}"
+        )
+    # A convex function's derivative lies between the slopes on both sides, at a kink too.
+    step = 1e-3
+    left, right = (
+        u * (divergence.f(LOG_U + h).double() - f) / ((LOG_U + h).exp() - u) for h in (-step, step)
+    )
+    room = 1e-2 * torch.maximum(left.abs(), right.abs()) + 1e-4
+    if (bad := ~((left - room <= df) & (df <= right + room))).any():
+        slope = (left[bad][0] + right[bad][0]) / 2
+        refuse(f"df({LOG_U[bad][0]:g}) is {df[bad][0]:g}, but f's derivative by log u is {slope:g} there")
+    limit = divergence.f(torch.full_like(LOG_U, -math.inf))[0].item()
+    if not limit >= f[0] - ROUNDING:
+        refuse(f"f(-inf) is {limit:g}, but must be f's limit for u → 0; f({LOG_U[0]:g}) is {f[0]:g}")
+
+
+def _check_spent(divergence: Divergence) -> None:
+    """Against the base class's, which is the definition; where it is that one, there is nothing to see."""
+    for log_ratio in LOG_RATIOS:
+        ratios = torch.minimum(torch.full_like(LOGP, log_ratio), -LOGP / 2)
+        spent, defined = divergence.spent(ratios, LOGP), Divergence.spent(divergence, ratios, LOGP)
+        _check_shape(f"{divergence!r}: spent", spent, LOGP, PAGE)
+        wrong = ~torch.isclose(spent.double(), defined.double(), rtol=1e-3, atol=1e-9)
+        if wrong.any():
+            at, ratio, value, right = (x[wrong][0].item() for x in (LOGP, ratios, spent, defined))
+            raise InvalidValue(
+                f"{divergence!r}: spent at {_token(at)} and the log-ratio {ratio:g} is {value:g}, but p·f(r) + (1 − p)·"
+                f"f(c) is {right:g}; {PAGE}"
+            )
+
+
+def _check_objective(objective: Objective) -> None:
+    logp_old = LOGP.float()
+    moved = torch.linspace(-1, 1, LOGP.numel(), device="cpu").view_as(logp_old)
+    tokens = Tokens.build(
+        (logp_old + moved).clamp(max=-1e-6),
+        logp_old,
+        torch.tensor([1.0, -1.0, -0.5, 0.5], device="cpu").expand_as(logp_old),
+        rule=FixedClip(),
+        entropy=torch.ones_like(logp_old),
+    )
+    for name in ("weight", "value"):
+        values = getattr(objective, name)(tokens)
+        _check_shape(f"{objective!r}: {name}", values, logp_old, PAGE)
+        if (bad := ~values.isfinite()).any():
+            raise InvalidValue(
+                f"{objective!r}: {name} returns {values[bad][0].item():g} at {_token(logp_old[bad][0].item())} and the "
+                f"log-ratio {tokens.log_ratio[bad][0].item():g}, but must be finite; {PAGE}"
+            )
+
+
+def _check_shape(what: str, x: object, like: Tensor, page: str) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise InvalidValue(f"{what} is a {type(x).__name__}, not a tensor of the tokens' shape; {page}")
+    if x.shape != like.shape:
+        raise InvalidValue(
+            f"{what} has the shape {tuple(x.shape)}, not the tokens' {tuple(like.shape)}; {page}"
+        )
+
+
+def _token(logp: float) -> str:
+    return f"logp_old = {logp:g} (p = {math.exp(logp):.4g})"

@@ -1,0 +1,397 @@
+"""Clip rules: what bounds a probability ratio. PPO's clip is the constant case, Band the exact one.
+
+Every rule is an immutable setting with one interface, so a loss, a trainer or an audit takes any of them. Its
+``repr`` is also how it is written in a YAML file or on a command line; `bandpo.parse_rule` reads it back.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch.nn.functional import softplus
+
+from bandpo import _checks
+from bandpo.bounds import RatioBounds, ratio_bounds
+from bandpo.divergences import KL, Divergence
+from bandpo.errors import InvalidType, InvalidValue
+from bandpo.radius import Hold, Radius, TrainingState
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+__all__ = [
+    "DCPO",
+    "Band",
+    "Capped",
+    "ClipRule",
+    "FixedClip",
+    "Intersection",
+    "Outside",
+    "Sides",
+    "Unclipped",
+    "Union",
+]
+
+
+class Outside(NamedTuple):
+    """Where ratios lie outside of a rule's interval."""
+
+    below: Bool[Tensor, "*shape"]
+    """Where the ratio lies under the lower bound."""
+    above: Bool[Tensor, "*shape"]
+    """Where it lies over the upper bound."""
+
+
+@dataclass(frozen=True)
+class ClipRule(ABC):
+    """An interval of allowed ratios for each token."""
+
+    @abstractmethod
+    def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
+        """The interval for tokens of old log-probability ``logp_old`` (nats, any shape)."""
+
+    def outside(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> Outside:
+        """Where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
+
+        All that a gradient needs. By default it compares with `bounds`. A rule that can tell more cheaply overrides it,
+        and `solves` to say so.
+        """
+        bounds = self.bounds(logp_old)
+        return Outside(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
+
+    @property
+    def solves(self) -> bool:
+        """Whether `bounds` is costly, as a root search is. A loss then asks `outside` alone where that will do."""
+        return any(part.solves for part in parts_of(self).values() if isinstance(part, ClipRule))
+
+    def resolved(self, state: TrainingState) -> ClipRule:
+        """The rule with numbers for its radii, and for those of rules within it, as far as the state tells them.
+
+        >>> Band(KL(), Linear(0.05, 0.01)).resolved(TrainingState(progress=1.0))
+        Band(divergence=KL(), radius=0.01, max_ratio=10.0)
+        """
+        changed = {
+            name: now
+            for name, part in parts_of(self).items()
+            if isinstance(part, ClipRule | Radius) and (now := part.resolved(state)) is not part
+        }
+        return replace(self, **changed) if changed else self
+
+    def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The radii that the rule's controllers, such as `HoldKL`, choose after a batch.
+
+        Plain data by the controllers' text forms, to be saved with a checkpoint; empty for a rule without a controller.
+
+        Args:
+            radii: Those of the batch; ``{}`` for the first.
+            metrics: Of `bandpo.Audit` (or of `bandpo.policy_loss`, which has no ``entropy``), over the batch.
+
+        Raises:
+            ValueError: the metrics lack what a controller measures.
+        """
+        controllers = [band.radius for band in bands(self).values() if isinstance(band.radius, Hold)]
+        try:
+            return {
+                repr(hold): hold.update(radii.get(repr(hold), hold.start), hold.measured(metrics))
+                for hold in controllers
+            }
+        except KeyError as error:
+            raise InvalidValue(
+                f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Band(ClipRule):
+    """Band: the ratios within an f-divergence trust region around the token's old probability.
+
+    `outside` evaluates the constraint once and solves for no bound. The gradient of a clipped loss needs no more.
+
+    Args:
+        divergence: The trust region's divergence.
+        radius: Its size, in the divergence's own unit; by default ``divergence.default_radius``. A number, a tensor
+            (one per token, or one per sequence with a trailing dimension of 1), or one of `bandpo.radius`: a schedule,
+            a function of the token, or a controller. A rule that holds a tensor has no text form.
+        max_ratio: Cap on the upper bound, > 1; ``inf`` for none. The paper uses 10.
+
+    Source: arXiv 2603.04918.
+
+    >>> Band(KL(), radius=0.05).bounds(torch.tensor([0.001, 0.08, 0.9]).log()).upper
+    tensor([10.0000,  2.4106,  1.0764])
+    """
+
+    divergence: Divergence = KL()
+    radius: float | Tensor | Radius | None = None
+    max_ratio: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not _checks.is_a(self.divergence, Divergence):
+            raise InvalidType(
+                f"Band's first argument is the divergence, got {self.divergence!r}; write Band(KL(), 0.05), or "
+                "parse_rule('Band(KL(), 0.05)') for text"
+            )
+        if self.radius is None:
+            object.__setattr__(self, "radius", self.divergence.default_radius)
+        if isinstance(self.radius, torch.Tensor):
+            _checks.as_float("radius", self.radius)
+        elif not isinstance(self.radius, Radius):
+            _checks.positive("radius", self.radius)
+        if not self.max_ratio > 1:
+            raise InvalidValue(f"max_ratio must be above 1 (inf for no cap), got {self.max_ratio!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Band) or type(other) is not type(self):
+            return NotImplemented
+        mine, theirs = self.radius, other.radius
+        if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
+            # A tensor equals only itself, as its hash says: comparing elements would read the device.
+            same_radius = mine is theirs
+        else:
+            same_radius = mine == theirs
+        return same_radius and (self.divergence, self.max_ratio) == (other.divergence, other.max_ratio)
+
+    def radius_for(self, logp_old: Float[Tensor, "*shape"]) -> float | Tensor:
+        """The radius, for tokens of old log-probability ``logp_old``: a number or a tensor that broadcasts to them.
+
+        Raises:
+            ValueError: it depends on the training state (see `resolved`), does not broadcast, or is not above 0
+                everywhere.
+        """
+        logp = _checks.as_float("logp_old", logp_old)
+        radius = cast("float | Tensor | Radius", self.radius)  # never None: __post_init__ filled it in
+        if isinstance(radius, Radius):
+            radius = radius.per_token(logp)
+        return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        logp = _checks.as_logp("logp_old", logp_old)
+        bounds = ratio_bounds(logp, self.divergence, self.radius_for(logp))
+        return RatioBounds(bounds.log_lower, bounds.log_upper.clamp(max=math.log(self.max_ratio)))
+
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+        logp = _checks.as_logp("logp_old", logp_old)
+        beyond = self.divergence.spent(log_ratio, logp) > self.radius_for(logp)
+        above = (beyond & (log_ratio > 0)) | (log_ratio > math.log(self.max_ratio))
+        return Outside(beyond & (log_ratio < 0), above)
+
+    @property
+    def solves(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class FixedClip(ClipRule):
+    """PPO's clip: ratios in ``[1 − low, 1 + high]`` whatever the token's probability.
+
+    0.2/0.2 is PPO and GRPO, 0.2/0.28 DAPO's Clip-Higher. ``high=inf`` leaves positive advantages unbounded.
+
+    >>> FixedClip(0.2, 0.28).bounds(torch.tensor([0.08]).log()).upper
+    tensor([1.2800])
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (_checks.is_number(self.low) and 0 <= self.low <= 1):
+            raise InvalidValue(f"low must be in [0, 1] (the lower bound is 1 - low), got {self.low!r}")
+        if not (_checks.is_number(self.high) and self.high >= 0):
+            raise InvalidValue(f"high must be at least 0 (the upper bound is 1 + high), got {self.high!r}")
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        logp = _checks.as_logp("logp_old", logp_old)
+        log_lower = math.log1p(-self.low) if self.low < 1 else -math.inf
+        return RatioBounds(torch.full_like(logp, log_lower), torch.full_like(logp, math.log1p(self.high)))
+
+
+@dataclass(frozen=True)
+class Unclipped(ClipRule):
+    """No clip: every ratio is allowed.
+
+    >>> Unclipped().bounds(torch.tensor([0.08]).log()).upper
+    tensor([inf])
+    """
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        return FixedClip(low=1.0, high=math.inf).bounds(logp_old)
+
+
+def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
+    """Every band in a rule by the path of fields that leads to it; by ``""`` where it is the rule itself.
+
+    >>> bands(Capped(Sides(FixedClip(), Band()), 4.0))
+    {'rule.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
+    """
+    found = {within: rule} if isinstance(rule, Band) else {}
+    for name, part in parts_of(rule).items():
+        if isinstance(part, ClipRule):
+            found |= bands(part, f"{within}.{name}".lstrip("."))
+    return found
+
+
+def parts_of(rule: ClipRule) -> dict[str, Any]:
+    """What a rule is made of: its fields by name."""
+    return {f.name: getattr(rule, f.name) for f in fields(rule)}
+
+
+@dataclass(frozen=True)
+class DCPO(ClipRule):
+    """DCPO's dynamic clip: the ratios with ``|r − 1|·r·p`` within ``low`` below 1 and ``high`` above.
+
+        ½ + ½·√max(1 − 4·low/p, 0)  ≤  r  ≤  min(½ + ½·√(1 + 4·high/p), max_ratio)
+
+    The lower bound is ½ for every token with ``p ≤ 4·low``. The upper exceeds ``1/p``, the simplex, for common
+    tokens (p > 1 − high), and so never binds on them.
+
+    Args:
+        low: ≥ 0.
+        high: ≥ 0.
+        max_ratio: Cap on the upper bound, > 1; ``inf`` for none.
+
+    Source: arXiv 2509.02333.
+
+    >>> DCPO().bounds(torch.tensor([0.001, 0.08, 0.9]).log()).upper
+    tensor([10.0000,  2.1583,  1.1872])
+    """
+
+    low: float = 0.16
+    high: float = 0.2
+    max_ratio: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidValue(
+                    f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}"
+                )
+        if not self.max_ratio > 1:
+            raise InvalidValue(f"max_ratio must be above 1 (inf for no cap), got {self.max_ratio!r}")
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        logp = _checks.as_logp("logp_old", logp_old)
+        lower = 0.5 + 0.5 * (1 - torch.exp(_log_ratio(4 * self.low, logp))).clamp(min=0.0).sqrt()
+        # √(1 + e^x) = exp(½·softplus(x)) holds where e^x overflows.
+        log_root = softplus(_log_ratio(4 * self.high, logp)) / 2
+        log_upper = torch.logaddexp(torch.zeros_like(logp), log_root) - math.log(2)
+        return RatioBounds(lower.log(), log_upper.clamp(min=0.0, max=math.log(self.max_ratio)))
+
+
+def _log_ratio(x: float, logp: Tensor) -> Tensor:
+    """``log(x/p)``; −inf at x = 0, whatever p."""
+    return math.log(x) - logp if x else torch.full_like(logp, -math.inf)
+
+
+def _check_rules(**rules: object) -> None:
+    for name, rule in rules.items():
+        if not isinstance(rule, ClipRule):
+            raise InvalidType(f"{name} must be a ClipRule such as FixedClip(0.2), got {rule!r}")
+
+
+@dataclass(frozen=True)
+class Sides(ClipRule):
+    """The lower bound of one rule and the upper bound of another.
+
+    >>> bounds = Sides(lower=FixedClip(0.2), upper=Band(KL(), 0.05)).bounds(torch.tensor([0.08]).log())
+    >>> print(f"{bounds.lower.item():.3f} {bounds.upper.item():.3f}")
+    0.800 2.411
+    """
+
+    lower: ClipRule
+    upper: ClipRule
+
+    def __post_init__(self) -> None:
+        _check_rules(lower=self.lower, upper=self.upper)
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        return RatioBounds(self.lower.bounds(logp_old).log_lower, self.upper.bounds(logp_old).log_upper)
+
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+        below = self.lower.outside(log_ratio, logp_old).below
+        return Outside(below, self.upper.outside(log_ratio, logp_old).above)
+
+
+@dataclass(frozen=True)
+class _Pair(ClipRule):
+    a: ClipRule
+    b: ClipRule
+
+    def __post_init__(self) -> None:
+        _check_rules(a=self.a, b=self.b)
+
+    @staticmethod
+    @abstractmethod
+    def _lower(a: Tensor, b: Tensor, /) -> Tensor:
+        """Of two lower bounds the one that holds."""
+
+    @staticmethod
+    @abstractmethod
+    def _upper(a: Tensor, b: Tensor, /) -> Tensor:
+        """Of two upper bounds the one that holds."""
+
+    @staticmethod
+    @abstractmethod
+    def _outside(a: Tensor, b: Tensor, /) -> Tensor:
+        """Outside of the pair, where ``a`` and ``b`` tell what is outside of each."""
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
+        return RatioBounds(self._lower(a.log_lower, b.log_lower), self._upper(a.log_upper, b.log_upper))
+
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+        a, b = self.a.outside(log_ratio, logp_old), self.b.outside(log_ratio, logp_old)
+        return Outside(self._outside(a.below, b.below), self._outside(a.above, b.above))
+
+
+@dataclass(frozen=True)
+class Union(_Pair):
+    """Ratios that either rule allows: the lesser lower and the greater upper bound.
+
+    >>> Union(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
+    tensor([1.2800])
+    """
+
+    _lower, _upper, _outside = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
+
+
+@dataclass(frozen=True)
+class Intersection(_Pair):
+    """Ratios that both rules allow: the greater lower and the lesser upper bound.
+
+    >>> Intersection(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
+    tensor([1.0764])
+    """
+
+    _lower, _upper, _outside = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
+
+
+@dataclass(frozen=True)
+class Capped(ClipRule):
+    """A rule whose upper bound is at most ``max_ratio``.
+
+    >>> Capped(Unclipped(), 10.0).bounds(torch.tensor([0.08]).log()).upper
+    tensor([10.])
+    """
+
+    rule: ClipRule
+    max_ratio: float
+
+    def __post_init__(self) -> None:
+        _check_rules(rule=self.rule)
+        if not 1 < self.max_ratio < math.inf:
+            raise InvalidValue(f"max_ratio must be finite and above 1, got {self.max_ratio!r}")
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        return self._both.bounds(logp_old)
+
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+        return self._both.outside(log_ratio, logp_old)
+
+    @property
+    def _both(self) -> Intersection:
+        return Intersection(self.rule, FixedClip(1.0, self.max_ratio - 1))

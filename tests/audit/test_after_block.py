@@ -1,0 +1,130 @@
+"""Movement of tokens after they were blocked."""
+
+import pytest
+import torch
+
+from bandpo import Recorder, policy_loss
+from bandpo.audit import after_block
+from bandpo.audit.record_findings import all_record_findings
+from bandpo.audit.replay import replay_record
+
+CLIP = "FixedClip(0.2)"
+
+
+def record(folder, looks, advantages, method=CLIP):
+    """A record of one loss for each row of log-ratios, over the same sequences of one token."""
+    logp_old = -1 - torch.arange(len(advantages)).float().unsqueeze(-1) / 8
+    with Recorder(folder, method=method) as recorder:
+        for log_ratios in looks:
+            moved = torch.tensor(log_ratios).unsqueeze(-1)
+            recorder.add(logp=logp_old + moved, logp_old=logp_old, advantages=torch.tensor(advantages))
+    return folder
+
+
+def test_numbers_worked_by_hand(tmp_path):
+    looks = [
+        [0.0, 0.0, 0.0, 0.0],
+        [0.3, -0.5, 0.1, 0.3],  # the first is blocked above ln 1.2, the second below ln 0.8
+        [0.4, -0.6, 0.5, 0.2],  # 0.1 on; 0.1 on; blocked now
+        [0.9, -0.4, 0.3, 0.1],  # not newly blocked any more, twice; 0.2 back
+    ]
+    seen = replay_record(record(tmp_path, looks, [1.0, -2.0, 0.5, 0.0]))
+    raised, lowered = seen.moves["raised"], seen.moves["lowered"]
+    assert raised == (2, pytest.approx((0.3 + 0.4) / 2), pytest.approx((0.1 - 0.2) / 2, abs=1e-6), 0.5)
+    assert lowered == (1, pytest.approx(0.5), pytest.approx(0.1), 1.0)
+
+
+def test_a_block_counts_once_for_each_time_that_a_token_comes_back(tmp_path):
+    looks = [[x] for x in (0.0, 0.3, 0.1, 0.3, 0.35)]
+    [moves] = replay_record(record(tmp_path, looks, [1.0])).moves.values()
+    assert moves == (2, pytest.approx((0.3 + 0.2) / 2), pytest.approx((-0.2 + 0.05) / 2, abs=1e-6), 0.5)
+
+
+def test_looks_at_the_same_weights_are_one(tmp_path):
+    """Micro-batches of one update may hold the same sequence, and so may one of them."""
+    logp_old = torch.full((2, 1), -1.0)
+    with Recorder(tmp_path, method=CLIP) as recorder:
+        for update, moved in enumerate((0.0, 0.3, 0.4)):
+            for _ in range(2):
+                recorder.add(logp=logp_old + moved, logp_old=logp_old, advantages=torch.ones(2), step=update)
+    [moves] = replay_record(tmp_path).moves.values()
+    assert moves == (1, pytest.approx(0.3), pytest.approx(0.1), 1.0)
+
+
+def test_a_token_that_stands_still_from_step_to_step_has_stopped(tmp_path):
+    logp_old = torch.tensor([[-1.0]])
+    with Recorder(tmp_path, method=CLIP) as recorder:
+        for step, moved in enumerate((0.0, 0.3, 0.3)):
+            recorder.add(logp=logp_old + moved, logp_old=logp_old, advantages=torch.ones(1), step=step)
+    assert replay_record(tmp_path).moves["raised"].after == 0
+
+
+def test_two_looks_or_no_method_tell_nothing(tmp_path):
+    assert not replay_record(record(tmp_path / "two", [[0.0], [0.3]], [1.0])).moves
+    unknown = record(tmp_path / "unknown", [[0.0], [0.3], [0.4]], [1.0], method=None)
+    assert not replay_record(unknown).moves
+
+
+def test_what_is_not_seen_again_is_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(after_block, "FORGOTTEN", 3)
+    logp_old = torch.tensor([[-1.0]])
+
+    def moves(gap):
+        folder = tmp_path / str(gap)
+        with Recorder(folder, method=CLIP) as recorder:
+            for moved in (0.0, 0.3, *[None] * gap, 0.4):
+                old = logp_old if moved is not None else torch.tensor([[-2.0]])
+                recorder.add(logp=old + (moved or 0.0), logp_old=old, advantages=torch.ones(1))
+        return replay_record(folder).moves
+
+    assert moves(0)
+    assert not moves(7)
+
+
+def test_sequences_move_as_their_tokens_do_on_average(tmp_path):
+    logp_old = torch.tensor([[-1.0, -2.0]])
+    with Recorder(tmp_path, method="GSPO(0.2, 0.2)") as recorder:
+        for moved in (0.0, 0.3, 0.4):
+            logp = logp_old + torch.tensor([[moved, 0.1 + moved]])
+            recorder.add(logp=logp, logp_old=logp_old, advantages=torch.ones(1))
+    assert replay_record(tmp_path).moves["raised"] == (2, pytest.approx(0.3), pytest.approx(0.1), 1.0)
+
+
+@pytest.mark.parametrize(("momentum", "stops"), [(0.0, True), (0.9, False)])
+def test_momentum_carries_blocked_tokens_on(momentum, stops, tmp_path):
+    """Forty contexts of their own, so that no token is moved by another's gradient."""
+    logits = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    optimizer = torch.optim.SGD([logits], lr=8.0, momentum=momentum)
+    advantages = torch.ones(40).index_fill_(0, torch.arange(20), -1.0)
+
+    def logp():
+        return logits.log_softmax(-1)[:, :1]
+
+    logp_old = logp().detach()
+    with Recorder(tmp_path, method=CLIP) as recorder:
+        for _ in range(12):
+            recorder.add(logp=logp(), logp_old=logp_old, advantages=advantages)
+            optimizer.zero_grad()
+            policy_loss(logp(), logp_old, advantages, method=CLIP).loss.backward()
+            optimizer.step()
+    seen = replay_record(tmp_path)
+    for moves in seen.moves.values():
+        assert moves.tokens > 10
+        assert moves.before > 0.01
+        assert (abs(moves.after) < 1e-6) == stops
+        assert moves.onward == (not stops)
+    assert len(seen.moves) == 2
+
+
+def test_the_verdict_needs_enough_tokens(tmp_path):
+    def verdict(tokens, after):
+        looks = [[x] * tokens for x in (0.0, 0.3, 0.3 + after)]
+        seen = replay_record(record(tmp_path / f"{tokens}, {after}", looks, [1.0] * tokens))
+        return next(f for f in all_record_findings(seen) if f.question == "Do blocked tokens stop?")
+
+    goes_on = verdict(30, 0.1)
+    assert goes_on.ok is None
+    assert "adam_beta1" in goes_on.try_next
+    assert "raised, 30 tokens moved by 0.3 nats until blocked, then by +0.1" in goes_on.answer
+    assert verdict(30, -0.1).ok is True
+    assert verdict(29, 0.1).answer.startswith("too few to say")

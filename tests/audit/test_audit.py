@@ -1,0 +1,198 @@
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bandpo import DCPO, KL, Audit, Band, Capped, FixedClip, Sides, Unclipped, policy_loss
+from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
+
+
+def batch(seed, rows=8, columns=64):
+    g = torch.Generator().manual_seed(seed)
+    logp_old = -torch.rand(rows, columns, generator=g) * 11 - 0.01
+    logp = (logp_old + 0.6 * torch.randn(rows, columns, generator=g)).clamp(max=-1e-3)
+    advantages = torch.randn(rows, generator=g)
+    mask = (torch.rand(rows, columns, generator=g) > 0.2).float()
+    return logp, logp_old, advantages, mask
+
+
+def test_numbers_worked_by_hand():
+    """Clip 0.2. Positive row: p 0.005 with ratio 4 (blocked), p 0.05 with 2 (blocked), p 0.5 with 1.1 (free).
+    Negative row: p 0.05 with ½ (blocked), p 0.5 with 1.5 (outside, but the pull is back), and a token not counted."""
+    p = torch.tensor([[0.005, 0.05, 0.5], [0.05, 0.5, 0.9]])
+    ratio = torch.tensor([[4.0, 2.0, 1.1], [0.5, 1.5, 9.0]])
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    seen = Audit.from_batch(
+        (p * ratio).log(), p.log(), torch.tensor([1.0, -2.0]), mask, clip=FixedClip(0.2), entropy=p * 2
+    )
+    m = seen.metrics()
+    expected = {
+        "tokens": 5,
+        "calls": 1,
+        "clip_high": 2 / 5,
+        "clip_low": 1 / 5,
+        "clip_high/1e-3_to_0.01": 1,
+        "clip_high/0.01_to_0.1": 1,
+        "clip_high/above_0.1": 0,
+        "clip_low/0.01_to_0.1": 1,
+        "clip_low/above_0.1": 0,
+        "outside_negative/above_0.1": 1,
+        "outside_positive/above_0.1": 0,
+        "tokens_positive/0.01_to_0.1": 1,
+        "tokens_negative/above_0.1": 1,
+        "mass_positive/1e-3_to_0.01": 4,
+        "tokens_positive_below_0.1": 2,
+        "tokens_positive_below_0.01": 1,
+        "mass_positive_below_0.1": 6,
+        "clip_high_below_0.1": 1,
+        "blocked_mass": 6 / 7.1,
+        "blocked_mass_below_0.1": 1,
+        "blocked_mass_below_0.01": 1,
+        "inert": 0,
+        "on_policy": 0,
+        "upper": 1.2,
+        "lower": 0.8,
+        "ratio_mean": (4 + 2 + 1.1 + 0.5 + 1.5) / 5,
+        "entropy": 2 * (0.005 + 0.05 + 0.5 + 0.05 + 0.5) / 5,
+        # Band KL 0.05: p = 0.005 up to 10 (the cap); 0.05 in [0.16, 2.9]; 0.5 in [0.69, 1.31]
+        "if/Band/clip_high": 0,
+        "if/Band/clip_low": 0,
+        "if/Band/blocked_mass_below_0.1": 0,
+        "if/Band/inert": 1,
+        "if/clip 0.2/clip_high": 2 / 5,
+        "if/Clip-Higher/clip_high": 2 / 5,
+        "if/DCPO/clip_low": 0,  # its lower bound is ½ there
+    }
+    assert {name: m.get(name) for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    assert "clip_high/below_1e-4" not in m  # a rate over no tokens
+    json.dumps(m, allow_nan=False)
+
+
+@pytest.mark.parametrize("rule", [FixedClip(), Band(KL(), 0.01), DCPO()], ids=repr)
+def test_agrees_with_the_loss(rule):
+    tensors = batch(0)
+    m, loss = Audit.from_batch(*tensors, clip=rule).metrics(), policy_loss(*tensors, clip=rule).metrics
+    for name in ("clip_high", "clip_low", "ratio_mean", "approx_kl"):
+        assert m[name] == pytest.approx(loss[name].item(), rel=1e-4)
+    assert 0 < m["clip_high"] < 0.5
+
+
+def test_each_counterfactual_is_that_rule_s_own_audit():
+    tensors = batch(1)
+    m = Audit.from_batch(*tensors, clip=Unclipped()).metrics()
+    for name, rule in COUNTERFACTUALS.items():
+        own = Audit.from_batch(*tensors, clip=rule).metrics()
+        for key in ("clip_high", "clip_low", "inert", "blocked_mass_below_0.1"):
+            assert m[f"if/{name}/{key}"] == own[key]
+    assert m["clip_high"] == 0
+    assert "upper" not in m  # infinite
+
+
+def test_sums_over_parts_are_the_whole():
+    """Ragged micro-batches and processes: rates are over all tokens, not means of means."""
+    tensors = batch(2)
+    whole = Audit.from_batch(*tensors, clip=Band())
+    parts = [Audit.from_batch(*(x[i:j] for x in tensors), clip=Band()) for i, j in ((0, 1), (1, 3), (3, 8))]
+    added = parts[0] + parts[1] + parts[2]
+    processes = []  # what an all-reduce over two processes does to the flat sums
+    (parts[1] + parts[2]).reduced(lambda flat: processes.append(flat) or flat)
+    reduced = parts[0].reduced(lambda flat: flat + processes[0])
+    for other in (added, reduced):
+        ours, theirs = whole.metrics(), other.metrics()
+        for name in ours.keys() - {"calls"}:
+            if not name.endswith("inert"):
+                assert theirs[name] == pytest.approx(ours[name], rel=1e-5, abs=1e-9)
+        assert theirs["calls"] == 3
+    with pytest.raises(ValueError, match="audits of other methods"):
+        whole + Audit.from_batch(*tensors, clip=Band(), counterfactuals={})
+
+
+def test_quantiles_of_the_bounds():
+    tensors = batch(3, rows=32)
+    m = Audit.from_batch(*tensors, clip=Band()).metrics()
+    counted = tensors[3].bool()
+    bounds = Band().bounds(tensors[1])
+    for name, q in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
+        upper = bounds.upper[counted].quantile(q).item()
+        assert m[f"upper_{name}"] - 1 == pytest.approx(upper - 1, rel=0.26)  # the grid: ten cells a decade
+        assert m[f"lower_{name}"] == pytest.approx(bounds.lower[counted].quantile(q).item(), abs=0.02)
+    assert m["upper"] == pytest.approx(bounds.upper[counted].mean().item(), rel=1e-5)
+
+
+def test_on_policy_and_movement():
+    logp, logp_old, advantages, mask = batch(4)
+    still = Audit.from_batch(logp_old, logp_old, advantages, mask, clip=FixedClip()).metrics()
+    assert (still["on_policy"], still["inert"], still["radius_used"]) == (1, 1, 0)
+    assert still["entropy"] == pytest.approx(-(logp_old * mask).sum().item() / mask.sum().item(), rel=1e-5)
+    band = Band(KL(), 0.02)
+    m = Audit.from_batch(logp, logp_old, advantages, mask, clip=band).metrics()
+    spent = KL().spent(logp - logp_old, logp_old)
+    assert m["radius_used"] == pytest.approx((spent * mask).sum().item() / mask.sum().item() / 0.02, rel=1e-4)
+
+
+def test_sequence_level_and_anchor_are_the_losses():
+    logp, logp_old, advantages, mask = batch(5)
+    logp = logp_old + 0.4 * (logp - logp_old)
+    for settings in ({"level": "sequence"}, {"logp_anchor": logp_old - 0.01}):
+        m = Audit.from_batch(
+            logp, logp_old, advantages, mask, clip=FixedClip(0.01, 0.01), **settings
+        ).metrics()
+        loss = policy_loss(logp, logp_old, advantages, mask, clip=FixedClip(0.01, 0.01), **settings).metrics
+        assert m["clip_high"] == pytest.approx(loss["clip_high"].item(), rel=1e-5)
+        assert m["clip_high"] > 0
+
+
+def test_padding_may_hold_anything():
+    tensors = batch(6)
+    m = Audit.from_batch(*tensors, clip=Band()).metrics()
+    dirty = [x.masked_fill(tensors[3] == 0, math.nan) for x in tensors[:2]]
+    assert Audit.from_batch(*dirty, *tensors[2:], clip=Band()).metrics() == m
+    assert set(BINS) == {name.partition("/")[2] for name in m if name.startswith("tokens_positive/")}
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+
+
+def test_the_page_s_example(capsys):
+    block = next(
+        b for b in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "Audit.from_batch" in b
+    )
+    exec(block, {})
+    assert capsys.readouterr().out == "0.25\n"
+
+
+def test_the_glossary_has_every_metric():
+    for name in Audit.from_batch(*batch(7, rows=200), clip=Band()).metrics():
+        general = re.sub(r"^if/[^/]+/", "if/RULE/", name)
+        general = re.sub("/(" + "|".join(map(re.escape, BINS)) + ")$", "/BIN", general)
+        assert f"`{general}`" in PAGE, name
+    assert all(f"`{name}`" in PAGE for name in (*BINS, *COUNTERFACTUALS))
+
+
+@pytest.mark.parametrize("wrap", [lambda band: Capped(band, 4.0), lambda band: Sides(FixedClip(), band)])
+def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
+    tensors = batch(6)
+    band = Band(KL(), 0.5)
+    used = Audit.from_batch(*tensors, clip=band).metrics()["radius_used"]
+    assert Audit.from_batch(*tensors, clip=wrap(band)).metrics()["radius_used"] == pytest.approx(used)
+    default = Audit.from_batch(*tensors, clip=FixedClip()).metrics()["radius_used"]
+    assert default == pytest.approx(10 * used, rel=1e-5)  # Band's own, 0.05
+    both = Sides(Band(KL(), 0.5), Band(KL(), 0.05))  # of two bands, the one that is spent most
+    assert Audit.from_batch(*tensors, clip=both).metrics()["radius_used"] == pytest.approx(default)
+
+
+def test_what_is_logged_is_measured():
+    metrics = Audit.from_batch(*batch(7, rows=200), clip=Band()).metrics()
+    assert logged(metrics) == {f"audit/{name}": metrics[name] for name in LOGGED}
+    assert logged(metrics, detail=True) == {f"audit/{name}": value for name, value in metrics.items()}
+    assert len(LOGGED) == 12 < len(metrics)
+
+
+def test_the_former_name():
+    tensors = batch(0)
+    with pytest.warns(DeprecationWarning, match="now Audit.from_batch"):
+        former = Audit.of(*tensors, clip=Band())
+    assert former.metrics() == Audit.from_batch(*tensors, clip=Band()).metrics()

@@ -1,0 +1,268 @@
+import json
+import math
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bandpo import Audit, FixedClip
+from bandpo.audit.findings import all_findings
+from bandpo.audit.logs import read_log
+from bandpo.audit.metrics import BINS, logged
+from bandpo.audit.runs import Run
+from bandpo.audit.summary import summarize
+from bandpo.cli.app import app
+
+
+def row(step, **changed):
+    """One log step of an audited TRL run."""
+    audit = {
+        "tokens": 1000,
+        "calls": 4,
+        "on_policy": 0.25,
+        "inert": 0.5,
+        "clip_high": 0.01,
+        "clip_low": 0.02,
+        "radius_used": 0.1,
+        "blocked_mass_below_0.1": 0.3,
+        "blocked_mass_below_0.01": 0.5,
+        "if/Band/clip_high": 0.005,
+        "if/Band/clip_low": 0.01,
+        "if/Band/blocked_mass_below_0.1": 0.02,
+        "tokens_positive/0.01_to_0.1": 100,
+        "clip_high/0.01_to_0.1": 0.4,
+        "tokens_positive_below_0.1": 100,
+        "mass_positive_below_0.1": 50,
+        "mass_positive_below_0.01": 20,
+        "clip_high_below_0.1": 0.4,
+    }
+    trl = {
+        "step": step,
+        "entropy": 1.0,
+        "reward": 0.1,
+        "clip_ratio/high_mean": 0.5,
+        "note": "text",
+        "nan": None,
+    }
+    return trl | {f"audit/{k}": v for k, v in (audit | changed).items()}
+
+
+def verdicts(*rows, framework=None):
+    named = [dict(r) for r in rows]
+    return {f.question: f for f in all_findings(summarize(named), Run(framework))}
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def test_reads_three_formats_alike(tmp_path):
+    rows = [row(1), row(2)]
+    write(tmp_path / "run" / "metrics.jsonl", rows)
+    for step in (9, 10):  # of several checkpoints the newest counts
+        state = tmp_path / "trl" / f"checkpoint-{step}" / "trainer_state.json"
+        state.parent.mkdir(parents=True)
+        history = [*rows, {"step": 2, "train_runtime": 1.0}] if step == 10 else rows[:1]
+        state.write_text(json.dumps({"log_history": history}))
+    ours, trl = read_log(tmp_path / "run"), read_log(tmp_path / "trl")
+    assert ours == trl
+    assert [r["step"] for r in ours] == [1, 2]
+    assert ours[0]["clip_high"] == 0.01  # the audit's, not TRL's mean of means
+    verl = [
+        {"step": 1, "data": {"actor/entropy": 0.7, "critic/score/mean": 0.2, "actor/pg_clipfrac": 0.03}},
+        {"step": 2, "data": {"val-core/acc": 0.5}},
+    ]
+    (only,) = read_log(write(tmp_path / "verl.jsonl", verl))
+    assert {k: only[k] for k in ("step", "entropy", "reward", "clip")} == {
+        "step": 1,
+        "entropy": 0.7,
+        "reward": 0.2,
+        "clip": 0.03,
+    }
+    assert summarize([only]).clip_high == 0.03
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is no log of a run; give a run folder"),
+        ("not json\n", "metrics.jsonl, line 1: not a JSON object, Expecting value"),
+        ('{"step": 1}\n[1, 2]\n', "metrics.jsonl, line 2: not a JSON object, but a list"),
+        ('{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is a int, not an object"),
+        ('{"step": 1, "loss": 2.0}\n', "logs none of entropy, reward"),
+    ],
+)
+def test_says_what_is_wrong_with_a_log(content, message, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_log(path)
+
+
+def test_half_a_trainer_state_is_named(tmp_path):
+    (tmp_path / "trainer_state.json").write_text('{"log_history": [{"step": 1')
+    with pytest.raises(
+        ValueError, match=r"trainer_state.json is no trainer_state.json, or only a part of one"
+    ):
+        read_log(tmp_path)
+
+
+def test_a_log_that_is_cut_off_or_still_being_written_is_read_up_to_there(tmp_path, monkeypatch):
+    """By `bandpo audit` too."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "run" / "metrics.jsonl", [row(1), row(2)])
+    with path.open("a") as file:
+        file.write(json.dumps(row(3))[:30])
+    with pytest.warns(UserWarning, match=r"run/metrics.jsonl, line 3: the last line is cut off"):
+        result = CliRunner().invoke(app, ["audit", "run"])
+    assert result.exit_code == 0, result.output
+    with pytest.warns(UserWarning, match="line 3"):
+        assert [r["step"] for r in read_log("run")] == [1, 2]
+
+
+def test_rates_are_weighted_with_what_they_were_taken_over(tmp_path):
+    few = {"tokens": 1000, "clip_high": 0.1, "tokens_positive/0.01_to_0.1": 10, "clip_high/0.01_to_0.1": 1.0}
+    many = {"tokens": 9000, "clip_high": 0.0, "tokens_positive/0.01_to_0.1": 90, "clip_high/0.01_to_0.1": 0.0}
+    light = {"mass_positive_below_0.1": 1, "blocked_mass_below_0.1": 1.0}
+    heavy = {"mass_positive_below_0.1": 3, "blocked_mass_below_0.1": 0.0}
+    rows = read_log(write(tmp_path / "log.jsonl", [row(1, **few, **light), row(2, **many, **heavy)]))
+    d = summarize(rows)
+    assert d.clip_high == pytest.approx(0.01)
+    assert d.clip_high_by_bin == {BINS[3]: (pytest.approx(0.1), 100)}
+    assert d.blocked_mass[""]["below_0.1"] == pytest.approx(0.25)
+
+
+def rare(*rows):
+    return verdicts(*rows)["Does it suppress rare tokens?"]
+
+
+def test_verdicts():
+    acts, _, _, entropy, size = verdicts(row(1), row(2)).values()
+    assert (acts.ok, entropy.ok, size.ok) == (None, True, True)  # rows not passed through read_log
+    as_read = {"clip_high": 0.01, "clip_low": 0.02}
+    (acts, *_) = verdicts(row(1) | as_read).values()
+    assert (acts.ok, acts.answer) == (True, "yes, on 3% of tokens; 50% of losses had no clipped token")
+    (acts, *_) = verdicts(row(1, on_policy=1.0) | as_read).values()
+    assert acts.ok is False
+    assert "exactly 1" in acts.answer
+    (acts, *_) = verdicts(row(1, inert=1.0) | {"clip_high": 0.0, "clip_low": 0.0}).values()
+    assert acts.ok is False
+    (acts, *_) = verdicts(row(1, inert=0.25) | {"clip_high": 0.0, "clip_low": 0.0}).values()  # CISPO, SAPO
+    assert (acts.ok, acts.answer) == (True, "it drops no token, and weights tokens anew in 75% of losses")
+    _, _, unaudited, _, size = verdicts({"step": 1, "entropy": 1.0}, framework="trl").values()
+    assert (unaudited.ok, "AuditedGRPOTrainer" in unaudited.try_next, size.ok) == (None, True, None)
+    *_, size = verdicts(row(1, radius_used=3.0)).values()
+    assert size.ok is False
+
+
+def test_rare_tokens_are_starved_where_the_whole_interval_says_so():
+    tokens = {"clip_high_below_0.1": 0.2}
+    rows = [row(k, **{"blocked_mass_below_0.1": share}, **tokens) for k, share in enumerate([0.2, 0.4] * 10)]
+    found = rare(*rows)
+    assert found.ok is False
+    own, low, high = map(float, re.findall(r"([\d.]+)%", found.answer)[:3])
+    assert own == 30
+    spread = 1.96 * 10 / math.sqrt(20)  # of the mean of 20 steps whose standard deviation is 10 points
+    assert (low, high) == pytest.approx((30 - spread, 30 + spread), abs=0.7)
+    assert "2.0% (400 of 2000 such tokens)" in found.answer
+    assert found.try_next == "Band(KL(), 0.05)"
+    found = rare(*(row(k, **{"if/Band/blocked_mass_below_0.1": 0.29}) for k in range(20)))
+    assert (found.ok, "smaller steps" in found.try_next) == (False, True)
+    found = rare(
+        *(row(k, **{"blocked_mass_below_0.1": 0.001, "clip_high_below_0.1": 0.0}) for k in range(20))
+    )
+    assert found.ok is True
+
+
+def test_six_clipped_tokens_of_146_are_no_verdict():
+    """The Band demo: all of what is blocked lies in few batches."""
+    hit = {"clip_high_below_0.1": 0.75, "blocked_mass_below_0.1": 0.9, "mass_positive_below_0.1": 5}
+    free = {"clip_high_below_0.1": 0.0, "blocked_mass_below_0.1": 0.0, "mass_positive_below_0.1": 2}
+    few = {"tokens_positive_below_0.1": 4}
+    rows = [row(k, **few, **(hit if k in (7, 21) else free)) for k in range(36)]
+    found = rare(*rows)
+    assert found.ok is None
+    assert "(6 of 144 such tokens): too few to tell whether it is more than 5%" in found.answer
+    assert found.try_next == ""
+
+
+def test_that_none_of_a_few_tokens_was_clipped_is_no_verdict_either():
+    none = {"clip_high_below_0.1": 0.0, "blocked_mass_below_0.1": 0.0}
+    few, many = ({"tokens_positive_below_0.1": count} for count in (3, 30))
+    found = rare(*(row(k, **none, **few) for k in range(12)))
+    assert found.ok is None
+    assert (
+        "0.0% [0.0%, 9.7%]" in found.answer
+    )  # 1 - 0.025 ** (1 / 36): what 36 tokens without a clipped one exclude
+    assert rare(*(row(k, **none, **many) for k in range(12))).ok is True
+
+
+def test_a_log_of_a_few_steps_is_no_verdict():
+    found = rare(*(row(k) for k in range(9)))
+    assert found.ok is None
+    assert "in 9 log steps: too few to tell" in found.answer
+
+
+def test_the_verdict_of_the_few_metrics_is_that_of_all(tmp_path):
+    def rows(*, detail):
+        g = torch.Generator().manual_seed(0)
+        for step in range(1, 13):
+            logp_old = -torch.rand(8, 64, generator=g) * 9 - 0.01
+            logp = (logp_old + 0.3 * torch.randn(8, 64, generator=g)).clamp(max=-1e-3)
+            seen = Audit.from_batch(logp, logp_old, torch.randn(8, generator=g), clip=FixedClip(0.2))
+            metrics = {name: round(value, 6) for name, value in seen.metrics().items()}
+            yield {"step": step, "entropy": 1.0, "reward": 0.5} | logged(metrics, detail=detail)
+
+    few = read_log(write(tmp_path / "few.jsonl", rows(detail=False)))
+    every = read_log(write(tmp_path / "all.jsonl", rows(detail=True)))
+    assert all_findings(summarize(few)) == all_findings(summarize(every))
+    assert [finding.ok for finding in all_findings(summarize(few))] == [True, None, False, True, True]
+
+
+def test_the_detail_of_a_row_is_laid_beside_the_rest(tmp_path):
+    (read,) = read_log(
+        write(
+            tmp_path / "log.jsonl",
+            [{"step": 1, "audit/clip_high": 0.1, "audit_detail": {"audit/upper": 2.0}}],
+        )
+    )
+    assert (read["audit/clip_high"], read["audit/upper"]) == (0.1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("course", "ok", "text"),
+    [
+        ([(1.0, 0.1), (0.02, 0.9)], True, "it was earned"),
+        ([(1.0, 0.1), (0.02, 0.1)], False, "nothing was earned"),
+        ([(1.0, 0.1), (3.0, 0.1)], False, "drifts towards noise"),
+        ([(1.0, 0.1), (0.5, 0.1)], True, "1 → 0.5 nats"),
+    ],
+)
+def test_entropy_is_judged_with_the_reward(course, ok, text):
+    rows = [{"step": float(k), "entropy": h, "reward": r} for k, (h, r) in enumerate(course)]
+    finding = verdicts(*rows)["Is it losing entropy?"]
+    assert finding.ok is ok
+    assert text in finding.answer
+
+
+def test_the_command_compares_runs_and_draws(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    write(tmp_path / "a" / "metrics.jsonl", [row(1), row(2)])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "trainer_state.json").write_text(
+        json.dumps({"log_history": [{"step": 1, "entropy": 0.4, "clip_ratio/high_mean": 0.0}]})
+    )
+    result = CliRunner().invoke(app, ["audit", "a", "b", "--output", "figure.png"])
+    assert result.exit_code == 0, result.output
+    assert "it blocks 30.0% of the gradient" in result.output
+    assert "in 2 log steps: too few" in result.output
+    assert "never: no token was clipped" in result.output
+    assert "Band would clip high" in result.output
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    failed = CliRunner().invoke(app, ["audit", "nowhere"])
+    assert isinstance(failed.exception, ValueError)

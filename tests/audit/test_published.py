@@ -1,0 +1,123 @@
+"""Clip rates that were reported, the names of settings, and the verdicts that use them."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bandpo.audit.findings import all_findings
+from bandpo.audit.logs import named_rows
+from bandpo.audit.published import REPORTED, STUDY, closest, kind, reported
+from bandpo.audit.runs import Run, known_run
+from bandpo.audit.settings import framework_of, setting
+from bandpo.audit.summary import summarize
+from bandpo.text import as_parts
+
+ROOT = Path(__file__).parents[2]
+
+
+def usual(rate, method, framework=None, **audit):
+    rows = named_rows(
+        [{"step": 1, "actor/pg_clipfrac": rate, **{f"audit/{name}": value for name, value in audit.items()}}]
+    )
+    run = Run(framework, None if method is None else as_parts(method))
+    (found,) = [f for f in all_findings(summarize(rows), run) if f.question == "Is the clip rate usual?"]
+    return found
+
+
+def test_four_tenths_with_gspo_has_been_reported():
+    found = usual(0.4, "GSPO()")
+    assert found.ok is True
+    assert found.answer.startswith("40% of tokens, as reported: 35% to 44% (Qwen3.5-35B-A3B")
+    assert "verl#7356" in found.answer
+    assert usual(0.15, "GSPO()", on_policy=0.25).answer.startswith("15% of tokens, as reported: 15%")
+
+
+@pytest.mark.parametrize(
+    ("rate", "method", "ok", "text"),
+    [
+        (0.05, "DAPO()", None, "5% of tokens, far above what was reported: at most 0.13%"),
+        (0.0005, "DAPO()", True, "0.05% of tokens; the nearest report is 0.024% to 0.04%"),
+        (1e-5, "BandPO()", True, "0.001% of tokens, as reported: 0.00025% to 0.003%"),
+        (0.01, "BandPO()", None, "far above"),
+        (0.01, "SAPO()", None, "we know of no report on this method"),
+        (0.01, "Band(TotalVariation(), 0.15)", None, "we know of no report on this method"),
+        (0.0, "GSPO(0.2, 0.2)", False, "0% of tokens, under a width for single tokens"),
+        (0.0, "GSPO()", None, "no token was clipped"),
+        (0.4, None, None, "nearest report at token level is 0.13% (Qwen3-30B-A3B-Base"),
+    ],
+)
+def test_verdicts_on_the_clip_rate(rate, method, ok, text):
+    found = usual(rate, method)
+    assert found.ok is ok
+    assert text in found.answer
+
+
+def test_a_run_is_compared_with_those_of_as_many_updates():
+    assert reported("fixed", "token", 5)[0].updates == 4
+    assert {entry.updates for entry in reported("fixed", "token", 100)} == {16}
+    assert {entry.updates for entry in reported("fixed", "sequence", None)} == {4, None}
+    assert reported(None, "token", 4) == []
+    assert usual(0.0096, "Band(KL(), 0.05)", on_policy=1 / 8).ok is True
+    assert usual(0.0096, "Band(KL(), 0.05)", on_policy=1 / 4).ok is None
+
+
+def test_what_stands_here_of_our_study_is_what_it_measured():
+    runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
+    for entry in (entry for entry in REPORTED if entry.source == STUDY):
+        arm = "clip 0.2" if entry.rule == "fixed" else "Band-KL"
+        curves = [
+            run["curves"]
+            for run in runs
+            if (run["experiment"], run["arm"], run["tuning"]) == ("main", arm, None)
+        ]
+        rates = [sum(c["clip_high"] + c["clip_low"]) / len(c["clip_high"]) for c in curves]
+        assert len(rates) == 8
+        assert (min(rates), max(rates)) == pytest.approx((entry.low, entry.high), rel=0.02)
+
+
+def test_every_report_has_a_source_and_a_range():
+    for entry in REPORTED:
+        assert 0 < entry.low <= entry.high < 1
+        assert entry.source
+        assert entry.of
+    assert closest(0.33, reported("fixed", "sequence", None)).low == 0.35
+    assert math.isclose(closest(1.0, REPORTED).high, 0.44)
+
+
+@pytest.mark.parametrize(("method", "rule"), [("BandPO()", "Band-KL"), ("DAPO()", "fixed"), ("DPPO()", None)])
+def test_the_kind_of_a_method(method, rule):
+    assert kind(as_parts(method)) == rule
+
+
+def test_a_framework_is_told_from_its_log_or_not_at_all():
+    assert framework_of([{"step": 1, "actor/pg_loss": 0.1}]) == "verl"
+    assert framework_of([{"step": 1, "completions/mean_length": 9.0}]) == "trl"
+    assert framework_of([{"step": 1, "entropy": 0.1}]) is None
+    assert setting("learning rate", None) == setting("age", "trl") == ""
+    advice = usual(0.05, "DAPO()", "slime").try_next
+    assert advice.endswith("smaller steps (--lr) or fewer updates per batch (--num-steps-per-rollout)")
+
+
+def test_a_run_folder_says_its_method(tmp_path):
+    rows = [{"step": 1, "completions/mean_length": 9.0}]
+    assert known_run(tmp_path, rows) == Run("trl", None)
+    assert known_run(tmp_path, rows, framework="slime", method="GSPO()") == Run("slime", as_parts("GSPO()"))
+    said = {
+        "method": None,
+        "clip": "FixedClip(0.2)",
+        "objective": "Surrogate()",
+        "importance_sampling_level": "sequence",
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said}))
+    known = known_run(tmp_path, rows, method="GSPO()").method
+    assert known is not None
+    assert (known.level, str(known.clip)) == ("sequence", "FixedClip(low=0.2, high=0.2)")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said | {"method": "SAPO()"}}))
+    assert known_run(tmp_path, rows).method == as_parts("SAPO()")
+    (tmp_path / "config.yaml").write_text("model: other\n")
+    assert known_run(tmp_path, rows).method is None
+    with pytest.raises(ValueError, match="framework 'nope' is none of trl, verl"):
+        known_run(tmp_path, rows, framework="nope")

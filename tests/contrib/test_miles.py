@@ -1,0 +1,45 @@
+"""miles needs Megatron: as in test_slime, its ``policy_loss_function`` is stood in for."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from test_slime import call, policy_loss_function
+
+from bandpo_miles import policy_loss
+from contract import SAPO_IS_MORE_THAN_BOUNDS, Contract, make_batch
+
+HOME = "miles.backends.training_utils.loss_hub.losses"
+
+
+@pytest.fixture(autouse=True)
+def _miles(monkeypatch):
+    for depth in range(1, HOME.count(".") + 2):
+        name = ".".join(HOME.split(".")[:depth])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[HOME].policy_loss_function = policy_loss_function
+
+
+class TestMiles(Contract):
+    def ours(self, batch, clip):
+        return call(policy_loss, batch, clip=clip)[0]
+
+    def stock(self, batch, low, high):
+        return call(policy_loss_function, batch, eps_clip=low, eps_clip_high=high)[0]
+
+    def sequence_level(self, batch):
+        call(policy_loss, batch, advantage_estimator="gspo")
+
+
+def test_the_anchor_follows_its_switch():
+    batch = make_batch(15)
+    trainer, sampler = (
+        call(policy_loss, batch, clip="Band(KL(), 0.05)", use_rollout_logprobs=on)[0] for on in (False, True)
+    )
+    assert not torch.equal(trainer, sampler)
+
+
+def test_what_is_more_than_bounds_is_refused():
+    with pytest.raises(ValueError, match=SAPO_IS_MORE_THAN_BOUNDS):
+        call(policy_loss, make_batch(), method="SAPO()")

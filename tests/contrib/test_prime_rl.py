@@ -1,0 +1,105 @@
+"""prime-rl is not on the package index: its documented interface, two dataclasses, is written out here."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bandpo import policy_loss
+from bandpo_prime_rl import loss
+from contract import Contract, dense_loss, make_batch
+from pages import framework_blocks
+
+
+def sequences(batch):
+    """What prime-rl hands to the loss: one packed sequence after another, padding and all, and no batch dimension."""
+    for row in range(len(batch.logp)):
+        yield SimpleNamespace(
+            trainer_logprobs=batch.logp[row],
+            inference_logprobs=batch.logp_old[row],
+            ref_logprobs=None,
+            advantages=batch.advantages[row].expand_as(batch.logp[row]),
+            loss_mask=batch.mask[row].bool(),
+            loss_weights=None,
+        )
+
+
+class TestPrimeRL(Contract):
+    aggregation = "sum"
+    shows_clipped_value = False
+
+    def ours(self, batch, clip):
+        return torch.stack([loss(inputs, clip=clip).loss for inputs in sequences(batch)]).sum()
+
+    def stock(self, batch, low, high):
+        """The example of prime-rl's documentation: PPO's clip, summed over the mask."""
+        return dense_loss(batch, torch.tensor(1 - low), torch.tensor(1 + high), "sum")
+
+    def sequence_level(self, batch):
+        inputs = next(sequences(batch))
+        inputs.inference_logprobs = inputs.inference_logprobs.mean().reshape(1)
+        loss(inputs)
+
+
+def test_weights_multiply_and_the_penalty_is_prime_rls():
+    batch = make_batch(5)
+    inputs = next(sequences(batch))
+    inputs.loss_weights = torch.rand_like(inputs.inference_logprobs)
+    log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
+    expected = inputs.loss_weights * (0.3 * log_ratio**2 - inputs.advantages * log_ratio.exp())
+    torch.testing.assert_close(loss(inputs, clip="Unclipped()", kl_tau=0.3).loss, expected.sum())
+
+
+@pytest.mark.parametrize("method", ["GSPO(0.1, 0.2)", "GMPO()", "SAPO()", "IcePop()", "VESPO()"])
+def test_a_method_is_the_cores(method):
+    batch = make_batch(18, spread=1.5)
+    found = torch.stack([loss(inputs, method=method).loss for inputs in sequences(batch)]).sum()
+    rest = (batch.logp_old, batch.advantages, batch.mask)
+    expected = policy_loss(batch.logp, *rest, method=method, aggregation="sum").loss
+    TestPrimeRL().compare(batch, found, expected)
+
+
+def test_a_sequence_without_counted_tokens_is_zero_and_has_the_same_metrics():
+    batch = make_batch(6)
+    inputs = next(sequences(batch))
+    full = loss(inputs)
+    inputs.loss_mask = torch.zeros_like(inputs.loss_mask)
+    inputs.inference_logprobs = torch.full_like(inputs.inference_logprobs, torch.nan)
+    empty = loss(inputs)
+    assert empty.loss == 0
+    assert empty.loss.requires_grad
+    assert empty.metrics.keys() == full.metrics.keys()
+    assert all(value.dim() == 0 for value in empty.metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": "Bnd()"}, r"trainer\.loss\.kwargs\.clip: .*did you mean Band"),
+        ({"method": "SAP0()"}, r"trainer\.loss\.kwargs\.method: .*did you mean SAPO"),
+        ({"dual_clip": 0.5}, r"trainer\.loss\.kwargs\.dual_clip: dual_clip must be above 1"),
+        ({"kl_tau": -1.0}, "kl_tau must be at least 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        loss(next(sequences(make_batch())), **settings)
+
+
+@pytest.mark.parametrize("block", framework_blocks("prime-rl"))
+def test_the_documented_configuration(block):
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
+    settings = tomllib.loads(block)["trainer"]["loss"]
+    module, _, name = settings["import_path"].rpartition(".")
+    custom = getattr(importlib.import_module(module), name)
+    batch, kwargs = make_batch(16), settings["kwargs"]
+    found = torch.stack([custom(inputs, **kwargs).loss for inputs in sequences(batch)]).sum()
+    kl_tau = kwargs.pop("kl_tau", 0.0)
+    expected = (
+        policy_loss(
+            batch.logp, batch.logp_old, batch.advantages, batch.mask, **kwargs, aggregation="sum"
+        ).loss
+        + kl_tau * (((batch.logp - batch.logp_old) ** 2) * batch.mask).sum()
+    )
+    TestPrimeRL().compare(batch, found, expected)

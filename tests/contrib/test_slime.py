@@ -1,0 +1,119 @@
+"""slime needs Megatron and is not on the package index: the function that the adapter delegates to is stood in for by
+one with its interface, written from its documentation: PPO's clamp with ``args.eps_clip`` and ``args.eps_clip_high``.
+Where slime's CPU-only ``slime.utils.ppo_utils`` is importable, its ``compute_policy_loss`` does the clamping."""
+
+import sys
+from argparse import Namespace
+from types import ModuleType
+
+import pytest
+import torch
+
+from bandpo import Band
+from bandpo_slime import policy_loss
+from contract import SAPO_IS_MORE_THAN_BOUNDS, Batch, Contract, dense_loss, make_batch
+
+try:
+    from slime.utils.ppo_utils import compute_policy_loss
+except ImportError:
+
+    def compute_policy_loss(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None):
+        ratio = (-ppo_kl).exp()
+        unclipped, clipped = -ratio * advantages, -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
+        return torch.maximum(unclipped, clipped), (clipped > unclipped).float()
+
+
+def policy_loss_function(args, batch, logits, sum_of_sample_mean):
+    old = torch.cat(batch["rollout_log_probs"] if args.use_rollout_logprobs else batch["log_probs"])
+    loss, clipped = compute_policy_loss(
+        old - logits, torch.cat(batch["advantages"]), args.eps_clip, args.eps_clip_high, eps_clip_c=None
+    )
+    return sum_of_sample_mean(loss), {"pg_clipfrac": sum_of_sample_mean(clipped).detach()}
+
+
+@pytest.fixture(autouse=True)
+def _slime(monkeypatch):
+    module = ModuleType("slime.backends.megatron_utils.loss")
+    module.policy_loss_function = policy_loss_function
+    for name in ("slime", "slime.backends", "slime.backends.megatron_utils"):
+        if name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def call(loss_fn, batch, **settings):
+    """Samples one after another; ``logits`` are already the log-probabilities that slime would compute from them."""
+    defaults = {
+        "use_rollout_logprobs": False,
+        "advantage_estimator": "grpo",
+        "eps_clip": 0.2,
+        "eps_clip_high": 0.28,
+    }
+    args = Namespace(**defaults | settings)
+    mask = batch.mask.flatten()
+    micro_batch = {
+        "log_probs": list(batch.logp_old),
+        "rollout_log_probs": list(batch.logp_old - 0.1),
+        "advantages": [a.expand(batch.mask.shape[1]) for a in batch.advantages],
+        "loss_masks": list(batch.mask),
+    }
+    result = loss_fn(args, micro_batch, batch.logp.flatten(), lambda x: (x * mask).sum() / mask.sum())
+    assert vars(args) == defaults | settings
+    return result
+
+
+class TestSlime(Contract):
+    def ours(self, batch, clip):
+        return call(policy_loss, batch, clip=clip)[0]
+
+    def stock(self, batch, low, high):
+        return call(policy_loss_function, batch, eps_clip=low, eps_clip_high=high)[0]
+
+    def sequence_level(self, batch):
+        call(policy_loss, batch, advantage_estimator="gspo")
+
+
+def test_a_method_is_taken_for_its_bounds_alone():
+    batch = make_batch(14)
+    named, rule = (
+        call(policy_loss, batch, method="DAPO()"),
+        call(policy_loss, batch, clip="FixedClip(0.2, 0.28)"),
+    )
+    assert named[0] == rule[0]
+    with pytest.raises(
+        ValueError,
+        match=SAPO_IS_MORE_THAN_BOUNDS,
+    ):
+        call(policy_loss, batch, method="SAPO()")
+    with pytest.raises(ValueError, match=r"'GSPO\(\)' is Surrogate\(.*\) per sequence, but"):
+        call(policy_loss, batch, method="GSPO()")
+
+
+def test_the_anchor_follows_slimes_own_switch():
+    batch = make_batch(12)
+    trainer, sampler = (call(policy_loss, batch, use_rollout_logprobs=flag)[1] for flag in (False, True))
+    assert trainer["pg_clipfrac"] != sampler["pg_clipfrac"]
+
+
+def test_without_old_log_probabilities_slime_is_left_alone(monkeypatch):
+    seen = []
+    module = sys.modules["slime.backends.megatron_utils.loss"]
+    monkeypatch.setattr(module, "policy_loss_function", lambda args, *_: seen.append(args) or (0, {}))
+    args = Namespace(use_rollout_logprobs=False, advantage_estimator="grpo", eps_clip=0.2)
+    policy_loss(args, {"log_probs": None}, None, None)
+    assert seen == [args]
+
+
+def test_part_of_a_sequence_under_context_parallelism():
+    batch = make_batch(13)
+    half = slice(0, 4)
+    args = Namespace(use_rollout_logprobs=False, advantage_estimator="grpo", clip="Band(KL(), 0.05)")
+    micro_batch = {
+        "log_probs": list(batch.logp_old[:, half]),
+        "advantages": [a.expand(4) for a in batch.advantages],
+        "loss_masks": list(batch.mask),
+    }
+    loss, _ = policy_loss(args, micro_batch, batch.logp[:, half].flatten(), torch.sum)
+    part = Batch(batch.logp[:, half], batch.logp_old[:, half], batch.advantages, torch.ones(6, 4))
+    bounds = Band().bounds(part.logp_old)
+    torch.testing.assert_close(loss, dense_loss(part, bounds.lower, bounds.upper, "sum"))

@@ -1,0 +1,267 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped, aggregate, policy_loss
+from bandpo.batch import at_level
+
+RULES = [
+    Band(KL(), 0.05),
+    Band(TotalVariation(), 0.1),
+    Band(PearsonChi2(), 0.1),
+    FixedClip(),
+    FixedClip(0.2, 0.28),
+    Unclipped(),
+]
+
+
+def textbook(logp, logp_old, advantages, mask, clip, dual_clip=None):
+    """PPO's definition, differentiated by autograd through exp, clamp and min; bounds solved for."""
+    bounds = clip.bounds(logp_old)
+    ratio = (logp - logp_old).exp()
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(bounds.lower, bounds.upper) * advantages)
+    if dual_clip is not None:
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
+    return -(surrogate * mask).sum() / mask.sum()
+
+
+def batch(seed, rows=4, columns=50, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    logp_old = -torch.rand(rows, columns, generator=g, dtype=dtype) * 6 - 0.01
+    logp = (logp_old + 0.7 * torch.randn(rows, columns, generator=g, dtype=dtype)).clamp(max=-1e-4)
+    advantages = torch.randn(rows, columns, generator=g, dtype=dtype)
+    mask = (torch.rand(rows, columns, generator=g) > 0.2).to(dtype)
+    return logp, logp_old, advantages, mask
+
+
+@pytest.mark.parametrize("clip", RULES, ids=repr)
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_is_the_textbooks(clip, dual_clip, seed):
+    logp, *rest = batch(seed)
+    ours, theirs = (logp.clone().requires_grad_() for _ in range(2))
+    policy_loss(ours, *rest, clip=clip, dual_clip=dual_clip).loss.backward()
+    textbook(theirs, *rest, clip, dual_clip).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+    assert (ours.grad == 0).any()
+    assert (ours.grad != 0).any()
+
+
+@pytest.mark.parametrize("clip", [r for r in RULES if not isinstance(r, Band)], ids=repr)
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_value_is_the_textbooks(clip, dual_clip):
+    tensors = batch(7)
+    loss = policy_loss(*tensors, clip=clip, dual_clip=dual_clip).loss
+    torch.testing.assert_close(loss, textbook(*tensors, clip, dual_clip))
+
+
+@pytest.mark.parametrize("clip", RULES, ids=repr)
+def test_value_where_nothing_is_clipped(clip):
+    _logp, logp_old, advantages, mask = batch(3)
+    near = logp_old + 1e-4 * torch.sign(advantages)
+    loss = policy_loss(near, logp_old, advantages, mask, clip=clip).loss
+    torch.testing.assert_close(loss, textbook(near, logp_old, advantages, mask, clip))
+
+
+def test_gradcheck():
+    """Numerical derivatives of the value itself, where it is differentiable: rules that report it exactly."""
+    logp, *rest = batch(1, 2, 8)
+    for clip in (FixedClip(), Unclipped()):
+        for aggregation, normalizer in (
+            ("token-mean", None),
+            ("grpo", None),
+            ("dr_grpo", 16.0),
+            ("sum", None),
+        ):
+            assert torch.autograd.gradcheck(
+                lambda x, c=clip, a=aggregation, n=normalizer: (
+                    policy_loss(x, *rest, clip=c, aggregation=a, normalizer=n, dual_clip=3.0).loss
+                ),
+                logp.requires_grad_(),
+            )
+
+
+def test_numbers_worked_by_hand():
+    """Four tokens of probability 0.08, clip 0.2, the four cases of PPO's min."""
+    logp_old = torch.full((1, 4), math.log(0.08))
+    logp = torch.tensor([[0.16, 0.16, 0.04, 0.04]]).log().requires_grad_()  # ratios 2, 2, ½, ½
+    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    loss, metrics = policy_loss(logp, logp_old, advantages, clip=FixedClip(0.2))
+    loss.backward()
+    # −1.2 (clipped high), +2, −½, +0.8 (clipped low), averaged
+    assert loss.item() == pytest.approx((-1.2 + 2 - 0.5 + 0.8) / 4)
+    torch.testing.assert_close(logp.grad, torch.tensor([[0.0, 2.0, -0.5, 0.0]]) / 4)
+    assert metrics["clip_high"].item() == metrics["clip_low"].item() == 0.25
+    assert metrics["ratio_mean"].item() == pytest.approx(1.25)
+    assert metrics["approx_kl"].item() == pytest.approx((2 * (1 - math.log(2)) + 2 * (math.log(2) - 0.5)) / 4)
+    # Band-KL 0.05 at p = 0.08 is [0.262, 2.41]: nothing is clipped.
+    assert policy_loss(logp, logp_old, advantages, clip=Band(KL(), 0.05)).metrics["clip_high"] == 0
+    # The dual clip at 1.5 takes the second token: 1.5 instead of 2, and no gradient.
+    loss, metrics = policy_loss(logp, logp_old, advantages, clip=FixedClip(0.2), dual_clip=1.5)
+    assert loss.item() == pytest.approx((-1.2 + 1.5 - 0.5 + 0.8) / 4)
+    assert metrics["dual_clip"] == 0.25
+
+
+def test_aggregations_worked_by_hand():
+    values = torch.tensor([[1.0, 3.0, math.nan], [5.0, math.inf, math.nan]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    expected = {"token-mean": 3, "seq-mean-token-sum": 4.5, "seq-mean-token-mean": 3.5, "sum": 9}
+    for name, value in expected.items():
+        assert aggregate(values, mask, name).item() == value
+    for trl, ours in (
+        ("bnpo", "token-mean"),
+        ("dapo", "token-mean"),
+        ("grpo", "seq-mean-token-mean"),
+        ("luspo", "seq-mean-token-sum"),
+    ):
+        assert aggregate(values, mask, trl) == aggregate(values, mask, ours)
+    assert aggregate(values, mask, "dr_grpo", normalizer=9).item() == 0.5
+    assert aggregate(values, mask, "dapo", normalizer=18).item() == 0.5
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), junk=st.sampled_from([math.nan, math.inf, -math.inf, 7.0]))
+def test_what_stands_at_padding_has_no_effect(seed, junk):
+    logp, logp_old, advantages, mask = batch(seed, 2, 10)
+    mask[0, 0] = 1.0
+    clean = logp.clone().requires_grad_()
+    loss, metrics = policy_loss(clean, logp_old, advantages, mask)
+    loss.backward()
+    dirty = [x.masked_fill(mask == 0, junk) for x in (logp, logp_old, advantages)]
+    again = dirty[0].requires_grad_()
+    loss_again, metrics_again = policy_loss(again, *dirty[1:], mask.bool())
+    loss_again.backward()
+    assert torch.equal(loss, loss_again)
+    assert torch.equal(clean.grad, again.grad)
+    torch.testing.assert_close(metrics, metrics_again, rtol=0, atol=0)
+
+
+def test_advantages_per_sequence_and_half_precision():
+    logp, logp_old, advantages, mask = batch(0, dtype=torch.float32)
+    per_sequence = advantages[:, 0]
+    expected = policy_loss(logp, logp_old, per_sequence[:, None].expand_as(logp), mask).loss
+    assert policy_loss(logp, logp_old, per_sequence, mask).loss == expected
+    assert policy_loss(logp, logp_old, per_sequence[:, None], mask).loss == expected
+    half = logp.bfloat16().requires_grad_()
+    loss = policy_loss(half, logp_old.bfloat16(), per_sequence.bfloat16(), mask).loss
+    loss.backward()
+    assert (loss.dtype, half.grad.dtype) == (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.6's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
+def test_one_elementwise_graph_in_torch_compile():
+    logp, *rest = batch(0, dtype=torch.float32)
+    explained = torch._dynamo.explain(lambda x: policy_loss(x, *rest, dual_clip=3.0).loss)(
+        logp.requires_grad_()
+    )
+    assert explained.graph_break_count == 0
+    assert explained.graph_count == 1
+
+
+BAD = [
+    ({"logp_old": torch.zeros(1, 3)}, ValueError, r"logp_old has shape \(1, 3\), logp \(2, 4\)"),
+    ({"mask": torch.ones(2, 3)}, ValueError, r"mask has shape \(2, 3\)"),
+    ({"mask": torch.zeros(2, 4)}, ValueError, "mask counts no token"),
+    ({"mask": torch.full((2, 4), 0.5)}, ValueError, r"mask holds 0.5, .* put shares into weights="),
+    ({"clip": "Bnd(KL())"}, ValueError, "did you mean Band"),
+    ({"method": "DPPO()", "clip": "Band"}, ValueError, "method='DPPO.*' already says what clip would"),
+    ({"method": "Masked()"}, ValueError, "is not a method such as DPPO"),
+    ({"method": 0.2}, TypeError, "method must be a method such as DPPO"),
+    ({"advantages": torch.zeros(3)}, ValueError, r"advantages of shape \(3,\) fit neither"),
+    ({"advantages": torch.zeros(2, 3)}, ValueError, r"advantages of shape \(2, 3\)"),
+    ({"logp": torch.full((2, 4), math.nan)}, ValueError, "logp holds nan"),
+    ({"logp_old": torch.full((2, 4), 1.5)}, ValueError, "logp_old holds 1.5"),
+    ({"logp_old": torch.full((2, 4), -math.inf)}, ValueError, "holds -inf at a counted token"),
+    ({"logp": torch.zeros(2, 4, dtype=torch.long)}, TypeError, "logp must be a floating-point tensor"),
+    (
+        {"advantages": torch.zeros(2, dtype=torch.long)},
+        TypeError,
+        "advantages must be a floating-point tensor",
+    ),
+    ({"dual_clip": 1.0}, ValueError, "dual_clip must be above 1"),
+    ({"dual_clip": math.nan}, ValueError, "dual_clip must be above 1"),
+    ({"clip": 0.2}, TypeError, "clip must be a clip rule such as Band"),
+    ({"aggregation": "mean"}, ValueError, "unknown aggregation 'mean'; known are token-mean"),
+    ({"aggregation": "dr_grpo"}, ValueError, "needs normalizer"),
+    ({"aggregation": "grpo", "normalizer": 3.0}, ValueError, "takes no normalizer"),
+    ({"normalizer": 0.0}, ValueError, "normalizer must be a finite number above 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_refuses_bad_input(change, error, message):
+    arguments = {
+        "logp": torch.full((2, 4), -1.0),
+        "logp_old": torch.full((2, 4), -1.1),
+        "advantages": torch.ones(2),
+        "mask": torch.ones(2, 4),
+    }
+    with pytest.raises(error, match=message):
+        policy_loss(**arguments | change)
+
+
+def test_sequence_level_worked_by_hand():
+    """Each row its own mean over its own counted tokens, at every token of that row."""
+    logp = torch.tensor([[-1.0, -3.0, -9.0], [-4.0, -9.0, -9.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    assert at_level(logp, mask, "sequence").tolist() == [[-2.0] * 3, [-4.0] * 3]
+    assert at_level(logp, torch.zeros(2, 3), "sequence").tolist() == [[0.0] * 3] * 2
+
+
+def test_one_counted_token_is_a_batch():
+    values, mask = torch.tensor([[3.0, math.nan]]), torch.tensor([[1.0, 0.0]])
+    assert aggregate(values, mask) == aggregate(values, mask, "seq-mean-token-mean") == 3.0
+    assert aggregate(torch.ones(2, 2), torch.tensor([[1.0, 1.0], [1.0, 0.0]])) == 1.0
+
+
+def test_a_ratio_on_the_bound_is_inside():
+    """Clips and dual clip drop what lies beyond, not what lies on, their bound; and a token without advantage never."""
+    logp_old = torch.tensor([[0.25, 0.25, 0.25]]).log()
+    logp = torch.tensor([[0.5, 0.125, 0.5]]).log()
+    advantages = torch.tensor([[1.0, -1.0, 0.0]])
+    _, metrics = policy_loss(logp, logp_old, advantages, clip=FixedClip(0.5, 1.0))
+    assert (metrics["clip_high"], metrics["clip_low"]) == (0, 0)
+    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), clip=Unclipped(), dual_clip=2.0)
+    assert metrics["dual_clip"] == 0
+    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), clip=Unclipped(), dual_clip=1.5)
+    assert metrics["dual_clip"] == pytest.approx(1 / 3)
+
+
+def test_half_precision_counts_its_tokens_exactly():
+    """1001 is no bfloat16: without a mask of at least float32 the mean would be over 1000 tokens."""
+    logp_old = torch.full((1, 1001), -1.0, dtype=torch.bfloat16)
+    loss, metrics = policy_loss(logp_old, logp_old, torch.ones(1), clip=FixedClip())
+    assert loss.item() == pytest.approx(-1, abs=1e-6)
+    assert metrics["ratio_mean"].item() == pytest.approx(1, abs=1e-6)
+
+
+def test_sequences_without_a_counted_token():
+    """verl's names leave them out of the mean over sequences, TRL's count them as 0."""
+    values, mask = torch.tensor([[2.0, 4.0], [9.0, 9.0]]), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    verls = {"seq-mean-token-mean": 3.0, "seq-mean-token-sum": 6.0}
+    assert {name: aggregate(values, mask, name).item() for name in verls} == verls
+    assert aggregate(values, mask, "seq-mean-token-sum-norm", normalizer=2.0) == 3.0
+    trls = {"grpo": 1.5, "luspo": 3.0}
+    assert {name: aggregate(values, mask, name).item() for name in trls} == trls
+    assert aggregate(values, mask, "dr_grpo", normalizer=2.0) == 1.5
+
+
+def test_a_second_derivative_is_refused():
+    """It would miss how the weight depends on the log-probability."""
+    logp, *rest = batch(0)
+    loss = policy_loss(logp.requires_grad_(), *rest).loss
+    for value, message in ((loss, "does not require grad"), (loss**2, "once_differentiable")):
+        (gradient,) = torch.autograd.grad(value, logp, create_graph=True)
+        with pytest.raises(RuntimeError, match=message):
+            gradient.sum().backward()
+
+
+def test_text_is_taken_wherever_an_object_is():
+    tensors = batch(0)
+    for text, rule in (("Band(KL(), 0.05)", Band(KL(), 0.05)), ("FixedClip(0.2)", FixedClip(0.2))):
+        assert policy_loss(*tensors, clip=text).loss == policy_loss(*tensors, clip=rule).loss
+        assert policy_loss(*tensors, method=text).loss == policy_loss(*tensors, method=rule).loss
