@@ -245,7 +245,7 @@ def sides(runs: Sequence[Scored], world: str) -> dict[str, Effect]:
 
 
 def summary(results: Mapping[str, Any], *more: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The worlds that have ended, in short: what `bandpo study where` looks up.
+    """The worlds that have ended, in short: what `bandpo where` looks up.
 
     Each side's effect is a difference in AUC with its interval, the mean over both kinds of other side.
     """

@@ -31,11 +31,9 @@ from torch import Tensor
 from bandpo.audit.files import drop_unfinished_line, read_jsonl
 from bandpo.bounds import RatioBounds
 from bandpo.rules import ClipRule
+from bandpo.where import BASELINE, OPTIMIZERS, UPPER
 from bandpo_lab.study.cells import (
-    BASELINE,
-    OPTIMIZERS,
     RULES,
-    UPPER,
     WORLDS,
     Cell,
     Plan,

@@ -17,14 +17,15 @@ import bandpo
 SRC = Path(bandpo.__file__).parent
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+COVERED = PROJECT["tool"]["coverage"]["report"]
 CORE = [
     path
-    for pattern in PROJECT["tool"]["coverage"]["report"]["include"]
+    for pattern in COVERED["include"]
     for path in sorted(ROOT.glob(pattern))
-    if path.name != "__main__.py"
+    if str(path.relative_to(ROOT)) not in COVERED["omit"]
 ]
 """The core, as pyproject.toml defines it for the coverage report."""
-STOREYS = ("core", "audit", "integrations", "cli")
+STOREYS = ("core", "audit", "where", "integrations", "cli")
 """From the ground up: each may import from those before it."""
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}

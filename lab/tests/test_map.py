@@ -1,4 +1,4 @@
-"""The map of clip rules: its tables against a loop over samples, its file, what it says, and a reader's place in it."""
+"""The map of clip rules: its tables against a loop over samples, its file, and what it says."""
 
 import json
 import math
@@ -15,13 +15,10 @@ pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Sides, Unclipped
 from bandpo.audit.files import locked
 from bandpo.cli.app import app
-from bandpo_lab.study import cells as cells_module
+from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER, Optimizer, shipped
 from bandpo_lab.study.cells import (
-    BAND,
-    BASELINE,
     RULES,
     TAILS,
-    UPPER,
     Cell,
     Plan,
     Setting,
@@ -31,21 +28,11 @@ from bandpo_lab.study.cells import (
     run_cell,
     run_map,
     scores,
-    shipped_summary,
     summary,
 )
 from bandpo_lab.study.map_figure import draw_map
 from bandpo_lab.study.map_tables import all_map_tables, other_worlds_table
-from bandpo_lab.study.tabular import Optimizer, Outcome, coin_flips, rare_arm, simulate, two_stages
-from bandpo_lab.study.theory import (
-    Placement,
-    binding_updates,
-    growth,
-    lift_from_clipping,
-    lift_from_rate,
-    lift_when_binding,
-)
-from bandpo_lab.study.where import advice
+from bandpo_lab.study.tabular import Outcome, coin_flips, rare_arm, simulate, two_stages
 
 ROOT = Path(__file__).parents[2]
 ADAM = Optimizer(0.9, adam=True)
@@ -147,8 +134,6 @@ def test_a_world_refuses_numbers_that_do_not_fit(samples, updates, rates):
         simulate(rare_arm(0.1), FixedClip(0.2), ADAM, rates, seeds=2, samples=samples, updates=updates)
     with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
         rare_arm(1.5)
-    with pytest.raises(ValueError, match="below 1, got 1"):
-        Optimizer(1.0)
 
 
 # Mean reward over 80 batches, U = 16, N = 128, p = .002, Adam, best rate: measured by a program written apart from this
@@ -161,76 +146,6 @@ def test_the_map_agrees_with_one_made_by_another_program():
     for rule, rate in ((BASELINE, 0.08), (BAND, 0.04), (UPPER, 0.06)):
         found = simulate(rare_arm(0.002), RULES[rule], ADAM, [rate], seeds=48).auc
         assert float(found.mean()) == pytest.approx(np.mean(ELSEWHERE[rule]), abs=0.09), rule
-
-
-# The theory -----------------------------------------------------------------------------------------------------------
-
-
-def test_momentum_carries_a_blocked_token_on_for_its_overshoot():
-    """Five gradients of 1, then none: the velocity at the end still moves it by β/(1 − β) of itself."""
-    for beta in (0.0, 0.5, 0.9):
-        velocity, place = 0.0, 0.0
-        for step in range(2000):
-            velocity = beta * velocity + (step < 1000)
-            place += velocity
-        lasting = 1 / (1 - beta)  # the lift of one update once momentum has built up
-        after = sum(lasting * beta**k for k in range(1, 2000))
-        assert 1 + after / lasting == pytest.approx(Optimizer(beta).overshoot)
-
-
-def test_a_clip_binds_above_so_many_updates():
-    """clip 0.2 binds only if U > h + 0.18/g."""
-    assert binding_updates(0.18, overshoot=1) == pytest.approx(1 + math.log(1.2) / 0.18)
-    assert lift_when_binding(16, overshoot=10) == pytest.approx(math.log(1.2) / 6)
-    for lift in (0.01, 0.1):
-        limit = binding_updates(lift, overshoot=10)
-        for updates in (math.floor(limit), math.ceil(limit) + 1):
-            held = growth(lift, updates, bound=1.2, overshoot=10) < growth(lift, updates, math.inf, 10)
-            assert held == (updates > limit)
-    assert growth(0.1, 16, math.inf) == pytest.approx(1.6)
-
-
-def test_the_gain_follows_from_the_share_clipped():
-    """Clip 0.2 met after 8 of 16 updates: each lifted the token by ln 1.2 / 8."""
-    assert lift_from_clipping(0.5, 16) == pytest.approx(math.log(1.2) / 8)
-    with pytest.raises(ValueError, match="below 1, got 1"):
-        lift_from_clipping(1.0, 16)
-
-
-@pytest.mark.parametrize(
-    ("change", "verdict"),
-    [
-        ({}, "yes"),
-        ({"updates": 4}, "no"),  # momentum outlasts the batch
-        ({"updates": 4, "optimizer": Optimizer()}, "yes"),
-        ({"lift": (0.01, 0.01)}, "no"),  # 16 · 0.01 nats < ln 1.2
-        ({"lift": (0.01, 0.1)}, "open"),
-        ({"lift": None}, "open"),
-        ({"tail": 0.01}, "a little"),  # 1.28 draws
-        ({"batch": 4096}, "no"),
-        ({"updates": 1}, "no"),
-        ({"rule": FixedClip(0.2, math.inf)}, "no"),
-        ({"rule": Band()}, "no"),  # its bound is 10, and 16 · 0.1 < ln 10 + 10 · 0.1
-    ],
-    ids=str,
-)
-def test_the_verdict_on_a_run(change, verdict):
-    known = Placement(0.002, 128, 16, ADAM, lift=(0.1, 0.1))
-    assert replace(known, **change).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tail": 0.0}, "--tail 0: it is a probability"),
-        ({"batch": 0}, "--batch 0: choose at least 1"),
-        ({"updates": -4}, "--updates -4: choose at least 1"),
-        ({"lift": (0.0, 0.0)}, "above 0, got 0 nats"),
-    ],
-)
-def test_a_run_that_cannot_be_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        replace(Placement(0.002, 128, 16, ADAM), **change)
 
 
 # The file -------------------------------------------------------------------------------------------------------------
@@ -267,7 +182,7 @@ def test_no_cell_is_planned_twice(size):
     plan = Plan.of_size(size)
     assert len(plan.todo) == len(set(plan.todo))
     assert {updates for (s, _) in plan.todo if (updates := s.updates)} == {4, 16, 64}
-    for name in cells_module.OPTIMIZERS:
+    for name in OPTIMIZERS:
         rates = plan.learning_rates(name)
         assert rates == sorted(rates)
         assert len(rates) == plan.rates
@@ -346,7 +261,7 @@ def test_the_tables_hold_every_setting_and_rule(drawn):
 
 def test_the_summary_that_is_shipped_is_that_of_the_repositorys_map():
     header, found = read_map(ROOT / "results/map/map.jsonl.gz")
-    assert shipped_summary() == json.loads(json.dumps(summary(header, found)))
+    assert shipped("map") == json.loads(json.dumps(summary(header, found)))
     planned = {(setting, rule) for setting, rule in Plan.of_size(header["size"]).todo}
     assert {(cell.setting, cell.rule) for cell in found} == planned
 
@@ -382,82 +297,6 @@ def test_a_folder_takes_one_map_at_a_time(tmp_path):
     assert "another process is writing" in str(result.exception)
 
 
-WHERE = ["study", "where", "--tail", "0.002", "--batch", "128", "--updates", "16"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "Perhaps. A batch draws the tail 0.26 times"),
-        (["--clip-high", "0.43"], "nats. Your run's lift is 0.02 nats"),
-        (["--clip-high", "0.8"], "Yes. With 16 updates the bound of 1.2 holds"),
-        (
-            ["--learning-rate", "1e-4", "--parameters", "335e3"],
-            "The lift of your run is roughly 0.0051 to 0.081 nats",
-        ),
-        (["--lift", "0.05", "--optimizer", "sgd"], "more than 0.012 nats. Your run's lift is 0.05 nats"),
-        (["--lift", "0.05", "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
-        (
-            ["--tail", "0.01"],
-            "Nearest network 1.3 draws, 16 updates, Adam: Band's upper side in place of clip 0.2's",
-        ),
-        (
-            ["--tail", "0.0001"],
-            "Nearest network None: your run lies outside of what was trained. The closest has",
-        ),
-    ],
-)
-def test_where_says_whether_the_rule_can_matter(options, said):
-    result = CliRunner().invoke(app, [*WHERE, *options])
-    assert result.exit_code == 0, result.output
-    assert said in " ".join(result.output.split()).replace("Can the upper side matter? ", "")
-
-
-@pytest.mark.parametrize(
-    ("run", "upper", "setting"),
-    [
-        (
-            Placement(0.0005, 512, 64, ADAM, (0.1, 0.1)),
-            "Not clear. The theory says yes, but at the nearest place of the map Band's upper side costs (-0.09 ±",
-            "A tight upper bound",
-        ),
-        (Placement(0.0005, 512, 64, ADAM), "Not clear. The theory says perhaps, but", "A tight upper bound"),
-        (Placement(0.0005, 512, 4, ADAM), "Not clear. The theory says no, but", "A tight upper bound"),
-        (
-            Placement(0.0005, 128, 16, Optimizer(0.95, adam=True)),
-            "Not clear. The theory says no, but at the nearest place of the map Band's upper side gains",
-            "Your rule, or method",
-        ),
-        # No place speaks of a run in which the rule does nothing: each has a rate at which clip 0.2 acts.
-        (Placement(0.0005, 512, 64, ADAM, (0.001, 0.001)), "No. With 64 updates", "Keep your rule"),
-        (Placement(0.0005, 512, 4, ADAM, rule=FixedClip(0.2, math.inf)), "No. Your rule", "Keep your rule"),
-        # Nor does one that is far away: four times the batch.
-        (Placement(0.0005, 2048, 4, ADAM), "No. Your batch is over", "Keep your rule"),
-    ],
-)  # fmt: skip
-def test_where_the_map_contradicts_the_theory_it_says_so(run, upper, setting):
-    said = dict(advice(run, measured=run.lift is not None))
-    assert said["Can the upper side matter?"].startswith(upper)
-    assert said["What to set"].startswith(setting)
-
-
-def test_the_nearest_place_of_two_stages_is_named_where_it_is_near():
-    two_stages = "worth nothing until half-time, and all after it: +0.04 ± 0.01."
-    near, far = (advice(Placement(p, 128, 4, ADAM), measured=False) for p in (0.01, 0.002))
-    assert two_stages in dict(near)["Nearest in the map"]
-    assert "half-time" not in dict(far)["Nearest in the map"]
-
-
-def test_where_refuses_two_measurements():
-    result = CliRunner().invoke(app, [*WHERE, "--lift", "0.1", "--clip-high", "0.1"])
-    assert "leave one out" in str(result.exception)
-
-
-def test_advice_outside_of_the_map_says_so():
-    far = Placement(1e-7, 64, 16, ADAM, (0.1, 0.1))
-    assert "your run lies outside of it" in dict(advice(far, measured=True))["Nearest in the map"]
-
-
 def test_a_study_file_needs_no_subcommand(tmp_path):
     for words in (
         ["study", "nowhere.yaml"],
@@ -469,17 +308,6 @@ def test_a_study_file_needs_no_subcommand(tmp_path):
 
 def test_rules_are_those_of_the_library():
     assert RULES[UPPER] == Sides(lower=FixedClip(0.2), upper=Band())
-
-
-def test_the_lift_of_the_embedded_model_is_that_of_the_first_study():
-    """Clip 0.2 at learning rate 1e-4: share of winners between 0.01 and 0.1 that were clipped, over all such runs."""
-    runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
-    tried = [r for r in runs if r["arm"] == "clip 0.2" and (r["tuning"] or {}).get("learning_rate") == 1e-4]
-    tokens, clipped = np.array([r["by_bin"]["0.01_to_0.1"] for r in tried]).T
-    lift = lift_from_clipping(float((tokens * clipped).sum() / tokens.sum()), updates=16)
-    assert lift == pytest.approx(0.02, rel=0.05)
-    low, high = lift_from_rate(1e-4, parameters=335e3)
-    assert math.sqrt(low * high) == pytest.approx(lift, rel=0.05)
 
 
 def test_the_page_prints_the_map():

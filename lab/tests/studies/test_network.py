@@ -11,11 +11,12 @@ import pytest
 import torch
 
 pytest.importorskip("trl")
+
 from bandpo import Band, parse_rule
+from bandpo.where import shipped
 from bandpo_lab.study.collect import Record
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
-from bandpo_lab.study.where import networks
 from bandpo_lab.tasks.multiplication import problems
 from studies import momentum, network_report, network_room
 from studies.mirror import Mirror
@@ -216,7 +217,7 @@ RESULTS = [
 
 
 def test_the_worlds_that_are_shipped_are_those_of_the_repositorys_study():
-    assert networks() == json.loads(json.dumps(summary(*RESULTS)))
+    assert shipped("networks") == json.loads(json.dumps(summary(*RESULTS)))
 
 
 def test_a_world_in_short():

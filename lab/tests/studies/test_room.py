@@ -8,7 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("scipy")
-from bandpo_lab.study.cells import BASELINE, UPPER, half_width, read_map, scores
+from bandpo.where import BASELINE, UPPER
+from bandpo_lab.study.cells import half_width, read_map, scores
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
 from studies import network_room, room

@@ -14,6 +14,7 @@ from bandpo.cli.audit import audit_command
 from bandpo.cli.bounds import bounds_command
 from bandpo.cli.doctor import doctor_command
 from bandpo.cli.plot import plot_command
+from bandpo.cli.where import where_command
 
 LAB = ("compare", "data", "eval", "recipes", "rehearse", "report", "study", "train")
 """Commands of bandpo-lab."""
@@ -59,5 +60,6 @@ app.command("bounds")(bounds_command)
 app.command("plot")(plot_command)
 app.command("audit")(audit_command)
 app.command("doctor")(doctor_command)
+app.command("where")(where_command)
 for point in entry_points(group="bandpo.commands"):
     point.load()(app)

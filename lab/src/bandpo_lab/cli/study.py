@@ -1,19 +1,17 @@
-"""`bandpo study`: `run` (which may be left out), `map` and `where`."""
+"""`bandpo study`: `run` (which may be left out) and `map`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from bandpo.cli import INTERRUPTED, stop
-from bandpo.errors import InvalidValue
 
 CORES = os.cpu_count() or 1
 
@@ -30,23 +28,8 @@ class _RunByDefault(TyperGroup):
 app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    help="Compare clip rules: over seeds in a study of your own, in tables over a map, or in theory for your run.",
+    help="Compare clip rules: over seeds in a study of your own, or in tables over a map.",
 )
-
-
-class Size(str, Enum):
-    """Of a map."""
-
-    quick = "quick"
-    full = "full"
-
-
-class Method(str, Enum):
-    """Of optimisation."""
-
-    adam = "adam"
-    momentum = "momentum"
-    sgd = "sgd"
 
 
 @app.command("run")
@@ -92,8 +75,9 @@ def run_command(
 @app.command("map")
 def map_command(
     size: Annotated[
-        Size, typer.Option(help="quick, about six minutes on two idle cores, or full, about forty minutes.")
-    ] = Size.quick,
+        Literal["quick", "full"],
+        typer.Option(help="quick, about six minutes on two idle cores, or full, about forty minutes."),
+    ] = "quick",
     output_dir: Annotated[
         Path | None,
         typer.Option("--output-dir", "--output_dir", help="Where the map goes; by default runs/map-SIZE."),
@@ -110,8 +94,8 @@ def map_command(
     from bandpo_lab.study.map_figure import draw_map
     from bandpo_lab.study.map_tables import all_map_tables
 
-    plan = Plan.of_size(size.value)
-    folder = output_dir or Path("runs") / f"map-{size.value}"
+    plan = Plan.of_size(size)
+    folder = output_dir or Path("runs") / f"map-{size}"
     file = folder / "map.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -130,59 +114,3 @@ def map_command(
     console.print(tables, highlight=False, markup=False, soft_wrap=True)
     for name in ("map.png", "map.md", "map.jsonl"):
         console.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
-
-
-@app.command("where")
-def where_command(
-    tail: Annotated[float, typer.Option(help="Probability of the rare token, or of the strategy it opens.")],
-    batch: Annotated[int, typer.Option(help="Samples in a batch that could draw it.")],
-    updates: Annotated[
-        int, typer.Option(help="Optimizer steps on each batch: epochs × minibatches. 1: on-policy.")
-    ],
-    clip: Annotated[str, typer.Option(help="The clip rule in use.")] = "FixedClip(0.2)",
-    optimizer: Annotated[Method, typer.Option(help="adam (AdamW too), momentum or sgd.")] = Method.adam,
-    beta1: Annotated[float, typer.Option(help="The optimizer's momentum; sgd has none.")] = 0.9,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--learning-rate",
-            "--learning_rate",
-            help="With --parameters: a rough guess of the lift.",
-        ),
-    ] = None,
-    parameters: Annotated[
-        float | None, typer.Option(help="Trained parameters of the model, such as 3e9.")
-    ] = None,
-    clip_high: Annotated[
-        float | None,
-        typer.Option(help="The audit's share of rare winners that were clipped: it gives the lift."),
-    ] = None,
-    lift: Annotated[
-        float | None,
-        typer.Option(
-            help="The lift itself: nats by which one update raises a rare winner's log-probability."
-        ),
-    ] = None,
-) -> None:
-    """Place your own run in the map: whether the clip rule can matter there, which side of it, and what to set."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from bandpo.text import parse_rule
-    from bandpo_lab.study.tabular import Optimizer
-    from bandpo_lab.study.theory import Placement, lift_from_clipping, lift_from_rate
-    from bandpo_lab.study.where import advice
-
-    steps = Optimizer(0.0 if optimizer is Method.sgd else beta1, adam=optimizer is Method.adam)
-    run = Placement(tail, batch, updates, steps, rule=parse_rule(clip))
-    if lift is not None and clip_high is not None:
-        raise InvalidValue("--lift and --clip-high say the same; leave one out")
-    measured = lift if clip_high is None else lift_from_clipping(clip_high, updates, run.bound)
-    found = None if measured is None else (measured, measured)
-    if found is None and learning_rate is not None and parameters is not None and optimizer is Method.adam:
-        found = lift_from_rate(learning_rate, parameters)
-    run = Placement(tail, batch, updates, steps, found, run.rule)
-    table = Table.grid(padding=(0, 3, 1, 0))
-    for head, text in advice(run, measured=measured is not None):
-        table.add_row(f"[bold]{head}[/bold]", text)
-    Console().print(table, highlight=False)

@@ -11,8 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
-from importlib import resources
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,8 +25,9 @@ from bandpo.audit.files import drop_unfinished_line, read_jsonl
 from bandpo.divergences import KL
 from bandpo.errors import InvalidValue
 from bandpo.rules import Band, FixedClip, Sides, Unclipped
+from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER
 from bandpo_lab.study.jobs import end_with_owner
-from bandpo_lab.study.tabular import Optimizer, World, coin_flips, rare_arm, simulate, two_stages
+from bandpo_lab.study.tabular import World, coin_flips, rare_arm, simulate, two_stages
 
 Size = Literal["quick", "full"]
 SIZES = get_args(Size)
@@ -41,17 +41,10 @@ RULES = {
     "no bound above, clip below": FixedClip(0.2, float("inf")),
     "no clip": Unclipped(),
 }
-BASELINE, BAND, UPPER, ROOM = "clip 0.2", "Band", "Band above, clip below", "no bound above, clip below"
+ROOM = "no bound above, clip below"
 MAIN = (BASELINE, BAND, UPPER, ROOM)
 """The rules that the quick map has everywhere; the full map has all of them."""
 
-OPTIMIZERS = {
-    "Adam": Optimizer(0.9, adam=True),
-    "Adam, β1 = 0": Optimizer(0.0, adam=True),
-    "Adam, β1 = 0.95": Optimizer(0.95, adam=True),
-    "momentum 0.9": Optimizer(0.9),
-    "SGD": Optimizer(),
-}
 TAILS = (0.0005, 0.002, 0.01, 0.05)
 WORLDS: Mapping[str, Callable[[float], World]] = {
     "rare arm": rare_arm,
@@ -356,7 +349,7 @@ def difference(cells: Sequence[Cell], setting: Setting, rule: str, minus: str) -
 
 
 def summary(header: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """A map in short: what `bandpo study where` looks up."""
+    """A map in short: what `bandpo where` looks up, as ``map.json``."""
     rows = []
     for setting, rules in scores(cells).items():
         gap = {
@@ -372,9 +365,3 @@ def summary(header: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
             }
         )
     return {**header, "settings": rows}
-
-
-@cache
-def shipped_summary() -> dict[str, Any]:
-    """The `summary` that comes with the package."""
-    return json.loads((resources.files("bandpo_lab.study") / "map.json").read_text())

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from bandpo.audit.style import house_style
 from bandpo.errors import InvalidValue
-from bandpo_lab.study.cells import BAND, BASELINE, TAILS, UPPER, Cell, Setting, difference
+from bandpo.where import BAND, BASELINE, UPPER
+from bandpo_lab.study.cells import TAILS, Cell, Setting, difference
 
 UPDATES = (64, 16, 4)
 PANELS = {

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple
 
+from bandpo.where import BAND, BASELINE, UPPER
 from bandpo_lab.study.cells import (
-    BAND,
-    BASELINE,
     MAIN,
     RULES,
-    UPPER,
     Cell,
     Score,
     Setting,

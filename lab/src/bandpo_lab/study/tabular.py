@@ -15,6 +15,7 @@ import torch
 from bandpo.errors import InvalidValue
 from bandpo.loss import policy_loss
 from bandpo.rules import ClipRule
+from bandpo.where import Optimizer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -100,38 +101,13 @@ def _one_rare(p: float) -> tuple[float, ...]:
 _FIRST_IS_GOOD = (RIGHT, *[WRONG] * (ANSWERS - 1))
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """SGD, momentum or Adam, for tables.
+class _Steps:
+    """An optimizer at work on tables, each of them on its own.
 
     Adam has one second moment here for the whole table: the mean square of its gradient. With one for each logit, as a
     network has for each weight, an answer that is hardly ever drawn would move as fast as any other. A network's
     answers share their weights; those of a table do not.
-
-    Raises:
-        ValueError: ``momentum`` outside of [0, 1).
-
-    >>> Optimizer(momentum=0.9, adam=True).overshoot
-    10.0
     """
-
-    momentum: float = 0.0
-    """β1 of Adam."""
-    adam: bool = False
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InvalidValue(f"momentum (β1) must be at least 0 and below 1, got {self.momentum:g}")
-
-    @property
-    def overshoot(self) -> float:
-        """1/(1 − momentum): how many updates' worth of movement one lasting gradient makes, its own included."""
-        return round(1 / (1 - self.momentum), 9)
-
-
-class _Steps:
-    """An optimizer at work on tables, each of them on its own."""
 
     def __init__(self, optimizer: Optimizer, tables: Tensor):
         self.optimizer, self.count = optimizer, 0
