@@ -13,6 +13,9 @@ collect_ignore = [
     # Loaded by verl's own processes only: importing them takes verl's workers along, and their warnings.
     "lab/src/bandpo_lab/rehearsal/cpu.py",
     "lab/src/bandpo_lab/rehearsal/rollout.py",
+    # To import one of these is to run it.
+    "lab/src/bandpo_lab/rehearsal/preloaded.py",
+    "lab/src/bandpo_lab/rehearsal/stand_in.py",
     # An adapter's module needs its framework.
     *(
         f"src/bandpo/integrations/{adapter.module}.py"

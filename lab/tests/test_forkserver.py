@@ -10,10 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bandpo_lab.rehearsal.processes import ForkServer
+from bandpo_lab.rehearsal.processes import Forks
 from bandpo_lab.rehearsal.run import train
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is Linux's")
+pytestmark = [
+    pytest.mark.slow,  # the fork server imports verl
+    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is Linux's"),
+]
 
 
 @pytest.fixture
@@ -23,11 +26,11 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with ForkServer(tmp_path_factory.mktemp("f"), dict(os.environ), ["colorsys", "no_such_module"]) as server:
+    with Forks(tmp_path_factory.mktemp("f"), dict(os.environ)) as server:
         yield server
 
 
-def output_of(server: ForkServer, *arguments: str, **env: str) -> str:
+def output_of(server: Forks, *arguments: str, **env: str) -> str:
     readable, writable = os.pipe()
     server.start(arguments, env, writable)
     os.close(writable)
@@ -39,14 +42,14 @@ SCRIPT = """
 import json, os, subprocess, sys
 inner = subprocess.run([sys.executable, "-u", "inner.py", "y z"], capture_output=True, text=True)
 print(json.dumps({"arguments": sys.argv, "cwd": os.getcwd(), "env": os.environ["OF_THE_RUN"],
-                  "preloaded": "colorsys" in sys.modules, "inner": inner.stdout, "status": inner.returncode}))
+                  "preloaded": "hydra" in sys.modules, "inner": inner.stdout, "status": inner.returncode}))
 """
 
 
 def test_a_fork_runs_a_file_as_python_does_and_so_do_those_that_it_starts(server):
     (server.folder / "outer.py").write_text(SCRIPT)
     (server.folder / "inner.py").write_text(
-        "import sys; print(sys.argv[1], 'colorsys' in sys.modules); sys.exit(3)"
+        "import sys; print(sys.argv[1], 'hydra' in sys.modules); sys.exit(3)"
     )
     told = json.loads(output_of(server, "outer.py", "x", OF_THE_RUN="1"))
     assert told == {
@@ -57,9 +60,6 @@ def test_a_fork_runs_a_file_as_python_does_and_so_do_those_that_it_starts(server
         "inner": "y z True\n",
         "status": 3,
     }
-
-
-def test_a_fork_runs_a_module(server):
     (server.folder / "a_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
     assert output_of(server, "-m", "a_module", "x") == "__main__ ['x']\n"
 
@@ -67,10 +67,9 @@ def test_a_fork_runs_a_module(server):
 ORPHANS = """
 import os, sys, time
 from pathlib import Path
-from bandpo_lab.rehearsal.processes import ForkServer
-from bandpo_lab.rehearsal.run import train
+from bandpo_lab.rehearsal.processes import Forks
 folder = Path(sys.argv[1])
-with ForkServer(folder, dict(os.environ)) as server:
+with Forks(folder, dict(os.environ)) as server:
     server.start(["outer.py"], {}, 1)
     time.sleep(600)
 """
@@ -83,7 +82,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
 def test_nothing_outlives_a_killed_rehearsal(folder):
     (folder / "outer.py").write_text(DETACHES)
     (folder / "sleeps.py").write_text("import time; time.sleep(600)")

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ RECIPE = [
 @pytest.fixture
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("r")
+
+
+@pytest.fixture(autouse=True)
+def _no_processes(request, monkeypatch):
+    """What ends before Ray starts needs no fork server, which imports verl."""
+    if not {"slow", "exhaustive"} & {mark.name for mark in request.node.iter_markers()}:
+        monkeypatch.setattr("bandpo_lab.rehearsal.stages.Forks", lambda *_: nullcontext())
 
 
 def failure(overrides: list[str], folder: Path) -> tuple[str, str]:

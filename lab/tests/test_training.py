@@ -272,7 +272,7 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path):
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == b"held\n"
-            with pytest.raises(FileProblem, match=rf"in use by process {other.pid} on .*, since 20"):
+            with pytest.raises(FileProblem, match=rf"{tmp_path} \(process {other.pid} on .*, since 20"):
                 run_training(small(tmp_path, "--resume"))
         finally:
             other.kill()

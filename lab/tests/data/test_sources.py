@@ -9,7 +9,8 @@ from bandpo.errors import FileProblem
 pytest.importorskip("math_verify")
 
 from bandpo_lab.data.sets import HUB
-from bandpo_lab.data.sources import load, read_answer
+from bandpo_lab.data.sources import load
+from bandpo_lab.evals.rows import read_answer
 
 
 def write(path, rows):

@@ -154,7 +154,7 @@ def test_the_report_by_hand(tmp_path):
     problems = [*PROBLEMS, EvalProblem("other-0", "1+1=", "3", "others")]
     scores = score(evaluate(Counting(), problems, 4, tmp_path, progress=False))
     assert set(scores) == {"sums", "others"}
-    sums = {name: e.mean for name, e in scores["sums"].estimates().items()}
+    sums = {name: e.value for name, e in scores["sums"].estimates().items()}
     # Two right of four for each: pass@2 misses with 1 pair of 6; two right votes against two for one wrong answer.
     expected = {"mean@4": 0.5, "pass@1": 0.5, "pass@2": 5 / 6, "pass@4": 1.0, "maj@4": 0.5}
     assert {name: sums[name] for name in expected} == pytest.approx(expected)

@@ -7,9 +7,11 @@ import gzip
 import json
 import os
 import shutil
+import socket
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from bandpo.errors import FileProblem, InvalidValue
 
 UNFINISHED = ".unfinished"
 """How the names of files and folders begin that are still being written."""
+LOCK = ".lock"
+"""How the names of files begin that keep other processes out of a folder."""
 
 
 @contextmanager
@@ -47,20 +51,29 @@ def replacing(path: Path) -> Generator[Path, None, None]:
 
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
-    """Keep other processes that lock a folder out of it, until the block or the process ends.
+    """Keep other processes that lock a folder out of it, until the block or the process ends, however it ends.
 
     Raises:
-        FileProblem: another process has locked it.
+        FileProblem: another process has locked it; the message says which.
     """
     from filelock import FileLock, Timeout
 
+    holder = folder / f"{LOCK}-holder"
     try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
+        lock = FileLock(folder / LOCK, timeout=0).acquire()
     except Timeout as error:
+        who = f" ({holder.read_text()})" if holder.exists() else ""
         raise FileProblem(
-            f"another process is writing to {folder}: wait for it, or choose another folder"
+            f"another process is writing to {folder}{who}: wait for it, or choose another folder"
         ) from error
+    with lock:
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        with replacing(holder) as unfinished:
+            unfinished.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {now}")
+        try:
+            yield
+        finally:
+            remove(holder)
 
 
 def remove(path: Path) -> None:

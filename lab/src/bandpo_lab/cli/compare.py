@@ -34,17 +34,9 @@ def compare_command(
     )]  # fmt: skip
     table = Table("data", "metric", "first", "second", "second − first", f"{level:.0%} interval", "")
     for d in compare_scores(*sides, level=level):
-        e = d.estimate
-        interval = f"{e.low:+.4f} to {e.high:+.4f}"
-        table.add_row(
-            d.data_source,
-            d.metric,
-            f"{d.first:.4f}",
-            f"{d.second:.4f}",
-            f"{e.mean:+.4f}",
-            interval,
-            d.verdict,
-        )
+        e = d.interval
+        figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
+        table.add_row(d.data_source, d.metric, *figures, d.verdict)
     console = Console()
     console.print(f"first: {first}\nsecond: {second}", highlight=False, soft_wrap=True)
     console.print(table)

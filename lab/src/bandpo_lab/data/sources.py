@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.data.rows import read_prompt, read_rows
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Hub, Role
-from bandpo_lab.evals.extraction import extract
+from bandpo_lab.evals.rows import read_answer, read_prompt, read_rows
 
 
 @dataclass(frozen=True)
@@ -247,44 +244,6 @@ def read_problem(value: Any) -> str:
     if isinstance(prompt, str):
         return prompt.strip()
     return next((m["content"].strip() for m in reversed(prompt) if m["role"] == "user"), "")
-
-
-_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
-_WHOLE = re.compile(r"(-?\d+)\.0+")
-
-
-def read_answer(value: Any) -> str:
-    r"""The answer in the forms that data sets use: numbers, lists, worked solutions, verl's reward model.
-
-    A number is written out, without an exponent. The answers of a list are all asked for, in any order.
-
-    Returns:
-        Plain text or LaTeX; empty where there is no answer.
-
-    Raises:
-        ValueError: A value that is no answer, such as true.
-
-    >>> read_answer(27.0), read_answer("5 + 5 = 10\n#### 1,234"), read_answer(r"So $\boxed{\frac{1}{2}}$.")
-    ('27', '1234', '\\frac{1}{2}')
-    """
-    if isinstance(value, Mapping):
-        value = value.get("ground_truth")
-    if isinstance(value, list | tuple):
-        return ", ".join(filter(None, map(read_answer, value)))
-    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
-        raise InvalidValue(f"{value} is no answer")
-    if isinstance(value, float):
-        value = format(Decimal(repr(value)), "f")
-    text = "" if value is None else str(value).strip()
-    if "####" in text or "\\boxed{" in text:
-        extracted = extract(text)
-        text = "" if extracted is None else extracted.text.strip()
-    while len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
-        text = text[1:-1].strip()
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
 
 
 def _generate(name: str, asked: Role | None, size: int, seed: int) -> ProblemSet:

@@ -7,35 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bandpo.audit.interval import Interval
 from bandpo.errors import InvalidValue
-from bandpo_lab.evals.metrics import Estimate, estimate
+from bandpo_lab.evals.metrics import estimate
 from bandpo_lab.evals.report import Scores
 
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """Second minus first, for one metric of one data source.
-
-    Attributes:
-        data_source: Name of the data.
-        metric: Name of the metric.
-        first: Mean of the first.
-        second: Mean of the second.
-        estimate: Their difference and its interval.
-    """
+    """Second minus first, for one metric of one data source."""
 
     data_source: str
     metric: str
     first: float
     second: float
-    estimate: Estimate
+    interval: Interval
 
     @property
     def verdict(self) -> str:
         """In plain words, what can be claimed."""
-        if self.estimate.low > 0:
+        if self.interval.low > 0:
             return "the second is better"
-        if self.estimate.high < 0:
+        if self.interval.high < 0:
             return "the first is better"
         return "no difference can be claimed"
 
@@ -49,9 +42,6 @@ def compare_scores(
         first: Scores of one model, one entry per seed.
         second: Of the other.
         level: Coverage of the intervals.
-
-    Returns:
-        One difference for each data source and metric.
 
     Raises:
         ValueError: Nothing in common, or a data source with other problems on one side.
@@ -68,8 +58,9 @@ def compare_scores(
         for metric in first[0][source].values:
             if all(metric in run[source].values for run in runs):
                 a, b = ([run[source].values[metric] for run in side] for side in (first, second))
-                e = estimate(b, minus=a, level=level)
-                differences.append(ScoreDifference(source, metric, float(np.mean(a)), float(np.mean(b)), e))
+                interval = estimate(b, minus=a, level=level)
+                means = float(np.mean(a)), float(np.mean(b))
+                differences.append(ScoreDifference(source, metric, *means, interval))
     if not differences:
         raise InvalidValue(
             "the runs have no data source and metric in common: evaluate both on the same data with one n"

@@ -1,19 +1,19 @@
 """What a table of scores is worth: mean@k, pass@k, maj@k, verl's best@k and their intervals.
 
-Every metric maps scores of shape ``(problems, n)`` to one value per problem, ``(problems,)``. Its mean is
-the metric, and `estimate` puts an interval around it, or around the difference of two evaluations.
+Every metric maps scores in [0, 1] of shape ``(problems, n)``, 0 for wrong and 1 for right, to one value per problem,
+``(problems,)``. Its mean is the metric, and `estimate` puts an interval around it, or around the difference of two
+evaluations. Scores of another shape or range are refused with a ValueError, and so is a k that is not from 1 to n.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
+from bandpo.audit.interval import Interval, bootstrap
 from bandpo.errors import InvalidType, InvalidValue
 
 Values = NDArray[np.float64]
@@ -40,15 +40,6 @@ def _check_k(k: int, n: int) -> None:
 def mean_at_k(correct: ArrayLike) -> Values:
     """Average score over the samples of each problem (mean@k with k = n; also called avg@k).
 
-    Args:
-        correct: Scores in [0, 1], shape (problems, n).
-
-    Returns:
-        One value per problem, shape (problems,).
-
-    Raises:
-        ValueError: The scores are empty, not two-dimensional or outside [0, 1].
-
     >>> mean_at_k([[1, 0, 0, 0], [1, 1, 0, 0]]).tolist()
     [0.25, 0.5]
     """
@@ -61,16 +52,6 @@ def pass_at_k(correct: ArrayLike, k: int) -> Values:
     For c right ones of n this is 1 - C(n-c, k) / C(n, k). It is written here as the expected *best* score of
     the k drawn, the sum over ranks i, ascending, of score_(i) C(i-1, k-1) / C(n, k), which also covers scores
     between 0 and 1.
-
-    Args:
-        correct: Scores in [0, 1], shape (problems, n).
-        k: Samples drawn, 1 ≤ k ≤ n.
-
-    Returns:
-        One value per problem, shape (problems,).
-
-    Raises:
-        ValueError: k is not between 1 and n, or the scores are malformed.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, 2.1.
 
@@ -86,23 +67,11 @@ def pass_at_k(correct: ArrayLike, k: int) -> Values:
     return np.clip(scores @ weights[::-1], 0.0, 1.0)
 
 
-def verl_best_at_k(correct: ArrayLike, k: int, *, resamples: int = 1000, seed: int = 42) -> Values:
-    """verl's ``best@k``: mean best of k samples drawn *with* replacement, over `resamples` draws.
+def verl_best_at_k(correct: ArrayLike, k: int) -> Values:
+    """verl's ``best@k``: mean best of k samples drawn *with* replacement, over 1000 draws, to rounding.
 
     This is not pass@k. It tends to 1 - (1 - c/n)^k, so that with k = n = 32 one right answer scores 0.638 and
     pass@32 is 1. It is reported beside pass@k because papers that train with verl often print it as pass@k.
-
-    Args:
-        correct: Scores in [0, 1], shape (problems, n).
-        k: Samples drawn, 1 ≤ k ≤ n.
-        resamples: Draws per problem; verl uses 1000.
-        seed: Of the draws; verl uses 42 and the same draws for every problem.
-
-    Returns:
-        One value per problem, shape (problems,), equal to verl's own up to rounding.
-
-    Raises:
-        ValueError: k is not between 1 and n, or the scores are malformed.
 
     Source: ``verl.trainer.ppo.metric_utils.process_validation_metrics``, key ``best@k/mean``.
 
@@ -112,35 +81,19 @@ def verl_best_at_k(correct: ArrayLike, k: int, *, resamples: int = 1000, seed: i
     scores = _scores(correct)
     n = scores.shape[1]
     _check_k(k, n)
-    # The legacy generator, because verl's draws come from it.
-    drawn = np.random.RandomState(seed).choice(n, size=(resamples, k), replace=True)
+    # The legacy generator, its seed and its draws, the same for every problem, are verl's.
+    drawn = np.random.RandomState(42).choice(n, size=(1000, k), replace=True)
     return np.array([row[drawn].max(axis=1).mean() for row in scores])
 
 
-def maj_at_k(
-    correct: ArrayLike,
-    answers: Sequence[Sequence[Hashable]],
-    k: int | None = None,
-    *,
-    resamples: int = 200,
-    seed: int = 0,
-) -> Values:
-    """Score of the most frequent answer among k samples (majority voting, self-consistency).
+def maj_at_k(correct: ArrayLike, answers: Sequence[Sequence[Hashable]]) -> Values:
+    """Score of the most frequent answer among the k = n samples (majority voting, self-consistency).
 
     A sample without an answer (``None``) abstains. Tied answers share the vote, so order is irrelevant.
 
     Args:
-        correct: Scores in [0, 1], shape (problems, n).
+        correct: Scores.
         answers: The answers voted on, one per score; answers that mean the same must compare equal.
-        k: Voters, 1 ≤ k ≤ n; default n.
-        resamples: Random subsets averaged over when k < n. With k = n there is one, and the result is exact.
-        seed: Of the subsets.
-
-    Returns:
-        One value per problem, shape (problems,).
-
-    Raises:
-        ValueError: k is not between 1 and n, or scores and answers differ in shape.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv 2203.11171.
 
@@ -148,26 +101,12 @@ def maj_at_k(
     [1.0]
     """
     scores = _scores(correct)
-    problems, n = scores.shape
-    voters = n if k is None else k
-    _check_k(voters, n)
-    if len(answers) != problems or any(len(row) != n for row in answers):
-        raise InvalidValue(f"answers must have the shape of the scores, ({problems}, {n})")
-    if voters == n:
-        subsets = [np.arange(n)]
-    else:
-        generator = np.random.default_rng(seed)
-        subsets = [generator.permutation(n)[:voters] for _ in range(resamples)]
-    return np.array(
-        [
-            np.mean([_vote(row[s], [votes[i] for i in s]) for s in subsets])
-            for row, votes in zip(scores, answers, strict=True)
-        ],
-        dtype=np.float64,
-    )
+    if len(answers) != len(scores) or any(len(row) != scores.shape[1] for row in answers):
+        raise InvalidValue(f"answers must have the shape of the scores, {scores.shape}")
+    return np.array([_vote(row, votes) for row, votes in zip(scores, answers, strict=True)])
 
 
-def _vote(scores: Values, votes: list[Hashable]) -> float:
+def _vote(scores: Values, votes: Sequence[Hashable]) -> float:
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
         return 0.0
@@ -177,18 +116,6 @@ def _vote(scores: Values, votes: list[Hashable]) -> float:
     )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and its confidence interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
-
 def estimate(
     values: ArrayLike,
     minus: ArrayLike | None = None,
@@ -196,7 +123,7 @@ def estimate(
     level: float = 0.95,
     resamples: int = 5000,
     seed: int = 0,
-) -> Estimate:
+) -> Interval:
     """Mean, or difference of two means, with a percentile-bootstrap interval over problems and seeds.
 
     Problems and seeds are crossed (every seed answers the same problems), so each are drawn independently. A
@@ -211,17 +138,14 @@ def estimate(
         resamples: Bootstrap draws.
         seed: Of the draws.
 
-    Returns:
-        Mean and interval.
-
     Raises:
         ValueError: `level` outside (0, 1), malformed values, or two sides that do not have the same problems.
 
     >>> e = estimate(mean_at_k([[1, 0], [1, 1], [0, 0]]))
-    >>> e.mean, e.low <= e.mean <= e.high
+    >>> e.value, e.low <= e.value <= e.high
     (0.5, True)
-    >>> print(estimate([0.25, 0.75, 1.25], minus=[0.0, 0.5, 1.0]))
-    0.2500 [0.2500, 0.2500]
+    >>> estimate([0.25, 0.75, 1.25], minus=[0.0, 0.5, 1.0])
+    Interval(value=0.25, low=0.25, high=0.25)
     """
     if not 0 < level < 1:
         raise InvalidValue(f"level = {level} must lie between 0 and 1, for example 0.95")
@@ -238,16 +162,7 @@ def estimate(
         return means[0] if minus is None else means[0] - means[1]
 
     indices = [np.arange(size) for size in (tables[0].shape[1], *map(len, tables))]
-    drawn: Any = stats.bootstrap(
-        indices,
-        mean,
-        method="percentile",
-        confidence_level=level,
-        n_resamples=resamples,
-        batch=100,
-        rng=np.random.default_rng(seed),
-    )
-    return Estimate(float(mean(*indices)), *map(float, drawn.confidence_interval))
+    return bootstrap(indices, mean, level=level, resamples=resamples, seed=seed)
 
 
 def _by_seed(values: ArrayLike) -> Values:
@@ -271,14 +186,11 @@ def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None
     """Every metric of one evaluation, one value per problem.
 
     Args:
-        correct: Scores in [0, 1], shape (problems, n).
+        correct: Scores.
         answers: What majority voting counts; left out, there is no maj@n.
 
     Returns:
         ``mean@n``, ``pass@1, 2, 4 … n``, ``verl_best@n``, and ``maj@n`` where answers are given.
-
-    Raises:
-        ValueError: Malformed scores or answers.
 
     >>> list(per_problem([[1, 0]]))
     ['mean@2', 'pass@1', 'pass@2', 'verl_best@2']

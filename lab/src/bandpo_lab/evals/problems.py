@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.data.rows import read_prompt, read_rows
-from bandpo_lab.data.sources import read_answer
 from bandpo_lab.evals.generate import Prompt
+from bandpo_lab.evals.rows import read_answer, read_prompt, read_rows
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def read_problems(paths: Sequence[Path]) -> list[EvalProblem]:
         ValueError: A file does not hold prompts and answers, or an id stands there twice.
         FileProblem: A file does not exist.
     """
-    problems = [problem for path in paths for problem in _read_file(path)]
+    problems = [_read_row(path, i, row) for path in paths for i, row in enumerate(read_rows(path))]
     seen: set[str] = set()
     for problem in problems:
         if problem.id in seen:
@@ -73,10 +72,6 @@ def read_problems(paths: Sequence[Path]) -> list[EvalProblem]:
     if not problems:
         raise InvalidValue(f"no problems in {', '.join(map(str, paths)) or 'no file'}")
     return problems
-
-
-def _read_file(path: Path) -> list[EvalProblem]:
-    return [_read_row(path, i, row) for i, row in enumerate(read_rows(path))]
 
 
 def _read_row(path: Path, i: int, row: Mapping[str, Any]) -> EvalProblem:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from bandpo.audit.interval import Interval
 from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
 from bandpo_lab.evals.golds import BadGold
-from bandpo_lab.evals.metrics import Estimate, Values, estimate, per_problem
+from bandpo_lab.evals.metrics import Values, estimate, per_problem
 from bandpo_lab.evals.run import Sample
 
 
@@ -35,9 +36,9 @@ class Scores:
     kept: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
 
-    def estimates(self, level: float = 0.95) -> dict[str, Estimate]:
-        """Each metric with its interval over problems."""
-        return {name: estimate(values, level=level) for name, values in self.values.items()}
+    def estimates(self) -> dict[str, Interval]:
+        """Each metric with its interval over problems, at 95 %."""
+        return {name: estimate(values) for name, values in self.values.items()}
 
 
 def score(
@@ -85,7 +86,9 @@ def as_json(scores: Mapping[str, Scores]) -> dict[str, Any]:
     return {
         source: {
             "problems": len(s.problems),
-            "metrics": {name: asdict(value) for name, value in s.estimates().items()},
+            "metrics": {
+                name: {"mean": e.value, "low": e.low, "high": e.high} for name, e in s.estimates().items()
+            },
             "samples": dict(s.endings),
             "unreadable golds": {"kept": dict(s.kept), "dropped": dict(s.dropped)},
         }
@@ -98,7 +101,9 @@ def as_markdown(scores: Mapping[str, Scores]) -> str:
     rows, notes = [], []
     for source, s in scores.items():
         for name, e in s.estimates().items():
-            rows.append([source, str(len(s.problems)), name, f"{e.mean:.4f}", f"{e.low:.4f} to {e.high:.4f}"])
+            rows.append(
+                [source, str(len(s.problems)), name, f"{e.value:.4f}", f"{e.low:.4f} to {e.high:.4f}"]
+            )
         notes.append(
             f"{source}: {s.endings['no answer']:.1%} of samples without an answer, "
             f"{s.endings['cut']:.1%} cut at the token limit, {s.endings['timeout']:.1%} not graded in time; "

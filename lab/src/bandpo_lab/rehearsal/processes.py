@@ -1,88 +1,149 @@
-"""Starts the fork server of a rehearsal, and ends all that descends from it."""
+"""The processes of a rehearsal: forks of one that has imported verl, Ray's own included.
+
+verl takes longer to import than a rehearsal takes to train, and a run has a dozen processes. Python's fork server
+imports it once (`bandpo_lab.rehearsal.preloaded`). Ray starts its processes with `sys.executable`, which is a small
+script in a rehearsal (`stand_in.py`). The script sends its arguments, environment and files here, and ends with the
+status of the fork that it gets.
+
+Linux only.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import multiprocessing
 import os
+import runpy
 import shlex
-import socket
-import subprocess
+import signal
 import sys
 from collections.abc import Sequence
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
+from threading import Thread
 from typing import Any
 
 import psutil
 
-from bandpo_lab.rehearsal import fork_client
+PYTHON = "BANDPO_REHEARSAL_PYTHON"
+"""Environment variable with the script that takes the place of `sys.executable` in forks."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class ForkServer:
-    """The server, as the process that starts it sees it; ends everything when left.
+class Forks(ThreadingUnixStreamServer):
+    """Forks on request; ends all of them when left.
 
     Args:
-        folder: Working folder of the server and of what it forks; its socket and its log lie there.
-        env: Environment in which it imports.
-        preloaded: Modules that it imports; a name that cannot be imported is left to who asks for it.
+        folder: Working folder of what is started here; the socket and the script lie there.
+        env: Environment of what is started here.
     """
 
-    def __init__(self, folder: Path, env: dict[str, str], preloaded: Sequence[str] = ()):
-        self.folder = folder
-        self._address = str(folder / "fork.sock")
-        python = folder / "python"
-        python.write_text(
-            f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", fork_client.__file__, self._address])} "$@"\n'
-        )
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["bandpo_lab.rehearsal.preloaded"])
+        forkserver.ensure_running()
+        self.folder, self._context = folder, context
+        address, python = str(folder / "fork.sock"), folder / "python"
+        script = str(Path(__file__).with_name("stand_in.py"))
+        python.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", script, address])} "$@"\n')
         python.chmod(0o755)
-        self._env = env | {fork_client.PYTHON: str(python)}
-        self._clients: list[socket.socket] = []  # a fork lives as long as its client
-        # The socket listens before the server is up, so early requests wait.
-        with socket.socket(socket.AF_UNIX) as listener, (folder / "log-forkserver.txt").open("w") as log:
-            listener.bind(self._address)
-            listener.listen(64)
-            self._server = subprocess.Popen(
-                [sys.executable, "-m", "bandpo_lab.rehearsal.forkserver", str(listener.fileno()), *preloaded],
-                cwd=folder, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[listener.fileno()],
-            )  # fmt: skip
+        self._env = env | {PYTHON: str(python)}
+        super().__init__(address, _Answer)
+        Thread(target=self.serve_forever, daemon=True).start()
 
     def start(self, arguments: Sequence[str], env: dict[str, str], output: int) -> None:
         """Forks a Python with these arguments.
 
         Args:
             arguments: A file or ``-m`` and a module, and what follows.
-            env: What its environment has beyond the server's.
+            env: What its environment has beyond the rehearsal's.
             output: Descriptor that its output goes to.
         """
-        with open(os.devnull) as nothing:
-            standard = (nothing.fileno(), output, output)
-            self._clients.append(
-                fork_client.request(self._address, [*arguments], self._env | env, str(self.folder), standard)
-            )
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        self.fork(arguments, str(self.folder), self._env | env, [nothing, os.dup(output), os.dup(output)])
+
+    def fork(self, arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequence[int]) -> Any:
+        """Forks a Python with these arguments, environment and standard files, which are closed here."""
+        standard = [Connection(file) for file in files]  # which can be handed over, as a number cannot
+        process = self._context.Process(target=_become, args=(arguments, cwd, env, standard))
+        process.start()
+        for file in standard:
+            file.close()
+        return process
 
     def end_forks(self) -> None:
-        """Kills every process that descends from the server."""
-        end_descendants(self._server.pid)
-        clients, self._clients = self._clients, []
-        for client in clients:
-            client.close()
-
-    def __enter__(self) -> ForkServer:
-        return self
+        """Kills every process that descends from the fork server."""
+        end_descendants(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
 
     def __exit__(self, *_: Any) -> None:
         self.end_forks()
-        with self._server as server:
-            server.kill()
+        self.shutdown()
+        self.server_close()
+
+
+class _Answer(BaseRequestHandler):
+    """A fork for one call of the script."""
+
+    server: Any
+
+    def handle(self) -> None:
+        with contextlib.suppress(EOFError, OSError), Connection(self.request.detach()) as script:
+            request = script.recv()
+            process = self.server.fork(*request, [recv_handle(script) for _ in range(3)])
+            wait([process.sentinel, script])
+            if process.exitcode is None:  # Ray has killed the script, in place of the worker
+                process.kill()
+            else:
+                script.send(process.exitcode)
+
+
+def _become(arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequence[Connection]) -> None:
+    """Makes the fork what `python` with these arguments would be, save the code that it has imported."""
+    import numpy as np
+
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    for target, file in enumerate(files):
+        os.dup2(file.fileno(), target)
+        file.close()
+    sys.stdin = open(0)  # multiprocessing has closed it, and Ray's agents end with it  # noqa: SIM115
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # its own; we kill forks, and it complains
+    np.random.seed()  # Python's own generator is seeded by the fork, torch's is the same in any process
+    sys.executable = env[PYTHON]
+    while arguments[0] == "-u":
+        arguments = arguments[1:]
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        sys.path.insert(0, cwd)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's system call."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def end_descendants(pid: int) -> None:
     """Kills all processes below `pid`, and those that they start meanwhile."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         while family := [p for p in root.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]:
             for process in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(family, timeout=1)
-    except psutil.NoSuchProcess:
-        return

@@ -11,20 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bandpo_lab.rehearsal import files
-from bandpo_lab.rehearsal.processes import ForkServer
+from bandpo_lab.rehearsal.processes import Forks
 
-PRELOADED = (
-    "hydra.main",
-    "verl.trainer.constants_ppo",
-    "verl.trainer.ppo.v1",
-    "verl.experimental.reward_loop",
-    "verl.experimental.reward_loop.reward_manager",
-    "verl.workers.engine_workers",
-    "verl.workers.engine.fsdp",
-    "transformers.generation.utils",
-    "transfer_queue",
-)
-"""What the processes of a run import for ten seconds each."""
 FATAL = re.compile(r"Error in _run_prompt")
 """verl goes on without a response whose agent loop or reward raised; a rehearsal stops there."""
 
@@ -56,7 +44,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def train(
-    server: ForkServer,
+    forks: Forks,
     command: list[str],
     folder: Path,
     run: str,
@@ -68,7 +56,7 @@ def train(
     Whether it succeeded is for the metrics to say: verl exits 0 after runs that went wrong.
 
     Args:
-        server: Forks the driver, which starts Ray.
+        forks: Starts the driver, which starts Ray.
         command: Arguments for Python.
         folder: The rehearsal's folder.
         run: Name of the run, in its files' names.
@@ -79,12 +67,12 @@ def train(
 
     def stop() -> None:
         stopped.set()
-        server.end_forks()
+        forks.end_forks()
 
     readable, writable = os.pipe()
     with os.fdopen(readable, errors="replace") as output, (folder / files.LOG.format(run)).open("w") as log:
         metrics = str(folder / files.METRICS.format(run))
-        server.start(command, {files.RUN: run, "VERL_FILE_LOGGER_PATH": metrics}, writable)
+        forks.start(command, {files.RUN: run, "VERL_FILE_LOGGER_PATH": metrics}, writable)
         os.close(writable)
         late = threading.Timer(timeout, stop)
         late.start()
@@ -104,7 +92,7 @@ def train(
                 log.write(f"{files.FOLDER}: stopped after {timeout:.0f} s\n")
         finally:
             late.cancel()
-            server.end_forks()
+            forks.end_forks()
 
 
 _STAGES = {

@@ -18,8 +18,8 @@ from bandpo.errors import InvalidValue
 from bandpo_lab.rehearsal import files, preflight
 from bandpo_lab.rehearsal.checks import Check, Expected, first_run_checks, resumed_run_check
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
-from bandpo_lab.rehearsal.processes import ForkServer
-from bandpo_lab.rehearsal.run import PRELOADED, environment, train
+from bandpo_lab.rehearsal.processes import Forks
+from bandpo_lab.rehearsal.run import environment, train
 from bandpo_lab.rehearsal.shrink import (
     MINI_BATCH,
     PROMPT_TOKENS,
@@ -117,8 +117,8 @@ def rehearse(
             f"{shares[-1]}"
         )
     folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
-    # The server imports the same modules as this process, at the same time, on another core.
-    with ForkServer(folder, environment(folder), PRELOADED) as server:
+    # The fork server imports the same modules as this process, at the same time, on another core.
+    with Forks(folder, environment(folder)) as forks:
         checks = [preflight.validate(config)]
         if not checks[-1].ok:
             return Rehearsal([], checks, "", folder)
@@ -158,11 +158,11 @@ def rehearse(
             config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
             config.reward.num_workers,
         )
-        train(server, command, folder, "first", timeout, lambda stage: report(f"first run: {stage}"))
+        train(forks, command, folder, "first", timeout, lambda stage: report(f"first run: {stage}"))
         checks += first_run_checks(folder, steps, expected)
         if all(check.ok for check in checks):
             command.append(f"++trainer.total_training_steps={steps + 1}")
-            train(server, command, folder, "resumed", timeout, lambda stage: report(f"resumed run: {stage}"))
+            train(forks, command, folder, "resumed", timeout, lambda stage: report(f"resumed run: {stage}"))
             checks.append(resumed_run_check(folder, steps))
     return Rehearsal(made, checks, "; ".join(origins), folder)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import sys
 import traceback
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from functools import cached_property
@@ -18,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from filelock import FileLock, Timeout
 
-from bandpo.audit.files import UNFINISHED, read_jsonl, remove, replacing
+from bandpo.audit.files import LOCK, UNFINISHED, locked, read_jsonl, remove, replacing
 from bandpo.errors import FileProblem, InvalidValue
 from bandpo_lab.training.checkpoints import MANIFEST, damage, saved_checkpoints, seal, step_of
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
     from bandpo_lab.training.arguments import Arguments
 
-LOCK = ".lock"
-HOLDER = ".lock-holder"
 DAMAGED = "damaged"
 """Folder to which damaged checkpoints are moved."""
 
@@ -58,40 +54,22 @@ class RunFolder:
     def held(self) -> Generator[None, None, None]:
         """Keep other processes out of the folder, which is made if need be.
 
-        The system gives the lock back when its holder dies, however it dies.
-
         Raises:
             ValueError: the folder cannot be written.
             FileProblem: another process holds it; the message says which.
         """
-        if not self._main:
-            yield
-            return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / LOCK, timeout=0).acquire()
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            with replacing(self.path / HOLDER) as unfinished:
-                unfinished.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {now}")
-        except Timeout as error:
-            raise FileProblem(
-                f"output_dir {self.path} is in use by {self._holder()}; wait for it to end, or choose another"
-            ) from error
-        except OSError as error:
-            raise InvalidValue(
-                f"output_dir {self.path} cannot be written: {error.strerror}; choose another"
-            ) from error
-        with lock:
+        with ExitStack() as stack:
             try:
-                yield
-            finally:
-                remove(self.path / HOLDER)
-
-    def _holder(self) -> str:
-        try:
-            return (self.path / HOLDER).read_text()
-        except OSError:
-            return "another process"
+                if self._main:
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(locked(self.path))
+            except FileProblem:
+                raise
+            except OSError as error:
+                raise InvalidValue(
+                    f"output_dir {self.path} cannot be written: {error.strerror}; choose another"
+                ) from error
+            yield
 
     def check(self, arguments: Arguments) -> None:
         """See that a run with these settings may begin or go on here, without changing anything.

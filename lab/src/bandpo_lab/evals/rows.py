@@ -1,7 +1,11 @@
-"""Rows of JSONL and parquet files, and what they hold in the place of a prompt."""
+"""Rows of JSONL and parquet files, and what they hold in the place of a prompt or an answer."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +14,7 @@ from pydantic_core import from_json
 
 from bandpo.audit.files import read_jsonl
 from bandpo.errors import FileProblem, InvalidValue
+from bandpo_lab.evals.extraction import extract
 
 
 class TextPart(BaseModel):
@@ -59,6 +64,44 @@ def read_prompt(value: Any) -> str | list[dict[str, str]]:
         }
         for message in prompt
     ]
+
+
+_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+def read_answer(value: Any) -> str:
+    r"""The answer in the forms that data sets use: numbers, lists, worked solutions, verl's reward model.
+
+    A number is written out, without an exponent. The answers of a list are all asked for, in any order.
+
+    Returns:
+        Plain text or LaTeX; empty where there is no answer.
+
+    Raises:
+        ValueError: A value that is no answer, such as true.
+
+    >>> read_answer(27.0), read_answer("5 + 5 = 10\n#### 1,234"), read_answer(r"So $\boxed{\frac{1}{2}}$.")
+    ('27', '1234', '\\frac{1}{2}')
+    """
+    if isinstance(value, Mapping):
+        value = value.get("ground_truth")
+    if isinstance(value, list | tuple):
+        return ", ".join(filter(None, map(read_answer, value)))
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise InvalidValue(f"{value} is no answer")
+    if isinstance(value, float):
+        value = format(Decimal(repr(value)), "f")
+    text = "" if value is None else str(value).strip()
+    if "####" in text or "\\boxed{" in text:
+        extracted = extract(text)
+        text = "" if extracted is None else extracted.text.strip()
+    while len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = text[1:-1].strip()
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
