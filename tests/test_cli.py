@@ -234,6 +234,7 @@ def test_a_full_disk_spoils_no_picture_and_leaves_no_half_copies(tmp_path, monke
     Path("old.png").write_bytes(b"a picture")
     from bandpo.audit import figures  # noqa: F401  (whose fonts are looked up before the disk is full)
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # half a .pyc would break every later run
     with full_disk():
         drawn = CliRunner().invoke(app, ["plot", "old.png"])
         copied = CliRunner().invoke(app, ["recipes", "copy"])

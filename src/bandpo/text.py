@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import math
+import sys
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -32,12 +33,17 @@ EXAMPLES: dict[type, str] = {
 """What has a text form, and how to name it in an error."""
 
 
-def parse_rule(text: str) -> ClipRule:
+def parse_rule(text: str, imports: bool = True) -> ClipRule:
     """The clip rule written as ``text``: what its ``repr`` prints, or shorter.
 
     Names of rules, divergences and radii, numbers, ``True``, ``inf``, positional and keyword arguments; a name without
     parentheses means its defaults. A class of your own is named by its import path,
     ``Band(my_module.MyDivergence(), 0.05)``: its module is imported. Nothing else is evaluated.
+
+    Args:
+        text: As above.
+        imports: Whether a module may be imported. If not, for a text that somebody else wrote, a class of your own is
+            known only where its module is loaded already.
 
     Raises:
         ValueError: the text names no clip rule, a module cannot be imported, or an argument is refused; the message
@@ -50,34 +56,34 @@ def parse_rule(text: str) -> ClipRule:
     >>> parse_rule("FixedClip(0.2, 0.28)") == FixedClip(0.2, 0.28)
     True
     """
-    return _parse(text, ClipRule)
+    return _parse(text, ClipRule, imports)
 
 
-def parse_divergence(text: str) -> Divergence:
+def parse_divergence(text: str, imports: bool = True) -> Divergence:
     """The divergence written as ``text``, e.g. ``KL`` or ``TotalVariation()``; see `parse_rule`.
 
     >>> parse_divergence("KL")
     KL()
     """
-    return _parse(text, Divergence)
+    return _parse(text, Divergence, imports)
 
 
-def parse_objective(text: str) -> Objective:
+def parse_objective(text: str, imports: bool = True) -> Objective:
     """The objective written as ``text``, e.g. ``Surrogate()`` or ``Masked(20)``; see `parse_rule`.
 
     >>> parse_objective("Masked")
     Masked(max_weight=20.0, both_sides=False)
     """
-    return _parse(text, Objective)
+    return _parse(text, Objective, imports)
 
 
-def parse_method(text: str) -> Method | ClipRule:
+def parse_method(text: str, imports: bool = True) -> Method | ClipRule:
     """The method written as ``text``, e.g. ``DPPO()``; a clip rule is a method too. See `parse_rule`.
 
     >>> parse_method("SAPO(1.0, 1.05)"), parse_method("FixedClip(0.2, 0.28)")
     (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.28))
     """
-    return _parse(text, Method)
+    return _parse(text, Method, imports)
 
 
 def as_text(setting: ClipRule | Divergence | Objective | Method | Radius) -> str:
@@ -119,6 +125,7 @@ def as_parts(
     objective: Objective | str | None = None,
     level: str | None = None,
     dual_clip: float | None = None,
+    imports: bool = True,
 ) -> Parts:
     """What a method is made of, or what ``clip``, ``objective`` and ``level`` say in its place; objects or text.
 
@@ -133,34 +140,34 @@ def as_parts(
     given = {name: value for name, value in given.items() if value is not None}
     if method is None:
         if clip is not None:
-            given["clip"] = _read(clip, ClipRule, "clip")
+            given["clip"] = _read(clip, ClipRule, "clip", imports)
         if objective is not None:
-            given["objective"] = _read(objective, Objective, "objective")
+            given["objective"] = _read(objective, Objective, "objective", imports)
         if level is not None:
             known_level(level)
         parts = Parts(**given)  # pyright: ignore[reportArgumentType]
     elif given:
         raise InvalidValue(f"method={method!r} already says what {' and '.join(given)} would; leave one out")
     else:
-        read = method if isinstance(method, ClipRule) else _read(method, Method, "method")
+        read = method if isinstance(method, ClipRule) else _read(method, Method, "method", imports)
         parts = Parts(read) if isinstance(read, ClipRule) else read.parts()
     if dual_clip is not None:
         parts = parts._replace(objective=DualClip(dual_clip, parts.objective))
     return parts
 
 
-def _read(value: Any, kind: type[Kind], name: str) -> Kind:
+def _read(value: Any, kind: type[Kind], name: str, imports: bool) -> Kind:
     if isinstance(value, kind):
         return value
     if isinstance(value, str):
-        return _parse(value, kind)
+        return _parse(value, kind, imports)
     raise InvalidType(f"{name} must be {EXAMPLES[kind]}, or its text, got {value!r}")
 
 
 @functools.lru_cache
-def _parse(text: str, kind: type) -> Any:
+def _parse(text: str, kind: type, imports: bool) -> Any:
     try:
-        value = _build(ast.parse(text.strip(), mode="eval").body)
+        value = _build(ast.parse(text.strip(), mode="eval").body, imports)
     except SyntaxError as error:
         raise InvalidValue(f"{text!r} cannot be read; write {EXAMPLES[kind]}") from error
     except (TypeError, ValueError) as error:
@@ -170,18 +177,20 @@ def _parse(text: str, kind: type) -> Any:
     return value
 
 
-def _build(node: ast.expr) -> Any:
+def _build(node: ast.expr, imports: bool) -> Any:
     match node:
         case ast.Constant(value=float() | int() | None as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_build(operand)
+            return -_build(operand, imports)
         case ast.Name(id="inf"):
             return math.inf
         case ast.Name() | ast.Attribute():
-            return _named(node)()
+            return _named(node, imports)()
         case ast.Call(func=func, args=args, keywords=keywords):
-            return _named(func)(*map(_build, args), **{str(k.arg): _build(k.value) for k in keywords})
+            values = [_build(value, imports) for value in args]
+            named = {str(k.arg): _build(k.value, imports) for k in keywords}
+            return _named(func, imports)(*values, **named)
         case _:
             raise _cannot_read(node)
 
@@ -199,13 +208,13 @@ def _vocabulary() -> dict[str, type]:
     return found
 
 
-def _named(node: ast.expr) -> type:
+def _named(node: ast.expr, imports: bool) -> type:
     path = ast.unparse(node)
     if not all(part.isidentifier() for part in path.split(".")):
         raise _cannot_read(node)
     module, _, name = path.rpartition(".")
     if module:
-        return _imported(module, name)
+        return _imported(module, name, imports)
     known = _vocabulary()
     if name in known:
         return known[name]
@@ -213,7 +222,11 @@ def _named(node: ast.expr) -> type:
     raise InvalidValue(f"unknown name {name!r}{hint}; write module.Name for a class of your own")
 
 
-def _imported(module: str, name: str) -> type:
+def _imported(module: str, name: str, imports: bool) -> type:
+    if not imports and name not in vars(sys.modules.get(module, object)):  # no look-up that could import
+        raise InvalidValue(
+            f"{module}.{name} would have to be imported, which a file that is read may not ask for"
+        )
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

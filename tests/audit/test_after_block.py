@@ -5,7 +5,7 @@ import torch
 
 from bandpo import Recorder, policy_loss
 from bandpo.audit import after_block
-from bandpo.audit.record_findings import all_record_findings
+from bandpo.audit.findings import record_findings
 from bandpo.audit.replay import replay_record
 
 CLIP = "FixedClip(0.2)"
@@ -120,7 +120,7 @@ def test_the_verdict_needs_enough_tokens(tmp_path):
     def verdict(tokens, after):
         looks = [[x] * tokens for x in (0.0, 0.3, 0.3 + after)]
         seen = replay_record(record(tmp_path / f"{tokens}, {after}", looks, [1.0] * tokens))
-        return next(f for f in all_record_findings(seen) if f.question == "Do blocked tokens stop?")
+        return record_findings(seen)["Do blocked tokens stop?"]
 
     goes_on = verdict(30, 0.1)
     assert goes_on.ok is None

@@ -1,17 +1,19 @@
 import json
 import math
 import re
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from bandpo import Audit, FixedClip
+from bandpo import Audit, FixedClip, Recorder
 from bandpo.audit.findings import all_findings
-from bandpo.audit.logs import read_log
+from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import BINS, logged
-from bandpo.audit.runs import Run
-from bandpo.audit.summary import summarize
+from bandpo.audit.recorder import META
+from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
 
 
@@ -50,7 +52,7 @@ def row(step, **changed):
 
 def verdicts(*rows, framework=None):
     named = [dict(r) for r in rows]
-    return {f.question: f for f in all_findings(summarize(named), Run(framework))}
+    return all_findings(summarize(named), Setup(framework))
 
 
 def write(path, rows):
@@ -133,7 +135,7 @@ def test_rates_are_weighted_with_what_they_were_taken_over(tmp_path):
     d = summarize(rows)
     assert d.clip_high == pytest.approx(0.01)
     assert d.clip_high_by_bin == {BINS[3]: (pytest.approx(0.1), 100)}
-    assert d.blocked_mass[""]["below_0.1"] == pytest.approx(0.25)
+    assert d.blocked_mass[""] == pytest.approx(0.25)
 
 
 def rare(*rows):
@@ -220,7 +222,13 @@ def test_the_verdict_of_the_few_metrics_is_that_of_all(tmp_path):
     few = read_log(write(tmp_path / "few.jsonl", rows(detail=False)))
     every = read_log(write(tmp_path / "all.jsonl", rows(detail=True)))
     assert all_findings(summarize(few)) == all_findings(summarize(every))
-    assert [finding.ok for finding in all_findings(summarize(few))] == [True, None, False, True, True]
+    assert [finding.ok for finding in all_findings(summarize(few)).values()] == [
+        True,
+        None,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_the_detail_of_a_row_is_laid_beside_the_rest(tmp_path):
@@ -266,3 +274,65 @@ def test_the_command_compares_runs_and_draws(tmp_path, monkeypatch):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     failed = CliRunner().invoke(app, ["audit", "nowhere"])
     assert isinstance(failed.exception, ValueError)
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """The current folder, with a module that leaves a file behind where it is imported; and a rule in it, as text."""
+    name = f"evil_{abs(hash(tmp_path))}"  # a text is read once in a process
+    (tmp_path / f"{name}.py").write_text(
+        "import pathlib\nfrom bandpo import Unclipped\npathlib.Path('imported').touch()\nclass X(Unclipped): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return f"{name}.X()"
+
+
+def audited(*arguments, warned):
+    """What the command prints, and whether it imported what a file names."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = CliRunner().invoke(app, ["audit", *arguments])
+    assert result.exit_code == 0, result.output
+    assert [".X would have to be imported" in str(w.message) for w in caught] == [True] * warned
+    return result.output, Path("imported").exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"method": "EVIL"},
+        {"clip": "EVIL", "objective": "Surrogate()"},
+        {"clip": "Sides(FixedClip(), EVIL)", "objective": "EVIL"},
+    ],
+)
+def test_a_run_folder_cannot_have_its_modules_imported(said, evil):
+    """Nor can a log; the user's own word can."""
+    said = {"method": None, "importance_sampling_level": "token"} | said
+    Path("config.yaml").write_text(json.dumps({"arguments": said}).replace("EVIL", evil))
+    rows = [row(1) | {"method": evil}, row(2)]
+    write(Path("metrics.jsonl"), rows)
+    Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "clip": evil}))
+    assert audited(".", warned=1)[1] is False
+    assert audited("trainer_state.json", warned=0)[1] is False
+    assert audited(".", "--run-method", evil, warned=0)[1] is True
+
+
+def test_a_record_cannot_have_modules_imported(evil):
+    pa = pytest.importorskip("pyarrow")
+    with Recorder("run", method="FixedClip(0.2)") as recorder:
+        recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
+    with pa.OSFile(str(recorder.path)) as source:
+        table = pa.ipc.open_stream(source).read_all()
+    said = {META: table.schema.metadata[META].replace(b"FixedClip(low=0.2, high=0.2)", evil.encode())}
+    with (
+        pa.OSFile(str(recorder.path), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema.with_metadata(said)) as stream,
+    ):
+        stream.write_table(table.replace_schema_metadata(said))
+    printed, imported = audited("run", warned=1)
+    assert "the verdicts are on clip 0.2" in printed
+    assert not imported
+    printed, imported = audited("run", "--run-method", evil, warned=0)
+    assert "the verdicts are on the run" in printed
+    assert imported

@@ -7,8 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 from bandpo import GSPO, Band, FixedClip, Recorder
+from bandpo.audit.findings import mismatch_findings, record_findings
 from bandpo.audit.mismatch import Correction, Mismatch
-from bandpo.audit.record_findings import all_record_findings, mismatch_findings
 from bandpo.audit.replay import replay_record
 from bandpo.cli.app import app
 
@@ -108,7 +108,7 @@ def test_what_the_engine_could_not_score_is_left_out():
     assert (m.figures()["tokens"], m.figures()["kl_k3"]) == (1, pytest.approx(0, abs=1e-12))
     none = Mismatch.from_batch(old, old, torch.full_like(old, math.nan), torch.ones(1), method=FixedClip())
     assert none.metrics()["tokens"] == 0
-    assert mismatch_findings(none)[0].ok is None
+    assert mismatch_findings(none)[SAME].ok is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def noise(size):
 
 
 def verdicts(seen):
-    return {f.question: f.ok for f in all_record_findings(seen)}
+    return {question: found.ok for question, found in record_findings(seen).items()}
 
 
 SAME = "Is the engine the trainer's policy?"
@@ -188,10 +188,9 @@ def test_a_wrong_temperature(tmp_path):
         SPENT: False,
         SCALE: True,
     }
-    said = next(f for f in all_record_findings(seen) if f.question == TEMPERATURE)
-    assert "sharper (colder)" in said.answer
+    assert "sharper (colder)" in record_findings(seen)[TEMPERATURE].answer
     hot = simulated(tmp_path / "hot", lambda z, lag, g: z / 1.4, clip="FixedClip(0.2)")
-    assert any("flatter (hotter)" in f.answer for f in all_record_findings(hot))
+    assert "flatter (hotter)" in record_findings(hot)[TEMPERATURE].answer
 
 
 def test_log_probabilities_before_the_temperature(tmp_path):
@@ -213,7 +212,7 @@ def test_a_stale_engine(tmp_path):
         SPENT: False,
         SCALE: True,
     }
-    said = next(f for f in all_record_findings(seen) if f.question == FRESH)
+    said = record_findings(seen)[FRESH]
     assert "0 at a lag of 0" in said.answer
     assert "staleness_threshold" in said.try_next
 

@@ -8,11 +8,9 @@ import pytest
 import yaml
 
 from bandpo.audit.findings import all_findings
-from bandpo.audit.logs import named_rows
+from bandpo.audit.logs import named_rows, summarize
 from bandpo.audit.published import REPORTED, STUDY, closest, kind, reported
-from bandpo.audit.runs import Run, known_run
-from bandpo.audit.settings import framework_of, setting
-from bandpo.audit.summary import summarize
+from bandpo.audit.settings import Setup, framework_of
 from bandpo.text import as_parts
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +20,8 @@ def usual(rate, method, framework=None, **audit):
     rows = named_rows(
         [{"step": 1, "actor/pg_clipfrac": rate, **{f"audit/{name}": value for name, value in audit.items()}}]
     )
-    run = Run(framework, None if method is None else as_parts(method))
-    (found,) = [f for f in all_findings(summarize(rows), run) if f.question == "Is the clip rate usual?"]
-    return found
+    setup = Setup(framework, None if method is None else as_parts(method))
+    return all_findings(summarize(rows), setup)["Is the clip rate usual?"]
 
 
 def test_four_tenths_with_gspo_has_been_reported():
@@ -96,15 +93,17 @@ def test_a_framework_is_told_from_its_log_or_not_at_all():
     assert framework_of([{"step": 1, "actor/pg_loss": 0.1}]) == "verl"
     assert framework_of([{"step": 1, "completions/mean_length": 9.0}]) == "trl"
     assert framework_of([{"step": 1, "entropy": 0.1}]) is None
-    assert setting("learning rate", None) == setting("age", "trl") == ""
+    assert Setup().named("learning rate") == Setup("trl").named("age") == ""
     advice = usual(0.05, "DAPO()", "slime").try_next
     assert advice.endswith("smaller steps (--lr) or fewer updates per batch (--num-steps-per-rollout)")
 
 
 def test_a_run_folder_says_its_method(tmp_path):
     rows = [{"step": 1, "completions/mean_length": 9.0}]
-    assert known_run(tmp_path, rows) == Run("trl", None)
-    assert known_run(tmp_path, rows, framework="slime", method="GSPO()") == Run("slime", as_parts("GSPO()"))
+    assert Setup.of_log(tmp_path, rows) == Setup("trl")
+    assert Setup.of_log(tmp_path, rows, framework="slime", method="GSPO()") == Setup(
+        "slime", as_parts("GSPO()")
+    )
     said = {
         "method": None,
         "clip": "FixedClip(0.2)",
@@ -112,12 +111,12 @@ def test_a_run_folder_says_its_method(tmp_path):
         "importance_sampling_level": "sequence",
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said}))
-    known = known_run(tmp_path, rows, method="GSPO()").method
+    known = Setup.of_log(tmp_path, rows, method="GSPO()").method
     assert known is not None
     assert (known.level, str(known.clip)) == ("sequence", "FixedClip(low=0.2, high=0.2)")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said | {"method": "SAPO()"}}))
-    assert known_run(tmp_path, rows).method == as_parts("SAPO()")
+    assert Setup.of_log(tmp_path, rows).method == as_parts("SAPO()")
     (tmp_path / "config.yaml").write_text("model: other\n")
-    assert known_run(tmp_path, rows).method is None
+    assert Setup.of_log(tmp_path, rows).method is None
     with pytest.raises(ValueError, match="framework 'nope' is none of trl, verl"):
-        known_run(tmp_path, rows, framework="nope")
+        Setup.of_log(tmp_path, rows, framework="nope")

@@ -18,7 +18,7 @@ from bandpo.audit import recorder as recorder_module
 from bandpo.audit.record import metadata, read_calls
 from bandpo.audit.recorder import META, is_record, record_schema
 from bandpo.audit.replay import RUN, replay_record
-from bandpo.audit.runs import Run, recorded_run
+from bandpo.audit.settings import Setup
 
 pa = pytest.importorskip("pyarrow")
 
@@ -410,10 +410,10 @@ def test_rows_without_a_counted_token(tmp_path):
 def test_the_verdicts_know_the_method_and_the_framework_of_a_record(tmp_path):
     with Recorder(tmp_path, method="GSPO()", framework="verl 0.9.1") as recorder:
         recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
-    assert recorded_run(tmp_path) == Run("verl", GSPO().parts()._replace(aggregation="token-mean"))
+    assert Setup.of_record(tmp_path) == Setup("verl", GSPO().parts()._replace(aggregation="token-mean"))
     with Recorder(tmp_path / "bare", framework="a loop of mine") as recorder:
         recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
-    assert recorded_run(tmp_path / "bare") == Run(None, None)
+    assert Setup.of_record(tmp_path / "bare") == Setup()
 
 
 def test_what_to_install_is_said(tmp_path, monkeypatch):

@@ -19,9 +19,8 @@ from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.utils.tracking import Tracking
 from verl.workers.config import PolicyLossConfig
 
-from bandpo.audit.logs import read_log
+from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import LOGGED, Audit, logged
-from bandpo.audit.summary import summarize
 from bandpo.audit.watch import BandWarning
 from bandpo.cli.app import app
 from bandpo.integrations._verl_audit import SUMS, Driver, Reporter, method_of

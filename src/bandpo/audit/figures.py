@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from bandpo.audit.logs import summarize
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS
 from bandpo.audit.style import add_legend, house_style, looks_of
-from bandpo.audit.summary import summarize
 from bandpo.methods import Method, Parts
 from bandpo.rules import ClipRule
 
@@ -101,7 +101,7 @@ def audit_figure(runs: Logs, methods: Methods | None = None) -> Figure:
         )
         rates = [found.clip_high_by_bin.get(name, (0.0, 0.0))[0] for name in BINS]
         by_bin.bar([x + shift for x in range(len(BINS))], rates, width * 0.92, color=look.colour)
-        shares = [found.blocked_mass.get(rule, {}).get("below_0.1", 0.0) for rule in rules]
+        shares = [found.blocked_mass.get(rule, 0.0) for rule in rules]
         bars = blocked.bar([x + shift for x in range(len(rules))], shares, width * 0.92, color=look.colour)
         interval = found.rare.interval() if rules[:1] == [""] else None
         if interval:  # of the run's own rule, in [0, 1]

@@ -1,14 +1,16 @@
-"""Read the log of a run, of TRL, verl or bandpo, with one name for each quantity."""
+"""Read the log of a run, of TRL, verl or bandpo, with one name for each quantity, and sum it up."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bandpo.audit.files import read_jsonl
+from bandpo.audit.metrics import BINS, COUNTERFACTUALS
 from bandpo.errors import InvalidValue
 
 Row = Mapping[str, float]
@@ -23,6 +25,8 @@ NAMES = {
 """What bandpo, TRL and verl call one quantity, the best source first."""
 DETAIL = "audit_detail"
 """Where a row of TRL's log holds those ``audit/…`` metrics that were not sent to the console and to trackers."""
+FEW_STEPS = 10
+"""Log steps with rare tokens below which no interval is given: so few do not show how much steps differ."""
 
 
 def read_log(path: str | Path) -> Sequence[Row]:
@@ -100,3 +104,130 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _named(row: Row, name: str) -> float | None:
     return next((row[key] for key in NAMES[name] if key in row), None)
+
+
+@dataclass(frozen=True)
+class RareTokens:
+    """Positive-advantage tokens below p = 0.1, each counted once for every update on its batch."""
+
+    tokens: float
+    blocked: float
+    steps: Sequence[tuple[float, float]]
+    """For each log step that had any: how much of their gradient was blocked, of how much."""
+
+    def interval(self) -> tuple[float, float] | None:
+        """Of 95 %, for the share of their gradient that is blocked; None where log steps are fewer than `FEW_STEPS`.
+
+        Tokens of one batch are no independent draws, and a few of them carry most of the gradient, so log steps are
+        drawn anew, not tokens. That cannot see what has not happened yet: the upper end is at least the exact binomial
+        bound on the share of tokens.
+        """
+        if len(self.steps) < FEW_STEPS:
+            return None
+        from scipy import stats
+
+        from bandpo.audit.interval import bootstrap
+
+        def share(blocked: Any, mass: Any, axis: int) -> Any:
+            return blocked.sum(axis) / mass.sum(axis)
+
+        drawn = bootstrap(tuple(zip(*self.steps, strict=True)), share, paired=True)
+        tokens: Any = stats.binomtest(round(self.blocked), round(self.tokens))
+        return drawn.low, max(drawn.high, float(tokens.proportion_ci(method="exact").high))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a whole run's log amounts to; fields are None where the log does not tell."""
+
+    steps: int
+    clip_high: float | None
+    clip_low: float | None
+    inert: float | None
+    """Share of losses without a clipped token."""
+    on_policy: float | None
+    radius_used: float | None
+    entropy: tuple[float, float] | None
+    """At the start and at the end."""
+    reward: tuple[float, float] | None
+    clip_high_by_bin: Mapping[str, tuple[float, float]]
+    """For each bin of old probability the clip-high rate, and the positive tokens it was taken over."""
+    audited: bool
+    """Whether the log holds the audit's metrics."""
+    blocked_mass: Mapping[str, float]
+    """For each rule ("" for the run's own): share of the positive gradient below p = 0.1 that it blocks."""
+    rare: RareTokens
+    """What the run's own share in ``blocked_mass`` is taken over."""
+    counterfactuals: Mapping[str, tuple[float, float]]
+    """For each rule tried on the run's tensors: its clip-high and clip-low rates."""
+
+    @property
+    def clipped(self) -> float | None:
+        """Share of tokens clipped on either side."""
+        return None if self.clip_high is None else self.clip_high + (self.clip_low or 0.0)
+
+    @property
+    def updates(self) -> float | None:
+        """Optimiser steps on each batch: of that many losses one is made before any step, with every ratio 1."""
+        return 1 / self.on_policy if self.on_policy else None
+
+
+def summarize(rows: Sequence[Row]) -> Summary:
+    """Sum up a log, weighting every rate with what it was taken over.
+
+    >>> rows = [{"step": k, "entropy": 1 / k, "clip_high": 0.0, "clip_low": 0.0} for k in (1, 2, 3, 4)]
+    >>> summarize(rows).entropy
+    (1.0, 0.25)
+    """
+
+    def column(key: str, default: float = 0.0) -> list[float]:
+        return [row.get(key, default) for row in rows]
+
+    def mean(key: str, weights: Sequence[float]) -> float | None:
+        """Over the rows that have it; None if none does, or if they weigh nothing."""
+        pairs = [(row[key], weight) for row, weight in zip(rows, weights, strict=True) if key in row]
+        total = sum(weight for _, weight in pairs)
+        return sum(value * weight for value, weight in pairs) / total if total else None
+
+    def ends(key: str) -> tuple[float, float] | None:
+        """Means over the first and the last tenth of the run (at least one row)."""
+        values = [row[key] for row in rows if key in row]
+        n = max(1, len(values) // 10)
+        return (sum(values[:n]) / n, sum(values[-n:]) / n) if values else None
+
+    tokens, calls = column("audit/tokens", 1.0), column("audit/calls", 1.0)
+    few, mass = column("audit/tokens_positive_below_0.1"), column("audit/mass_positive_below_0.1")
+    hit, lost = column("audit/clip_high_below_0.1"), column("audit/blocked_mass_below_0.1")
+    by_bin: dict[str, tuple[float, float]] = {}
+    for name in BINS:
+        positive = column(f"audit/tokens_positive/{name}")
+        if (rate := mean(f"audit/clip_high/{name}", positive)) is not None:
+            by_bin[name] = (rate, sum(positive))
+    would: dict[str, tuple[float, float]] = {}
+    blocked: dict[str, float] = {}
+    for name, prefix in {"": "audit/", **{name: f"audit/if/{name}/" for name in COUNTERFACTUALS}}.items():
+        if (share := mean(f"{prefix}blocked_mass_below_0.1", mass)) is not None:
+            blocked[name] = share
+        high, low = (mean(f"{prefix}clip_{side}", tokens) for side in ("high", "low"))
+        if name and high is not None and low is not None:
+            would[name] = (high, low)
+    either, high, low = (mean(name, tokens) for name in ("clip", "clip_high", "clip_low"))
+    return Summary(
+        steps=int(rows[-1]["step"]),
+        clip_high=either if high is None and low is None else high,
+        clip_low=low,
+        inert=mean("audit/inert", calls),
+        on_policy=mean("audit/on_policy", calls),
+        radius_used=mean("audit/radius_used", tokens),
+        entropy=ends("entropy"),
+        reward=ends("reward"),
+        clip_high_by_bin=by_bin,
+        audited=any("audit/tokens" in row for row in rows),
+        blocked_mass=blocked,
+        rare=RareTokens(
+            sum(few),
+            sum(n * rate for n, rate in zip(few, hit, strict=True)),
+            [(share * m, m) for share, m in zip(lost, mass, strict=True) if m],
+        ),
+        counterfactuals=would,
+    )

@@ -86,6 +86,30 @@ class Call:
         return view
 
 
+def told_method(said: Mapping[str, str | None] | None, place: object, quiet: bool = False) -> Parts | None:
+    """The run's method as a file tells it; None where it tells none, or one that cannot be read, with a warning.
+
+    Nothing is imported for it: a class of the user's own is known only where its module is loaded already.
+
+    Args:
+        said: ``method``, or ``clip``, ``objective`` and ``level``, as text.
+        place: Where it stands, for the warning.
+        quiet: Whether no warning is wanted.
+    """
+    if said is None:
+        return None
+    try:
+        return as_parts(**said, imports=False)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError) as error:
+        if not quiet:
+            warnings.warn(
+                f"{place}: the method that the run was trained with is not known: {error}; if you trust it, name it "
+                "yourself by --run-method (method=)",
+                stacklevel=3,
+            )
+        return None
+
+
 def metadata(file: Path) -> Mapping[str, Any]:
     """What a file of a record says of itself: ``method``, ``anchor``, ``share``, ``framework``, versions.
 
@@ -203,9 +227,12 @@ def _batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _read_file(file: Path) -> Iterator[Call]:
+    last: Any = None
+    method = None
     for number, (said, batch) in enumerate(_batches(file), 1):
         place = f"{file}, call {number}"
-        method = said["method"]
+        if said["method"] != last:
+            last, method = said["method"], told_method(said["method"], file.parent)
         counts = _lengths(batch.column("logp_old"))
         mask = torch.arange(int(counts.max(initial=1)))[None] < torch.from_numpy(counts)[:, None]
 
@@ -220,7 +247,7 @@ def _read_file(file: Path) -> Iterator[Call]:
         yield Call(
             place,
             step,
-            None if method is None else as_parts(**method),
+            method,
             said["anchor"],
             mask.float(),
             **needed,

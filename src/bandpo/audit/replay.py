@@ -66,6 +66,7 @@ def replay_record(
     path: str | Path,
     methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     *,
+    method: Method | ClipRule | str | None = None,
     anchor: str | None = None,
     skip_bad: bool = False,
 ) -> Replay:
@@ -77,6 +78,7 @@ def replay_record(
         path: The folder that `bandpo.Recorder` wrote, or one file of it.
         methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
             level, a method as it is.
+        method: The run's own, where the record does not tell it. Nothing that a record names is imported.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``; by default as in the run.
         skip_bad: See `bandpo.audit.record.read_calls`.
 
@@ -95,12 +97,13 @@ def replay_record(
     """
     if anchor not in (None, *ANCHORS):
         raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+    given = None if method is None else as_parts(method)
     tried = {name: parse_method(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
     mismatch, judged, surrounds, after_block = None, "", "trainer", AfterBlock()
     for number, call in enumerate(read_calls(path, skip_bad=skip_bad)):
-        own, view = call.method, call.view(anchor)
+        own, view = call.method or given, call.view(anchor)
         surrounds = anchor or call.anchor
         each = {} if own is None else {RUN: own}
         each |= {

@@ -1,10 +1,19 @@
-"""What each framework calls the settings that a verdict asks the reader to change."""
+"""What a run was trained with: its method, and its framework, with the names of the settings that a verdict advises."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from bandpo.audit.logs import Row
+from bandpo.audit.record import metadata, told_method
+from bandpo.audit.recorder import record_files
+from bandpo.errors import InvalidValue
+from bandpo.methods import Method, Parts
+from bandpo.rules import ClipRule
+from bandpo.text import as_parts
 
 _ACTOR = "actor_rollout_ref.actor."
 
@@ -60,20 +69,90 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 """By framework and what is set. Those of TRL 1.16 and verl 0.9.1 are tested, the others are from public configs."""
 
 
-def setting(what: str, framework: str | None) -> str:
-    """The framework's name for a setting, in brackets behind a space; nothing where there is none or it is unknown.
+@dataclass(frozen=True)
+class Setup:
+    """What a run was trained with, as far as that is known.
 
-    Args:
-        what: A key of the inner tables of `SETTINGS`.
-        framework: A key of `SETTINGS`; None if it is not known.
-
-    >>> "use a smaller learning rate" + setting("learning rate", "verl")
+    >>> "use a smaller learning rate" + Setup("verl").named("learning rate")
     'use a smaller learning rate (actor_rollout_ref.actor.optim.lr)'
-    >>> setting("learning rate", None)
+    >>> Setup().named("learning rate")
     ''
     """
-    name = SETTINGS[framework].get(what) if framework else None
-    return f" ({name})" if name else ""
+
+    framework: str | None = None
+    """A key of `SETTINGS`."""
+    method: Parts | None = None
+
+    @classmethod
+    def of_log(
+        cls,
+        path: Path,
+        rows: Sequence[Row],
+        *,
+        framework: str | None = None,
+        method: Method | ClipRule | str | None = None,
+    ) -> Setup:
+        """That of a run with a log: the method that its config.yaml tells, or what is given; its framework.
+
+        Nothing that the folder names is imported.
+
+        Args:
+            path: The run folder of `bandpo train`, or any other log.
+            rows: Its log, whose keys may tell the framework.
+            framework: Its framework, if that is to be said.
+            method: What it was trained with, where no config.yaml says so, e.g. ``"GSPO()"``.
+
+        Raises:
+            ValueError: an unknown framework, or a method that cannot be read.
+
+        >>> Setup.of_log(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], method="GSPO()").framework
+        'verl'
+        """
+        if framework is not None and framework not in SETTINGS:
+            raise InvalidValue(f"framework {framework!r} is none of {', '.join(SETTINGS)}")
+        given = None if method is None else as_parts(method)
+        told = _told_by(path / "config.yaml", quiet=given is not None)
+        return cls(framework or framework_of(rows), told or given)
+
+    @classmethod
+    def of_record(cls, path: Path, *, method: Method | ClipRule | str | None = None) -> Setup:
+        """That of a record's run.
+
+        Args:
+            path: The folder that `bandpo.Recorder` wrote, or one file of it.
+            method: What it was trained with, where the record does not say so.
+        """
+        said = metadata(record_files(path)[0])
+        framework = next((name for name in SETTINGS if said["framework"].startswith(name)), None)
+        given = None if method is None else as_parts(method)
+        return cls(framework, told_method(said["method"], path, quiet=True) or given)
+
+    def named(self, what: str) -> str:
+        """The framework's name for a setting, in brackets behind a space; nothing where it is not known.
+
+        Args:
+            what: A key of the inner tables of `SETTINGS`.
+        """
+        name = SETTINGS[self.framework].get(what) if self.framework else None
+        return f" ({name})" if name else ""
+
+
+def _told_by(config: Path, quiet: bool) -> Parts | None:
+    import yaml
+
+    try:
+        said: Any = yaml.safe_load(config.read_text())["arguments"]
+        written = (
+            {"method": said["method"]}
+            if said["method"]
+            else {name: said[key] for name, key in _IN_CONFIG.items()}
+        )
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError):
+        return None  # there is none, or it is another program's
+    return told_method(written, config, quiet)
+
+
+_IN_CONFIG = {"clip": "clip", "objective": "objective", "level": "importance_sampling_level"}
 
 
 def framework_of(rows: Sequence[Row]) -> str | None:

@@ -1,12 +1,19 @@
-"""Tables, for pages, Markdown and the terminal."""
+"""Tables, for pages, Markdown and the terminal; and those that `bandpo audit` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from bandpo.audit.metrics import BINS
-from bandpo.audit.summary import RunSummary
+from bandpo.audit.metrics import BINS, RARE
+
+if TYPE_CHECKING:
+    from bandpo.audit.logs import Summary
+    from bandpo.audit.mismatch import Mismatch
+    from bandpo.audit.replay import Replay
+
+UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
@@ -15,47 +22,135 @@ class Table:
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    """An empty one is a line between sections."""
     caption: str = ""
     prose: bool = False
     """Whether the cells hold words, which are set flush left and broken over lines, rather than numbers."""
 
     def markdown(self) -> str:
-        """As a Markdown table, without the caption."""
+        """As a Markdown table, without the caption and lines between sections."""
         rules = ["---" if k == 0 or self.prose else "---:" for k in range(len(self.header))]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.header, rules, *self.rows))
+        rows = [self.header, rules, *filter(None, self.rows)]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+    def rich(self) -> Any:
+        """For a rich console, with the caption above."""
+        from rich.table import Table as Drawn
+
+        drawn = Drawn(*self.header, title=self.caption or None)
+        for cells in self.rows:
+            if cells:
+                drawn.add_row(*cells)
+            else:
+                drawn.add_section()
+        return drawn
 
 
-def clip_table(runs: Mapping[str, RunSummary]) -> Table:
+def share(x: float | None, over: float | None = None) -> str:
+    """A share in per cent, and how many tokens it was taken over; a dash where it is not known.
+
+    >>> from bandpo.audit.tables import share
+    >>> share(0.4), share(0.4, 20.0), share(None)
+    ('40.00%', '40.00% of 20', '–')
+    """
+    return UNKNOWN if x is None else f"{x:.2%}" + ("" if over is None else f" of {over:.0f}")
+
+
+def bin_label(name: str) -> str:
+    """One of `BINS` or `RARE` as a reader wants it: ``p below 1e-4``."""
+    return f"p {name.replace('_', ' ')}"
+
+
+def _told(rows: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """The rows that tell something of anybody."""
+    return [[name, *cells] for name, cells in rows.items() if set(cells) != {UNKNOWN}]
+
+
+def clip_table(runs: Mapping[str, Summary]) -> Table:
     """What each run's rule clipped, and what others would have: a column for each run; rows no run has are left out."""
-    table: dict[str, list[str | None]] = {}
     each = runs.values()
-    table["clip rate"] = [percent_or_none(d.clipped) for d in each]
-    table["  clip-high"] = [percent_or_none(d.clip_high if d.clip_low is not None else None) for d in each]
-    table["  clip-low"] = [percent_or_none(d.clip_low) for d in each]
+    rows = {
+        "clip rate": [share(d.clipped) for d in each],
+        "  clip-high": [share(None if d.clip_low is None else d.clip_high) for d in each],
+        "  clip-low": [share(d.clip_low) for d in each],
+    }
     for name in BINS:
-        found = [d.clip_high_by_bin.get(name) for d in each]
-        table[f"  clip-high, p {name.replace('_', ' ')}"] = [
-            f and f"{percent_or_none(f[0])} of {f[1]:.0f}" for f in found
+        rows[f"  clip-high, {bin_label(name)}"] = [
+            share(*d.clip_high_by_bin.get(name, (None, None))) for d in each
         ]
-    table["  clip-high, p below 0.1"] = [
-        f"{percent_or_none(d.rare.blocked / d.rare.tokens)} of {d.rare.tokens:.0f}" if d.rare.tokens else None
-        for d in each
+    rows["  clip-high, p below 0.1"] = [
+        share(d.rare.blocked / d.rare.tokens, d.rare.tokens) if d.rare.tokens else UNKNOWN for d in each
     ]
-    table["positive gradient blocked, p < 0.1"] = [_blocked(d, "") for d in each]
-    table["radius used"] = [percent_or_none(d.radius_used) for d in each]
+    rows["positive gradient blocked, p < 0.1"] = [share(d.blocked_mass.get("")) for d in each]
+    rows["radius used"] = [share(d.radius_used) for d in each]
     for rule in {name: None for d in each for name in d.blocked_mass if name}:
-        rates = [d.counterfactuals.get(rule) for d in each]
-        table[f"{rule} would clip high"] = [percent_or_none(r and r[0]) for r in rates]
-        table[f"{rule} would clip low"] = [percent_or_none(r and r[1]) for r in rates]
-        table[f"{rule} would block, p < 0.1"] = [_blocked(d, rule) for d in each]
-    rows = [[name, *(cell or "–" for cell in cells)] for name, cells in table.items() if any(cells)]
-    return Table(["", *runs], rows)
+        rates = [d.counterfactuals.get(rule, (None, None)) for d in each]
+        rows[f"{rule} would clip high"] = [share(high) for high, _ in rates]
+        rows[f"{rule} would clip low"] = [share(low) for _, low in rates]
+        rows[f"{rule} would block, p < 0.1"] = [share(d.blocked_mass.get(rule)) for d in each]
+    return Table(["", *runs], _told(rows), "on the run's own tensors")
 
 
-def _blocked(run: RunSummary, rule: str) -> str | None:
-    return percent_or_none(run.blocked_mass.get(rule, {}).get("below_0.1"))
+def methods_table(seen: Replay) -> Table:
+    """Every method of a replay side by side on the same tokens."""
+    each = [audit.metrics() for audit in seen.audits.values()]
+
+    def cells(key: str, over: str = "") -> list[str]:
+        return [share(metrics.get(key), metrics.get(over)) for metrics in each]
+
+    rows = [["level of ratios", *seen.levels.values()]]
+    for word, sign in (("high", "positive"), ("low", "negative")):
+        by_bin = {
+            f"  {bin_label(name)}": cells(f"clip_{word}/{name}", f"tokens_{sign}/{name}") for name in BINS
+        }
+        rows += [[], *_told({f"clip-{word} rate": cells(f"clip_{word}")} | by_bin)]
+    rest = {
+        "softened": cells("softened"),
+        "amplified": cells("amplified"),
+        "losses untouched": cells("inert"),
+        "positive gradient blocked": cells("blocked_mass"),
+    }
+    rest |= {f"  {bin_label(name)}": cells(f"blocked_mass_{name}") for name in RARE}
+    title = f"on the same tokens, bounds around the {seen.anchor}'s policy"
+    return Table(["", *seen.by_step], [*rows, [], *_told(rest)], title)
 
 
-def percent_or_none(share: float | None) -> str | None:
-    """A share in per cent with two decimals; None where it is not known."""
-    return None if share is None else f"{share:.2%}"
+def mismatch_table(m: Mismatch, judged: str) -> Table:
+    """The engine against the trainer, by version lag and by probability.
+
+    Args:
+        m: What was seen of it.
+        judged: The method whose clip it is measured by.
+    """
+    header = ["", "tokens", "KL k1", "KL k3", "off by 2×", "ESS", "before", "moved", "both"]
+    header += ["used before", "used moved"]
+    keys = ("extreme", "ess", "blocked_before", "blocked_moved", "blocked_total")
+    keys += ("spent_before", "spent_moved")
+
+    def rows(named: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+        return [
+            [
+                name,
+                f"{d['tokens']:.0f}",
+                f"{d['kl_k1']:.2g}",
+                f"{d['kl_k3']:.2g}",
+                *(share(d[k]) for k in keys),
+            ]
+            for name, d in named.items()
+            if d["tokens"]
+        ]
+
+    by_lag = {f"lag {name}": m.figures(lag=name) for name in m.lags}
+    by_bin = {bin_label(name): m.figures(bin=name) for name in BINS}
+    title = f"engine against trainer; what {judged} blocks and the interval used"
+    return Table(header, [*rows({"all": m.figures()}), [], *rows(by_lag), [], *rows(by_bin)], title)
+
+
+def corrections_table(m: Mismatch) -> Table:
+    """What usual corrections would make of the engine's weights."""
+    rows = [
+        [name, share(d["touched"]), f"{d['mean_weight']:.3f}", share(d["ess"]), share(d["lost"])]
+        for name, d in m.corrected_figures().items()
+    ]
+    header = ["", "tokens touched", "mean weight", "ESS", "gradient lost"]
+    return Table(header, rows, "weights for π_old/π_rollout")

@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import Tensor
 
-from bandpo.audit.settings import setting
+from bandpo.audit.settings import Setup
 from bandpo.radius import Radius
 from bandpo.rules import ClipRule, Unclipped, bands
 
@@ -44,7 +44,7 @@ class Watch:
     """
 
     def __init__(self, clip: ClipRule, calls_per_batch: float = IDLE_CALLS, *, framework: str | None = None):
-        self._framework = framework
+        self._named = Setup(framework).named
         self._can_clip, self._calls_per_batch = not isinstance(clip, Unclipped), calls_per_batch
         self._said: set[str] = set()
         self._still = self._idle = 0.0
@@ -124,9 +124,6 @@ class Watch:
                 "noise. Use a smaller radius, a smaller max_ratio, or a smaller learning rate"
                 f"{self._named('learning rate')}",
             )
-
-    def _named(self, what: str) -> str:
-        return setting(what, self._framework)
 
     def _say(self, what: str, text: str) -> None:
         if what not in self._said:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bandpo.cli.plot import save
 from bandpo.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bandpo.audit.findings import Finding
+
+MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]?[/dim]"}
 
 
 def audit_command(
@@ -23,7 +31,7 @@ def audit_command(
     run_method: Annotated[
         str | None,
         typer.Option(
-            help="The runs' method, if no config.yaml names it: 'GSPO()', 'DAPO()', ...",
+            help="The runs' method, if no config.yaml or record names it: 'GSPO()', 'my_module.Rule()', ...",
             show_default=False,
         ),
     ] = None,
@@ -55,16 +63,13 @@ def audit_command(
 ) -> None:
     """Say what the clip does to a run: whether it acts, what it blocks, what other rules would block, what to try."""
     from rich.console import Console
-    from rich.table import Table
 
     from bandpo.audit.figures import audit_figure
     from bandpo.audit.findings import all_findings
-    from bandpo.audit.logs import read_log
+    from bandpo.audit.logs import read_log, summarize
     from bandpo.audit.recorder import is_record
-    from bandpo.audit.runs import known_run
-    from bandpo.audit.summary import summarize
+    from bandpo.audit.settings import Setup
     from bandpo.audit.tables import clip_table
-    from bandpo.cli.record import findings_table, print_record
 
     records = [path for path in runs if is_record(path)]
     logs = {str(path): read_log(path) for path in runs if path not in records}
@@ -73,24 +78,63 @@ def audit_command(
             f"{next(iter(logs))} is a log, whose tokens are gone; --clip, --method and --anchor are for records of "
             "bandpo.Recorder"
         )
+    console = Console()
     for path in records:
-        print_record(path, clip or [], method or [], anchor, skip_bad)
+        _print_record(console, path, clip or [], method or [], run_method, anchor, skip_bad)
     if not logs:
         return
-    known = {
-        label: known_run(Path(label), rows, framework=framework, method=run_method)
+    setups = {
+        label: Setup.of_log(Path(label), rows, framework=framework, method=run_method)
         for label, rows in logs.items()
     }
     summaries = {label: summarize(rows) for label, rows in logs.items()}
-    console = Console()
     for label, summary in summaries.items():
-        title = f"{label}, {summary.steps} steps"
-        console.print(findings_table(title, all_findings(summary, known[label])))
-        console.print()
-    numbers = clip_table(summaries)
-    table = Table(*numbers.header, title="on the run's own tensors")
-    for row in numbers.rows:
-        table.add_row(*row)
-    console.print(table)
-    save(audit_figure(logs, {label: run.method for label, run in known.items()}), output)
+        _print_findings(console, f"{label}, {summary.steps} steps", all_findings(summary, setups[label]))
+    console.print(clip_table(summaries).rich())
+    save(audit_figure(logs, {label: setup.method for label, setup in setups.items()}), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)
+
+
+def _print_findings(console: Console, title: str, findings: Mapping[str, Finding]) -> None:
+    """Questions and answers, one a row."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, title=title, title_justify="left")
+    for _ in range(3):
+        table.add_column(overflow="fold")  # a setting's name is to be copied, so it is never cut off
+    for question, finding in findings.items():
+        advice = f"\n[bold]try[/bold] {finding.try_next}" if finding.try_next else ""
+        table.add_row(MARKS[finding.ok], question, finding.answer + advice)
+    console.print(table)
+    console.print()
+
+
+def _print_record(
+    console: Console,
+    path: Path,
+    clips: Sequence[str],
+    methods: Sequence[str],
+    run_method: str | None,
+    anchor: str | None,
+    skip_bad: bool,
+) -> None:
+    """Replay a record under its own method and these, or those that every audit tries, and print what is seen."""
+    from bandpo import parse_method, parse_rule
+    from bandpo.audit.findings import all_findings, record_findings
+    from bandpo.audit.logs import summarize
+    from bandpo.audit.metrics import COUNTERFACTUALS
+    from bandpo.audit.replay import replay_record
+    from bandpo.audit.settings import Setup
+    from bandpo.audit.tables import corrections_table, methods_table, mismatch_table
+
+    given = {text: parse_rule(text) for text in clips} | {text: parse_method(text) for text in methods}
+    seen = replay_record(path, given or COUNTERFACTUALS, method=run_method, anchor=anchor, skip_bad=skip_bad)
+    setup = Setup.of_record(path, method=run_method)
+    tokens = next(iter(seen.audits.values())).metrics()["tokens"]
+    title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {next(iter(seen.by_step))}"
+    _print_findings(console, title, all_findings(summarize(seen.rows), setup) | record_findings(seen))
+    console.print(methods_table(seen).rich())
+    # Without a gap the engine is the trainer.
+    if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):
+        console.print(mismatch_table(seen.mismatch, seen.judged).rich())
+        console.print(corrections_table(seen.mismatch).rich())

@@ -37,7 +37,7 @@ def plot_command(
     from bandpo import check, parse_rule
     from bandpo.audit import figures
     from bandpo.audit.logs import read_log
-    from bandpo.audit.runs import known_run
+    from bandpo.audit.settings import Setup
 
     if (figure == "training") != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
@@ -46,7 +46,7 @@ def plot_command(
         check(rule)
     if figure == "training":
         logs = {path: read_log(path) for path in runs or []}
-        known = {path.name: known_run(path, rows).method for path, rows in logs.items()}
+        known = {path.name: Setup.of_log(path, rows).method for path, rows in logs.items()}
         drawn = figures.training_curves({path.name: rows for path, rows in logs.items()}, known)
     elif figure == "regions":
         drawn = figures.clipped_regions(named)

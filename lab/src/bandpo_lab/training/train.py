@@ -16,7 +16,7 @@ from trl import get_dataset, get_peft_config, get_quantization_config
 from bandpo.audit.figures import training_curves
 from bandpo.audit.files import replacing
 from bandpo.audit.logs import named_rows
-from bandpo.audit.runs import known_run
+from bandpo.audit.settings import Setup
 from bandpo.audit.style import save_figure
 from bandpo.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
@@ -110,7 +110,7 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         evaluate("after")
         describe()
         rows = named_rows(folder.history())
-        save_figure(training_curves({"": rows}, {"": known_run(folder.path, rows).method}), folder.curves)
+        save_figure(training_curves({"": rows}, {"": Setup.of_log(folder.path, rows).method}), folder.curves)
         folder.finish()
     except Exception:
         folder.record_error()
