@@ -8,22 +8,51 @@ OLD := import sys; sys.version_info < (3, 11) and sys.exit("This is Python %d.%d
 DEMO := $(VENV)/.demo
 TEST := $(VENV)/.test
 DEV := $(VENV)/.dev
-FAST := -n 2 -m "not slow and not exhaustive"
+# make test WORKERS=8, make test-lab MARKED=slow, make test TESTS='-k radius -x'
+WORKERS ?= 2
+MARKED ?= not slow and not exhaustive
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKED)" $(TESTS)
+# Four jobs, of which .ci/run runs each by itself. No test is in two of them.
+CORE := tests src --ignore=tests/integrations --ignore=tests/contrib --ignore=src/bandpo/integrations
+FRAMEWORKS := tests/integrations tests/contrib src/bandpo/integrations
+LAB := lab --ignore=lab/tests/studies
+STUDIES := lab/tests/studies studies
+# Where Python must not keep what it compiled, each process compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow-test exhaustive-test test-matrix rehearsals coverage mutation lint docs release-check audit-deps gpu-check \
-  lock clean
+.PHONY: demo setup test test-frameworks test-lab test-studies slow-test nightly test-matrix rehearsals coverage mutation lint \
+  docs release-check audit-deps gpu-check lock clean
 
 demo: $(DEMO)
 	$(BIN)/bandpo train --output_dir runs/demo --resume
 
+setup: $(DEV)
+
+# The core, the audit and the command line: no framework is imported to collect these.
 test: $(TEST)
-	$(BIN)/python -m pytest $(FAST) $(TESTS)
+	$(PYTEST) $(CORE)
 
+test-frameworks: $(TEST)
+	$(PYTEST) $(FRAMEWORKS)
+
+test-lab: $(TEST)
+	$(PYTEST) $(LAB)
+
+test-studies: $(TEST)
+	$(PYTEST) $(STUDIES)
+
+# What trains, compiles, starts processes or brings up Ray, of all four.
 slow-test: $(TEST)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(TESTS)
 
-exhaustive-test: $(TEST)
-	$(BIN)/python -m pytest -m exhaustive
+# `make test`, with the branch coverage of the core, which must be at least 95 %.
+coverage: $(DEV)
+	$(PYTEST) $(CORE) --cov --cov-report=term
+
+# What takes hours and seldom fails: the oracle's whole grid, kills and full disks, a Ray cluster, each recipe, mutants.
+nightly: rehearsals mutation
+	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
+	$(BIN)/python scripts/fuzz.py --cases 10000000 --output build/fuzz.json
 
 # Each adapter against its framework, and the oldest and newest torch, TRL and verl, each in an environment of its own under
 # build/matrix: about 20 GB the first time.
@@ -38,11 +67,8 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell src lab/src lab/tests contrib tests docs benchmarks scripts studies README.md CONTRIBUTING.md
-
-# Branch coverage of the core by the tests that are about it, which must be at least 95 %.
-coverage: $(DEV)
-	$(BIN)/python -m pytest $(FAST) tests/core --cov --cov-report=term
+	$(BIN)/codespell src lab contrib tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
+	$(BIN)/python scripts/size.py
 
 # Which changes to the solver and the loss no test notices; listed in docs/development.md.
 mutation: $(DEV)

@@ -9,15 +9,19 @@ import pytest
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # trl.experimental announces itself by a warning
 
-with suppress(ImportError):  # not every environment of the matrix has it
-    from hypothesis import settings
-
-    # How long an example takes says how busy the machine is.
-    settings.register_profile("untimed", deadline=None)
-    settings.load_profile("untimed")
-
 FRAMEWORKS = {"_trl_config": "trl", "verl": "verl", "_verl_digest": "verl"}
 """Adapters with examples, and what they need. Others need no framework, or have no examples."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None):
+        return  # its workers collect and run the tests
+    with suppress(ImportError):  # not every environment of the matrix has it
+        from hypothesis import settings
+
+        # How long an example takes says how busy the machine is.
+        settings.register_profile("untimed", deadline=None)
+        settings.load_profile("untimed")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -38,7 +42,9 @@ def _doctest_names(doctest_namespace):
 
     for module in (batch, divergences, loss, methods, objectives, radius, rules, text):
         doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
-    doctest_namespace.update({name: getattr(bandpo, name) for name in bandpo.__all__}, bandpo=bandpo, torch=torch)
+    doctest_namespace.update(
+        {name: getattr(bandpo, name) for name in bandpo.__all__}, bandpo=bandpo, torch=torch
+    )
 
 
 @pytest.fixture(scope="session")

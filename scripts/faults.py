@@ -48,6 +48,7 @@ def bandpo_train(folder: Path, log: Path, largest_file: int | None) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if largest_file is not None:
+        sys.dont_write_bytecode = True  # a cut one would outlast the run
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     from bandpo.cli import main
 

@@ -23,6 +23,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,10 +127,11 @@ def core_digest() -> str:
             return [type(node).__name__, shown]
         return [plain(one) for one in node] if isinstance(node, list) else repr(node)
 
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
+    names = {str(path.relative_to(ROOT)) for pattern in core["include"] for path in ROOT.glob(pattern)}
     digest = hashlib.sha256()
-    for folder in ("", "divergences", "objectives"):
-        for path in sorted((ROOT / "src/bandpo" / folder).glob("*.py")):
-            digest.update(f"{path.relative_to(ROOT)} {plain(ast.parse(path.read_text()))}".encode())
+    for name in sorted(names.difference(core["omit"])):
+        digest.update(f"{name} {plain(ast.parse((ROOT / name).read_text()))}".encode())
     return digest.hexdigest()[:12]
 
 
@@ -159,7 +161,7 @@ def install(environment: Environment, home: Path, version: str) -> Path:
     (home / "constraints.txt").write_text(constraints)
 
     def pip(*what: str) -> None:
-        command = [python, "-m", "pip", "install", "--quiet", "-c", home / "constraints.txt"]
+        command = [python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", home / "constraints.txt"]
         subprocess.run([*command, *(word.format(version=version) for word in what)], check=True)
 
     pip(environment.torch, *TEST_TOOLS)

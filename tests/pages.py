@@ -1,9 +1,16 @@
-"""What the documentation prints: its fenced blocks, and its `bandpo` commands."""
+"""What the documentation prints, its fenced blocks and its `bandpo` commands; and how both are run."""
 
+import doctest
+import os
 import re
 import shlex
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,3 +55,56 @@ def framework_blocks(heading: str) -> list[str]:
     """The blocks of docs/frameworks.md under the heading of a framework."""
     page = ROOT / "docs/frameworks.md"
     return [block.text for block in blocks(page) if block.heading.startswith(heading)]
+
+
+def python_blocks(*, of_frameworks: bool) -> list:
+    """Parameters of `test_python`: every block but files and docs/frameworks.md, with what its page needs to run it."""
+    found = []
+    for page in PAGES:
+        for number, block in enumerate(blocks(page, "python")):
+            imported = re.search(r"^(>>> )?(from|import) .*\b(trl|bandpo_lab)\b", block.text, re.M)
+            if not block.title and page.name != "frameworks.md" and bool(imported) == of_frameworks:
+                found.append(pytest.param(page, block.text, id=f"{page.name}-{number}"))
+    return found
+
+
+def check_python(page: Path, block: str, folder: Path, monkeypatch, capsys) -> None:
+    """Beside the files that the page has the reader write; what is printed is what the comment says, up to a colon."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    for file in blocks(page, "python"):
+        if file.title and "/" not in file.title:
+            (folder / file.title).write_text(file.text)
+    if block.startswith(">>>"):
+        example = doctest.DocTestParser().get_doctest(block, {}, "docs", "docs", 0)
+        assert doctest.DocTestRunner().run(example).failed == 0
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the frameworks at their own defaults
+            exec(compile(block, "docs", "exec"), {})
+        said = re.findall(r"^print\(.*\)  # (.*?)(?:: .*)?$", block, re.M)
+        assert capsys.readouterr().out.splitlines()[: len(said)] == said or not said
+
+
+def follow(steps: list[Block], folder: Path, source: Path = ROOT / "src") -> None:
+    """Do what a page says, block by block: write its files, run its commands, compare what they print."""
+    for step in steps:
+        if step.title:
+            (folder / step.title).write_text(step.text)
+        elif step.language == "console":
+            command, _, expected = step.text.removeprefix("$ ").partition("\n")
+            assert _shell(command, folder, source).split() == expected.split()
+        elif step.language == "sh":
+            _shell(re.sub(r"^pip install .*$", "", step.text, flags=re.M), folder, source)
+
+
+def _shell(command: str, folder: Path, source: Path) -> str:
+    """What a command prints, in ``folder``, with the package of ``source``."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    packages = f"{source}{os.pathsep}{ROOT / 'lab/src'}"
+    variables = {"PATH": path, "PYTHONPATH": packages, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
+    run = subprocess.run(
+        ["bash", "-ec", command], cwd=folder, env=os.environ | variables, capture_output=True, text=True
+    )
+    assert run.returncode == 0, f"{command}\n{run.stdout}{run.stderr}"
+    return run.stdout

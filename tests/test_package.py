@@ -29,17 +29,14 @@ STOREYS = ("core", "audit", "where", "integrations", "cli")
 """From the ground up: each may import from those before it."""
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
-HEAVY = ["trl", "transformers", "datasets", "verl", "ray", "matplotlib", "pydantic", "typer", "rich"]
+FRAMEWORKS = ["trl", "transformers", "datasets", "accelerate", "verl", "ray", "hydra"]
 
 
 def printed(code):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-
-
-def loaded(statement):
-    return printed(f"import sys; {statement}; print(*[m for m in {HEAVY!r} if m in sys.modules])")
+    """The lines of it."""
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
 
 
 def module_name(path):
@@ -62,17 +59,31 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_the_core_loads_torch_alone():
-    assert loaded("import bandpo") == []
+def test_import_bandpo_loads_the_core_and_the_command_loads_no_framework():
+    """Each in a process of its own would take the time of torch's import again."""
+    core, command = (
+        line.split()
+        for line in printed("""
+import sys, bandpo
+print(*sys.modules)
+import bandpo.cli.app
+print(*sys.modules)""")
+    )
+    assert sorted(name for name in core if name.split(".")[0] == "bandpo") == sorted(map(module_name, CORE))
+    assert not {*core} & {*FRAMEWORKS, "matplotlib", "pydantic", "typer", "rich"}
+    assert not {*command} & {*FRAMEWORKS, "matplotlib", "pydantic"}
 
 
-def test_import_bandpo_loads_the_core_and_nothing_else():
-    ours = printed("import bandpo, sys; print(*[m for m in sys.modules if m.split('.')[0] == 'bandpo'])")
-    assert sorted(ours) == sorted(map(module_name, CORE))
-
-
-def test_the_command_loads_no_framework_before_it_is_used():
-    assert set(loaded("import bandpo.cli.app")) <= {"typer", "rich"}
+@pytest.mark.slow
+def test_make_test_collects_its_tests_without_a_framework():
+    paths = re.search(r"^CORE := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    status, modules = printed(f"""
+import sys, pytest
+status = pytest.main(["--collect-only", "-qq", "-n", "0", *{paths}])
+print(int(status))
+print(*sys.modules)""")[-2:]
+    assert status == "0"
+    assert not {*modules.split()} & {*FRAMEWORKS}
 
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: module_name(path))

@@ -20,7 +20,9 @@ LAB = ("compare", "data", "eval", "recipes", "rehearse", "report", "study", "tra
 """Commands of bandpo-lab."""
 
 
-class _Commands(TyperGroup):
+class Commands(TyperGroup):
+    """Those of the library; of one that the lab would add, what to install."""
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in LAB:
@@ -32,7 +34,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

@@ -1,0 +1,205 @@
+"""Every command: its help, what the documentation prints of it, and how `bandpo train` ends."""
+
+import importlib.util
+import re
+import shutil
+import sys
+
+import pytest
+
+pytest.importorskip("typer")
+import typer
+from typer.testing import CliRunner
+
+from bandpo.cli import main
+from bandpo.cli.app import LAB, app
+from bandpo_lab.cli import add_commands
+from bandpo_lab.rehearsal.shrink import compose
+from pages import PAGES, ROOT, blocks, commands, follow
+from test_cli import full_disk
+
+GROUP = typer.main.get_command(app)
+GROUPS = {"data", "study"}
+NAMES = [*GROUP.commands.keys() - {"train", *GROUPS}]
+NAMES += [f"{group} {name}" for group in GROUPS for name in GROUP.commands[group].commands]
+
+
+def find(words):
+    """The command that words name, and its arguments."""
+    if words[0] == "study" and not {*words[1:2]} <= GROUP.commands["study"].commands.keys():
+        words = ["study", "run", *words[1:]]  # which may be left out
+    depth = 2 if words[0] in GROUPS else 1
+    command = GROUP
+    for name in words[:depth]:
+        assert name in command.commands, f"no command `bandpo {' '.join(words[:depth])}`"
+        command = command.commands[name]
+    return command, words[depth:]
+
+
+def test_the_library_knows_which_commands_come_with_the_lab():
+    added = typer.Typer()
+    add_commands(added)
+    assert set(LAB) == typer.main.get_command(added).commands.keys()
+
+
+def options_of_train():
+    pytest.importorskip("trl")
+    from bandpo_lab.training.arguments import parser
+
+    return {option for action in parser()._actions for option in action.option_strings} | {"--config"}
+
+
+@pytest.mark.parametrize(
+    "words", ["-h", "data -h", "data prepare -h", "--help", "data --help", "study --help"]
+)
+def test_help(words):
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_command_has_help_that_explains_every_option(name):
+    command, _ = find(name.split())
+    assert "Usage:" in CliRunner().invoke(app, [*name.split(), "--help"]).output
+    assert command.help
+    assert [p.name for p in command.params if not p.help] == []
+
+
+def test_train_shows_trls_options_and_ours(capsys):
+    assert {"--clip", "--learning_rate", "--resume"} <= options_of_train()
+    from bandpo_lab.training.arguments import parse
+
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert stop.value.code == 0
+    assert "--audit_steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "page",
+    # Commands of these two need their files: test_docs runs them.
+    [page for page in PAGES if page.name not in ("write-your-own.md", "add-a-framework.md")],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_printed_commands_parse(page):
+    for words in commands(page):
+        command, arguments = find(words)
+        if not arguments:
+            continue  # named only
+        if words[0] == "train":
+            pytest.importorskip("trl")
+            from bandpo_lab.training.arguments import parse
+
+            parse([*arguments, "--use_cpu", "--bf16=False"])
+        else:
+            command.make_context(command.name, arguments)
+
+
+OTHERS = {  # options that the pages name of other programs
+    "--num-steps-per-rollout": "slime",
+    "--use-rollout-logprobs": "slime",
+    "--dry-run": "recipes/launch.sh",
+    "--no-deps": "pip",
+    **dict.fromkeys(("--cpus-per-task", "--mem", "--requeue", "--signal"), "Slurm"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_options_in_prose_exist(page):
+    named = set(re.findall(r"`(--[\w-]+)[^`]*`", page.read_text())) - OTHERS.keys()
+    ours = {option for name in NAMES for p in find(name.split())[0].params for option in p.opts}
+    unknown = named - ours
+    assert not unknown or not unknown - options_of_train()
+
+
+def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    from bandpo_lab.training import train as training
+    from bandpo_lab.training.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path)
+    folder.record_evaluation("before", {"mean@4": 0.25})
+    monkeypatch.setattr(training, "run_training", lambda arguments: folder)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = CliRunner().invoke(app, ["train", "--use_cpu", "--bf16=False"]).output.splitlines()
+    assert "clip     Band(divergence=KL(), radius=0.05, max_ratio=10.0)" in lines
+    assert "│ mean@4 │ 0.250  │" in lines
+    assert "┏" in lines[0]  # no title above
+
+
+def test_a_rehearsal_without_verl_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ImportError, match=r"needs verl: .* Python 3.11 or 3.12, pip install '\.\[verl\]' '\./lab\[verl\]'"
+    ):
+        compose([], None, "ppo_trainer")
+
+
+def test_a_full_disk_leaves_no_half_copies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with full_disk(monkeypatch):
+        copied = CliRunner().invoke(app, ["recipes", "copy"])
+    assert isinstance(copied.exception, OSError)
+    assert [*tmp_path.iterdir()] == []
+
+
+def run_main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["bandpo", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value
+
+
+def test_a_value_of_another_kind_is_one_line(monkeypatch, capsys):
+    end = run_main(monkeypatch, "train", "--learning_rate", "abc", "--use_cpu")
+    assert end.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "invalid float value: 'abc'" in said.err
+
+
+def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
+    from bandpo_lab.training import train as training
+
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_training", interrupt)
+    end = run_main(monkeypatch, "train", "--use_cpu", "--bf16=False", "--output_dir", "runs/x")
+    assert end.code == 130
+    assert "add --resume to go on from the last checkpoint in runs/x" in str(end)
+
+
+@pytest.mark.slow
+def test_an_objective_is_added_as_the_page_says(tmp_path):
+    """The command of verl alone is not run: tests/integrations/test_verl.py builds what it configures."""
+    steps = [
+        b
+        for b in blocks(ROOT / "docs/write-your-own.md")
+        if b.heading in ("A clip rule", "An objective", "A method")
+        and (b.title or b.text.startswith("bandpo "))
+    ]
+    assert len(steps) == 4
+    follow(steps, tmp_path)
+    logged = (tmp_path / "runs/mine/metrics.jsonl").read_text()
+    assert '"audit/softened"' in logged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heading", ["For commands and trainers", "For everyone"])
+def test_a_divergence_is_added_as_the_page_says(heading, tmp_path):
+    """In an empty folder, or in a copy of the checkout."""
+    steps = [b for b in blocks(ROOT / "docs/write-your-own.md") if b.heading.startswith(heading)]
+    if heading == "For everyone":
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("conftest.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, tmp_path)
+        follow(steps, tmp_path, tmp_path / "src")
+    else:
+        follow(steps, tmp_path)
+    rows = (tmp_path / "runs/le-cam/metrics.jsonl").read_text()
+    assert "audit/clip_high" in rows
+    assert "LeCam()" in (tmp_path / "runs/le-cam/config.yaml").read_text()
+    assert (tmp_path / "le-cam.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,55 @@
+"""What README and the pages print for TRL and verl."""
+
+import re
+import shlex
+from itertools import product
+
+import pytest
+
+from pages import ROOT, blocks, check_python, python_blocks
+
+
+@pytest.mark.parametrize(("page", "block"), python_blocks(of_frameworks=True))
+def test_python(page, block, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("trl")
+    check_python(page, block, tmp_path, monkeypatch, capsys)
+
+
+def test_the_verl_overrides_compose():
+    """The two overrides as README prints them, through hydra and into verl's own config object."""
+    hydra = pytest.importorskip("hydra")
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+
+    block = next(b.text for b in blocks(ROOT / "README.md", "sh") if "main_ppo" in b.text)
+    overrides = [word for word in shlex.split(block.replace("\\\n", " ")) if "policy_loss" in word]
+    assert len(overrides) == 2
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        config = hydra.compose("ppo_trainer", overrides)
+    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+    assert (type(loss).__name__, loss.loss_mode, loss.clip) == (
+        "BandPolicyLossConfig",
+        "band",
+        "Band(KL(), 0.05)",
+    )
+    assert OmegaConf.is_config(config)
+
+
+def test_the_verl_page_composes():
+    """Its one override, with each of those that may come second, through hydra and into verl's own config object."""
+    hydra = pytest.importorskip("hydra")
+    from verl.utils.config import omega_conf_to_dataclass
+
+    page = (ROOT / "docs/verl.md").read_text()
+    lines = re.findall(r'^    "?(\+?actor_rollout_ref\.actor\.policy_loss\.[^"#\n]*)"?', page, re.M)
+    targets, named = [x for x in lines if x[0] != "+"], [x.strip() for x in lines if x[0] == "+"]
+    assert (len(targets), len(named)) == (2, 5)
+    for target, second in product(targets, named):
+        name, _, text = second.rpartition("policy_loss.")[2].partition("=")
+        if "Audited" in target and name in ("clip", "method"):
+            continue
+        with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+            config = hydra.compose("ppo_trainer", [target.strip(), second])
+        loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+        assert type(loss).__name__ == target.strip().rpartition(".")[2]
+        assert str(getattr(loss, name)).lower() == text.strip("'").lower()
