@@ -25,8 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """A module of a distribution is imported for its examples; one without any is not, nor without its framework."""
-    if collection_path.suffix != ".py" or "src" not in collection_path.parts:
+    """Beside tests, a module is imported for its examples: one without any is not, nor one without its framework."""
+    if collection_path.suffix != ".py" or collection_path.name.startswith("test_"):
         return None
     framework = FRAMEWORKS.get(collection_path.stem)
     absent = framework is not None and importlib.util.find_spec(framework) is None
