@@ -1,4 +1,4 @@
-"""From run folders to the study's data: one small record for each run, enough to make the whole report again."""
+"""From run folders to the study's data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import yaml
 
 from bandpo.audit.logs import Row, read_log
 from bandpo.audit.metrics import BINS, RARE
-from bandpo_lab.file_models import checked
 
 SOLVED = 0.5
 """Training reward from which half of the prompts' completions are right."""
@@ -40,8 +39,8 @@ def _share(row: Row, parts: Sequence[str], whole: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Record:
-    """What is kept of one run."""
+class RunResult:
+    """What is kept of one run, enough to make the whole report again."""
 
     experiment: str
     arm: str
@@ -62,9 +61,9 @@ class Record:
         return METRICS[name](self) if name in METRICS else self.after[name]
 
 
-def batches_to_half(record: Record) -> float:
+def batches_to_half(run: RunResult) -> float:
     """Batches until the reward, averaged over the last three, reached a half; one more than all if it never did."""
-    rewards = [reward or 0.0 for reward in record.curves["reward"]]
+    rewards = [reward or 0.0 for reward in run.curves["reward"]]
     for last in range(WINDOW, len(rewards) + 1):
         if sum(rewards[last - WINDOW : last]) / WINDOW >= SOLVED:
             return last
@@ -76,18 +75,16 @@ def _mean(values: Sequence[float | None]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-METRICS: Mapping[str, Callable[[Record], float]] = {
+METRICS: Mapping[str, Callable[[RunResult], float]] = {
     "batches to half": batches_to_half,
-    "AUC": lambda record: _mean(record.curves["reward"]),
-    "mean entropy": lambda record: _mean(record.curves["entropy"]),
-    "entropy midway": lambda record: _mean(
-        record.curves["entropy"][len(record.curves["entropy"]) // 2 :][:1]
-    ),
-    "entropy at end": lambda record: _mean(record.curves["entropy"][-1:]),
-    "clip high": lambda record: _mean(record.curves["clip_high"]),
-    "clip low": lambda record: _mean(record.curves["clip_low"]),
-    "rare wins": lambda record: _mean(record.curves["rare_wins"]),
-    "rare blocked": lambda record: _mean(record.curves["rare_blocked"]),
+    "AUC": lambda run: _mean(run.curves["reward"]),
+    "mean entropy": lambda run: _mean(run.curves["entropy"]),
+    "entropy midway": lambda run: _mean(run.curves["entropy"][len(run.curves["entropy"]) // 2 :][:1]),
+    "entropy at end": lambda run: _mean(run.curves["entropy"][-1:]),
+    "clip high": lambda run: _mean(run.curves["clip_high"]),
+    "clip low": lambda run: _mean(run.curves["clip_low"]),
+    "rare wins": lambda run: _mean(run.curves["rare_wins"]),
+    "rare blocked": lambda run: _mean(run.curves["rare_blocked"]),
 }
 """Figures of one run beside the scores of its evaluation (``mean@32``, ``pass@32``)."""
 
@@ -126,12 +123,3 @@ def _rounded(value: float | None) -> Any:
 def versions(folder: Path) -> dict[str, str]:
     """What one run was made with."""
     return yaml.safe_load((folder / "config.yaml").read_text())["versions"]
-
-
-def read_records(results: Mapping[str, Any]) -> list[Record]:
-    """The records of a ``results.json``.
-
-    Raises:
-        ValueError: a run lacks something, or has it in another form.
-    """
-    return checked(list[Record], results["runs"], "runs")

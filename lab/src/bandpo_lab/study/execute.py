@@ -17,10 +17,11 @@ import yaml
 
 from bandpo.audit.files import locked, replacing
 from bandpo.errors import InvalidValue
-from bandpo_lab.study.collect import collect_run, read_records, versions
+from bandpo_lab.file_models import checked
+from bandpo_lab.study.collect import RunResult, collect_run, versions
 from bandpo_lab.study.jobs import Job, Outcome
-from bandpo_lab.study.plan import PREPARED, Run, Study
-from bandpo_lab.study.statistics import choose
+from bandpo_lab.study.plan import PREPARED, PlannedRun, Study
+from bandpo_lab.study.statistics import Results
 
 Say = Callable[[str], None]
 
@@ -67,7 +68,7 @@ class Execution:
         self._check([*searches, *self.study.reported(_anything(self.study))])
         self._prepare()
         failed = self._run(searches)
-        chosen = choose(self.study, self._records(searches)) if searches else {}
+        chosen = Results(self.study, self._ended_of(searches)).chosen if searches else {}
         runs = self.study.reported(chosen)
         failed += self._run(runs)
         if not self._ended:
@@ -96,7 +97,7 @@ class Execution:
                     f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a "
                     "study are fixed before it runs, so choose another --output_dir"
                 )
-        self._ended = {_key(record): record for record in self._results["runs"]}
+        self._ended = {_key(run): run for run in self._results["runs"]}
         with replacing(kept) as unfinished:
             unfinished.write_text(self.text)
 
@@ -108,7 +109,7 @@ class Execution:
         with replacing(self._file) as unfinished:
             unfinished.write_text(_compact(self._results))
 
-    def _check(self, runs: Sequence[Run]) -> None:
+    def _check(self, runs: Sequence[PlannedRun]) -> None:
         """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
         from bandpo_lab.training.arguments import parse
 
@@ -120,7 +121,7 @@ class Execution:
             except ValueError as error:
                 raise InvalidValue(f"{run}: {error}") from error
 
-    def _write_config(self, run: Run) -> Path:
+    def _write_config(self, run: PlannedRun) -> Path:
         config = self._place(run).with_suffix(".yaml")
         config.parent.mkdir(parents=True, exist_ok=True)
         options = options_in(self.folder, run) | {"output_dir": str(self._place(run))}
@@ -147,7 +148,7 @@ class Execution:
                 raise InvalidValue(f"preparing {todo[place][0]} failed: {_last_line(jobs[place].log)}")
             Path(jobs[place].arguments[-1]).rename(self.folder / "prepared" / todo[place][0])
 
-    def _run(self, runs: Sequence[Run]) -> list[Run]:
+    def _run(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Run what has not run yet; returns the runs that failed."""
         todo = [run for run in runs if _key(_names(run)) not in self._ended]
         jobs = [
@@ -158,7 +159,7 @@ class Execution:
             )
             for run in todo
         ]
-        failed: list[Run] = []
+        failed: list[PlannedRun] = []
         if len(runs) > len(todo):
             self.say(f"{len(runs) - len(todo)} of {len(runs)} runs were done before")
         start, done = time.monotonic(), len(runs) - len(todo)
@@ -169,19 +170,19 @@ class Execution:
                 said = f"FAILED: {_last_line(jobs[place].log)} (see {jobs[place].log})"
             else:
                 self._keep(run, outcome.seconds)
-                [record] = self._records([run])
-                said = f"{self.study.primary} {record.metric(self.study.primary):.3f}"
+                [result] = self._ended_of([run])
+                said = f"{self.study.primary} {result.metric(self.study.primary):.3f}"
             left = (time.monotonic() - start) / ended * (len(todo) - ended) / 60
             self.say(
                 f"[{done + ended}/{len(runs)}] {run}   {said}   {outcome.seconds:.0f} s, {left:.0f} min to go"
             )
         return failed
 
-    def _keep(self, run: Run, seconds: float) -> None:
+    def _keep(self, run: PlannedRun, seconds: float) -> None:
         """Add a run that has ended to the results."""
         folder = self._place(run)
-        record = {**_names(run), "seconds": round(seconds, 1), **collect_run(folder)}
-        self._ended[_key(record)] = record
+        ended = {**_names(run), "seconds": round(seconds, 1), **collect_run(folder)}
+        self._ended[_key(ended)] = ended
         self._results |= {
             "study": self.text,
             "versions": versions(folder),
@@ -196,12 +197,12 @@ class Execution:
         known = (self._results.get("commit") or "").split(", ")
         return ", ".join(dict.fromkeys(filter(None, [*known, _commit()])))
 
-    def _place(self, run: Run) -> Path:
+    def _place(self, run: PlannedRun) -> Path:
         return self.folder / "runs" / run.folder
 
-    def _records(self, runs: Sequence[Run]) -> Any:
+    def _ended_of(self, runs: Sequence[PlannedRun]) -> list[RunResult]:
         ended = (self._ended.get(_key(_names(run))) for run in runs)
-        return read_records({"runs": [record for record in ended if record]})
+        return checked(list[RunResult], [run for run in ended if run], "runs")
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -216,13 +217,13 @@ def read_results(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def _names(run: Run) -> dict[str, Any]:
+def _names(run: PlannedRun) -> dict[str, Any]:
     return {"experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": run.tuning}
 
 
-def _key(record: Mapping[str, Any]) -> str:
+def _key(run: Mapping[str, Any]) -> str:
     """What tells one run from the others."""
-    return json.dumps([record[name] for name in ("experiment", "arm", "seed", "tuning")], sort_keys=True)
+    return json.dumps([run[name] for name in ("experiment", "arm", "seed", "tuning")], sort_keys=True)
 
 
 def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
@@ -235,7 +236,7 @@ def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
     }
 
 
-def options_in(folder: Path, run: Run) -> dict[str, Any]:
+def options_in(folder: Path, run: PlannedRun) -> dict[str, Any]:
     """The options of a run, with the study's folder put in where they name a prepared model."""
     return {
         name: value.replace(PREPARED, str(folder / "prepared")) if isinstance(value, str) else value

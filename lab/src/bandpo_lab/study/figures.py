@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from bandpo.audit.figures import scored
+from bandpo.audit.interval import bootstrap
 from bandpo.audit.metrics import BINS
 from bandpo.audit.style import Look, add_legend, house_style
-from bandpo_lab.study.collect import Record
-from bandpo_lab.study.statistics import Interval
+from bandpo_lab.study.collect import RunResult
 
 PANELS = {
     "reward": "reward in training",
@@ -35,7 +35,7 @@ def _resampled(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
 
 
-def _curves(records: Sequence[Record], name: str) -> np.ndarray:
+def _curves(records: Sequence[RunResult], name: str) -> np.ndarray:
     """One row per seed, one column per batch, cut to the shortest run; NaN where nothing was logged."""
     rows = [[np.nan if x is None else x for x in r.curves[name]] for r in records]
     shortest = min(map(len, rows))
@@ -50,7 +50,7 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 
 @house_style()
-def curves(arms: Mapping[str, Sequence[Record]], looks: Mapping[str, Look]) -> Figure:
+def curves(arms: Mapping[str, Sequence[RunResult]], looks: Mapping[str, Look]) -> Figure:
     """Everything that is kept of each batch, mean over seeds, with its 95 % bootstrap interval.
 
     Args:
@@ -74,7 +74,9 @@ def curves(arms: Mapping[str, Sequence[Record]], looks: Mapping[str, Look]) -> F
 
 
 @house_style()
-def seeds(arms: Mapping[str, Sequence[Record]], metrics: Sequence[str], looks: Mapping[str, Look]) -> Figure:
+def seeds(
+    arms: Mapping[str, Sequence[RunResult]], metrics: Sequence[str], looks: Mapping[str, Look]
+) -> Figure:
     """Every seed as a dot, its mean and 95 % interval beside it; one panel per metric."""
     figure = Figure(figsize=(11, 1.0 + 0.38 * len(arms)))
     panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
@@ -84,11 +86,11 @@ def seeds(arms: Mapping[str, Sequence[Record]], metrics: Sequence[str], looks: M
             axes.plot(
                 values, [height + 0.18] * len(values), "o", color=look.colour, alpha=0.5, markeredgewidth=0
             )
-            interval = Interval.from_values(values)
+            mean, low, high = bootstrap([values])
             axes.errorbar(
-                interval.mean,
+                mean,
                 height - 0.14,
-                xerr=[[interval.mean - interval.low], [interval.high - interval.mean]],
+                xerr=[[mean - low], [high - mean]],
                 fmt=look.marker,
                 color=look.colour,
                 markersize=6.5,
@@ -102,7 +104,7 @@ def seeds(arms: Mapping[str, Sequence[Record]], metrics: Sequence[str], looks: M
 
 
 @house_style()
-def clipped_by_probability(arms: Mapping[str, Sequence[Record]], looks: Mapping[str, Look]) -> Figure:
+def clipped_by_probability(arms: Mapping[str, Sequence[RunResult]], looks: Mapping[str, Look]) -> Figure:
     """For each bin of old probability the share of positive-advantage tokens that the rule clipped, over all seeds.
 
     With its 95 % interval: from drawing seeds anew, and at least Wilson's for the number of tokens, where few seeds

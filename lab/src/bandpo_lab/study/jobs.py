@@ -1,4 +1,4 @@
-"""The processes of a study, side by side on this machine or on a Ray cluster."""
+"""Work side by side, each piece in a process of its own: on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,74 +12,89 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Job(NamedTuple):
-    """One process: ``python -m MODULE ARGUMENTS``."""
+    """A command: ``python -m MODULE ARGUMENTS``. Called, it takes the place of what its process is."""
 
     module: str
     arguments: Sequence[str]
     log: Path
     """Takes what it prints."""
 
+    def __call__(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        sys.argv[1:] = self.arguments
+        runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
 
 class Outcome(NamedTuple):
-    """How it ended."""
+    """How a piece of work ended."""
 
     code: int
     seconds: float
+    value: Any = None
+    """What the call returned; None where it failed."""
 
 
-# Importing TRL takes ten seconds, a fifth of a short run. The server imports it once, and each job is a fork of it.
+# Importing TRL takes ten seconds, a fifth of a short run. The server imports it once, and each process is a fork of it.
 _FORKS = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-_FORKS.set_forkserver_preload(["bandpo_lab.training.train", "bandpo.integrations.trl"])
+TRAINING = ("bandpo_lab.training.train", "bandpo.integrations.trl")
 
 
-def end_with_owner() -> None:
-    """Let this process end as soon as the one that started it does, even where that one was killed."""
+def _work(call: Callable[[], Any], answer: Any) -> None:
+    # It ends as soon as the process that started it does, even where that one was killed.
     if owner := multiprocessing.parent_process():
         Thread(target=lambda: (owner.join(), os._exit(1)), daemon=True).start()
+    answer.send(call())
 
 
-def _run(job: Job) -> None:
-    end_with_owner()
-    with job.log.open("w") as log:
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
-    sys.argv[1:] = job.arguments
-    runpy.run_module(job.module, run_name="__main__", alter_sys=True)
-
-
-def _fork(job: Job) -> int:
-    process = _FORKS.Process(target=_run, args=(job,))
-    process.start()
-    process.join()
-    return process.exitcode or 0
-
-
-def _launch(job: Job) -> int:
-    with job.log.open("w") as log:
-        command = [sys.executable, "-m", job.module, *job.arguments]
-        return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
-
-
-def _timed(run: Callable[[Job], int], job: Job) -> Outcome:
-    job.log.parent.mkdir(parents=True, exist_ok=True)
+def _fork(call: Callable[[], Any]) -> Outcome:
     start = time.monotonic()
-    return Outcome(run(job), time.monotonic() - start)
+    mine, theirs = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_work, args=(call, theirs))
+    process.start()
+    theirs.close()
+    try:
+        value = mine.recv()
+    except EOFError:
+        value = None
+    process.join()
+    return Outcome(process.exitcode or 0, time.monotonic() - start, value)
 
 
-def on_cores(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Outcome]]:
-    """Run jobs side by side on this machine; yields each job's place and outcome as it ends."""
+def on_cores(
+    calls: Sequence[Callable[[], Any]], workers: int, preload: Sequence[str] = TRAINING
+) -> Iterator[tuple[int, Outcome]]:
+    """Make calls side by side on this machine; yields each one's place and outcome as it ends.
+
+    Args:
+        calls: What to do; each must survive pickling, and so must what it returns.
+        workers: How many at once.
+        preload: Modules that every process finds imported.
+    """
+    _FORKS.set_forkserver_preload(list(preload))
     with ThreadPoolExecutor(workers) as pool:
-        places = {pool.submit(_timed, _fork, job): place for place, job in enumerate(jobs)}
+        places = {pool.submit(_fork, call): place for place, call in enumerate(calls)}
         try:
             for done in as_completed(places):
                 yield places[done], done.result()
-        except BaseException:  # an interrupt has reached the running jobs too; no more are started
+        except BaseException:  # an interrupt has reached the processes too; no more are started
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _launch(job: Job) -> Outcome:
+    start = time.monotonic()
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("w") as log:
+        command = [sys.executable, "-m", job.module, *job.arguments]
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+    return Outcome(code, time.monotonic() - start)
 
 
 def on_ray(jobs: Sequence[Job], cores: int) -> Iterator[tuple[int, Outcome]]:
@@ -88,8 +103,8 @@ def on_ray(jobs: Sequence[Job], cores: int) -> Iterator[tuple[int, Outcome]]:
     from ray.exceptions import RayError
 
     ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-    task = ray.remote(num_cpus=cores, max_retries=0)(_timed)
-    places = {task.remote(_launch, job): place for place, job in enumerate(jobs)}
+    task = ray.remote(num_cpus=cores, max_retries=0)(_launch)
+    places = {task.remote(job): place for place, job in enumerate(jobs)}
     while places:
         [done], _ = ray.wait(list(places))
         try:

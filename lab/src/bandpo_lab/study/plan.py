@@ -110,7 +110,7 @@ class Experiment(FileModel):
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One `bandpo train`."""
 
     experiment: str
@@ -198,7 +198,7 @@ class Study(FileModel):
         """The arms that take part, in the study's order."""
         return [arm for arm in self.arms if not experiment.arms or arm in experiment.arms]
 
-    def searches(self) -> list[Run]:
+    def searches(self) -> list[PlannedRun]:
         """The runs by which arms choose their options."""
         return [
             self._run(e, arm, seed, choice, tuning=choice)
@@ -209,7 +209,7 @@ class Study(FileModel):
             for arm in self.arms_of(e)
         ]
 
-    def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Run]:
+    def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[PlannedRun]:
         """The runs that are reported: of a sweep, every point with one seed before the next seed.
 
         Args:
@@ -231,9 +231,9 @@ class Study(FileModel):
         seed: int,
         values: Mapping[str, Any],
         tuning: Mapping[str, Any] | None = None,
-    ) -> Run:
+    ) -> PlannedRun:
         options = {**self.options, **values, **e.options, **self.arms[arm], "seed": seed}
-        return Run(e.name, arm, seed, options, tuning)
+        return PlannedRun(e.name, arm, seed, options, tuning)
 
 
 def study_text(file: str) -> str:

@@ -11,92 +11,89 @@ from bandpo.text import as_parts
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
 from bandpo_lab.study.afterwards import Afterwards, parse_afterwards
-from bandpo_lab.study.collect import Record, read_records
-from bandpo_lab.study.plan import Experiment, Study, options_text, parse_study
-from bandpo_lab.study.statistics import (
-    ArmDifference,
-    Comparisons,
-    Contrast,
-    Interval,
-    by_seed,
-    choose,
-    coverage,
-    differing,
-)
+from bandpo_lab.study.plan import Experiment, Study, options_text
+from bandpo_lab.study.statistics import ArmDifference, Results, coverage
 from bandpo_lab.study.tables import (
     clip_table,
     differences_table,
     glance_table,
+    in_a_row,
+    mean_of,
     scores_table,
-    seeds_text,
     signed,
     tuning_table,
 )
 
 
-def study_page(results: Mapping[str, Any], afterwards: str = "") -> Page:
+def study_page(content: Mapping[str, Any], afterwards: str = "") -> Page:
     """The whole report of a study. If its results say ``unfinished``, the report does too.
 
     Args:
-        results: What its ``results.json`` holds.
+        content: What its ``results.json`` holds.
         afterwards: The text of the ``afterwards.yaml`` beside it, if there is one.
     """
-    study, records = parse_study(results["study"]), read_records(results)
+    found = Results.from_file(content)
+    study = found.study
     said = parse_afterwards(afterwards, study)
-    compared = Comparisons.from_records(study, records, said.seen)
-    by_metric = {study.primary: compared.decided, "AUC": compared.early}
+    decided, unseen, early = (
+        found.differences(study.primary),
+        found.differences(study.primary, said.seen),
+        found.differences("AUC"),
+    )
+    experiments = study.experiments.values()
+    lead = [f"Superseded. {said.superseded}"] if said.superseded else []
+    lead.append(study.question)
+    if content.get("unfinished"):
+        lead.append(f"This study has not ended: {len(found.runs)} runs have so far.")
     return Page(
         study.title,
+        [*lead, *(f"{e.name}: {sentence(found, e, decided)}" for e in experiments)],
         [
-            *([f"Superseded. {said.superseded}"] if said.superseded else []),
-            study.question,
-            *_unfinished(results),
-            *found(study, records, compared.decided),
-        ],
-        [
-            _terms(study, len(compared.decided)),
-            *([_said(study, records, said)] if afterwards else []),
+            _terms(study, len(decided)),
+            *([_said(found, said)] if afterwards else []),
             Section(
                 "At a glance",
-                [glance_table(study, records, metric, apart) for metric, apart in by_metric.items()],
+                [
+                    glance_table(found, metric, apart)
+                    for metric, apart in {study.primary: decided, "AUC": early}.items()
+                ],
             ),
-            *(_experiment(study, e, records, compared, said) for e in study.experiments.values()),
-            made(results, records, "`bandpo report`"),
+            *(
+                _experiment(
+                    found,
+                    e,
+                    decided,
+                    differences_table(found, e, decided, unseen, early, said.seen.get(e.name, ())),
+                )
+                for e in experiments
+            ),
+            made(content, found, "`bandpo report`"),
         ],
     )
 
 
-def _unfinished(results: Mapping[str, Any]) -> list[str]:
-    runs = len(results["runs"])
-    return [f"This study has not ended: {runs} runs have so far."] if results.get("unfinished") else []
-
-
-def found(study: Study, records: Sequence[Record], apart: Sequence[ArmDifference]) -> list[str]:
-    """A few sentences for each experiment: what can be claimed, and what is left open.
+def sentence(found: Results, e: Experiment, apart: Sequence[ArmDifference]) -> str:
+    """A few sentences on an experiment: what can be claimed, and what is left open.
 
     Args:
-        study: The study.
-        records: Its runs.
+        found: The study and its runs.
+        e: The experiment.
         apart: Every arm against the baseline, by what decides.
     """
-    return [f"{e.name}: {_sentence(study, e, records, apart)}" for e in study.experiments.values()]
-
-
-def _sentence(study: Study, e: Experiment, records: Sequence[Record], apart: Sequence[ArmDifference]) -> str:
-    apart = [d for d in apart if d.experiment == e.name]
-    if not any(r.experiment == e.name and r.tuning is None for r in records):
+    study, apart = found.study, [d for d in apart if d.experiment == e.name]
+    if not any(r.experiment == e.name and r.tuning is None for r in found.runs):
         return "no run has ended."
     if e.identical:
-        others = differing(records, e.name)
+        others = found.differing(e.name)
         return (
             f"the arms should coincide and do not: {'; '.join(others)}."
             if others
             else "all arms coincide exactly."
         )
-    base = list(by_seed(records, e.name, study.baseline, study.primary).values())
+    base = found.of(e.name, study.baseline)
     if not base:
         return f"{study.baseline} has no run to compare with."
-    text = f"{study.baseline} ends at {study.primary} {Interval.from_values(base).mean:.3f}."
+    text = f"{study.baseline} ends at {study.primary} {mean_of(base, study.primary):.3f}."
     if said := [f"{d.arm} {signed(d.interval)}" for d in apart if d.claimed]:
         text += f" Different from it: {'; '.join(said)}."
     if rest := [d for d in apart if not d.claimed]:
@@ -108,13 +105,13 @@ def _sentence(study: Study, e: Experiment, records: Sequence[Record], apart: Seq
     return text
 
 
-def _said(study: Study, records: Sequence[Record], said: Afterwards) -> Section:
+def _said(found: Results, said: Afterwards) -> Section:
     """What was added once the runs had been seen."""
     content: list[Any] = [*said.remarks]
     for title, pair in said.pairs.items():
         contrasts = {
-            name: Contrast.from_records(study, records, pair.arm, pair.minus, name)
-            for name in dict.fromkeys(("mean entropy", "AUC", study.primary))
+            name: found.contrast(pair.arm, pair.minus, name)
+            for name in dict.fromkeys(("mean entropy", "AUC", found.study.primary))
         }
         rows = [
             [name, *(signed(c.by_experiment[name]) for c in contrasts.values())]
@@ -140,13 +137,11 @@ def _terms(study: Study, comparisons: int) -> Section:
     for e in study.experiments.values():
         tuned = ""
         if e.tune:
-            grid = "; ".join(
-                f"{name} {', '.join(map(str, values))}" for name, values in e.tune.options.items()
-            )
-            tuned = f"{grid}, on seeds {seeds_text(e.tune.seeds)}"
+            grid = "; ".join(f"{name} {in_a_row(values)}" for name, values in e.tune.options.items())
+            tuned = f"{grid}, on seeds {in_a_row(e.tune.seeds)}"
         elif e.tuned_in:
             tuned = f"as in {e.tuned_in}"
-        rows.append([e.name, seeds_text(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
+        rows.append([e.name, in_a_row(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
     fewest = min(
         len(e.seeds) for e in study.experiments.values() if not e.identical or len(study.experiments) == 1
     )
@@ -187,50 +182,44 @@ def _terms(study: Study, comparisons: int) -> Section:
 
 
 def _experiment(
-    study: Study, e: Experiment, records: Sequence[Record], compared: Comparisons, said: Afterwards
+    found: Results, e: Experiment, decided: Sequence[ArmDifference], differences: Table
 ) -> Section:
-    arms = {
-        arm: mine
-        for arm in study.arms_of(e)
-        if (mine := [r for r in records if r.experiment == e.name and r.arm == arm and r.tuning is None])
-    }
+    study = found.study
+    arms = {arm: mine for arm in study.arms_of(e) if (mine := found.of(e.name, arm))}
     if not arms:
         return Section(e.name, [e.question, "No run of this experiment ended."])
-    sentence = _sentence(study, e, records, compared.decided)
-    content: list[Any] = [e.question, sentence[0].upper() + sentence[1:]]
+    said = sentence(found, e, decided)
+    content: list[Any] = [e.question, said[0].upper() + said[1:]]
     if e.identical:
         return Section(e.name, content)
     if e.tune or e.tuned_in:
-        content.append(_tuned_values(study, e, records))
+        content.append(_tuned_values(found, e))
     looks, slug = looks_of_arms(study), e.name.replace(" ", "-")
-    content.append(scores_table(study, e, records))
-    content.append(differences_table(study, e, compared, said.seen))
-    content.append(
+    metrics = list(dict.fromkeys((study.primary, "AUC", "mean entropy")))
+    content += [
+        scores_table(found, e),
+        differences,
         Picture(
             f"{slug}-seeds",
-            figures.seeds(arms, list(dict.fromkeys((study.primary, "AUC", "mean entropy"))), looks),
+            figures.seeds(arms, metrics, looks),
             "A dot for every seed; above the dots their mean, with its 95 % bootstrap interval.",
-        )
-    )
-    content.append(
+        ),
         Picture(
             f"{slug}-curves",
             figures.curves(arms, looks),
             "Mean over seeds of every batch, with its 95 % bootstrap interval.",
-        )
-    )
-    content.append(clip_table(arms))
-    content.append(
+        ),
+        clip_table(arms),
         Picture(
             f"{slug}-bins",
             figures.clipped_by_probability(arms, looks),
             "Share of positive-advantage tokens whose gradient the rule dropped, by their old probability. The "
             "95 % intervals come from drawing seeds anew, and are at least Wilson's for the number of tokens. An arm "
             "without such tokens has no mark.",
-        )
-    )
+        ),
+    ]
     if e.tune:
-        content.append(tuning_table(study, e, records))
+        content.append(tuning_table(found, e))
     return Section(e.name, content)
 
 
@@ -244,15 +233,14 @@ def looks_of_arms(study: Study) -> dict[str, Look]:
     )
 
 
-def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str:
+def _tuned_values(found: Results, e: Experiment) -> str:
     """Which arms ran at which tuned values, and whether that lets a difference be put down to the rule."""
-    source = study.experiments[e.tuned_in or e.name]
+    source = found.study.experiments[e.tuned_in or e.name]
     assert source.tune is not None
-    chosen = choose(study, records)
     arms: dict[str, list[str]] = {}
     edge: list[str] = []
-    for arm in study.arms_of(e):
-        values = chosen[source.name, arm]
+    for arm in found.study.arms_of(e):
+        values = found.chosen[source.name, arm]
         arms.setdefault(options_text(values), []).append(arm)
         if any(values[name] in (tried[0], tried[-1]) for name, tried in source.tune.options.items()):
             edge.append(arm)
@@ -264,25 +252,25 @@ def _tuned_values(study: Study, e: Experiment, records: Sequence[Record]) -> str
     return text
 
 
-def made(results: Mapping[str, Any], records: Sequence[Record], page_by: str) -> Section:
+def made(content: Mapping[str, Any], found: Results, page_by: str) -> Section:
     """What the runs were made with, and the study file.
 
     Args:
-        results: What the study's ``results.json`` holds.
-        records: Its runs.
+        content: What the study's ``results.json`` holds.
+        found: The same, read.
         page_by: The command that wrote the page.
     """
-    hours = sum(r.seconds for r in records) / 3600
-    packages = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    if results.get("commit"):
-        packages += f"; commit {results['commit']}"
-    content: list[Any] = [
-        f"By `bandpo study` with the file below, and {page_by}: {len(records)} runs, {hours:.1f} hours in all, "
+    hours = sum(r.seconds for r in found.runs) / 3600
+    packages = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    if content.get("commit"):
+        packages += f"; commit {content['commit']}"
+    parts: list[Any] = [
+        f"By `bandpo study` with the file below, and {page_by}: {len(found.runs)} runs, {hours:.1f} hours in all, "
         f"with {packages}."
     ]
-    if results["failed"]:
-        content.append(f"Failed and not counted: {'; '.join(results['failed'])}.")
-    elif not results.get("unfinished"):
-        content.append("No run failed.")
-    content.append(Verbatim("The study file", results["study"]))
-    return Section("How it was made", content)
+    if content["failed"]:
+        parts.append(f"Failed and not counted: {'; '.join(content['failed'])}.")
+    elif not content.get("unfinished"):
+        parts.append("No run failed.")
+    parts.append(Verbatim("The study file", content["study"]))
+    return Section("How it was made", parts)
