@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,26 +223,12 @@ class Output:
     output_dir: str = field(metadata={"help": "folder for the model; must not exist or be empty"})
 
 
-def make(
-    module: str,
-    kind: type,
-    train: Callable[[Any], Qwen2ForCausalLM],
-    measure: Callable[[Qwen2ForCausalLM], dict[str, float]],
-    arguments: Sequence[str] | None,
-) -> None:
-    """The command line of a base model: settings from flags, then train, measure, and save with a card.
-
-    Args:
-        module: Whose command line it is.
-        kind: Dataclass of its settings.
-        train: Makes the model from them.
-        measure: What the card says of it.
-        arguments: The flags; those of the process if None.
-    """
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line: settings from flags, then warm up, measure, and save with a card."""
     import transformers
 
-    kinds: Any = [kind, Output]  # typed in transformers as something pyright does not recognise a class as
-    parser = transformers.HfArgumentParser(kinds, prog=f"python -m {module}")
+    kinds: Any = [WarmUp, Output]  # typed in transformers as something pyright does not recognise a class as
+    parser = transformers.HfArgumentParser(kinds, prog="python -m studies.base_model")
     try:
         settings, output = parser.parse_args_into_dataclasses(arguments)
         folder = Path(output.output_dir)
@@ -252,12 +238,12 @@ def make(
     except (ValueError, OSError) as error:
         parser.error(str(error))
     torch.set_num_threads(1)  # the order of sums, hence the bits, would depend on the number of threads
-    model = train(settings)
-    measured = measure(model)
+    model, encoder = warm_up(settings), tokenizer()
+    measured = measure(model, encoder)
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    encoder.save_pretrained(folder)
     card: dict[str, Any] = {
-        "made_by": module,
+        "made_by": "studies.base_model",
         "settings": asdict(settings),
         "measured": measured,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -266,11 +252,6 @@ def make(
     for name, figure in measured.items():
         print(f"{name:>20} {figure:.4f}")
     print(f"saved to {folder}")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make, measure and save a base model."""
-    make("studies.base_model", WarmUp, warm_up, lambda model: measure(model, tokenizer()), arguments)
 
 
 if __name__ == "__main__":

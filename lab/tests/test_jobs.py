@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from bandpo_lab.study.jobs import _FORKS, Job, on_cores, on_ray
+from bandpo_lab.study.jobs import Job, on_cores, on_ray
 
 
 def ending_with(codes, folder, monkeypatch):
@@ -21,9 +21,8 @@ def ending_with(codes, folder, monkeypatch):
 
 
 def test_a_failing_job_does_not_disturb_the_others(tmp_path, monkeypatch):
-    _FORKS.set_forkserver_preload([])  # TRL is not needed here
     jobs = ending_with([0, 3, 1], tmp_path, monkeypatch)
-    assert {place: outcome.code for place, outcome in on_cores(jobs, workers=2)} == {0: 0, 1: 3, 2: 1}
+    assert {place: outcome.code for place, outcome in on_cores(jobs, 2, preload=[])} == {0: 0, 1: 3, 2: 1}
     assert jobs[1].log.read_text() == "3\n"
 
 
@@ -47,10 +46,8 @@ def test_jobs_on_a_ray_cluster(tmp_path, monkeypatch):
 SLEEPING_JOB = """
 import sys
 from pathlib import Path
-from bandpo_lab.study import jobs
 from bandpo_lab.study.jobs import Job, on_cores
-jobs._FORKS.set_forkserver_preload([])  # TRL is not needed here
-list(on_cores([Job("sleeping", [], Path(sys.argv[1]))], workers=1))
+list(on_cores([Job("sleeping", [], Path(sys.argv[1]))], 1, preload=[]))
 """
 MAP = """
 import sys
@@ -60,6 +57,7 @@ list(run_map(Plan.of_size("quick"), Path(sys.argv[1]), workers=1))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [SLEEPING_JOB, MAP], ids=["jobs", "map"])
 def test_no_process_outlives_a_study_that_is_killed(code, tmp_path):
     (tmp_path / "sleeping.py").write_text("import time; print('started', flush=True); time.sleep(600)")

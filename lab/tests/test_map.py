@@ -16,27 +16,13 @@ from bandpo import Band, FixedClip, Sides, Unclipped
 from bandpo.audit.files import locked
 from bandpo.cli.app import app
 from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER, Optimizer, shipped
-from bandpo_lab.study.cells import (
-    RULES,
-    TAILS,
-    Cell,
-    Plan,
-    Setting,
-    cross_fitted,
-    difference,
-    read_map,
-    run_cell,
-    run_map,
-    scores,
-    summary,
-)
-from bandpo_lab.study.map_figure import draw_map
-from bandpo_lab.study.map_tables import all_map_tables, other_worlds_table
+from bandpo_lab.study.cells import RULES, TAILS, Cell, Map, Place, Plan, run_cell, run_map
+from bandpo_lab.study.map_page import draw_map, map_tables, other_worlds_table
 from bandpo_lab.study.tabular import Outcome, coin_flips, rare_arm, simulate, two_stages
 
 ROOT = Path(__file__).parents[2]
 ADAM = Optimizer(0.9, adam=True)
-TINY = Plan("quick", seeds=4, rates=2, batches=3, settings=[Setting("rare arm", 0.05, 32, 2, "Adam")])
+TINY = Plan("quick", seeds=4, rates=2, batches=3, places=[Place("rare arm", 0.05, 32, 2, "Adam")])
 
 
 def by_hand(world, low, high, optimizer, rate, samples, updates, batches):
@@ -141,6 +127,7 @@ def test_a_world_refuses_numbers_that_do_not_fit(samples, updates, rates):
 ELSEWHERE = {BASELINE: (0.68, 0.655), BAND: (0.77, 0.751), UPPER: (0.81, 0.795)}
 
 
+@pytest.mark.slow
 def test_the_map_agrees_with_one_made_by_another_program():
     """At a learning rate that is good for each; 48 seeds give ± .05."""
     for rule, rate in ((BASELINE, 0.08), (BAND, 0.04), (UPPER, 0.06)):
@@ -151,6 +138,11 @@ def test_the_map_agrees_with_one_made_by_another_program():
 # The file -------------------------------------------------------------------------------------------------------------
 
 
+def of_cells(cells, **terms):
+    return Map(terms, {(cell.setting, cell.rule): cell for cell in cells})
+
+
+@pytest.mark.slow
 def test_a_map_is_resumed_to_the_same_file_and_refuses_other_terms(tmp_path):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     assert [count for count, _ in run_map(TINY, whole, workers=1)] == list(range(1, len(TINY.todo) + 1))
@@ -159,22 +151,29 @@ def test_a_map_is_resumed_to_the_same_file_and_refuses_other_terms(tmp_path):
     with pytest.warns(UserWarning, match="cut off"):
         assert [count for count, _ in run_map(TINY, cut, workers=1)] == [4]
     assert cut.read_text() == whole.read_text()
-    header, found = read_map(whole)
-    assert header["versions"]["bandpo"]
-    assert found[0] == run_cell(TINY, TINY.settings[0], BASELINE)  # a cell is the same whoever runs it
+    found = Map.from_file(whole)
+    assert found.terms["versions"]["bandpo"]
+    place = TINY.places[0]
+    assert found.cells[place, BASELINE] == run_cell(TINY, place, BASELINE)  # the same whoever runs it
     with pytest.raises(ValueError, match=r"other terms \(quick, 4 seeds\)"):
         next(run_map(replace(TINY, seeds=5), whole, workers=1))
+    with pytest.raises(RuntimeError, match="failed under clip"):
+        list(run_map(replace(TINY, batches=0), tmp_path / "none.jsonl", workers=1))
+
+
+def test_another_file_is_no_map(tmp_path):
     (tmp_path / "other.jsonl").write_text('{"reward": 1}\n')
     with pytest.raises(ValueError, match="is no map"):
-        read_map(tmp_path / "other.jsonl")
+        Map.from_file(tmp_path / "other.jsonl")
 
 
+@pytest.mark.slow
 def test_an_interrupted_map_keeps_what_has_ended(tmp_path):
     running = run_map(TINY, tmp_path / "map.jsonl", workers=1)
     next(running)
     with pytest.raises(KeyboardInterrupt):
         running.throw(KeyboardInterrupt)
-    assert len(read_map(tmp_path / "map.jsonl")[1]) == 1
+    assert len(Map.from_file(tmp_path / "map.jsonl").cells) == 1
 
 
 @pytest.mark.parametrize("size", ["quick", "full"])
@@ -208,50 +207,43 @@ def made_up(setting, rule, level):
 
 
 def test_scores_and_differences():
-    setting = TINY.settings[0]
-    clip, band = made_up(setting, BASELINE, 0.5), made_up(setting, BAND, 0.75)
-    score = scores([clip, band])[setting][BAND]
-    assert (score.auc, score.rate, score.at_edge) == (pytest.approx(0.75), 0.32, False)
-    assert score.at_best == pytest.approx(0.75)
-    assert (score.half, score.lost, score.entropy, score.entropy_at_end) == (5, 0.25, 2, 5)
-    assert score.equal_rate == pytest.approx(0.75)
-    assert score.half_width == pytest.approx(
-        2.3646 * np.std([0.1, -0.1] * 4, ddof=1) / math.sqrt(8), rel=1e-3
-    )
-    assert difference([clip, band], setting, BAND, BASELINE) == (
-        pytest.approx(0.25),
-        pytest.approx(0, abs=1e-9),
-    )
+    place = TINY.places[0]
+    found = of_cells([made_up(place, BASELINE, 0.5), made_up(place, BAND, 0.75)])
+    score = found.score(place, BAND)
+    assert (score.rate, score.at_edge, score.half, score.lost) == (0.32, False, 5, 0.25)
+    assert (score.auc.value, score.at_best, score.equal_rate) == pytest.approx((0.75, 0.75, 0.75))
+    assert score.auc.half == pytest.approx(2.3646 * np.std([0.1, -0.1] * 4, ddof=1) / math.sqrt(8), rel=1e-3)
+    apart = found.difference(place, BAND, BASELINE)
+    assert (apart.value, apart.half) == pytest.approx((0.25, 0), abs=1e-9)
 
 
 def test_the_rate_is_chosen_on_other_seeds_than_it_is_scored_on():
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(50, 200))  # fifty rates that do not differ
-    cell = replace(made_up(TINY.settings[0], BASELINE, 0.5), rates=list(range(50)), auc=noise.tolist())
+    noise = np.random.default_rng(0).normal(size=(50, 200))  # fifty rates that do not differ
+    cell = replace(made_up(TINY.places[0], BASELINE, 0.5), rates=list(range(50)), auc=noise.tolist())
     assert noise.mean(1).max() > 0.1  # what choosing and scoring on the same seeds would give
-    assert abs(cross_fitted(cell).mean()) < 0.1
+    assert abs(cell.fitted.mean()) < 0.1
 
 
 @pytest.fixture
 def drawn():
-    settings = [Setting("rare arm", p, 128, u, "Adam") for p in TAILS for u in (4, 16, 64)]
-    settings += [Setting("two stages", 0.01, 128, 16, "Adam"), Setting("coin flips", 0.0, 128, 16, "Adam")]
-    return [made_up(s, rule, 0.4 + 0.05 * k) for s in settings for k, rule in enumerate(RULES)]
+    places = [Place("rare arm", p, 128, u, "Adam") for p in TAILS for u in (4, 16, 64)]
+    places += [Place("two stages", 0.01, 128, 16, "Adam"), Place("coin flips", 0.0, 128, 16, "Adam")]
+    return [made_up(place, rule, 0.4 + 0.05 * k) for place in places for k, rule in enumerate(RULES)]
 
 
 def test_the_figure_shows_every_place_and_says_what_is_missing(drawn):
-    figure = draw_map(drawn)
+    figure = draw_map(of_cells(drawn))
     texts = [text.get_text() for axes in figure.axes[:2] for text in axes.texts]
     assert texts[:12] == ["+0.10\n± 0.00"] * 12  # UPPER is the third rule, two steps over the clip
     assert texts[12:] == ["-0.05\n± 0.00"] * 12
     with pytest.raises(
         ValueError, match=r"not finished: rare arm, p = 0\.0005, 128 samples, 64 updates, Adam"
     ):
-        draw_map(drawn[18:])
+        draw_map(of_cells(drawn[18:]))
 
 
 def test_the_tables_hold_every_setting_and_rule(drawn):
-    text = all_map_tables(drawn)
+    text = map_tables(of_cells(drawn))
     assert (
         "| Adam | 16 | 128 | 0.002 | 0.40 | 0.45 | 0.50 | 0.60 | +0.10 ± 0.00 | -0.05 ± 0.00 | +0.10 |"
         in text
@@ -259,11 +251,14 @@ def test_the_tables_hold_every_setting_and_rule(drawn):
     assert all(f"| {rule} | " in text for rule in RULES)
 
 
-def test_the_summary_that_is_shipped_is_that_of_the_repositorys_map():
-    header, found = read_map(ROOT / "results/map/map.jsonl.gz")
-    assert shipped("map") == json.loads(json.dumps(summary(header, found)))
-    planned = {(setting, rule) for setting, rule in Plan.of_size(header["size"]).todo}
-    assert {(cell.setting, cell.rule) for cell in found} == planned
+@pytest.fixture(scope="module")
+def found():
+    return Map.from_file(ROOT / "results/map/map.jsonl.gz")
+
+
+def test_the_summary_that_is_shipped_is_that_of_the_repositorys_map(found):
+    assert shipped("map") == json.loads(json.dumps(found.summary()))
+    assert found.cells.keys() == set(Plan.of_size(found.terms["size"]).todo)
 
 
 # The commands ---------------------------------------------------------------------------------------------------------
@@ -288,7 +283,7 @@ def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, dr
     result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "map.md").read_text() == all_map_tables(drawn)
+    assert (tmp_path / "map.md").read_text() == map_tables(of_cells(drawn))
 
 
 def test_a_folder_takes_one_map_at_a_time(tmp_path):
@@ -310,32 +305,29 @@ def test_rules_are_those_of_the_library():
     assert RULES[UPPER] == Sides(lower=FixedClip(0.2), upper=Band())
 
 
-def test_the_page_prints_the_map():
+def test_the_page_prints_the_map(found):
     page = (ROOT / "docs/theory.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d. /]+) \| ([\d.]+) \| [\d. /]+ \|$", page, re.M)
-    _, found = read_map(ROOT / "results/map/map.jsonl.gz")
-    table = scores(found)
     assert len(rows) >= 16
     for updates, samples, p, here, width in rows:
-        score = table[Setting("rare arm", float(p), int(samples), int(updates), "Adam")]
-        main = [score[rule] for rule in (BASELINE, BAND, UPPER)]
+        place = Place("rare arm", float(p), int(samples), int(updates), "Adam")
+        main = [found.score(place, rule) for rule in (BASELINE, BAND, UPPER)]
         assert here == " / ".join(f"{x.at_best:.2f}" for x in main)
-        assert width == f"{max(x.half_width for x in main):.2f}"
-    assert other_worlds_table(found) in page
-    assert (ROOT / "results/map/map.md").read_text() == all_map_tables(found)
+        assert width == f"{max(x.auc.half for x in main):.2f}"
+    assert other_worlds_table(found).markdown() in page
+    assert (ROOT / "results/map/map.md").read_text() == map_tables(found)
 
 
-def test_every_difference_of_the_page_is_the_map_s():
+def test_every_difference_of_the_page_is_the_map_s(found):
     """What docs/when.md says of the tables: its counts, each difference, and the scores at equal rates."""
-    _, found = read_map(ROOT / "results/map/map.jsonl.gz")
     page = (ROOT / "docs/when.md").read_text()
     said = " ".join(page[page.index("## What tables say") : page.index("## What a network says")].split())
-    places = [setting for setting in scores(found) if setting.world != "coin flips"]
-    upper = {setting: difference(found, setting, UPPER, BASELINE) for setting in places}
-    lower = {setting: difference(found, setting, BAND, UPPER) for setting in places}
+    places = found.places("rare arm", "two stages")
+    upper = {place: found.difference(place, UPPER, BASELINE) for place in places}
+    lower = {place: found.difference(place, BAND, UPPER) for place in places}
 
     def counting(gaps, sign):
-        return [setting for setting, (gap, half) in gaps.items() if sign * gap > max(half, 0.02)]
+        return [place for place, gap in gaps.items() if sign * gap.value > max(gap.half, 0.02)]
 
     gains, losses = counting(upper, 1), counting(upper, -1)
     assert f"their {len(places)} places" in said
@@ -344,22 +336,23 @@ def test_every_difference_of_the_page_is_the_map_s():
     assert [str(s) for s in counting(lower, 1)] == ["rare arm, p = 0.01, 128 samples, 4 updates, SGD"]
     assert f"lower side costs in {len(counting(lower, -1))} places**, by up to " in said
     named = [
-        upper[Setting("rare arm", 0.002, 128, 16, "Adam")],
-        upper[Setting("rare arm", 0.002, 32, 16, "Adam")],
-        upper[Setting("rare arm", 0.002, 128, 16, "Adam, β1 = 0")],
-        upper[Setting("rare arm", 0.0005, 128, 16, "Adam, β1 = 0")],
-        upper[Setting("rare arm", 0.0005, 512, 4, "Adam")],
-        upper[Setting("rare arm", 0.0005, 512, 64, "Adam")],
-        upper[Setting("two stages", 0.01, 128, 4, "Adam")],
-        min(lower.values()),
-        lower[Setting("rare arm", 0.01, 128, 4, "SGD")],
+        upper[Place("rare arm", 0.002, 128, 16, "Adam")],
+        upper[Place("rare arm", 0.002, 32, 16, "Adam")],
+        upper[Place("rare arm", 0.002, 128, 16, "Adam, β1 = 0")],
+        upper[Place("rare arm", 0.0005, 128, 16, "Adam, β1 = 0")],
+        upper[Place("rare arm", 0.0005, 512, 4, "Adam")],
+        upper[Place("rare arm", 0.0005, 512, 64, "Adam")],
+        upper[Place("two stages", 0.01, 128, 4, "Adam")],
+        min(lower.values(), key=lambda gap: gap.value),
+        lower[Place("rare arm", 0.01, 128, 4, "SGD")],
     ]
-    assert re.findall(r"[\d.]+ ± [\d.]+\d", said) == [f"{abs(gap):.2f} ± {half:.2f}" for gap, half in named]
+    assert re.findall(r"[\d.]+ ± [\d.]+\d", said) == [f"{abs(g.value):.2f} ± {g.half:.2f}" for g in named]
 
-    place = Setting("rare arm", 0.002, 128, 64, "Adam")
-    at = {cell.rule: dict(zip(cell.rates, cell.auc, strict=True)) for cell in found if cell.setting == place}
+    place = Place("rare arm", 0.002, 128, 64, "Adam")
+    cells = {rule: found.cells[place, rule] for rule in (BASELINE, UPPER)}
     for rate, text in (
         (0.02, "{} at rate 0.02 and Band above with clip below {}"),
         (0.16, "round: {} and {}."),
     ):
-        assert text.format(*(f"{np.mean(at[rule][rate]):.2f}" for rule in (BASELINE, UPPER))) in said
+        means = [np.mean(cell.auc[cell.rates.index(rate)]) for cell in cells.values()]
+        assert text.format(*(f"{x:.2f}" for x in means)) in said

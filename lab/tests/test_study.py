@@ -15,15 +15,16 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from bandpo.audit.files import locked
+from bandpo.audit.interval import bootstrap, student
 from bandpo.cli.app import app
 from bandpo.errors import FileProblem
 from bandpo_lab.study.afterwards import parse_afterwards
-from bandpo_lab.study.collect import Record, batches_to_half, read_records
+from bandpo_lab.study.collect import RunResult, batches_to_half
 from bandpo_lab.study.execute import Execution
 from bandpo_lab.study.jobs import on_cores
 from bandpo_lab.study.plan import Study, parse_study, study_text
-from bandpo_lab.study.report import found, study_page
-from bandpo_lab.study.statistics import Contrast, Interval, choose, coverage, differences, differing
+from bandpo_lab.study.report import sentence, study_page
+from bandpo_lab.study.statistics import Results, coverage
 from pages import ROOT, blocks
 
 SMALL = """
@@ -52,11 +53,11 @@ experiments:
 
 def record(
     arm: str, seed: int, score: float, *, experiment: str = "main", tuning=None, rewards=(0.0,)
-) -> Record:
+) -> RunResult:
     curves = {name: [0.1] * len(rewards) for name in (
         "entropy", "clip_high", "clip_low", "rare_wins", "rare_blocked", "radius_used"
     )}  # fmt: skip
-    return Record(
+    return RunResult(
         experiment, arm, seed, tuning, 1.0, {}, {"mean@2": score, "pass@2": score},
         {"reward": list(rewards), **curves}, {"above_0.1": (10, 0.5)},
     )  # fmt: skip
@@ -176,80 +177,58 @@ def test_a_file_that_is_not_there():
         study_text("nowhere.yaml")
 
 
-def test_the_interval_of_a_score_stays_within_its_range():
-    nearly_all = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6]  # Student's interval would end at 1.07
-    interval = Interval.from_values(nearly_all)
-    assert interval.mean == pytest.approx(0.95)
-    assert 0.6 <= interval.low < 0.95 < interval.high <= 1
-    assert Interval.from_values([0.3]) == Interval(0.3, 0.3, 0.3)
-    assert Interval.from_values([0.3, 0.3]) == Interval(0.3, 0.3, 0.3)
-
-
 def test_bootstrap_intervals_cover_what_they_are_said_to():
     draws = np.random.default_rng(1).normal(size=(400, 5))
-    held = np.mean([(i := Interval.from_values(row.tolist())).low <= 0 <= i.high for row in draws])
+    held = np.mean([(i := bootstrap([row], resamples=2000)).low <= 0 <= i.high for row in draws])
     assert held == pytest.approx(coverage(5), abs=3 * math.sqrt(0.85 * 0.15 / 400))  # three standard errors
 
 
-def test_the_interval_of_a_difference_is_student_s():
-    gaps = [0.5, 0.6, 0.9, 0.4]
-    low, high = stats.t.interval(0.95, 3, sum(gaps) / 4, stats.sem(gaps))
-    interval, p = Interval.from_gaps(gaps)
-    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.6, low, high), abs=1e-4)
-    assert p == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
-    assert Interval.from_gaps([0.2, 0.2]) == (Interval(0.2, 0.2, 0.2), 0.0)
+def study_on(*experiments: str) -> Study:
+    """SMALL with these experiments, of three seeds."""
+    each = {name: {"question": "?", "seeds": [0, 1, 2]} for name in experiments}
+    return parse_study(yaml.safe_dump(yaml.safe_load(SMALL) | {"experiments": each}))
 
 
 def test_differences_are_paired_and_corrected_for_all_comparisons_of_the_study():
-    study = parse_study(
-        yaml.safe_dump(
-            yaml.safe_load(SMALL)
-            | {"experiments": {name: {"question": "?", "seeds": [0, 1, 2]} for name in ("main", "sweep")}}
-        )
-    )
     scores = {"clip": [0.1, 0.5, 0.9], "band": [0.3, 0.71, 1.1]}
-    records = [
+    runs = [
         record(arm, seed, score, experiment=experiment)
         for experiment in ("main", "sweep")
         for arm, of_arm in scores.items()
         for seed, score in enumerate(of_arm)
     ]
-    records = [r for r in records if (r.experiment, r.arm, r.seed) != ("sweep", "band", 2)]
-    records.append(record("band", 2, 0.5, experiment="sweep"))  # which spoils it
-    main, sweep = differences(study, records, "mean@2")
-    assert main.interval.mean == pytest.approx(0.61 / 3, abs=1e-4)
+    runs = [r for r in runs if (r.experiment, r.arm, r.seed) != ("sweep", "band", 2)]
+    runs.append(record("band", 2, 0.5, experiment="sweep"))  # which spoils it
+    found = Results(study_on("main", "sweep"), runs)
+    main, sweep = found.differences("mean@2")
+    assert main.interval.value == pytest.approx(0.61 / 3, abs=1e-4)
     assert main.p == pytest.approx(2 * stats.ttest_rel(scores["band"], scores["clip"]).pvalue)
     assert (main.experiment, main.arm, main.claimed) == ("main", "band", True)
     assert not sweep.claimed
-    unseen = differences(study, records, "mean@2", without={"sweep": [2]})[1]
-    assert unseen.interval.mean == pytest.approx(0.205)
+    unseen = found.differences("mean@2", without={"sweep": [2]})[1]
+    assert unseen.interval.value == pytest.approx(0.205)
 
 
 def test_equal_arms_differ_by_nothing():
-    study = parse_study(SMALL)
-    records = [record(arm, seed, 0.5) for arm in ("clip", "band") for seed in range(3)]
-    [same] = differences(study, records, "mean@2")
-    assert (same.interval.mean, same.p, same.claimed) == (0.0, 1.0, False)
+    found = Results(
+        parse_study(SMALL), [record(arm, seed, 0.5) for arm in ("clip", "band") for seed in range(3)]
+    )
+    [same] = found.differences("mean@2")
+    assert (same.interval.value, same.p, same.claimed) == (0.0, 1.0, False)
 
 
 def test_a_contrast_counts_each_seed_once():
-    study = parse_study(
-        yaml.safe_dump(
-            yaml.safe_load(SMALL)
-            | {"experiments": {name: {"question": "?", "seeds": [0, 1, 2]} for name in ("a", "b")}}
-        )
-    )
     gaps = {"a": [0.1, 0.2, 0.3], "b": [0.3, -0.2, 0.1]}
-    records = [
+    runs = [
         record(arm, seed, 0.5 + gap * (arm == "band"), experiment=name)
         for name, of_seeds in gaps.items()
         for seed, gap in enumerate(of_seeds)
         for arm in ("clip", "band")
         if (name, seed, arm) != ("b", 2, "band")  # a run that failed: its seed is left out everywhere
     ]
-    contrast = Contrast.from_records(study, records, "band", "clip", "mean@2")
-    assert contrast.by_experiment["a"].mean == pytest.approx(0.15)
-    assert contrast.overall.high == pytest.approx(Interval.from_gaps([0.2, 0.0])[0].high)
+    contrast = Results(study_on("a", "b"), runs).contrast("band", "clip", "mean@2")
+    assert contrast.by_experiment["a"].value == pytest.approx(0.15)
+    assert contrast.overall.high == pytest.approx(student([0.2, 0.0]).high)
     assert (contrast.above, contrast.pairs) == (3, 4)
 
 
@@ -292,33 +271,25 @@ pairs: {The rule: {arm: band, minus: clip, why: They share all else.}}
 
 
 def test_each_arm_takes_the_value_that_was_best_on_its_tuning_seeds():
-    study = parse_study(SMALL)
-    records = [
-        record(arm, 10, score, tuning={"learning_rate": rate})
-        for arm, rate, score in (
-            ("clip", 0.1, 0.7),
-            ("clip", 0.2, 0.6),
-            ("band", 0.1, 0.1),
-            ("band", 0.2, 0.2),
-        )
-    ]
-    records.append(record("clip", 0, 0.99))  # a reported run has no say
-    assert choose(study, records) == {
+    scores = {("clip", 0.1): 0.7, ("clip", 0.2): 0.6, ("band", 0.1): 0.1, ("band", 0.2): 0.2}
+    runs = [record(arm, 10, score, tuning={"learning_rate": rate}) for (arm, rate), score in scores.items()]
+    runs.append(record("clip", 0, 0.99))  # a reported run has no say
+    assert Results(parse_study(SMALL), runs).chosen == {
         ("main", "clip"): {"learning_rate": 0.1}, ("main", "band"): {"learning_rate": 0.2}
     }  # fmt: skip
     with pytest.raises(ValueError, match="all tuning runs of 'band' failed"):
-        choose(study, [r for r in records if r.arm == "clip"])
+        _ = Results(parse_study(SMALL), [r for r in runs if r.arm == "clip"]).chosen
 
 
 def test_where_fewer_is_better_the_fewest_are_taken():
     study = parse_study(SMALL).model_copy(update={"primary": "batches to half"})
     slow, fast = [0.0] * 5 + [0.6] * 3, [0.6] * 8
-    records = [
+    runs = [
         record(arm, 10, 0.0, tuning={"learning_rate": rate}, rewards=rewards)
         for arm in ("clip", "band")
         for rate, rewards in ((0.1, slow), (0.2, fast))
     ]
-    assert set(map(str, choose(study, records).values())) == {"{'learning_rate': 0.2}"}
+    assert set(map(str, Results(study, runs).chosen.values())) == {"{'learning_rate': 0.2}"}
 
 
 def test_batches_to_half():
@@ -328,9 +299,10 @@ def test_batches_to_half():
 
 
 def test_a_control_names_the_runs_that_differ():
-    same = [record(arm, 0, 0.5, experiment="control") for arm in ("clip", "band")]
-    assert differing(same, "control") == []
-    assert differing([*same, record("odd", 0, 0.6, experiment="control")], "control") == ["odd, seed 0"]
+    runs = [record(arm, 0, 0.5, experiment="control") for arm in ("clip", "band")]
+    runs.append(record("odd", 0, 0.6, experiment="control"))
+    assert Results(parse_study(SMALL), runs[:2]).differing("control") == []
+    assert Results(parse_study(SMALL), runs).differing("control") == ["odd, seed 0"]
 
 
 def results(*, differ: bool) -> dict:
@@ -354,19 +326,17 @@ def results(*, differ: bool) -> dict:
     }  # fmt: skip
 
 
-def all_found(study, records):
-    return found(study, records, differences(study, records, study.primary))
+def said_of(found: Results, name: str) -> str:
+    return sentence(found, found.study.experiments[name], found.differences(found.study.primary))
 
 
 def test_what_is_claimed_and_what_is_not():
-    study = parse_study(SMALL)
-    tie = all_found(study, read_records(results(differ=False)))[0]
+    tie, claim = (said_of(Results.from_file(results(differ=differ)), "main") for differ in (False, True))
     assert tie.startswith(
-        "main: clip ends at mean@2 0.310. Left open, shown neither to differ nor to tie: band. Their"
+        "clip ends at mean@2 0.310. Left open, shown neither to differ nor to tie: band. Their"
     )
     assert "reach from -0.011 to +0.018" in tie
-    claim = all_found(study, read_records(results(differ=True)))[0]
-    assert claim == "main: clip ends at mean@2 0.310. Different from it: band +0.303 [+0.289, +0.318]."
+    assert claim == "clip ends at mean@2 0.310. Different from it: band +0.303 [+0.289, +0.318]."
 
 
 @pytest.mark.parametrize("suffix", ["html", "md"])
@@ -435,6 +405,7 @@ def study_of(tmp_path, **options) -> tuple[Study, str]:
     return parse_study(text), text
 
 
+@pytest.mark.slow
 def test_settings_that_bandpo_train_refuses_are_named_before_anything_runs(tmp_path):
     study, text = study_of(tmp_path, num_iteration=2)
     with pytest.raises(ValueError, match=r"control: clip, seed 0.*num_iteration"):
@@ -466,7 +437,7 @@ def test_a_study_runs_resumes_and_its_control_coincides(tmp_path):
     assert len(first["runs"]) == 2
     assert all(0 <= r["after"]["mean@2"] <= 1 for r in first["runs"])
     assert len([line for line in said if "control: " in line]) == 2
-    assert all_found(study, run._records(study.reported({}))) == ["control: all arms coincide exactly."]
+    assert said_of(Results.from_file(first), "control") == "all arms coincide exactly."
     said.clear()
     shutil.rmtree(tmp_path / "out" / "runs")
     assert run() == first  # nothing is run again: the results are enough

@@ -1,4 +1,4 @@
-"""The network study before it has run: its worlds, its rules, its terms, and its analysis on made-up runs."""
+"""The network study: its worlds, its rules, its terms, its analysis on made-up runs, and what the pages say of it."""
 
 import json
 import re
@@ -11,40 +11,37 @@ import pytest
 import torch
 
 pytest.importorskip("trl")
-
 from bandpo import Band, parse_rule
 from bandpo.where import shipped
-from bandpo_lab.study.collect import Record
+from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
+from bandpo_lab.study.statistics import Curve, Results, random_halves
 from bandpo_lab.tasks.multiplication import problems
-from studies import momentum, network_report, network_room
+from studies import network_report
 from studies.mirror import Mirror
 from studies.network import (
     ABOVE,
-    PREDICTIONS,
-    ROOM,
-    Curve,
-    Effect,
-    Scored,
+    OnCurve,
     collapsed,
     curves,
     effect,
     effects,
     entropy_at_half,
-    factorial,
     interquartile_mean,
-    profile,
+    on_curves,
     progress,
-    scored,
+    read_predictions,
     sides,
     summary,
     verdict,
 )
 from studies.rewards import coin_flips, two_stages
 
-FOLDER = Path(__file__).parents[3] / "studies"
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "studies"
 STUDY = parse_study((FOLDER / "network.yaml").read_text())
+PREDICTIONS = read_predictions(FOLDER / "network-predictions.md")
 
 
 def test_what_is_planned_is_what_the_file_says_it_costs():
@@ -85,14 +82,14 @@ def test_rates_are_a_factor_root_two_apart():
         assert [e.options["learning_rate"] for e in points] == rates
 
 
-def test_the_predictions_are_those_of_the_page():
-    page = (FOLDER / "network-predictions.md").read_text()
-    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", page, re.M)][1:]
-    said = [tuple(row[:5]) for row in rows if len(row) == 6]
-    assert said == [(p.world, p.arm, p.minus, p.metric, p.expects) for p in PREDICTIONS]
+def test_predictions_are_about_arms_that_ran(tmp_path):
+    assert len(PREDICTIONS) == 10
     for p in PREDICTIONS:
         [first, *_] = [e for e in STUDY.experiments.values() if e.world == p.world]
         assert {p.arm, p.minus} <= set(STUDY.arms_of(first))
+    (tmp_path / "page.md").write_text("| active | Band | clip 0.2 | AUC | higher | it is |\n")
+    with pytest.raises(ValueError, match="no table of predictions: greater, less or equal"):
+        read_predictions(tmp_path / "page.md")
 
 
 def test_the_mirror_gives_band_to_the_wrong_tokens():
@@ -131,16 +128,10 @@ def test_coins_are_fair_and_blind():
 # The analysis ---------------------------------------------------------------------------------------------------------
 
 
-def record(world, rate, arm, seed, reward, entropy=0.5):
-    flat = {
-        "reward": [reward] * 20,
-        "entropy": [entropy] * 20,
-        "clip_high": [0.0] * 20,
-        "clip_low": [0.0] * 20,
-    }
-    return Scored(
-        world, rate, Record(f"{world}, learning_rate {rate}", arm, seed, None, 1.0, {}, {}, flat, {})
-    )
+def ended(world, rate, arm, seed, reward, entropy=0.5):
+    flat = {"reward": [reward] * 20, "entropy": [entropy] * 20}
+    experiment = f"{world}, learning_rate {rate}"
+    return OnCurve(world, rate, RunResult(experiment, arm, seed, None, 1.0, {}, {}, flat, {}))
 
 
 @pytest.fixture
@@ -151,7 +142,7 @@ def made_up():
         {"Band above, clip below": 0.1, "Band": 0.0, "no bound above, clip below": 0.1},
     )
     return [
-        record(
+        ended(
             world, rate, arm, seed,
             0.4 + (world != "paper") * gain.get(arm, 0) + (rate == 1.0e-4) * 0.1 + rng.uniform(-0.01, 0.01),
             entropy=0.5 - 0.2 * (arm == "clip above, Band below"),
@@ -164,7 +155,8 @@ def made_up():
 
 
 def test_verdicts_on_runs_whose_truth_is_known(made_up):
-    verdicts = {(p.world, p.arm, p.minus): verdict(e, p.expects) for p, e in effects(made_up)}
+    found = effects(made_up, PREDICTIONS)
+    verdicts = {(p.world, p.arm, p.minus): verdict(e.interval, p.expects) for p, e in found.items()}
     above = "Band above, clip below"
     assert verdicts == {
         ("active", above, "clip 0.2"): "held",
@@ -178,8 +170,6 @@ def test_verdicts_on_runs_whose_truth_is_known(made_up):
         ("two stages", "Band", above): "held",
         ("coin flips", "clip above, Band below", "clip 0.2"): "held",
     }
-    assert factorial(made_up, "active").params["upper"] == pytest.approx(0.1, abs=0.01)
-    assert factorial(made_up, "paper").params["upper"] == pytest.approx(0, abs=0.01)
 
 
 def results(worlds, seconds=1.0):
@@ -200,28 +190,28 @@ def results(worlds, seconds=1.0):
 
 
 def test_a_world_is_looked_at_once_all_of_its_runs_have_ended():
-    found = results({"paper"})
+    found = Results.from_file(results({"paper"}))
     assert progress(found)["paper"] == (100, 100)
     assert progress(found)["active"] == (140, 280)
-    runs = scored(found)
+    runs = on_curves(found)
     assert {run.world for run in runs} == {"paper"}
     assert len(runs) == 100
     assert {run.rate for run in runs} == {1.4e-4, 2.0e-4, 2.8e-4, 4.0e-4, 5.6e-4}
-    assert [p.world for p, _ in effects(runs)] == ["paper"]
+    assert [p.world for p in effects(runs, PREDICTIONS)] == ["paper"]
 
 
-RESULTS = [
-    json.loads((FOLDER.parent / "results" / name / "results.json").read_text())
-    for name in ("network", "network-more")
-]
+@pytest.fixture(scope="module")
+def studies():
+    return [Results.from_file(read_results(ROOT / "results" / name)) for name in ("network", "network-more")]
 
 
-def test_the_worlds_that_are_shipped_are_those_of_the_repositorys_study():
-    assert shipped("networks") == json.loads(json.dumps(summary(*RESULTS)))
+@pytest.mark.slow
+def test_the_worlds_that_are_shipped_are_those_of_the_repositorys_study(studies):
+    assert shipped("networks") == json.loads(json.dumps(summary(*studies)))
 
 
 def test_a_world_in_short():
-    [world] = summary(results({"plenty"}))
+    [world] = summary(Results.from_file(results({"plenty"})))
     assert {name: world[name] for name in ("world", "tail", "samples", "updates", "seeds")} == {
         "world": "plenty", "tail": 0.01, "samples": 128, "updates": 16, "seeds": 4
     }  # fmt: skip
@@ -243,29 +233,27 @@ def test_the_further_seeds_are_the_same_world_on_eight_others():
     assert more.prepare.items() <= STUDY.prepare.items()
 
 
-def test_further_seeds_join_their_world_once_all_of_them_have_ended(tmp_path):
+@pytest.mark.slow
+def test_further_seeds_join_their_world_once_all_of_them_have_ended():
     first, text = results({"active"}), (FOLDER / "network-more.yaml").read_text()
     runs = [
         run | {"seed": run["seed"] + 8} for run in first["runs"] if run["experiment"].startswith("active")
     ]
     more = first | {"study": text, "runs": runs}
-    assert {run.record.seed for run in scored(first, more)} == set(range(16))
-    assert summary(first, more)[0]["seeds"] == 16
     cut = more | {"runs": runs[:-1]}
-    assert scored(first, cut) == scored(first)
-    for name, said in (("first", first), ("more", cut)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "results.json").write_text(json.dumps(said))
-    network_report.main([str(tmp_path / "first"), str(tmp_path / "more")])
-    page = (tmp_path / "first" / "report.md").read_text()
-    assert "more seeds of active (279 of 280 runs)" in page
-    assert "the further ones alone" not in page
-    assert "## How the further seeds were made" in page
+    one, other, unfinished = map(Results.from_file, (first, more, cut))
+    assert {run.run.seed for run in on_curves(one, other)} == set(range(16))
+    assert on_curves(one, unfinished) == on_curves(one)
+    page = network_report.network_page(PREDICTIONS, first, cut)
+    assert "more seeds of active (279 of 280 runs)" in page.lead[-1]
+    assert not any("the further ones alone" in text for text in page.lead)
+    assert page.sections[-1].title == "How the further seeds were made"
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_known_and_what_is_not(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results({"paper", "coin flips"})))
-    network_report.main([str(tmp_path)])
+    network_report.main([str(FOLDER / "network-predictions.md"), str(tmp_path)])
     text = (tmp_path / "report.md").read_text()
     assert (
         "Not looked at yet: plenty (40 of 80 runs), active (140 of 280 runs), two stages (80 of 160" in text
@@ -281,59 +269,63 @@ def test_the_rate_is_not_scored_on_the_seeds_that_chose_it():
     noise = np.random.default_rng(1).normal(size=(40, 60))
     curve = Curve(list(range(40)), noise)
     assert noise.mean(1).max() > 0.2
-    assert abs(curve.cross_fitted().mean()) < 0.12
-    assert Curve([1, 2, 3], np.array([[0.0] * 4, [1.0] * 4, [0.5] * 4])).interior
-    assert not Curve([1, 2], np.array([[0.0] * 4, [1.0] * 4])).interior
+    assert abs(curve.cross_fitted(random_halves(60)).mean()) < 0.12
+    assert not Curve([1, 2, 3], np.array([[0.0] * 4, [1.0] * 4, [0.5] * 4])).at_edge
+    assert Curve([1, 2], np.array([[0.0] * 4, [1.0] * 4])).at_edge
 
 
 def test_an_effect_is_that_of_interquartile_means():
     ours, theirs = np.array([0.0, 0.4, 0.6, 9.0]), np.array([-9.0, 0.1, 0.1, 0.2])
     found = effect(ours, theirs)
-    assert found.mean == pytest.approx(0.5 - 0.1)
+    assert found.interval.value == pytest.approx(0.5 - 0.1)
     assert found.improved == 13 / 16  # 0.0 beats one of four, 0.4, 0.6 and 9.0 all of them: 13 of 16
-    assert effect(ours, ours) == Effect(0.0, 0.0, 0.0, 0.5)
+    assert effect(ours, ours) == ((0.0, 0.0, 0.0), 0.5)
 
 
 def test_collapse_and_entropy_at_matched_reward():
-    run = record("active", 1.0e-4, "Band", 0, 0.01).record
+    run = ended("active", 1.0e-4, "Band", 0, 0.01).run
     assert collapsed(run)
     assert entropy_at_half(run) is None
     run.curves["reward"][:] = [0.1] * 5 + [0.9] * 15
     run.curves["entropy"][:] = np.linspace(2, 0.1, 20)
     assert not collapsed(run)
     assert entropy_at_half(run) == run.curves["entropy"][int(run.metric("batches to half")) - 1]
-    assert profile(Curve([1], np.array([[0.1, 0.5, 0.9]])), [0.0, 0.4, 0.9]) == pytest.approx([1, 2 / 3, 0])
 
 
 def test_the_page_has_the_movement_that_was_measured():
-    found = json.loads(momentum.RESULTS.read_text())
-    page = (FOLDER.parent / "docs" / "theory.md").read_text()
-    names = {"raised": "up", "lowered": "down"}
-    for beta1, side, *figures in momentum.rows(found):
-        assert "| " + " | ".join([beta1, names[side], *figures]) + " |" in page
-    rewards = {b: sum(r["reward"] for r in found if r["beta1"] == b) / 4 for b in momentum.MOMENTA}
-    assert f"was {rewards[0.0]:.2f} with β1 = 0 and {rewards[0.9]:.2f} with 0.9" in page
-    assert [(run["beta1"], run["seed"]) for run in found] == [(b, r.seed) for b, r in momentum.planned()]
+    found = json.loads((ROOT / "results/momentum.json").read_text())
+    page = (ROOT / "docs/theory.md").read_text()
+    for beta1 in (0.9, 0.0):
+        these = [run for run in found if run["beta1"] == beta1]
+        assert [run["seed"] for run in these] == [0, 1, 2, 3]
+        for side, name in (("raised", "up"), ("lowered", "down")):
+            moves = [run[side] for run in these]
+            over = [[move[when] for move in moves] for when in ("before", "after")]
+            cells = [f"{np.mean(x):+.2f} ({min(x):+.2f} to {max(x):+.2f})" for x in over]
+            tokens, onward = sum(m["tokens"] for m in moves), np.mean([m["onward"] for m in moves])
+            assert f"| {beta1:g} | {name} | {tokens:,} | {cells[0]} | {cells[1]} | {onward:.0%} |" in page
+        assert f"{np.mean([run['reward'] for run in these]):.2f} with " in page
 
 
-def test_every_figure_of_the_page_is_the_data_s():
+@pytest.mark.slow
+def test_every_figure_of_the_page_is_the_data_s(studies):
     """Its intervals, its table of sides, two scores at a highest rate, and what README says of the upper side."""
-    runs = scored(*RESULTS)
-    page = (FOLDER.parent / "docs" / "when.md").read_text()
+    runs = on_curves(*studies)
+    page = (ROOT / "docs" / "when.md").read_text()
     # The pretrained model between them is another study, held by its own test.
     said, _, rest = page[page.index("## What a network says") :].partition("## What a pretrained model says")
     said += rest[rest.index("## What to set") : rest.index("## Place your own run")]
-    auc, by_side = curves(runs, "AUC"), {w: sides(runs, w) for w in dict.fromkeys(run.world for run in runs)}
-    wide = effect(*(auc["active", arm].cross_fitted() for arm in ("as wide as Band", "clip 0.2")))
-    alone = [e for one in RESULTS for _, e in effects(scored(one))]
-    room = scored(read_results(FOLDER.parent / "results/network-room"))
-    known = (
-        [e for _, e in effects(runs)]
-        + alone
-        + [wide]
-        + [e for _, e in effects(room, network_room.PREDICTIONS)]
-        + [e for each in by_side.values() for e in each.values()]
-    )
+    by_side = {
+        world: sides(runs, world, network_report.metric_of(world, PREDICTIONS))
+        for world in dict.fromkeys(run.world for run in runs)
+    }
+    active = curves(runs, "active", "AUC")
+    fitted = (active[arm].cross_fitted(random_halves(16)) for arm in ("as wide as Band", "clip 0.2"))
+    room = read_predictions(FOLDER / "network-room-predictions.md")
+    room_runs = on_curves(Results.from_file(read_results(ROOT / "results/network-room")))
+    known = [effect(*fitted), *effects(runs, PREDICTIONS).values(), *effects(room_runs, room).values()]
+    known += [e for one in studies for e in effects(on_curves(one), PREDICTIONS).values()]
+    known += [e for each in by_side.values() for e in each.values()]
     found = re.findall(r"[+-]0\.\d{3} \[[^]]*\]", said)
     assert len(found) == 28
     assert set(found) <= set(map(str, known))
@@ -346,11 +338,13 @@ def test_every_figure_of_the_page_is_the_data_s():
     for world in ("plenty", "active", "two stages"):
         over_clip, under_band = by_side[world]["upper, over clip"], by_side[world]["lower, under Band"]
         assert f"| {world} | {over_clip} | {under_band} |" in said
-    last = [f"{interquartile_mean(auc['active', arm].scores[-1]):.3f}" for arm in (ROOM, ABOVE)]
+    last = [
+        f"{interquartile_mean(active[arm].scores[-1]):.3f}" for arm in ("no bound above, clip below", ABOVE)
+    ]
     assert "falls to {}, where Band above is at {}".format(*last) in said
-    means = [round(by_side[w]["upper, mean"].mean, 2) for w in ("plenty", "active", "two stages")]
+    means = [round(by_side[w]["upper, mean"].interval.value, 2) for w in ("plenty", "active", "two stages")]
     by = f"by {min(means)} to {max(means)}"
-    readme = " ".join((FOLDER.parent / "README.md").read_text().split())
+    readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"raised the mean reward {by} with 16 updates" in readme
     assert f"raises the mean reward of a small network {by}" in " ".join(page.split())
-    assert abs(by_side["paper"]["upper, mean"].mean) < 0.01
+    assert abs(by_side["paper"]["upper, mean"].interval.value) < 0.01

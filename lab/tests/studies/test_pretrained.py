@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("trl")
-from bandpo_lab.study.collect import CURVES, read_records
+from bandpo_lab.study.collect import CURVES
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
+from bandpo_lab.study.statistics import Results
 from studies.pretrained import METRICS, pairs, pretrained_page, whole_seeds
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +34,7 @@ def results(runs, gain):
 
 
 def gaps_of(results, arm, metric):
-    return pairs(STUDY, read_records(whole_seeds(results)), arm, metric)
+    return pairs(Results.from_file(whole_seeds(results)), arm, metric)
 
 
 def test_sixteen_runs_are_planned_seed_by_seed():

@@ -78,5 +78,6 @@ def student(values: ArrayLike, level: float = 0.95) -> Interval:
     mean = float(array.mean())
     if len(array) < 2 or not np.ptp(array):  # undefined where all are equal
         return Interval(mean, mean, mean)
-    test: Any = stats.ttest_1samp(array, 0.0)
-    return Interval(mean, *map(float, test.confidence_interval(level)))
+    error = float(array.std(ddof=1)) / len(array) ** 0.5
+    reach = float(stats.t.ppf((1 + level) / 2, len(array) - 1)) * error
+    return Interval(mean, mean - reach, mean + reach)

@@ -17,7 +17,7 @@ OPTIONAL = {
     "matplotlib": "'.[figures]'",
     "pyarrow": "'.[recorder]'",
     **dict.fromkeys(("trl", "transformers", "datasets", "accelerate"), "'.[trl]'"),
-    **dict.fromkeys(("jinja2", "pydantic", "statsmodels"), ". './lab[study]'"),
+    **dict.fromkeys(("jinja2", "pydantic"), ". './lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
     **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), "'.[verl]' './lab[verl]'"),
 }

@@ -90,9 +90,8 @@ def map_command(
 
     from bandpo.audit.files import locked, replacing
     from bandpo.audit.style import save_figure
-    from bandpo_lab.study.cells import Plan, read_map, run_map
-    from bandpo_lab.study.map_figure import draw_map
-    from bandpo_lab.study.map_tables import all_map_tables
+    from bandpo_lab.study.cells import Map, Plan, run_map
+    from bandpo_lab.study.map_page import draw_map, map_tables
 
     plan = Plan.of_size(size)
     folder = output_dir or Path("runs") / f"map-{size}"
@@ -105,9 +104,9 @@ def map_command(
                 bar.set_postfix_str(f"{cell.setting}; {cell.rule}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; the same command goes on with what is in {file}")
-    _, cells = read_map(file)
-    save_figure(draw_map(cells), folder / "map.png")
-    tables = all_map_tables(cells)
+    found = Map.from_file(file)
+    save_figure(draw_map(found), folder / "map.png")
+    tables = map_tables(found)
     with replacing(folder / "map.md") as unfinished:
         unfinished.write_text(tables)
     console = Console()

@@ -1,6 +1,6 @@
 """The map: clip rules over tails, batch sizes, updates and optimizers in the worlds of `bandpo_lab.study.tabular`.
 
-A cell is one setting under one rule, at all learning rates and seeds. Cells run side by side, and each is a line of
+A cell is one place under one rule, at all learning rates and seeds. Cells run side by side, and each is a line of
 one file as soon as it ends, so a map that was interrupted goes on where it was.
 """
 
@@ -9,24 +9,23 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from scipy import stats
 
 import bandpo
 from bandpo.audit.files import drop_unfinished_line, read_jsonl
+from bandpo.audit.interval import Interval, student
 from bandpo.divergences import KL
-from bandpo.errors import InvalidValue
+from bandpo.errors import InvalidValue, RunProblem
 from bandpo.rules import Band, FixedClip, Sides, Unclipped
 from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER
-from bandpo_lab.study.jobs import end_with_owner
+from bandpo_lab.study.jobs import on_cores
+from bandpo_lab.study.statistics import Curve, halves
 from bandpo_lab.study.tabular import World, coin_flips, rare_arm, simulate, two_stages
 
 Size = Literal["quick", "full"]
@@ -41,10 +40,8 @@ RULES = {
     "no bound above, clip below": FixedClip(0.2, float("inf")),
     "no clip": Unclipped(),
 }
-ROOM = "no bound above, clip below"
-MAIN = (BASELINE, BAND, UPPER, ROOM)
+MAIN = (BASELINE, BAND, UPPER, "no bound above, clip below")
 """The rules that the quick map has everywhere; the full map has all of them."""
-
 TAILS = (0.0005, 0.002, 0.01, 0.05)
 WORLDS: Mapping[str, Callable[[float], World]] = {
     "rare arm": rare_arm,
@@ -54,8 +51,8 @@ WORLDS: Mapping[str, Callable[[float], World]] = {
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A place in the map, at which rules are compared."""
+class Place:
+    """Where in the map rules are compared."""
 
     world: str
     """One of `WORLDS`."""
@@ -64,7 +61,7 @@ class Setting:
     samples: int
     updates: int
     optimizer: str
-    """One of `OPTIMIZERS`."""
+    """One of `bandpo.where.OPTIMIZERS`."""
 
     def __str__(self) -> str:
         tail = f", p = {self.p:g}" if self.p else ""
@@ -73,9 +70,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting under a rule, and what came of it at each learning rate."""
+    """A place under a rule, and what came of it at each learning rate."""
 
-    setting: Setting
+    setting: Place
+    """The file has it under this name."""
     rule: str
     rates: Sequence[float]
     auc: Sequence[Sequence[float]]
@@ -89,10 +87,15 @@ class Cell:
     entropy_at_end: Sequence[float]
     """In the last batch."""
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Cell:
-        """From a line of the file."""
-        return cls(**{**record, "setting": Setting(**record["setting"])})
+    @property
+    def curve(self) -> Curve:
+        """AUC over the rates."""
+        return Curve(self.rates, np.array(self.auc, dtype=float))
+
+    @property
+    def fitted(self) -> np.ndarray:
+        """Each seed's AUC at the rate that is best on the other half of the seeds."""
+        return self.curve.cross_fitted(halves(len(self.auc[0])))
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class Plan:
     seeds: int
     rates: int
     """How many, a factor √2 apart."""
-    settings: Sequence[Setting]
+    places: Sequence[Place]
     batches: int = 80
 
     @classmethod
@@ -118,39 +121,34 @@ class Plan:
         """
         if size not in SIZES:
             raise InvalidValue(f"a map is {' or '.join(SIZES)}, got {size!r}")
-        adam = [Setting("rare arm", p, 128, u, "Adam") for u in (4, 16, 64) for p in TAILS]
-        worlds = [Setting("two stages", 0.01, 128, 16, "Adam"), Setting("coin flips", 0.0, 128, 16, "Adam")]
+        adam = [Place("rare arm", p, 128, u, "Adam") for u in (4, 16, 64) for p in TAILS]
+        worlds = [Place("two stages", 0.01, 128, 16, "Adam"), Place("coin flips", 0.0, 128, 16, "Adam")]
         if size == "quick":
-            more = [Setting("rare arm", p, n, 16, "Adam") for n in (32, 512) for p in TAILS[1:3]]
-            more += [Setting("rare arm", 0.002, 128, u, "Adam, β1 = 0") for u in (16, 4)]
+            more = [Place("rare arm", p, n, 16, "Adam") for n in (32, 512) for p in TAILS[1:3]]
+            more += [Place("rare arm", 0.002, 128, u, "Adam, β1 = 0") for u in (16, 4)]
             return cls(size, 40, 12, adam + worlds + more)
-        more = [Setting("rare arm", p, n, u, "Adam") for n in (32, 512) for u in (4, 16, 64) for p in TAILS]
+        more = [Place("rare arm", p, n, u, "Adam") for n in (32, 512) for u in (4, 16, 64) for p in TAILS]
         others = [name for name in OPTIMIZERS if name != "Adam"]
         more += [
-            Setting("rare arm", p, 128, u, name) for name in others for u in (4, 16, 64) for p in TAILS[:3]
+            Place("rare arm", p, 128, u, name) for name in others for u in (4, 16, 64) for p in TAILS[:3]
         ]
-        worlds += [replace(setting, updates=u) for setting in worlds for u in (4, 64)]
+        worlds += [replace(place, updates=u) for place in worlds for u in (4, 64)]
         return cls(size, 100, 14, adam + worlds + more)
 
     @property
-    def todo(self) -> list[tuple[Setting, str]]:
+    def todo(self) -> list[tuple[Place, str]]:
         """Every cell."""
         return [
-            (setting, rule)
-            for setting in self.settings
-            for rule in (MAIN if self.size == "quick" and setting.world == "rare arm" else RULES)
+            (place, rule)
+            for place in self.places
+            for rule in (MAIN if self.size == "quick" and place.world == "rare arm" else RULES)
         ]
 
     @property
     def header(self) -> dict[str, Any]:
         """The terms of the map: the first line of its file, apart from versions."""
-        return {
-            "size": self.size,
-            "seeds": self.seeds,
-            "rates": self.rates,
-            "batches": self.batches,
-            "cells": len(self.todo),
-        }
+        terms = {name: getattr(self, name) for name in ("size", "seeds", "rates", "batches")}
+        return {**terms, "cells": len(self.todo)}
 
     def learning_rates(self, optimizer: str) -> list[float]:
         """The rates of an optimizer, so that the best lies within them.
@@ -163,21 +161,21 @@ class Plan:
         return [round(first * 2 ** (k / 2), 6) for k in range(self.rates)]
 
 
-def run_cell(plan: Plan, setting: Setting, rule: str) -> Cell:
+def run_cell(plan: Plan, place: Place, rule: str) -> Cell:
     """Simulate one cell."""
-    rates = plan.learning_rates(setting.optimizer)
+    rates = plan.learning_rates(place.optimizer)
     found = simulate(
-        WORLDS[setting.world](setting.p),
+        WORLDS[place.world](place.p),
         RULES[rule],
-        OPTIMIZERS[setting.optimizer],
+        OPTIMIZERS[place.optimizer],
         rates,
         seeds=plan.seeds,
-        samples=setting.samples,
-        updates=setting.updates,
+        samples=place.samples,
+        updates=place.updates,
         batches=plan.batches,
     )
     return Cell(
-        setting,
+        place,
         rule,
         rates,
         auc=_rounded(found.auc),
@@ -192,6 +190,12 @@ def _rounded(values: torch.Tensor) -> Any:
     return np.round(values.numpy().astype(float), 4).tolist()
 
 
+def _run_alone(plan: Plan, place: Place, rule: str) -> Cell:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it, and says so
+    return run_cell(plan, place, rule)
+
+
 def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
     """Run what ``file`` does not hold yet, cells side by side; each is in the file before it is yielded.
 
@@ -200,92 +204,49 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
 
     Raises:
         ValueError: the file holds a map on other terms, or none.
+        RunProblem: a cell failed.
     """
-    done: set[tuple[Setting, str]] = set()
+    done: Mapping[tuple[Place, str], Cell] = {}
     if file.exists():
-        header, cells = read_map(file)
-        if {name: header.get(name) for name in plan.header} != plan.header:
+        known = Map.from_file(file)
+        if {name: known.terms.get(name) for name in plan.header} != plan.header:
             raise InvalidValue(
-                f"{file} holds a map on other terms ({header.get('size')}, {header.get('seeds')} seeds); "
+                f"{file} holds a map on other terms ({known.terms.get('size')}, {known.terms.get('seeds')} seeds); "
                 "choose another --output_dir"
             )
-        done = {(cell.setting, cell.rule) for cell in cells}
+        done = known.cells
         drop_unfinished_line(file)
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_line({**plan.header, "versions": _versions()}))
-    todo = [cell for cell in plan.todo if cell not in done]
-    yield from enumerate(
-        lines_of([partial(run_cell, plan, *cell) for cell in todo], file, workers), len(done) + 1
-    )
-
-
-def lines_of(calls: Sequence[Callable[[], Any]], file: Path, workers: int) -> Iterator[Any]:
-    """Make calls side by side. What each returns, a dataclass, is a line of ``file`` before it is yielded."""
-    with ProcessPoolExecutor(workers, get_context("spawn"), _at_work) as pool, file.open("a") as lines:
-        running = [pool.submit(call) for call in calls]
-        try:
-            for ended in as_completed(running):
-                lines.write(_line(asdict(ended.result())))
-                lines.flush()
-                yield ended.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _at_work() -> None:
-    end_with_owner()
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it, and says so
+        versions = {"bandpo": bandpo.__version__, "torch": torch.__version__, "numpy": np.__version__}
+        file.write_text(_line({**plan.header, "versions": versions}))
+    todo = [key for key in plan.todo if key not in done]
+    calls = [partial(_run_alone, plan, *key) for key in todo]
+    with file.open("a") as lines:
+        ended = on_cores(calls, workers, preload=[__name__])
+        for count, (place, outcome) in enumerate(ended, len(done) + 1):
+            if outcome.code:
+                raise RunProblem(
+                    f"{todo[place][0]} failed under {todo[place][1]}, with status {outcome.code}"
+                )
+            lines.write(_line(asdict(outcome.value)))
+            lines.flush()
+            yield count, outcome.value
 
 
 def _line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _versions() -> dict[str, str]:
-    return {"bandpo": bandpo.__version__, "torch": torch.__version__, "numpy": np.__version__}
-
-
-def read_map(file: Path) -> tuple[dict[str, Any], list[Cell]]:
-    """The terms of a map, and the cells that it has so far.
-
-    Raises:
-        ValueError: the file is no map.
-    """
-    lines = [line for _, line in read_jsonl(file)]
-    if not lines or "versions" not in lines[0]:
-        raise InvalidValue(f"{file} is no map that `bandpo study map` has written")
-    return lines[0], [Cell.from_record(line) for line in lines[1:]]
-
-
 # What a map says ------------------------------------------------------------------------------------------------------
-
-
-def cross_fitted(cell: Cell) -> np.ndarray:
-    """Each seed's AUC at the rate that is best on the other half of the seeds.
-
-    The best rate of a few seeds looks better on them than it is. Even seeds choose for odd ones, and odd for even.
-
-    >>> cell = Cell(Setting("rare arm", 0.01, 128, 16, "Adam"), "Band", [1, 2], [[0, 1], [1, 0]], [], [], [], [])
-    >>> cross_fitted(cell)  # seed 0 prefers the second rate, which is the worse one for seed 1, and the other way round
-    array([0., 0.])
-    """
-    auc = np.array(cell.auc, dtype=float)
-    scores = np.empty(auc.shape[1])
-    for half in (0, 1):
-        scores[half::2] = auc[auc[:, 1 - half :: 2].mean(1).argmax(), half::2]
-    return scores
 
 
 @dataclass(frozen=True)
 class Score:
-    """A rule at a setting, at its own best learning rate."""
+    """A rule in one place, at its own best learning rate."""
 
-    auc: float
-    half_width: float
-    """Of the 95 % interval of ``auc`` over seeds."""
+    auc: Interval
+    """Over seeds, each at the rate that is best on the other half of them; Student's."""
     rate: float
     """The best over all seeds."""
     at_best: float
@@ -295,73 +256,71 @@ class Score:
     half: float
     """Median over seeds of the batches until the reward reached a half."""
     lost: float
-    entropy: float
-    entropy_at_end: float
     equal_rate: float
     """AUC at the rate that is best for clip 0.2."""
 
 
-def half_width(values: np.ndarray) -> float:
-    """Half of the 95 % interval of a mean over seeds: Student's."""
-    n = len(values)
-    return float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+@dataclass(frozen=True)
+class Map:
+    """A map, or what there is of it so far."""
 
+    terms: Mapping[str, Any]
+    cells: Mapping[tuple[Place, str], Cell]
+    """By place and rule."""
 
-def _best(cell: Cell) -> int:
-    return int(np.array(cell.auc).mean(1).argmax())
+    @classmethod
+    def from_file(cls, file: Path) -> Map:
+        """Read it.
 
+        Raises:
+            ValueError: the file is no map.
+        """
+        lines = [line for _, line in read_jsonl(file)]
+        if not lines or "versions" not in lines[0]:
+            raise InvalidValue(f"{file} is no map that `bandpo study map` has written")
+        cells = [Cell(**{**line, "setting": Place(**line["setting"])}) for line in lines[1:]]
+        return cls(lines[0], {(cell.setting, cell.rule): cell for cell in cells})
 
-def scores(cells: Sequence[Cell]) -> dict[Setting, dict[str, Score]]:
-    """Every rule's score at every setting, rules in the order of `RULES`."""
-    by_setting: dict[Setting, dict[str, Cell]] = {}
-    for cell in cells:
-        by_setting.setdefault(cell.setting, {})[cell.rule] = cell
-    found: dict[Setting, dict[str, Score]] = {}
-    for setting, rules in by_setting.items():
-        common = _best(rules[BASELINE]) if BASELINE in rules else None
-        found[setting] = {name: _score(rules[name], common) for name in RULES if name in rules}
-    return found
+    def places(self, *worlds: str) -> list[Place]:
+        """The places of some worlds, or all, as they were run."""
+        return [p for p in dict.fromkeys(place for place, _ in self.cells) if not worlds or p.world in worlds]
 
+    def rules(self, place: Place) -> list[str]:
+        """The rules that ran there."""
+        return [rule for rule in RULES if (place, rule) in self.cells]
 
-def _score(cell: Cell, common: int | None) -> Score:
-    best, fitted = _best(cell), cross_fitted(cell)
-    return Score(
-        auc=float(fitted.mean()),
-        half_width=half_width(fitted),
-        rate=cell.rates[best],
-        at_best=float(np.mean(cell.auc[best])),
-        at_edge=best in (0, len(cell.rates) - 1),
-        half=float(np.median(cell.half[best])),
-        lost=cell.lost[best],
-        entropy=cell.entropy[best],
-        entropy_at_end=cell.entropy_at_end[best],
-        equal_rate=float("nan") if common is None else float(np.mean(cell.auc[common])),
-    )
-
-
-def difference(cells: Sequence[Cell], setting: Setting, rule: str, minus: str) -> tuple[float, float]:
-    """One rule's AUC minus another's, each at its own best rate, paired by seed; and half of its 95 % interval."""
-    ours, theirs = (
-        next(cross_fitted(cell) for cell in cells if (cell.setting, cell.rule) == (setting, name))
-        for name in (rule, minus)
-    )
-    return float((ours - theirs).mean()), half_width(ours - theirs)
-
-
-def summary(header: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """A map in short: what `bandpo where` looks up, as ``map.json``."""
-    rows = []
-    for setting, rules in scores(cells).items():
-        gap = {
-            rule: [round(x, 4) for x in difference(cells, setting, rule, BASELINE)]
-            for rule in rules
-            if rule != BASELINE and BASELINE in rules
-        }
-        rows.append(
-            {
-                "setting": asdict(setting),
-                "auc": {rule: round(score.auc, 4) for rule, score in rules.items()},
-                "minus clip 0.2": gap,
-            }
+    def score(self, place: Place, rule: str) -> Score:
+        """What a rule reached."""
+        cell = self.cells[place, rule]
+        curve, best = cell.curve, cell.curve.best
+        common = self.cells[place, BASELINE].curve.best if (place, BASELINE) in self.cells else None
+        return Score(
+            auc=student(cell.fitted),
+            rate=cell.rates[best],
+            at_best=float(curve.scores[best].mean()),
+            at_edge=curve.at_edge,
+            half=float(np.median(cell.half[best])),
+            lost=cell.lost[best],
+            equal_rate=float("nan") if common is None else float(curve.scores[common].mean()),
         )
-    return {**header, "settings": rows}
+
+    def difference(self, place: Place, rule: str, minus: str) -> Interval:
+        """One rule's AUC minus another's, each at its own best rate, paired by seed."""
+        return student(self.cells[place, rule].fitted - self.cells[place, minus].fitted)
+
+    def summary(self) -> dict[str, Any]:
+        """It in short: what `bandpo where` looks up, as ``map.json``."""
+
+        def gap(place: Place, rule: str) -> list[float]:
+            apart = self.difference(place, rule, BASELINE)
+            return [round(apart.value, 4), round(apart.half, 4)]
+
+        rows = [
+            {
+                "setting": asdict(place),
+                "auc": {rule: round(self.score(place, rule).auc.value, 4) for rule in self.rules(place)},
+                "minus clip 0.2": {rule: gap(place, rule) for rule in self.rules(place) if rule != BASELINE},
+            }
+            for place in self.places()
+        ]
+        return {**self.terms, "settings": rows}
