@@ -45,7 +45,7 @@ def test_the_command_sums_a_log_up(tmp_path):
     (tmp_path / "run.log").write_text(log())
     printed = CliRunner().invoke(app, ["recipes", "summary", str(tmp_path / "run.log")]).output
     assert printed.splitlines() == [
-        "| 3 steps, 5 to 7 | |",
+        "| 3 steps, 5 to 7 |  |",
         "|---|---|",
         "| s per step | 120 |",
         "| GB of GPU memory allocated, at most | 61.25 |",

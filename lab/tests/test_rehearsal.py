@@ -233,7 +233,7 @@ def test_a_number_of_processes_that_cannot_share_the_responses_is_refused():
 BAD_DATA = {
     "empty message.jsonl": (b'{"prompt": [null]}', "without a prompt: data.prompt_key is 'prompt'"),
     "corrupt.parquet": (b"PAR1 and no more", "cannot be read"),
-    "cut.jsonl": (b'{"prompt": [', "cannot be read"),
+    "cut.jsonl": (b'{"prompt": [', ", line 1: not a JSON object"),
     "questions.jsonl": (b'{"question": "1 + 1?"}', "without a prompt: data.prompt_key is 'prompt'"),
 }
 

@@ -23,7 +23,7 @@ from bandpo import (
 )
 from bandpo.methods import Method, Parts
 from bandpo.objectives import DualClip
-from bandpo_lab.rehearsal import files, reference
+from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks, records
 
 BAND = Parts(Band(KL(), 0.05), DualClip(3.0))
@@ -53,7 +53,7 @@ def record(
             "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None,
             "average": {"dp_size": torch.tensor(1)},
         }  # fmt: skip
-        reference.save(written, folder / f"7-{call:04d}.safetensors")
+        by_hand.save(written, folder / f"7-{call:04d}.pt")
 
 
 def write_run(folder: Path, **metrics: float) -> None:
@@ -139,7 +139,7 @@ def test_a_rehearsals_metrics_cut_by_a_kill_are_read_up_to_there(tmp_path):
 )
 def test_the_loss_agrees_with_its_formula(parts, tmp_path):
     record(tmp_path, parts)
-    found = reference.compare(reference.load(tmp_path), parts)
+    found = by_hand.compare(by_hand.load(tmp_path), parts)
     assert found.independent
     assert found.difference < 5e-7
     assert 10 < found.clipped < found.tokens == 124
@@ -154,8 +154,8 @@ METHODS = [
 def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_path):
     parts = method().parts()
     record(tmp_path, parts, spread=2.0)
-    found = reference.compare(reference.load(tmp_path), parts)
-    assert found.independent == reference.has_formula(parts)
+    found = by_hand.compare(by_hand.load(tmp_path), parts)
+    assert found.independent == by_hand.has_formula(parts)
     assert found.difference < 1e-6
     assert bool(found.clipped) == (parts.clip != Unclipped())
 
@@ -163,7 +163,7 @@ def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_pat
 def test_a_rule_without_a_second_formula_is_compared_with_the_library_in_float64(tmp_path):
     parts = Parts(parse_rule("Band(KL(), BySurprisal(0.05, 0.1))"))
     record(tmp_path, parts)
-    found = reference.compare(reference.load(tmp_path), parts)
+    found = by_hand.compare(by_hand.load(tmp_path), parts)
     assert not found.independent
     assert found.difference < 1e-6
 
@@ -215,9 +215,9 @@ def test_a_loss_of_verls_own_is_judged_by_its_metric(share, failed, tmp_path):
 def test_where_verl_compares_no_probabilities_the_recorded_calls_do(shift, failed, tmp_path):
     write_run(tmp_path, **{"training/rollout_probs_diff_max": float("nan")})
     folder = tmp_path / files.LOSSES.format("first")
-    (folder / "7-0001.safetensors").unlink()
-    (call,) = reference.load(folder)
-    reference.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.safetensors")
+    (folder / "7-0001.pt").unlink()
+    (call,) = by_hand.load(folder)
+    by_hand.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.pt")
     checks = {check.name: check.ok for check in first_run_checks(tmp_path, 2, expected())}
     assert checks["weight sync"] == (not failed)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from statistics import median
 
+from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
 
 _STEP = re.compile(r"\bstep:(\d+) - (.*)")
@@ -36,27 +37,24 @@ def read_steps(lines: Iterable[str]) -> dict[int, dict[str, float]]:
 
 
 def summed_up(steps: dict[int, dict[str, float]]) -> str:
-    """Time and memory as a Markdown table, the stages by the time they took.
-
-    Args:
-        steps: From `read_steps`.
+    """Time and memory as a Markdown table, the stages by the time they took; the steps are those of `read_steps`.
 
     Raises:
         ValueError: There are no steps.
     """
     if not steps:
         raise InvalidValue("the log has no line of verl's with a step; its console logger writes them")
-    rows = [f"| {len(steps)} steps, {min(steps)} to {max(steps)} | |", "|---|---|"]
+    rows = []
     for key, (text, summary) in ROWS.items():
         values = [metrics[key] for metrics in steps.values() if key in metrics]
         if values:
-            rows.append(f"| {text} | {summary(values):.4g} |")
+            rows.append([text, f"{summary(values):.4g}"])
     names = {name for metrics in steps.values() for name in metrics if name.startswith("timing_s/")}
     stages = {name: [m[name] for m in steps.values() if name in m] for name in names}
     total = sum(stages.get("timing_s/step", ()))
     for name, values in sorted(stages.items(), key=lambda stage: (-sum(stage[1]), stage[0])):
         share = f", {sum(values) / total:.0%} of the time" if total and name != "timing_s/step" else ""
         rows.append(
-            f"| {name.removeprefix('timing_s/')}, {len(values)} times | {median(values):.4g} s{share} |"
+            [f"{name.removeprefix('timing_s/')}, {len(values)} times", f"{median(values):.4g} s{share}"]
         )
-    return "\n".join(rows)
+    return Table([f"{len(steps)} steps, {min(steps)} to {max(steps)}", ""], rows, prose=True).markdown()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -18,19 +19,13 @@ NAMES = ("recipe.", "trainer.default_local_dir", "trainer.experiment_name", "act
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting with two values.
-
-    Attributes:
-        key: Of verl's config.
-        first: Its value in the first variant, "unset" where there is none.
-        second: Its value in the second one.
-        where: The models or rules in which it is so; empty for all.
-    """
+    """One setting of verl's config with two values, "unset" where a variant has none."""
 
     key: str
     first: str
     second: str
     where: tuple[str, ...] = ()
+    """The models or rules in which it is so; empty for all."""
 
 
 def names(kind: str, folder: Path = RECIPES) -> list[str]:
@@ -79,12 +74,14 @@ def differences(
 
 def as_table(first: str, second: str, found: Sequence[Difference]) -> str:
     """The differences as a Markdown table."""
-    rows = [f"| setting | {first} | {second} | where |", "|---|---|---|---|"]
-    rows += [
-        f"| `{d.key}` | `{d.first}` | `{d.second}` | {', '.join(f'`{name}`' for name in d.where) or 'everywhere'} |"
+    rows = [
+        [
+            *(f"`{cell}`" for cell in (d.key, d.first, d.second)),
+            ", ".join(f"`{name}`" for name in d.where) or "everywhere",
+        ]
         for d in found
     ]
-    return "\n".join(rows)
+    return Table(["setting", first, second, "where"], rows, prose=True).markdown()
 
 
 def _settings(model: str, rule: str, variant: str, overrides: Sequence[str], folder: Path) -> dict[str, str]:

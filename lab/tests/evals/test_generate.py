@@ -24,12 +24,12 @@ def test_sample_repeats_by_seed_and_leaves_everything_as_it_was(model, tokenizer
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first = sample(model, tokenizer, PROMPTS, 3, max_new_tokens=6, seed=1)
+    first = sample(model, tokenizer, PROMPTS, 3, Sampling(6, seed=1))
     assert torch.equal(torch.rand(3), expected)
     assert model.training
     assert [len(row) for row in first] == [3, 3]
-    assert sample(model, tokenizer, PROMPTS, 3, max_new_tokens=6, seed=1) == first
-    assert sample(model, tokenizer, PROMPTS, 3, max_new_tokens=6, seed=2) != first
+    assert sample(model, tokenizer, PROMPTS, 3, Sampling(6, seed=1)) == first
+    assert sample(model, tokenizer, PROMPTS, 3, Sampling(6, seed=2)) != first
     assert len({text for row in first for text in row}) > 3
 
 
@@ -46,13 +46,13 @@ def test_greedy_equals_the_argmax_of_the_model_despite_padding(model, tokenizer)
     for _ in range(5):
         ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     expected = tokenizer.decode(ids[-5:], skip_special_tokens=True)
-    assert sample(model, tokenizer, PROMPTS, 1, max_new_tokens=5, temperature=0)[0] == [expected]
+    assert sample(model, tokenizer, PROMPTS, 1, Sampling(5, temperature=0))[0] == [expected]
 
 
 def test_a_models_own_settings_do_not_bend_the_distribution(model, tokenizer):
-    plain = sample(model, tokenizer, PROMPTS, 2, max_new_tokens=6)
+    plain = sample(model, tokenizer, PROMPTS, 2, Sampling(6))
     model.generation_config.update(top_k=1, repetition_penalty=5.0, min_p=0.9, no_repeat_ngram_size=1)
-    assert sample(model, tokenizer, PROMPTS, 2, max_new_tokens=6) == plain
+    assert sample(model, tokenizer, PROMPTS, 2, Sampling(6)) == plain
 
 
 def test_first_token_follows_the_models_probabilities(model, tokenizer):
@@ -67,7 +67,7 @@ def test_first_token_follows_the_models_probabilities(model, tokenizer):
         model.lm_head = torch.nn.Linear(16, 258)
         model.lm_head.weight.zero_()
         model.lm_head.bias.copy_(bias)
-    texts = sample(model, tokenizer, ["x"], 4000, max_new_tokens=1, batch_size=1000)[0]
+    texts = sample(model, tokenizer, ["x"], 4000, Sampling(1), batch_size=1000)[0]
     for letter, share in shares.items():
         assert texts.count(letter) / 4000 == pytest.approx(share, abs=0.035)
 
@@ -101,7 +101,7 @@ def test_messages_go_through_the_chat_template(model, tokenizer):
 
 def test_prompts_beyond_the_context_are_refused_before_any_work(tokenizer):
     with pytest.raises(ValueError, match="lower max_new_tokens to 13"):
-        sample(byte_model.model(context=32), tokenizer, PROMPTS, 1, max_new_tokens=20)
+        sample(byte_model.model(context=32), tokenizer, PROMPTS, 1, Sampling(20))
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,7 @@ def fragments(text: str) -> set[tuple[str, ...]]:
 
 
 def overlaps(train: Iterable[Problem], evaluation: Iterable[Problem]) -> list[Overlap]:
-    """Training problems that repeat an evaluation problem, or an earlier training problem word for word.
-
-    Args:
-        train: Problems to look through, in order.
-        evaluation: Problems they must not repeat.
-
-    Returns:
-        One entry for each training problem to drop.
+    """Training problems, in order, that repeat an evaluation problem, or an earlier training problem word for word.
 
     >>> a, b = Problem("a", "What is 1 + 1?", "2"), Problem("b", "what is $1+1$", "2")
     >>> [(o.problem.id, o.other, o.share) for o in overlaps([a], [b])]

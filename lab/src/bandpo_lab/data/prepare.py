@@ -33,9 +33,8 @@ class PromptForm:
     Attributes:
         instruction: Added after the problem on a line of its own; empty adds nothing.
         system: Content of a system message; empty for none, which lets a chat template add its own.
-        plain: TRL's prompts are text, for models without a chat template, rather than messages. verl's are
-            always
-            messages: it applies the model's chat template itself.
+        plain: TRL's prompts are text, for models without a chat template. verl's are always messages: it applies the
+            model's chat template itself.
         template: Text around ``{problem}``, in place of the instruction.
 
     >>> PromptForm(instruction="In a box.").text("1+1?")
@@ -49,13 +48,9 @@ class PromptForm:
 
     def messages(self, problem: str) -> list[dict[str, str]]:
         """The prompt as messages for a chat template."""
-        asked = (
-            self.template.replace("{problem}", problem)
-            if self.template
-            else f"{problem}\n{self.instruction}"
-            if self.instruction
-            else problem
-        )
+        asked = f"{problem}\n{self.instruction}".removesuffix("\n")
+        if self.template:
+            asked = self.template.replace("{problem}", problem)
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": asked}]
 
@@ -94,7 +89,7 @@ def prepare_data(
     specs: Sequence[str],
     out: Path,
     *,
-    form: PromptForm | None = None,
+    form: PromptForm = PromptForm(),
     role: Role | None = None,
     golds: Golds | None = None,
     revision: str | None = None,
@@ -113,15 +108,12 @@ def prepare_data(
     `bandpo_lab.evals.golds.unreadable`). Where the last are kept, the manifest names them.
 
     Args:
-        specs: Names and files, as `bandpo_lab.data.sources.load` takes them.
+        specs: Names and files, as `bandpo_lab.data.sources.load` takes them, which `role`, `revision`, `size` and
+            `seed` are for.
         out: Folder to write to; sets that are there already and not named stay.
         form: How problems become prompts.
-        role: Of the files (see `bandpo_lab.data.sources.load`).
         golds: Whether problems whose answer cannot be used are dropped or kept; left out, they are dropped
             from training sets and kept in evaluation sets, which stay comparable with others' figures.
-        revision: Of the hub's repository, where a single set is named.
-        size: Problems to make, for generated sets.
-        seed: Of generated sets.
         overwrite: Whether sets that are in the folder already are written again.
         authors: Whether prompts and data sources are those of the paper's authors (see `bandpo_lab.authors`).
 
@@ -129,13 +121,11 @@ def prepare_data(
         The manifest.
 
     Raises:
-        ValueError: No set, the same set twice, a set that is there already, or an unknown name. A role that is not
-            the set's own. A file that does not hold problems. A set of which nothing is left. An evaluation set whose
-            problems stand in a training set prepared earlier.
+        ValueError: No set, the same set twice, a set that is there already, or what `load` refuses. A set of which
+            nothing is left. An evaluation set whose problems stand in a training set prepared earlier.
         FileProblem: A file does not exist.
         ConnectionError: The hub cannot be reached.
     """
-    form = PromptForm() if form is None else form
     if not specs:
         raise InvalidValue("no set named: give names or files, for example aime24 or my.jsonl")
     if revision is not None and len(specs) > 1:
@@ -160,7 +150,7 @@ def prepare_data(
         sifted = [_sift(problems, evaluation, golds, grader) for problems in sets]
     for problems, (kept, gone, unusable) in zip(sets, sifted, strict=True):
         dropped += gone
-        written, asked = problems, form
+        written, asked = problems, replace(form, instruction="", system="") if problems.complete else form
         if authors:
             style = STYLES[problems.name]
             written = replace(problems, data_source=style.data_source)
@@ -176,7 +166,7 @@ def prepare_data(
             "unreadable golds": unusable,
             "licence": problems.licence,
             "origin": dict(problems.origin),
-            "prompt": asdict(asked) | ({"instruction": ""} if problems.complete else {}),
+            "prompt": asdict(asked),
             "sha256": files,
         }
     _replace(out / "dropped.jsonl", "".join(json.dumps(asdict(d)) + "\n" for d in dropped).encode())
@@ -232,7 +222,7 @@ def _verl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) 
     return [
         {
             "data_source": problems.data_source,
-            "prompt": _form_of(problems, form).messages(p.problem),
+            "prompt": form.messages(p.problem),
             "ability": problems.ability,
             "reward_model": {"style": "rule", "ground_truth": p.answer},
             "extra_info": {"split": problems.role, "index": i, "id": p.id, "problem": p.problem},
@@ -242,24 +232,12 @@ def _verl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) 
 
 
 def _trl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) -> list[dict[str, Any]]:
-    form = _form_of(problems, form)
+    whole = form.text if form.plain else form.messages
+    prompts = [p.problem if problems.complete else whole(p.problem) for p in kept]
     return [
-        {
-            "prompt": p.problem
-            if problems.complete
-            else form.text(p.problem)
-            if form.plain
-            else form.messages(p.problem),
-            "answer": p.answer,
-            "data_source": problems.data_source,
-            "id": p.id,
-        }
-        for p in kept
+        {"prompt": prompt, "answer": p.answer, "data_source": problems.data_source, "id": p.id}
+        for prompt, p in zip(prompts, kept, strict=True)
     ]
-
-
-def _form_of(problems: ProblemSet, form: PromptForm) -> PromptForm:
-    return PromptForm(instruction="", plain=True) if problems.complete else form
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> str:

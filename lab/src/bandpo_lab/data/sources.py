@@ -85,9 +85,6 @@ def load(
         size: Problems to make, for generated sets.
         seed: Of generated sets.
 
-    Returns:
-        The set.
-
     Raises:
         ValueError: Unknown name, a role that is not the set's own, a size that the set cannot have, or a file that
             does not hold problems.
@@ -161,10 +158,8 @@ def _read(
         except ValueError as error:
             unreadable[id] = str(error)
     if not problems:
-        first = "".join(
-            f"; row {id.removeprefix(f'{name}-')}: {why}" for id, why in list(unreadable.items())[:1]
-        )
-        raise InvalidValue(f"{name}: no row with a problem and an answer{first}")
+        why = [f"; row {id.removeprefix(f'{name}-')}: {reason}" for id, reason in unreadable.items()]
+        raise InvalidValue(f"{name}: no row with a problem and an answer{''.join(why[:1])}")
     return ProblemSet(
         name,
         _TRAIN.sub("", name) or name,

@@ -31,12 +31,7 @@ def extract(completion: str) -> Extracted | None:
     last expression of the last `LONGEST_ANSWER` characters. A box that is opened last and never closed is no answer:
     the completion was cut, or hides something.
 
-    Args:
-        completion: What the model wrote.
-
-    Returns:
-        The answer; None where there is none. One that is too long is cut at one character more than
-        `LONGEST_ANSWER`.
+    None stands for no answer. One that is too long is cut at one character more than `LONGEST_ANSWER`.
 
     >>> extract(r"So $x = \boxed{\frac{1}{2}}$.").text
     '\\frac{1}{2}'

@@ -97,13 +97,6 @@ class Generator(Protocol):
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
     """Token ids of a prompt, messages through the tokenizer's chat template.
 
-    Args:
-        tokenizer: Of the model.
-        prompt: Text or messages.
-
-    Returns:
-        Token ids, shape (length,).
-
     Raises:
         ValueError: Messages, and the tokenizer has no chat template; or a prompt without a single token.
     """
@@ -230,12 +223,11 @@ class TransformersGenerator:
         import torch
 
         width = max(map(len, ids))
-        pad = self._config.pad_token_id
-        pad = 0 if pad is None else pad
-        tokens = torch.tensor([[pad] * (width - len(row)) + row for row in ids], device=self.model.device)
-        attention = torch.tensor(
-            [[0] * (width - len(row)) + [1] * len(row) for row in ids], device=tokens.device
-        )
+        tokens = torch.full((len(ids), width), self._config.pad_token_id or 0, device=self.model.device)
+        attention = torch.zeros_like(tokens)
+        for i, row in enumerate(ids):
+            tokens[i, width - len(row) :] = torch.tensor(row)
+            attention[i, width - len(row) :] = 1
         generate: Any = self.model.generate
         output = generate(tokens, attention_mask=attention, generation_config=self._config)
         ends = self._config.eos_token_id
@@ -254,39 +246,19 @@ def sample(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     n: int,
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    seed: int = 0,
+    sampling: Sampling,
     batch_size: int = 64,
 ) -> list[list[str]]:
-    """n completions of each prompt from a model in memory.
+    """n completions of each prompt, one list a prompt, from a model in memory, which comes back in the mode it was in.
 
-    The model comes back in the mode it was in, training or not, and the process's generators unchanged.
-
-    Args:
-        model: Causal language model, on its device.
-        tokenizer: Its tokenizer.
-        prompts: Texts or messages.
-        n: Completions per prompt.
-        max_new_tokens: Longest completion, in tokens.
-        temperature: Of the softmax; 0 is greedy.
-        top_p: Probability mass kept at each step.
-        seed: The same seed and batch size give the same completions.
-        batch_size: Completions drawn at once.
-
-    Returns:
-        One list of n texts per prompt, special tokens removed.
+    The same seed and batch size give the same completions.
 
     Raises:
-        ValueError: n or a setting out of range, or a prompt that does not fit into the context.
+        ValueError: n or the batch size is below 1, or a prompt does not fit into the context.
     """
     if n < 1:
         raise InvalidValue(f"n = {n} must be at least 1")
-    generator = TransformersGenerator(
-        model, tokenizer, Sampling(max_new_tokens, temperature, top_p, seed), batch_size=batch_size
-    )
+    generator = TransformersGenerator(model, tokenizer, sampling, batch_size=batch_size)
     job = [prompt for prompt in prompts for _ in range(n)]
     texts = {i: completion.text for i, completion in generator.stream(job, range(len(job)))}
     return [[texts[i * n + j] for j in range(n)] for i in range(len(prompts))]

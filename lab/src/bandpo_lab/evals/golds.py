@@ -30,13 +30,7 @@ _WORDS = re.compile(r"[a-zA-Z]{2,}(?: [a-zA-Z]+)*")
 
 @dataclass(frozen=True)
 class Gold:
-    """A right answer, and where it stands.
-
-    Attributes:
-        id: Of the problem.
-        answer: The gold.
-        data_source: Decides how it is graded (see `bandpo_lab.evals.grading.grade`).
-    """
+    """A right answer, its problem, and the data source that decides how it is graded."""
 
     id: str
     answer: str
@@ -95,13 +89,7 @@ def _word_as_typeset(match: re.Match[str]) -> str:
 
 
 def renderings(gold: str) -> tuple[list[str], list[str]]:
-    r"""Other spellings of a gold, and spellings of other values.
-
-    Args:
-        gold: The right answer.
-
-    Returns:
-        What must be graded right, and what must be graded wrong.
+    r"""What must be graded right, the other spellings of a gold, and what must be graded wrong, those of other values.
 
     >>> renderings("1e-5")
     (['1e-5', '\\frac{1}{100000}', '0.00001', '1 \\times 10^{-5}'], ['-0.00001', '0.0001', '0.00002'])
@@ -121,14 +109,7 @@ def renderings(gold: str) -> tuple[list[str], list[str]]:
 
 
 def unreadable(golds: Sequence[Gold], grader: MathGrader | None = None) -> list[BadGold]:
-    """The golds that cannot be used, and why.
-
-    Args:
-        golds: Right answers.
-        grader: Grades; one of its own if not given.
-
-    Returns:
-        Those that cannot be used, in order.
+    """The golds that cannot be used, in order, and why; a grader of its own finds out if none is given.
 
     >>> [bad.gold.id for bad in unreadable([Gold("a", "4.5e33"), Gold("b", "9**9**9**9")])]
     ['b']

@@ -79,14 +79,9 @@ class MathGrader:
         self._compare = lru_cache(maxsize=100_000)(self._verdict)
 
     def grade(self, completion: str, gold: str) -> Grade:
-        """Grades one completion.
+        """Grades one completion, within about the time limit whatever it holds.
 
-        Args:
-            completion: What the model wrote.
-            gold: The right answer: LaTeX or a plain number, without a box.
-
-        Returns:
-            The verdict, within about the time limit whatever the completion holds.
+        The gold, the right answer, is LaTeX or a plain number, without a box.
         """
         extracted = extract(completion)
         if extracted is None:
@@ -102,11 +97,7 @@ class MathGrader:
         return Grade(0.0, verdict.answer, "no answer" if verdict.answer is None else "wrong")
 
     def reads(self, gold: str) -> bool:
-        """Whether math-verify reads a gold as mathematics, and not as a text that only itself can match.
-
-        Args:
-            gold: The right answer.
-        """
+        """Whether math-verify reads a gold as mathematics, and not as a text that only itself can match."""
         normal = normal_form(gold)
         return self._compare(normal, True, normal).read
 
@@ -128,16 +119,9 @@ class MathGrader:
         bases = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
         if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify ignores bases
             return _Verdict(answer=answer)
-        try:
-            return self._ask(answer, boxed, gold)
-        except _Died as death:
-            if death.reason == "timeout":
-                return _Verdict(reason=death.reason)
+        verdict = self._ask(answer, boxed, gold)
         # Something else than this answer may have ended the process.
-        try:
-            return self._ask(answer, boxed, gold)
-        except _Died as death:
-            return _Verdict(reason=death.reason)
+        return self._ask(answer, boxed, gold) if verdict.reason == "failed" else verdict
 
     def _ask(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
         worker = self._slots.get()
@@ -146,12 +130,12 @@ class MathGrader:
             if worker is None or worker.process.poll() is not None:
                 worker = _Worker(*self._settings)
             verdict = worker.ask({"answer": answer, "boxed": boxed, "gold": gold})
-            survivor = worker
+            survivor = None if verdict.reason else worker
+            return verdict
         finally:
             self._slots.put(survivor)
             if survivor is None and worker is not None:
                 worker.stop()
-        return _Verdict(**verdict)
 
 
 @dataclass(frozen=True)
@@ -160,12 +144,6 @@ class _Verdict:
     answer: str | None = None
     read: bool = False
     reason: str | None = None  # why the process died
-
-
-class _Died(Exception):
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class _Worker:
@@ -185,7 +163,7 @@ class _Worker:
                 f"the grading process does not start; try: {sys.executable} {script} 5 4000000000"
             )
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any]) -> _Verdict:
         started = time.monotonic()
         try:
             assert self.process.stdin is not None
@@ -195,8 +173,8 @@ class _Worker:
         except BrokenPipeError:
             line = ""
         if not line.endswith("\n"):
-            raise _Died("timeout" if time.monotonic() - started >= self.time_limit else "failed")
-        return json.loads(line)
+            return _Verdict(reason="timeout" if time.monotonic() - started >= self.time_limit else "failed")
+        return _Verdict(**json.loads(line))
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -245,15 +223,7 @@ RULES: Mapping[str, Callable[[str, str], Grade]] = {
 
 
 def grade(completion: str, gold: str, data_source: str = "math") -> Grade:
-    """Grades one completion by the rule of its data source.
-
-    Args:
-        completion: What the model wrote.
-        gold: The right answer, as `bandpo data prepare` writes it.
-        data_source: Name of the data set; the embedded tasks have rules of their own (`RULES`).
-
-    Returns:
-        The verdict.
+    """Grades one completion against a gold that `bandpo data prepare` wrote, by the rule of its data source (`RULES`).
 
     >>> grade("|3222", "3222", "multiplication").score
     1.0
@@ -276,9 +246,6 @@ def reward(
         data_source: Name of the data set for each; left out, all are mathematics.
         columns: What else TRL passes; not used.
 
-    Returns:
-        1.0 or 0.0 for each completion.
-
     Raises:
         ValueError: The sequences differ in length.
 
@@ -299,12 +266,6 @@ def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None
 ) -> dict[str, float | str]:
     """Reward function for verl: ``reward.custom_reward_function.path=pkg://bandpo_lab.evals.grading``.
-
-    Args:
-        data_source: Name of the data set.
-        solution_str: What the model wrote.
-        ground_truth: The right answer.
-        extra_info: What else verl passes; not used.
 
     Returns:
         ``score`` and ``acc`` (1.0 or 0.0), ``pred`` (the answer read, empty where there is none; verl's

@@ -144,7 +144,7 @@ def estimate(
     >>> e = estimate(mean_at_k([[1, 0], [1, 1], [0, 0]]))
     >>> e.value, e.low <= e.value <= e.high
     (0.5, True)
-    >>> estimate([0.25, 0.75, 1.25], minus=[0.0, 0.5, 1.0])
+    >>> estimate([0.25, 0.75, 1.25, 0.25], minus=[0.0, 0.5, 1.0, 0.0])
     Interval(value=0.25, low=0.25, high=0.25)
     """
     if not 0 < level < 1:

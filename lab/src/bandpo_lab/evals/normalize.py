@@ -108,13 +108,7 @@ _RULES: tuple[_Rule, ...] = tuple(
 
 
 def normal_form(text: str) -> str:
-    r"""The normal spelling of one answer.
-
-    Args:
-        text: LaTeX or a plain number.
-
-    Returns:
-        LaTeX of the same meaning.
+    r"""The normal spelling of one answer, LaTeX or a plain number, as LaTeX of the same meaning.
 
     >>> normal_form("4.5e33") == normal_form(r"4.5 \times 10^{33}")
     True

@@ -35,10 +35,6 @@ class EvalProblem:
 def embedded_problems(count: int = 64, seed: int = 0) -> list[EvalProblem]:
     """Problems of the embedded task that no training set contains.
 
-    Args:
-        count: How many.
-        seed: Of the choice.
-
     >>> len(embedded_problems(3))
     3
     """
@@ -49,13 +45,7 @@ def embedded_problems(count: int = 64, seed: int = 0) -> list[EvalProblem]:
 
 
 def read_problems(paths: Sequence[Path]) -> list[EvalProblem]:
-    """Problems from files that `bandpo data prepare` wrote, in TRL's form or verl's, as parquet or JSONL.
-
-    Args:
-        paths: Files with the columns `prompt` and `answer` (and `data_source`, `id`), or with verl's.
-
-    Returns:
-        The problems of all files, in order.
+    """The problems of files that `bandpo data prepare` wrote, in TRL's form or verl's, as parquet or JSONL, in order.
 
     Raises:
         ValueError: A file does not hold prompts and answers, or an id stands there twice.

@@ -44,15 +44,7 @@ class Scores:
 def score(
     samples: Sequence[Sample], kept: Sequence[BadGold] = (), dropped: Sequence[BadGold] = ()
 ) -> dict[str, Scores]:
-    """Metrics of a finished run.
-
-    Args:
-        samples: The same number for each problem, as `bandpo_lab.evals.run.evaluate` returns them.
-        kept: Golds among them that cannot be used.
-        dropped: Golds that were left out.
-
-    Returns:
-        Scores for each data source.
+    """Scores by data source of what `bandpo_lab.evals.run.evaluate` returns, and which golds cannot be used.
 
     Raises:
         ValueError: Problems differ in their number of samples.

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,16 +36,10 @@ _PROMPT = TypeAdapter(str | list[Message])
 
 
 def read_prompt(value: Any) -> str | list[dict[str, str]]:
-    """A prompt as text, or as messages whose content is text.
-
-    Args:
-        value: Text or messages, also in parts.
-
-    Returns:
-        Text, or messages of `role` and `content`.
+    """A prompt as text, or as messages of `role` and `content`, whose parts are put together.
 
     Raises:
-        ValueError: Anything else.
+        ValueError: Neither text nor messages of text.
 
     >>> read_prompt([{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}])
     [{'role': 'user', 'content': '1+1?'}]
@@ -73,10 +68,8 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 def read_answer(value: Any) -> str:
     r"""The answer in the forms that data sets use: numbers, lists, worked solutions, verl's reward model.
 
-    A number is written out, without an exponent. The answers of a list are all asked for, in any order.
-
-    Returns:
-        Plain text or LaTeX; empty where there is no answer.
+    A number is written out, without an exponent. The answers of a list are all asked for, in any order. An empty text
+    stands for no answer.
 
     Raises:
         ValueError: A value that is no answer, such as true.
@@ -104,14 +97,8 @@ def read_answer(value: Any) -> str:
     return whole[1] if whole else text
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file.
-
-    Args:
-        path: A ``.jsonl`` or ``.parquet`` file.
-
-    Returns:
-        One dictionary for each row; blank lines are no rows.
+def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """The rows of a ``.jsonl`` or ``.parquet`` file, all or the first; blank lines are no rows.
 
     Raises:
         FileProblem: No such file.
@@ -119,14 +106,15 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
-    if path.suffix == ".jsonl":
-        return [row for _, row in read_jsonl(path, growing=False, parse=_parse)]
+    if path.suffix in (".jsonl", ".json"):  # verl's name for the same
+        return [row for _, row in islice(read_jsonl(path, growing=False, parse=_parse), limit)]
     if path.suffix != ".parquet":
         raise InvalidValue(f"{path} must be a .parquet or .jsonl file")
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_table(path).to_pylist()
+        file = pyarrow.parquet.ParquetFile(path)
+        return list(islice((row for batch in file.iter_batches() for row in batch.to_pylist()), limit))
     except (pyarrow.ArrowException, OSError) as error:
         raise InvalidValue(f"{path} cannot be read as parquet: {error}") from error
 

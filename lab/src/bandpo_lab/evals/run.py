@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -70,9 +70,6 @@ def evaluate(
         settings: What else identifies the run, such as the model's name; compared when it goes on.
         progress: Shows a bar.
 
-    Returns:
-        n samples for each problem, in order.
-
     Raises:
         ValueError: n below 1, or a folder of another run, or a file of samples that is damaged.
         GenerationError: The generator cannot go on. What came until then is kept, and the same call goes on.
@@ -106,14 +103,13 @@ def evaluate(
                         problem=problem.id,
                         sample=position % n,
                         data_source=problem.data_source,
-                        score=verdict.score,
-                        answer=verdict.answer,
-                        reason=verdict.reason,
                         finish=completion.finish,
                         tokens=completion.tokens,
                         completion=completion.text,
+                        **asdict(verdict),
                     )
-                    _append(file, sample)
+                    file.write(json.dumps(asdict(sample)) + "\n")
+                    file.flush()  # a kill must not lose it
                     done[position] = sample
                     bar.update()
             except GenerationError as error:
@@ -125,13 +121,7 @@ def evaluate(
 
 
 def read_samples(folder: Path) -> list[Sample]:
-    """The samples of a finished run.
-
-    Args:
-        folder: That `evaluate` wrote.
-
-    Returns:
-        The same number of samples for each problem, each problem's in order.
+    """The samples of a finished run in the folder that `evaluate` wrote, each problem's in order.
 
     Raises:
         FileProblem: Not such a folder.
@@ -148,12 +138,6 @@ def read_samples(folder: Path) -> list[Sample]:
             f"{path} has {len(samples)} samples of {expected}: run the same `bandpo eval` again to finish"
         )
     return samples
-
-
-def _append(file: IO[str], sample: Sample) -> None:
-    file.write(json.dumps(asdict(sample)) + "\n")
-    # A kill must not lose it.
-    file.flush()
 
 
 def _parse(path: Path) -> Iterator[tuple[int, Sample]]:

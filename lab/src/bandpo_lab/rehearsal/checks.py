@@ -12,7 +12,7 @@ from typing import Any
 from bandpo.audit.files import read_jsonl
 from bandpo.methods import Parts
 from bandpo.rules import Unclipped
-from bandpo_lab.rehearsal import files, reference
+from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.run import FATAL
 
 PROBABILITY_TOLERANCE = 2e-5
@@ -55,40 +55,38 @@ def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check
         done = max(metrics, default=0)
         return [Check("training", False, f"stopped after step {done} of {steps}. {explain(folder, 'first')}")]
     checkpoint = folder / "checkpoints" / f"global_step_{steps}"
+    saved = checkpoint.is_dir()
+    losses = folder / files.LOSSES.format("first")
     return [
         Check("training", True, f"{steps} steps of rollout, reward, advantage and update"),
-        _loss(metrics, expected.loss_mode),
-        *_against_reference(metrics, folder / files.LOSSES.format("first"), expected.parts),
-        _reward(folder, expected.answers),
+        Check("policy loss", *_loss(metrics, expected.loss_mode)),
+        *_by_hand(metrics, losses, expected.parts),
+        Check("reward", *_reward(folder, expected.answers)),
         *_reward_time(folder, expected),
-        _gradient(metrics),
-        _weight_sync(metrics, folder / files.LOSSES.format("first")),
-        _validation(metrics[steps]),
-        Check(
-            "checkpoint",
-            checkpoint.is_dir(),
-            f"{checkpoint} {'is' if checkpoint.is_dir() else 'is not'} there",
-        ),
+        Check("gradient", *_gradient(metrics)),
+        Check("weight sync", *_weight_sync(metrics, losses)),
+        Check("validation", *_validation(metrics[steps])),
+        Check("checkpoint", saved, f"{checkpoint} {'is' if saved else 'is not'} there"),
     ]
 
 
 def resumed_run_check(folder: Path, steps: int) -> Check:
     """Whether the resumed run went on from the checkpoint: next step, same weights, still in sync."""
+    return Check("resume", *_resumed(folder, steps))
+
+
+def _resumed(folder: Path, steps: int) -> tuple[bool, str]:
     metrics = _by_step(folder, "resumed")
     if steps + 1 not in metrics:
-        return Check("resume", False, explain(folder, "resumed"))
+        return False, explain(folder, "resumed")
     if min(metrics) != steps + 1:
-        return Check(
-            "resume", False, f"went on at step {min(metrics)}, not {steps + 1}: no checkpoint was found"
-        )
+        return False, f"went on at step {min(metrics)}, not {steps + 1}: no checkpoint was found"
     # The last sync of the first run and the first one of the resumed run follow the same step: their models are equal.
     checksums = [sync["checksum"] for sync in records(folder / files.SYNCS) if sync["step"] == steps]
     if len(checksums) < 2 or not math.isclose(checksums[0], checksums[-1], rel_tol=1e-9):
-        return Check(
-            "resume", False, "the weights read from the checkpoint are not those that were written to it"
-        )
-    sync = _weight_sync(metrics, folder / files.LOSSES.format("resumed"))
-    return Check("resume", sync.ok, "the same weights, one more step" if sync.ok else sync.detail)
+        return False, "the weights read from the checkpoint are not those that were written to it"
+    synced, found = _weight_sync(metrics, folder / files.LOSSES.format("resumed"))
+    return synced, "the same weights, one more step" if synced else found
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -101,154 +99,121 @@ def _by_step(folder: Path, run: str) -> dict[int, dict[str, float]]:
     return {record["step"]: record["data"] for record in logged if "actor/grad_norm" in record["data"]}
 
 
-def _loss(steps: dict[int, dict[str, float]], loss_mode: str) -> Check:
+def _loss(steps: dict[int, dict[str, float]], loss_mode: str) -> tuple[bool, str]:
     losses = [data.get("actor/pg_loss", math.nan) for data in steps.values()]
     if not all(map(math.isfinite, losses)):
-        return Check("policy loss", False, f"the loss is not finite: {losses}")
+        return False, f"the loss is not finite: {losses}"
     last = steps[max(steps)]
     if loss_mode == "band" and "actor/clip_high" not in last:
-        return Check(
-            "policy loss",
+        return (
             False,
             "loss_mode is band, but the metric actor/clip_high is missing: another loss ran under that name",
         )
     seen = {k: last[k] for k in ("actor/clip_high", "actor/clip_low", "actor/pg_clipfrac") if k in last}
-    shares = ", ".join(f"{k} {v:.2g}" for k, v in seen.items())
-    return Check("policy loss", True, f"{loss_mode} ran in the worker: {shares}")
+    return True, f"{loss_mode} ran in the worker: {', '.join(f'{k} {v:.2g}' for k, v in seen.items())}"
 
 
-def _against_reference(
-    steps: dict[int, dict[str, float]], recorded: Path, parts: Parts | None
-) -> list[Check]:
+_IDLE = "A rule that never acts has not been tested: look at the learning rate that the trainer really uses"
+
+
+def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, parts: Parts | None) -> list[Check]:
     """Whether the rule acted, and whether the worker's gradient is what the rule asks for."""
     if parts is None:
         clipped = [data.get("actor/pg_clipfrac", math.nan) for data in steps.values()]
         shares = ", ".join(f"{share:.2g}" for share in clipped)
-        return [
-            Check(
-                "clip", any(share > 0 for share in clipped), f"actor/pg_clipfrac by step: {shares}. {_IDLE}"
-            )
-            if any(map(math.isfinite, clipped))
-            else Check("clip", True, "not judged: this loss does not say what it clips", warning=True),
-            Check(
-                "gradient of the loss",
-                True,
-                "not compared: bandpo has no reference for this loss",
-                warning=True,
-            ),
-        ]
-    calls = reference.load(recorded)
+        clip = Check("clip", True, "not judged: this loss does not say what it clips", warning=True)
+        if any(map(math.isfinite, clipped)):
+            found = any(share > 0 for share in clipped)
+            clip = Check("clip", found, f"actor/pg_clipfrac by step: {shares}. {_IDLE}")
+        unknown = "not compared: bandpo has no reference for this loss"
+        return [clip, Check("gradient of the loss", True, unknown, warning=True)]
+    calls = by_hand.load(recorded)
     if not calls:
         return [Check("clip", False, "the worker called no policy loss")]
     if not any(call["advantages"].any() for call in calls):  # the check of the reward says why
         return [Check("clip", True, "not judged: every advantage is 0", warning=True)]
-    found = reference.compare(calls, parts)
+    found = by_hand.compare(calls, parts)
     if parts.clip == Unclipped():
         clip = Check("clip", True, "the rule clips nothing")
     else:
         share = f"the rule changed the gradient of {found.clipped} of {found.tokens} tokens"
         clip = Check("clip", found.clipped > 0, share if found.clipped else f"{share}. {_IDLE}")
     means = "the formula" if found.independent else "the library itself, whose formula has no second version,"
+    same = found.difference <= by_hand.TOLERANCE
     agreement = f"{len(calls)} calls in the worker agree with {means} in float64 to {found.difference:.1g}"
-    if found.difference <= reference.TOLERANCE:
-        return [clip, Check("loss by hand", True, agreement)]
-    return [
-        clip,
-        Check(
-            "loss by hand",
-            False,
-            f"the worker's gradient differs from {means} in float64 for {parts.clip!r} by {found.difference:.2g} of "
-            "its largest entry: the worker does not run the rule of the config",
-        ),
-    ]
-
-
-_IDLE = "A rule that never acts has not been tested: look at the learning rate that the trainer really uses"
+    disagreement = (
+        f"the worker's gradient differs from {means} in float64 for {parts.clip!r} by {found.difference:.2g} of "
+        "its largest entry: the worker does not run the rule of the config"
+    )
+    return [clip, Check("loss by hand", same, agreement if same else disagreement)]
 
 
 def _reward_time(folder: Path, expected: Expected) -> list[Check]:
     """A warning if rewards as slow as these would hold up each step on the cluster."""
     took = [row["seconds"] for row in records(folder / files.REWARD_SECONDS)]
-    if not took:
-        return []
-    least = min(took)  # the others may have waited for their turn
+    least = min(took, default=0.0)  # the others may have waited for their turn
     step = least * expected.responses / expected.reward_workers
     if step < SLOW_STEP:
         return []
-    return [
-        Check(
-            "time of the reward",
-            True,
-            f"{least:.2g} s an answer. A step on the cluster has {expected.responses} answers, which is "
-            f"{step / 3600:.2g} h in the {expected.reward_workers} processes of reward.num_workers if each works on "
-            "one at a time, while all GPUs wait",
-            warning=True,
-        )
-    ]
+    cost = (
+        f"{least:.2g} s an answer. A step on the cluster has {expected.responses} answers, which is "
+        f"{step / 3600:.2g} h in the {expected.reward_workers} processes of reward.num_workers if each works on "
+        "one at a time, while all GPUs wait"
+    )
+    return [Check("time of the reward", True, cost, warning=True)]
 
 
-def _reward(folder: Path, answers: dict[str, str]) -> Check:
+def _reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
     """Right answers, planted in every group, must earn more than noise."""
     if not answers:
-        return Check(
-            "reward", True, "ran, but was not judged: no prompt has a short reward_model.ground_truth"
-        )
+        return True, "ran, but was not judged: no prompt has a short reward_model.ground_truth"
     responses = [row for path in sorted((folder / files.ROLLOUTS).glob("*.jsonl")) for row in records(path)]
     planted = set(answers.values())
-    right = [row["score"] for row in responses if any(answer in row["output"] for answer in planted)]
-    noise = [row["score"] for row in responses if not any(answer in row["output"] for answer in planted)]
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for row in responses:
+        scores[any(answer in row["output"] for answer in planted)].append(row["score"])
+    right, noise = scores[True], scores[False]
     if not right or not noise:
-        return Check(
-            "reward", False, f"{len(right)} right and {len(noise)} random responses: nothing to compare"
-        )
+        return False, f"{len(right)} right and {len(noise)} random responses: nothing to compare"
+    if mean(right) > mean(noise):
+        return True, f"right answers earn {mean(right):.3g}, random text {mean(noise):.3g}"
     example = next(iter(planted)).replace("\n", "\\n")
-    if mean(right) <= mean(noise):
-        return Check(
-            "reward",
-            False,
-            f"right answers such as {example!r} earn {mean(right):.3g} on average and random text {mean(noise):.3g}. "
-            "Every group would have zero advantage, and training would teach nothing: check the reward function "
-            "and the form of answer that it looks for",
-        )
-    return Check("reward", True, f"right answers earn {mean(right):.3g}, random text {mean(noise):.3g}")
+    return False, (
+        f"right answers such as {example!r} earn {mean(right):.3g} on average and random text {mean(noise):.3g}. "
+        "Every group would have zero advantage, and training would teach nothing: check the reward function "
+        "and the form of answer that it looks for"
+    )
 
 
-def _gradient(steps: dict[int, dict[str, float]]) -> Check:
+def _gradient(steps: dict[int, dict[str, float]]) -> tuple[bool, str]:
     norms = [data["actor/grad_norm"] for data in steps.values()]
-    if not all(math.isfinite(norm) and norm > 0 for norm in norms):
-        return Check(
-            "gradient",
-            False,
-            f"the gradient's norm is {norms} by step: an update that changes nothing, as when all rewards of a "
-            "group are equal or the mask is empty",
-        )
-    return Check("gradient", True, f"norm {min(norms):.2g} to {max(norms):.2g}")
+    if all(math.isfinite(norm) and norm > 0 for norm in norms):
+        return True, f"norm {min(norms):.2g} to {max(norms):.2g}"
+    return False, (
+        f"the gradient's norm is {norms} by step: an update that changes nothing, as when all rewards of a "
+        "group are equal or the mask is empty"
+    )
 
 
-def _weight_sync(steps: dict[int, dict[str, float]], recorded: Path) -> Check:
+def _weight_sync(steps: dict[int, dict[str, float]], recorded: Path) -> tuple[bool, str]:
     differences = [data.get("training/rollout_probs_diff_max", math.nan) for data in steps.values()]
     # verl compares nothing where it takes the sampler's probabilities for the old ones.
     if all(map(math.isnan, differences)):
-        calls = reference.load(recorded)
-        differences = reference.sync_differences(calls, len(steps)) if calls else differences
-    if not all(d < PROBABILITY_TOLERANCE for d in differences):
-        return Check(
-            "weight sync",
-            False,
-            f"sampler and trainer disagree on a token's probability by up to {max(differences):.2g} "
-            f"(by step: {', '.join(f'{d:.2g}' for d in differences)}; below {PROBABILITY_TOLERANCE:g} is expected). "
-            "The sampler does not have the trainer's weights: on the cluster, training would go on and rot",
-        )
-    return Check("weight sync", True, f"sampler and trainer agree on probabilities to {max(differences):.1g}")
+        calls = by_hand.load(recorded)
+        differences = by_hand.sync_differences(calls, len(steps)) if calls else differences
+    if all(d < PROBABILITY_TOLERANCE for d in differences):
+        return True, f"sampler and trainer agree on probabilities to {max(differences):.1g}"
+    return False, (
+        f"sampler and trainer disagree on a token's probability by up to {max(differences):.2g} "
+        f"(by step: {', '.join(f'{d:.2g}' for d in differences)}; below {PROBABILITY_TOLERANCE:g} is expected). "
+        "The sampler does not have the trainer's weights: on the cluster, training would go on and rot"
+    )
 
 
-def _validation(data: dict[str, float]) -> Check:
-    scores = {k: v for k, v in data.items() if k.startswith("val-core/")}
-    if not scores:
-        return Check(
-            "validation", False, "no metric val-core/… after the last step: the validation set gave no score"
-        )
-    return Check("validation", True, ", ".join(scores))
+def _validation(data: dict[str, float]) -> tuple[bool, str]:
+    scores = [name for name in data if name.startswith("val-core/")]
+    missing = "no metric val-core/… after the last step: the validation set gave no score"
+    return bool(scores), ", ".join(scores) or missing
 
 
 KNOWN = {

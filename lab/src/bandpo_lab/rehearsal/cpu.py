@@ -2,7 +2,7 @@
 
 Importing this module registers a verl platform named `cpu` (chosen by `VERL_PLATFORM=cpu`) and a rollout
 backend named `transformers`. The trainer, the workers, the FSDP2 engine, the losses and the weight sync stay
-verl's own. Each call of a policy loss is written to a file, for `bandpo_lab.rehearsal.reference`,
+verl's own. Each call of a policy loss is written to a file, for `bandpo_lab.rehearsal.by_hand`,
 and so are the seconds that each reward takes.
 """
 
@@ -25,29 +25,24 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.utils import losses
 
-from bandpo_lab.rehearsal import files, reference
+from bandpo_lab.rehearsal import by_hand, files
 
 
 def _device_module() -> types.ModuleType:
     """`torch.cpu` with the memory and random-state functions that verl calls on `torch.cuda`."""
     module = types.ModuleType("cpu")
     module.__dict__.update(vars(torch.cpu))
-    zero = dict.fromkeys(
-        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), lambda *_: 0
-    )
-    nothing = dict.fromkeys(
-        (
-            "empty_cache",
-            "ipc_collect",
-            "reset_peak_memory_stats",
-            "set_per_process_memory_fraction",
-            "set_device",
-        ),
-        lambda *_: None,
+    sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    calls = (
+        "empty_cache",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+        "set_per_process_memory_fraction",
+        "set_device",
     )
     module.__dict__.update(
-        **zero,
-        **nothing,
+        **dict.fromkeys(sizes, lambda *_: 0),
+        **dict.fromkeys(calls, lambda *_: None),
         mem_get_info=lambda *_: (0, 0),
         get_device_name=lambda *_: "cpu",
         get_rng_state=lambda *_: torch.get_rng_state(),
@@ -146,7 +141,7 @@ def _recorded(loss: Callable[..., Any]) -> Callable[..., Any]:
         record = arguments | {"log_prob": log_prob, "gradient": gradient, "average": config.global_batch_info}
         folder = Path(os.environ[files.FOLDER]) / files.LOSSES.format(os.environ[files.RUN])
         folder.mkdir(exist_ok=True)
-        reference.save(record, folder / f"{os.getpid()}-{next(_calls):04d}.safetensors")
+        by_hand.save(record, folder / f"{os.getpid()}-{next(_calls):04d}.pt")
         return value, metrics
 
     return call

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bandpo.audit.files import read_jsonl
 from bandpo.errors import InvalidValue
+from bandpo_lab.evals.rows import read_rows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -123,16 +123,7 @@ def _read(path: Path, prompt_key: str, limit: int = 500) -> list[dict[str, Any]]
     Raises:
         ValueError: It cannot be read, or has no prompts; the message names it.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        if path.suffix == ".parquet":
-            rows = next(pq.ParquetFile(path).iter_batches(limit), pa.table({})).to_pylist()
-        else:
-            rows = [row for _, row in itertools.islice(read_jsonl(path, growing=False), limit)]
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise InvalidValue(f"{path} cannot be read: {error}") from error
+    rows = read_rows(path, limit)
     for row in rows:
         messages = row.get(prompt_key)
         if not (
@@ -155,16 +146,11 @@ def choose_prompts(files: list[str], prompt_key: str, tokenizer: Any, max_tokens
         return Prompts(_additions(prompt_key)[:count], f"made up, since {', '.join(missing)} is not here")
 
     def short(row: dict[str, Any]) -> bool:
-        return (
-            len(tokenizer.apply_chat_template(row[prompt_key], add_generation_prompt=True)["input_ids"])
-            <= max_tokens
-        )
+        read = tokenizer.apply_chat_template(row[prompt_key], add_generation_prompt=True)
+        return len(read["input_ids"]) <= max_tokens
 
-    rows = list(
-        itertools.islice(
-            filter(short, itertools.chain.from_iterable(_read(path, prompt_key) for path in paths)), count
-        )
-    )
+    every = itertools.chain.from_iterable(_read(path, prompt_key) for path in paths)
+    rows = list(itertools.islice(filter(short, every), count))
     if len(rows) < count:
         raise InvalidValue(
             f"of the first rows of {', '.join(map(str, paths))}, only {len(rows)} have a prompt of at most "

@@ -18,14 +18,18 @@ from bandpo_lab.rehearsal.checks import Check
 
 def validate(config: Any) -> Check:
     """verl's own checks, on the recipe in its full size."""
+    fault = _impossible(config) or _refused(config)
+    return Check("settings", not fault, fault or "accepted by verl at full size")
+
+
+def _refused(config: Any) -> str | None:
+    """What verl says against it, or would in the first update."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
     from verl.utils.import_utils import import_external_libs
 
-    if cause := _impossible(config):
-        return Check("settings", False, cause)
     settings = config.actor_rollout_ref
     try:
         import_external_libs(settings.model.external_lib)
@@ -45,18 +49,17 @@ def validate(config: Any) -> Check:
                 f"over {gpus} GPUs"
             )
     except InstantiationException as error:  # hydra wraps the error of a config class
-        return Check("settings", False, f"verl refuses the settings: {error.__cause__ or error}")
+        return f"verl refuses the settings: {error.__cause__ or error}"
     except Exception as error:  # any error of verl or of a plug-in is a finding
-        return Check("settings", False, f"verl refuses the settings: {type(error).__name__}: {error}")
+        return f"verl refuses the settings: {type(error).__name__}: {error}"
     try:
         mode = loss_mode(config)
         loss_parts(config)
     except ValueError as error:
-        return Check("settings", False, str(error))
+        return str(error)
     if mode not in POLICY_LOSS_REGISTRY:
-        known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
-        return Check("settings", False, f"there is no policy loss named {mode!r}; known are {known}")
-    return Check("settings", True, "accepted by verl at full size")
+        return f"there is no policy loss named {mode!r}; known are {', '.join(sorted(POLICY_LOSS_REGISTRY))}"
+    return None
 
 
 def _impossible(config: Any) -> str | None:
@@ -127,8 +130,8 @@ def loss_parts(config: Any) -> Parts | None:
         raise InvalidValue(f"actor_rollout_ref.actor.clip_ratio_c: {error}") from error
 
 
-def reward(config: Any) -> Check | None:
-    """The reward function and its manager, loaded as verl's reward workers load them; None if they can be."""
+def reward(config: Any) -> list[Check]:
+    """The reward function and its manager, loaded as verl's reward workers load them; nothing if they can be."""
     from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
     with warnings.catch_warnings():
@@ -140,8 +143,8 @@ def reward(config: Any) -> Check | None:
     except Exception as error:  # any error of a user's module is a finding
         where = config.reward.custom_reward_function
         named = f"reward.custom_reward_function ({where.name} of {where.path})" if where.path else "reward"
-        return Check("reward", False, f"{named} cannot be loaded: {type(error).__name__}: {error}")
-    return None
+        return [Check("reward", False, f"{named} cannot be loaded: {type(error).__name__}: {error}")]
+    return []
 
 
 def data_files(config: Any, split: str) -> list[str]:
@@ -150,8 +153,8 @@ def data_files(config: Any, split: str) -> list[str]:
     return [named] if isinstance(named, str) else list(named)
 
 
-def missing(config: Any) -> list[str]:
-    """One sentence for each file of the recipe that is not on this machine.
+def missing(config: Any) -> list[Check]:
+    """The files of the recipe that are not on this machine, if there are such.
 
     A model may be a name on a hub instead, which nobody looks up here; what cannot be such a name is a path.
     """
@@ -166,4 +169,6 @@ def missing(config: Any) -> list[str]:
         validate_repo_id(model)
     except HFValidationError:
         paths.append(("actor_rollout_ref.model.path", model))
-    return [f"{key}: {path} is not here" for key, path in paths if not Path(path).expanduser().exists()]
+    absent = [f"{key}: {path} is not here" for key, path in paths if not Path(path).expanduser().exists()]
+    said = "; ".join(absent) + " (--stand-in: go on with made-up ones)"
+    return [Check("files", False, said)] if absent else []

@@ -1,16 +1,114 @@
-"""verl's side of the rollout: starts the servers of `bandpo_lab.rehearsal.server` and pushes the weights to them."""
+"""verl's rollout on `transformers` generation, for models small enough for a CPU: the server and the trainer's side."""
 
+import json
 import os
+from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from torch.distributed.tensor import DTensor
 from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from bandpo_lab.rehearsal.server import TransformersServer
+from bandpo_lab.rehearsal.files import ANSWERS, FOLDER, SYNCS
+
+
+class TransformersServer:
+    """Generates for one replica, one request at a time.
+
+    It starts from random weights, as vLLM does under `load_format=dummy`: only a working weight sync can make
+    its probabilities those of the trainer. Every second request for a prompt with a known answer is given that
+    answer in place of a sample, so that the reward function sees right and wrong responses in each group.
+    """
+
+    def __init__(self, model: str, prompt_length: int, response_length: int, seed: int):
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.prompt_length, self.response_length = prompt_length, response_length
+        hf_config = AutoConfig.from_pretrained(model)
+        self.model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.global_steps: int | None = 0
+        self.requests: Counter[str] = Counter()
+        self.folder = Path(os.environ[FOLDER])
+        self.answers: dict[str, str] = json.loads((self.folder / ANSWERS).read_text())
+
+    def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
+        """Takes the trainer's weights; every parameter of the model must be among them."""
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        missing = set(dict(self.model.named_parameters())) - set(weights) - tied
+        if missing:
+            raise KeyError(f"weight sync sent no value for {sorted(missing)}")
+        self.model.load_state_dict(weights, strict=False)
+        self.global_steps = global_steps
+        with open(self.folder / SYNCS, "a") as file:
+            checksum = sum(w.double().abs().sum().item() for w in weights.values())
+            print(json.dumps({"step": global_steps, "checksum": checksum}), file=file)
+
+    def _answer(self, prompt: str) -> str | None:
+        """The planted answer for every second request of a prompt, else None."""
+        question = next((q for q in self.answers if q in prompt), None)
+        if question is None:
+            return None
+        self.requests[question] += 1
+        return self.answers[question] if self.requests[question] % 2 else None
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+        """One response; of the arguments that verl's client sends, text needs these two."""
+        with torch.inference_mode():
+            return self._generate(list(prompt_ids), sampling_params)
+
+    def _generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        prompt = torch.tensor([prompt_ids])
+        length = min(
+            sampling_params.get("max_tokens", self.response_length),
+            self.prompt_length + self.response_length - len(prompt_ids),
+        )
+        temperature = sampling_params.get("temperature", 1.0)
+        answer = self._answer(self.tokenizer.decode(prompt[0]))
+        if answer is not None:
+            response = [
+                *self.tokenizer.encode(answer, add_special_tokens=False),
+                self.tokenizer.eos_token_id,
+            ][:length]
+        else:
+            sampling: dict[str, Any] = {"do_sample": False}
+            if temperature:
+                sampling = {"do_sample": True, "temperature": temperature}
+                sampling |= {
+                    "top_p": sampling_params.get("top_p", 1.0),
+                    "top_k": max(sampling_params.get("top_k", 0), 0),
+                }
+            output = self.model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=length,
+                eos_token_id=self.tokenizer.eos_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,
+                **sampling,
+            )
+            response = output[0, prompt.shape[1] :].tolist()
+        # One teacher-forced pass gives the log-probabilities of samples and planted answers alike.
+        sequence = torch.cat([prompt, torch.tensor([response])], dim=1)
+        logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1] / (temperature or 1.0)
+        logp = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        return TokenOutput(
+            token_ids=response,
+            log_probs=logp.tolist(),
+            stop_reason="completed",
+            extra_fields={"global_steps": self.global_steps},
+        )
+
+    async def idle(self, **_: Any) -> None:
+        """There is no cache to free and no engine to wake."""
+
+    wake_up = sleep = abort_all_requests = resume_generation = idle
+    clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
 
 
 def server_name(replica_rank: int) -> str:
@@ -24,10 +122,9 @@ class TransformersReplica(RolloutReplica):
     async def launch_servers(self) -> None:
         server = ray.remote(num_cpus=0)(TransformersServer)
         options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
-        handle: Any = server.options(**options).remote(
+        self._server_handle: Any = server.options(**options).remote(
             self.model_config.path, self.config.prompt_length, self.config.response_length, self.config.seed
         )
-        self._server_handle = handle
         self.servers = [self._server_handle]
         self._server_address = server_name(self.replica_rank)
 

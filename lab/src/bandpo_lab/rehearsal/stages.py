@@ -120,14 +120,12 @@ def rehearse(
     # The fork server imports the same modules as this process, at the same time, on another core.
     with Forks(folder, environment(folder)) as forks:
         checks = [preflight.validate(config)]
+        if checks[0].ok and not stand_in:
+            checks += preflight.missing(config)
+        if checks[-1].ok:
+            checks += preflight.reward(config)
         if not checks[-1].ok:
             return Rehearsal([], checks, "", folder)
-        absent = [] if stand_in else preflight.missing(config)
-        if absent:
-            checks.append(Check("files", False, "; ".join(absent) + " (--stand-in: go on with made-up ones)"))
-            return Rehearsal([], checks, "", folder)
-        if unloadable := preflight.reward(config):
-            return Rehearsal([], [*checks, unloadable], "", folder)
 
         report("writing a tiny model")
         tokenizer = write_model(config.actor_rollout_ref.model.path, folder / "model")
@@ -139,9 +137,8 @@ def rehearse(
             try:
                 prompts = choose_prompts(paths, key, tokenizer, PROMPT_TOKENS, count)
             except ValueError as error:
-                return Rehearsal(
-                    [], [*checks, Check("files", False, f"data.{split}_files: {error}")], "", folder
-                )
+                checks.append(Check("files", False, f"data.{split}_files: {error}"))
+                return Rehearsal([], checks, "", folder)
             write_rows(prompts.rows, folder / f"{split}.parquet")
             answers |= prompts.answers(key, right_answer)
             origins.append(f"{split} prompts: {prompts.origin}")

@@ -13,11 +13,7 @@ EMBEDDED = "multiplication"
 def task_module(name: str) -> ModuleType | None:
     """The module of a task: `EMBEDDED`, or the import path of any module with ``dataset(split, n)``.
 
-    Args:
-        name: What ``dataset_name`` says.
-
-    Returns:
-        None for any other name, such as that of a data set on a hub.
+    None for any other ``dataset_name``, such as that of a data set on a hub.
 
     >>> task_module("multiplication").dataset("train", 2).column_names
     ['prompt', 'answer']

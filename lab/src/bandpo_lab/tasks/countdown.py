@@ -89,9 +89,7 @@ class Countdown:
     def solved_by(self, expression: str) -> bool:
         """Whether an expression uses exactly the numbers, each once, and equals the target.
 
-        Args:
-            expression: Such as ``(3 + 4) * 2``, ``= 14`` at its end allowed; LaTeX signs for the operations
-                too.
+        ``= 14`` may stand at its end, and LaTeX's signs for the operations.
         """
         for latex, sign in _LATEX.items():
             expression = expression.replace(latex, sign)

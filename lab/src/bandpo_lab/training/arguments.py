@@ -57,16 +57,15 @@ class RunArguments(GRPOScriptArguments):
     )
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("train_prompts", 1),
-            ("eval_prompts", 0),
-            ("eval_samples", 1),
-            ("eval_every", 0),
-            ("threads", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidValue(f"{name} must be at least {least}, got {value}")
+        _refuse(self, ("train_prompts", "eval_samples", "threads"), lambda value: value >= 1, "at least 1")
+        _refuse(self, ("eval_prompts", "eval_every"), lambda value: value >= 0, "at least 0")
+
+
+def _refuse(settings: Any, names: Sequence[str], fits: Callable[[float], bool], said: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, int | float) and not fits(value):
+            raise InvalidValue(f"{name} must be {said}, got {value}")
 
 
 ABOVE_0 = (
@@ -85,14 +84,8 @@ class TrainingConfig(BandGRPOConfig):
     """
 
     def __post_init__(self) -> None:
-        for names, fits, said in (
-            (ABOVE_0, lambda value: value > 0, "above 0"),
-            (AT_LEAST_0, lambda value: value >= 0, "at least 0"),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                if isinstance(value, int | float) and not fits(value):
-                    raise InvalidValue(f"{name} must be {said}, got {value}")
+        _refuse(self, ABOVE_0, lambda value: value > 0, "above 0")
+        _refuse(self, AT_LEAST_0, lambda value: value >= 0, "at least 0")
         if self.max_steps == 0 or self.max_steps < -1:
             raise InvalidValue(
                 f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}"

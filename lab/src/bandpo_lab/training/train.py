@@ -20,7 +20,7 @@ from bandpo.audit.settings import Setup
 from bandpo.audit.style import save_figure
 from bandpo.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
-from bandpo_lab.evals.generate import sample
+from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
 from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
@@ -203,17 +203,11 @@ def evaluation(
     run, training, _, _ = arguments
     rows: list[dict[str, Any]] = list(dataset.take(run.eval_prompts))
     prompts = [row["prompt"] for row in rows]
-    completions = sample(
-        model,
-        tokenizer,
-        prompts,
-        n=run.eval_samples,
-        # Without a limit TRL has none. An evaluation needs one.
-        max_new_tokens=training.max_completion_length or 512,
-        temperature=training.temperature,
-        seed=EVALUATION_SEED,
-        batch_size=training.per_device_eval_batch_size,
-    )
+    # Without a limit TRL has none. An evaluation needs one.
+    limit = training.max_completion_length or 512
+    sampling = Sampling(limit, training.temperature, seed=EVALUATION_SEED)
+    batch_size = training.per_device_eval_batch_size
+    completions = sample(model, tokenizer, prompts, run.eval_samples, sampling, batch_size)
     totals = [_total_rewards(row, texts, rewards) for row, texts in zip(rows, completions, strict=True)]
     right = [[total >= run.solved_at for total in per_prompt] for per_prompt in totals]
     k = run.eval_samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,27 +39,14 @@ class Comparison:
 
 
 def save(call: dict[str, Any], path: Path) -> None:
-    """Writes one call: its tensors, and what else it was told as JSON."""
-    from safetensors.torch import save_file
-
-    tensors = {name: part.detach().contiguous() for name, part in call.items() if isinstance(part, Tensor)}
-    told = {name: part for name, part in call.items() if name not in tensors}
-    numbers = json.dumps(told, default=lambda tensor: tensor.item())
-    save_file(tensors, path, metadata={"told": numbers})
+    """Writes one call: its tensors, and what else it was told."""
+    torch.save({k: part.detach() if isinstance(part, Tensor) else part for k, part in call.items()}, path)
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
     """The recorded calls of one training process, in their order."""
-    from safetensors import safe_open
-
-    paths = sorted(folder.glob("*.safetensors"))
-    calls = []
-    for path in paths:
-        if path.name.split("-")[0] == paths[0].name.split("-")[0]:
-            with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-                calls.append(tensors | json.loads(file.metadata()["told"]))
-    return calls
+    paths = sorted(folder.glob("*.pt"))
+    return [torch.load(path) for path in paths if path.name.split("-")[0] == paths[0].name.split("-")[0]]
 
 
 def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
