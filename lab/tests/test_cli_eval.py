@@ -75,15 +75,6 @@ def test_real_sets_from_preparation_to_report(bandpo, reader, real_data, tmp_pat
     assert len({(s["problem"], s["sample"]) for s in samples(tmp_path / "run")}) == 200
 
 
-@pytest.mark.slow
-def test_all_of_gsm8k_from_preparation_to_report(bandpo, reader, real_data, tmp_path):
-    bandpo("data", "prepare", f"gsm8k={real_data / 'gsm8k_test.jsonl'}", "--output-dir", "data")
-    bandpo("eval", reader, "--data", "data/verl/gsm8k.parquet", "--n", 2, "--max-new-tokens", 8)
-    report = json.loads((tmp_path / "runs" / f"eval-{reader.name}" / "report.json").read_text())
-    assert report["gsm8k"]["problems"] == 1319
-    assert report["gsm8k"]["metrics"]["pass@2"]["mean"] < 0.2
-
-
 def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, reader, tmp_path, monkeypatch):
     rows = [("1+1?", "2"), ("Which N?", "N=n"), ("How much?", "9**9**9**9")]
     (tmp_path / "sums.jsonl").write_text(
@@ -162,15 +153,6 @@ def test_a_run_folder_is_no_model_and_its_model_is_named(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "argv", ["bandpo", "eval", "runs/mine", *options])
         with pytest.raises(SystemExit, match=r"error: runs/mine is a run folder.*runs/mine/model$"):
             cli.main()
-
-
-def test_a_prepared_set_is_written_again_only_with_an_option(bandpo, tmp_path, monkeypatch):
-    prepare = ["data", "prepare", "multiplication", "--size", 3]
-    bandpo(*prepare)
-    bandpo(*prepare, "--overwrite")
-    monkeypatch.setattr(sys, "argv", ["bandpo", *map(str, prepare)])
-    with pytest.raises(SystemExit, match=r"^error: data already holds multiplication: .*--overwrite"):
-        cli.main()
 
 
 @pytest.mark.slow

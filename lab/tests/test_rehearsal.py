@@ -14,7 +14,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 import psutil
 
 from bandpo_lab.rehearsal import CannotRehearse, rehearse
-from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model, write_rows
+from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
 from bandpo_lab.rehearsal.preflight import validate
 from bandpo_lab.rehearsal.shrink import changes, compose
 
@@ -144,23 +144,6 @@ def test_a_broken_reward_is_named(body, part, words, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "write loss_mode=band"),
-        ("actor_rollout_ref.actor.policy_loss.clip='Bnad(KL(), 0.05)'", "did you mean Band"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
-        ("trainer.n_gpus_per_node=7", "7 GPUs"),
-        ("actor_rollout_ref.actor.clip_ratio_c=0.5", "clip_ratio_c: dual_clip must be above 1, got 0.5"),
-        ("++actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
-    ],
-)
-def test_settings_are_refused_before_ray_starts(override, words, folder):
-    name, detail = failure([override], folder)
-    assert name == "settings"
-    assert words in detail
-
-
-@pytest.mark.parametrize(
     ("key", "path"),
     [
         ("data.train_files", "[{here}, {folder}/dapo-math-71k.parquet]"),
@@ -196,6 +179,12 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "write loss_mode=band"),
+        ("actor_rollout_ref.actor.policy_loss.clip='Bnad(KL(), 0.05)'", "did you mean Band"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
+        ("trainer.n_gpus_per_node=7", "7 GPUs"),
+        ("actor_rollout_ref.actor.clip_ratio_c=0.5", "clip_ratio_c: dual_clip must be above 1, got 0.5"),
+        ("++actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
         ("data.train_files=null", "data.train_files names no file"),
         ("data.val_files=[]", "data.val_files names no file"),
         ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
@@ -230,31 +219,25 @@ def test_a_number_of_processes_that_cannot_share_the_responses_is_refused():
         rehearse(RECIPE, ranks=3, stand_in=True)
 
 
-BAD_DATA = {
-    "empty message.jsonl": (b'{"prompt": [null]}', "without a prompt: data.prompt_key is 'prompt'"),
-    "corrupt.parquet": (b"PAR1 and no more", "cannot be read"),
-    "cut.jsonl": (b'{"prompt": [', ", line 1: not a JSON object"),
-    "questions.jsonl": (b'{"question": "1 + 1?"}', "without a prompt: data.prompt_key is 'prompt'"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_DATA)
-def test_data_that_cannot_be_used_is_named_before_ray_starts(name, folder, tmp_path):
-    content, words = BAD_DATA[name]
-    (tmp_path / name).write_bytes(content)
-    (tmp_path / "model").mkdir()
-    files = [f"data.{split}_files={tmp_path / name}" for split in ("train", "val")]
-    found = rehearse([*RECIPE, *files], folder=folder)
-    check = found.checks[-1]
-    assert (found.ok, check.name) == (False, "files")
-    assert check.detail.startswith(f"data.train_files: {tmp_path / name}")
-    assert words in check.detail
-
-
-def test_a_parquet_without_prompts_is_named(tmp_path):
-    path = write_rows([{"question": "1 + 1?"}], tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match=r"train.parquet has rows without a prompt: .* a row has question"):
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("no_message.jsonl", b'{"prompt": [null]}', "has rows without a prompt: data.prompt_key is 'prompt'"),
+        ("questions.jsonl", b'{"question": "1 + 1?"}', "which has to hold messages; a row has question"),
+        ("corrupt.parquet", b"PAR1 and no more", "cannot be read"),
+        ("cut.jsonl", b'{"prompt": [', "line 1: not a JSON object"),
+    ],
+)
+def test_data_that_cannot_be_used_is_named(name, content, words, folder, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}.* ?{words}"):
         choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=1)
+    if name == "cut.jsonl":  # and before Ray starts
+        files = [f"data.{split}_files={path}" for split in ("train", "val")]
+        check = rehearse([*RECIPE, *files], folder=folder).checks[-1]
+        assert (check.name, check.ok) == ("files", False)
+        assert check.detail.startswith(f"data.train_files: {path}")
 
 
 @pytest.mark.parametrize(
@@ -289,13 +272,6 @@ def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
     with pytest.raises(ValueError, match=r"no rehearsal's and not empty \(checkpoints\)"):
         rehearse(RECIPE, folder=tmp_path, stand_in=True)
     assert (tmp_path / "checkpoints").exists()
-
-
-def test_an_unknown_loss_is_refused_before_ray_starts(folder):
-    found = rehearse([*RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"], folder=folder)
-    (check,) = found.checks
-    assert (check.name, check.ok) == ("settings", False)
-    assert "no policy loss named 'bnad'" in check.detail
 
 
 def test_a_misspelt_key_is_hydras_to_name():
@@ -359,6 +335,8 @@ def test_prompts_come_from_the_recipes_files_and_know_their_answers(tmp_path):
     chosen = choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=4)
     assert [row["reward_model"]["ground_truth"] for row in chosen.rows] == [0, 2, 4, 6]
     assert chosen.answers("prompt", RIGHT_ANSWER)[" 4?"] == "Answer: 4\n#### 4\n\\boxed{4}"
+    other = type(chosen)([rows[0] | {"reward_model": "2"}], "")  # a ground truth in another form is not known
+    assert other.answers("prompt", RIGHT_ANSWER) == {}
     with pytest.raises(ValueError, match="only 6"):
         choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=8)
 
@@ -369,14 +347,6 @@ def command(*arguments: str):
     from bandpo.cli.app import app
 
     return CliRunner().invoke(app, ["rehearse", *arguments])
-
-
-def test_a_ground_truth_in_another_form_is_not_known(tmp_path):
-    rows = [{"prompt": [{"role": "user", "content": "1 + 1?"}], "reward_model": "2"}]
-    found = choose_prompts(
-        [str(write_rows(rows, tmp_path / "t.parquet"))], "prompt", byte_tokenizer(), 512, 1
-    )
-    assert found.answers("prompt", RIGHT_ANSWER) == {}
 
 
 def test_the_command_reports_and_exits_by_what_it_found(folder):
@@ -406,10 +376,3 @@ def test_the_command_says_what_it_cannot_rehearse():
     found = command(*RECIPE, "algorithm.adv_estimator=gae")
     assert found.exit_code == 2
     assert "a critic" in found.output
-
-
-def test_the_command_takes_our_recipes(folder):
-    arguments = ["+paper=base", "+paper/model=qwen2.5-7b", "+paper/rule=band-kl", "trainer.n_gpus_per_node=7"]
-    found = command("--folder", str(folder), *arguments)
-    assert found.exit_code == 1
-    assert "7 GPUs" in found.output

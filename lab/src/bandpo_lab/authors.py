@@ -8,7 +8,7 @@ choices as letters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,19 +55,6 @@ STYLES: Mapping[str, Style] = {
 }
 
 
-def refuse_unknown(names: Iterable[str]) -> None:
-    """Stop at sets that the authors did not use.
-
-    Raises:
-        ValueError: with the names.
-    """
-    unknown = [name for name in names if name not in STYLES]
-    if unknown:
-        raise InvalidValue(
-            f"the authors have no prompt for {', '.join(unknown)}, only for {', '.join(STYLES)}"
-        )
-
-
 _LETTER = re.compile(r"\banswer(?:\s*:|\s+is\s*:?)\s*\(?([A-E])\b", re.IGNORECASE)
 
 
@@ -95,12 +82,6 @@ def compute_score(
     DAPO's for training and AIME: 1 or −1 by what follows the last "Answer:" of the last 300 characters. Where there is
     no such line, verl 0.9.1 looks for a box; the authors' copy does not, and neither does this. AMC: 1 or 0
     by the last box, although the prompt asks for no box. CommonsenseQA and ARC: 1 or −1 by the letter.
-
-    Args:
-        data_source: ``math_dapo``, ``aime_…``, ``lighteval/MATH`` or ``commonsense_qa``.
-        solution_str: What the model wrote.
-        ground_truth: The right answer.
-        extra_info: What else verl passes; not used.
 
     Returns:
         ``score``, ``acc`` (1.0 or 0.0) and ``pred``, the answer read.

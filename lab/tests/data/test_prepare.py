@@ -111,18 +111,6 @@ def test_golds_that_cannot_be_graded_are_dropped_or_kept_and_listed(tmp_path, ro
     assert "9**9**9**9" in bad["my-5"]
 
 
-def test_train_is_a_training_set_and_its_copies_of_the_test_set_are_dropped(sets, tmp_path):
-    copies = [
-        {"problem": f"What is {i} + {i + 1}, and why is that so?", "answer": 2 * i + 1} for i in range(100)
-    ]
-    train = write(
-        tmp_path / "train.jsonl", [*copies, {"problem": "How many sides has a square?", "answer": 4}]
-    )
-    test = write(tmp_path / "test.jsonl", copies)
-    manifest = prepare_data([train, test], tmp_path / "out")
-    assert (manifest["train"]["role"], manifest["train"]["rows"]) == ("train", 1)
-
-
 def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets, tmp_path):
     out = tmp_path / "out"
     prepare_data([sets[0], "multiplication-train"], out, size=3)
@@ -134,24 +122,6 @@ def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets,
     assert sorted(out.rglob("*")) == before
     prepare_data(["multiplication"], out, size=3)
     assert prepare_data(sets, out, overwrite=True)["my-train"]["rows"] == 1
-
-
-def test_problems_that_differ_in_a_sign_are_kept(tmp_path):
-    path = write(
-        tmp_path / "my-train.jsonl",
-        [
-            {"problem": "Solve x^2+5x+6=0.", "answer": "-2, -3"},
-            {"problem": "Solve x^2-5x-6=0.", "answer": "6, -1"},
-        ],
-    )
-    assert prepare_data([path], tmp_path / "out")["my-train"]["rows"] == 2
-
-
-def test_nothing_is_written_where_one_set_of_several_cannot_be(sets, tmp_path):
-    copy = write(tmp_path / "copy-train.jsonl", [{"problem": "What is 1+1?", "answer": "2"}])
-    with pytest.raises(ValueError, match="nothing left"):
-        prepare_data([sets[1], copy], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_files_repeat_byte_for_byte(sets, tmp_path):
@@ -216,7 +186,8 @@ def test_bad_input_is_refused_before_anything_is_written(sets, tmp_path):
 def test_a_set_of_which_nothing_is_left_is_refused(sets, tmp_path):
     copy = write(tmp_path / "copy-train.jsonl", [{"problem": "What is 1+1?", "answer": "2"}])
     with pytest.raises(ValueError, match=r"copy-train: nothing left.*repeats held-0"):
-        prepare_data([copy, sets[1]], tmp_path / "out")
+        prepare_data([sets[1], copy], tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # nor the other set
 
 
 def test_the_real_files_and_a_leak_among_them(real_data, tmp_path):

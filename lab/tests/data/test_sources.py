@@ -184,18 +184,6 @@ def test_a_file_can_be_named(tmp_path):
     assert load(str(path)).name == "a=b"
 
 
-def test_verls_own_schema_is_read(tmp_path):
-    row = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
-    (problem,) = load(str(write(tmp_path / "x.jsonl", [row]))).problems
-    assert (problem.problem, problem.answer) == ("1+1?", "2")
-
-
-def test_rows_without_an_answer_are_named(tmp_path):
-    rows = [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": ""}, {"problem": "", "answer": "1"}]
-    found = load(str(write(tmp_path / "x.jsonl", rows))).unreadable
-    assert found == {"x-1": "answer is ''", "x-2": "problem is ''"}
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -304,12 +292,3 @@ def test_unknown_names_and_files_are_refused(tmp_path):
         load("aime")
     with pytest.raises(FileProblem, match=r"no\.jsonl does not exist"):
         load(str(tmp_path / "no.jsonl"))
-
-
-def test_the_real_files(real_data):
-    rows = {"aime24": 30, "aime25": 30, "amc23": 40, "gsm8k_test": 1319}
-    for name, count in rows.items():
-        problems = load(str(real_data / f"{name}.jsonl"))
-        assert len(problems.problems) == count
-        assert not problems.unreadable
-        assert all(p.answer.lstrip("-").isdecimal() for p in problems.problems)

@@ -24,16 +24,6 @@ def test_pairing_takes_out_how_hard_the_problems_are():
     assert paired.low > 0
 
 
-def test_interval_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(1)
-    hits = 0
-    for trial in range(200):
-        first = rng.random(50)
-        e = estimate(first + rng.normal(0.1, 0.3, 50), first, level=0.9, resamples=300, seed=trial)
-        hits += e.low <= 0.1 <= e.high
-    assert 165 <= hits <= 195
-
-
 def test_seeds_widen_the_interval():
     first, second = np.zeros((4, 50)), np.stack([np.full(50, level) for level in (-0.3, 0.0, 0.2, 0.4)])
     assert estimate(second[3], first[0]).low > 0

@@ -4,7 +4,7 @@ pytest.importorskip("transformers")
 import torch
 
 import byte_model
-from bandpo_lab.evals.generate import Sampling, TransformersGenerator, prompt_ids, sample
+from bandpo_lab.evals.generate import Sampling, TransformersSampler, prompt_ids, sample
 
 PROMPTS = ["1+1=", "What is 7*8? Reply:"]
 
@@ -35,7 +35,7 @@ def test_sample_repeats_by_seed_and_leaves_everything_as_it_was(model, tokenizer
 
 def test_missing_positions_are_what_the_whole_run_drew(model, tokenizer):
     job = [PROMPTS[0]] * 5 + [PROMPTS[1]] * 5
-    generator = TransformersGenerator(model, tokenizer, Sampling(6, seed=3), batch_size=4)
+    generator = TransformersSampler(model, tokenizer, Sampling(6, seed=3), batch_size=4)
     whole = dict(generator.stream(job, range(10)))
     assert sorted(whole) == list(range(10))
     assert dict(generator.stream(job, [9, 2])) == {2: whole[2], 9: whole[9]}
@@ -78,7 +78,7 @@ def test_end_of_text_is_told_from_the_limit(model, tokenizer):
         model.lm_head.weight.zero_()
         model.lm_head.bias.zero_()
         model.lm_head.bias[1] = 50.0
-    generator = TransformersGenerator(model, tokenizer, Sampling(6))
+    generator = TransformersSampler(model, tokenizer, Sampling(6))
     (_, ended), *_ = generator.stream(["x"], [0])
     assert (ended.text, ended.finish, ended.tokens) == ("", "stop", 1)
     with torch.no_grad():

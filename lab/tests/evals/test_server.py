@@ -13,7 +13,7 @@ pytest.importorskip("httpx")
 import httpx
 
 from bandpo_lab.evals.generate import GenerationError, Sampling
-from bandpo_lab.evals.server import ServerGenerator
+from bandpo_lab.evals.server import ServerSampler
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -59,9 +59,7 @@ def server(monkeypatch):
 
 
 def generator(server, **options):
-    return ServerGenerator(
-        f"http://127.0.0.1:{server.server_port}/v1/", "m", Sampling(7, 0.5, 0.9), **options
-    )
+    return ServerSampler(f"http://127.0.0.1:{server.server_port}/v1/", "m", Sampling(7, 0.5, 0.9), **options)
 
 
 def test_every_missing_position_is_asked_once_with_its_seed(server):
@@ -104,7 +102,7 @@ def test_a_server_that_dies_leaves_what_it_answered_and_one_clear_error(server):
 def test_a_server_that_is_not_there(server):
     url = f"http://127.0.0.1:{server.server_port + 1 if server.server_port < 65535 else 1}/v1"
     with pytest.raises(GenerationError, match="did not answer in 1 attempts; the last: ConnectError"):
-        list(ServerGenerator(url, "m", Sampling(5), attempts=1).stream(["a"], [0]))
+        list(ServerSampler(url, "m", Sampling(5), attempts=1).stream(["a"], [0]))
 
 
 def test_a_refusal_is_not_tried_again(server):
@@ -130,14 +128,14 @@ def test_a_consumer_that_stops_is_not_kept_waiting(server):
 
 def test_an_address_needs_its_scheme():
     with pytest.raises(ValueError, match="'localhost:8000' must be an address"):
-        ServerGenerator("localhost:8000", "m", Sampling())
+        ServerSampler("localhost:8000", "m", Sampling())
 
 
 @pytest.mark.slow
 def test_transformers_serve_answers_as_the_model_does_in_process(tmp_path):
     pytest.importorskip("openai", reason="transformers serve needs pip install 'transformers[serving]'")
     import byte_model
-    from bandpo_lab.evals.generate import TransformersGenerator
+    from bandpo_lab.evals.generate import TransformersSampler
 
     folder = byte_model.save(tmp_path / "model")
     port = _free_port()
@@ -149,11 +147,11 @@ def test_transformers_serve_answers_as_the_model_does_in_process(tmp_path):
         try:
             _wait_for(f"http://localhost:{port}/health", process, tmp_path / "log")
             greedy = Sampling(max_new_tokens=12, temperature=0.0)
-            served = ServerGenerator(
+            served = ServerSampler(
                 f"http://localhost:{port}/v1", str(folder), greedy, concurrency=2, attempts=2
             )
             got = dict(served.stream([MESSAGES, MESSAGES, [{"role": "user", "content": "1+1?"}]], [0, 2]))
-            local = TransformersGenerator(byte_model.model(), byte_model.tokenizer(), greedy)
+            local = TransformersSampler(byte_model.model(), byte_model.tokenizer(), greedy)
             assert got == dict(
                 local.stream([MESSAGES, MESSAGES, [{"role": "user", "content": "1+1?"}]], [0, 2])
             )

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 import byte_model
 from bandpo_lab.evals.generate import Completion, Sampling, prompt_ids
-from bandpo_lab.evals.vllm_engine import VLLMGenerator
+from bandpo_lab.evals.vllm_engine import VLLMSampler
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def calls(monkeypatch):
 
 def test_only_missing_positions_are_drawn_each_with_its_seed(calls):
     sampling = Sampling(9, 0.7, 0.8, seed=4)
-    generator = VLLMGenerator("m", sampling, batch_size=2)
+    generator = VLLMSampler("m", sampling, batch_size=2)
     assert calls.pop() == ("m", 4, "vllm")
     got = dict(generator.stream(["a", "b", "c", [{"role": "user", "content": "d"}]], [3, 0, 1]))
     assert got == {i: Completion(str(sampling.seed_of(i)), "length", 2) for i in (0, 1, 3)}
@@ -52,6 +52,6 @@ def test_only_missing_positions_are_drawn_each_with_its_seed(calls):
 
 
 def test_a_chat_template_can_be_given(calls):
-    generator = VLLMGenerator("m", Sampling(9), chat_template="{{ messages[0]['content'] }}!")
+    generator = VLLMSampler("m", Sampling(9), chat_template="{{ messages[0]['content'] }}!")
     list(generator.stream([[{"role": "user", "content": "d"}]], [0]))
     assert calls[-1][0][0] == {"prompt_token_ids": prompt_ids(byte_model.tokenizer(), "d!")}

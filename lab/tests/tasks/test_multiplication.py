@@ -3,12 +3,11 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bandpo_lab.tasks.multiplication import (
     EOS,
-    MAX_COMPLETION_LENGTH,
     PAD,
     Product,
     base_model_path,
@@ -16,7 +15,6 @@ from bandpo_lab.tasks.multiplication import (
     problems,
     reward,
     tokenizer,
-    uses_scratchpad,
 )
 
 any_problem = st.builds(Product, st.integers(0, 10**18), st.integers(0, 9))
@@ -57,14 +55,6 @@ def test_the_two_splits_are_all_problems_each_once(digits):
     ]
 
 
-def test_held_out_problems_are_spread_over_all_digits():
-    held_out = problems("eval", 720)
-    for place in range(3):
-        counts = [sum(str(p.a)[place] == str(digit) for p in held_out) for digit in range(place == 0, 10)]
-        assert max(counts) <= 1.1 * min(counts)
-    assert {sum(p.b == b for p in held_out) for b in range(2, 10)} == {90}
-
-
 @given(st.integers(3, 18), st.integers(0, 70), st.integers(), st.integers())
 def test_no_seed_mixes_the_splits(digits, n, seed, other):
     train, held_out = problems("train", n, seed, digits), problems("eval", n, other, digits)
@@ -72,10 +62,6 @@ def test_no_seed_mixes_the_splits(digits, n, seed, other):
     assert len(set(train)) == n == len(set(held_out))
     assert all(len(str(p.a)) == digits and 2 <= p.b <= 9 for p in train + held_out)
     assert problems("train", n, seed, digits) == train
-
-
-def test_the_seed_chooses():
-    assert problems("train", 20, seed=0) != problems("train", 20, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -124,20 +110,6 @@ def test_the_product_alone_decides(completion):
     assert reward([completion], ["3222"]) == [1.0]
 
 
-characters = st.text("0123456789*+=;><| \n", max_size=6)
-
-
-@settings(max_examples=300)
-@given(st.sampled_from("|<>"), characters, st.integers(0, 9999), st.sampled_from(["", "", " ", "0", "|"]))
-def test_reward_is_for_the_two_forms_only(branch, middle, product, end):
-    completion = f"{branch}{middle}{product}{end}"
-    answer_starts = 1 if branch == "|" else completion.find(">") + 1
-    scratchpad = completion[1 : answer_starts - 1] if branch == "<" else ""
-    right_form = branch == "|" or (branch == "<" and answer_starts and not set(scratchpad) & set("<>| \n"))
-    earned = right_form and completion[answer_starts:] == str(product)
-    assert reward([completion], [str(product)]) == [float(earned)]
-
-
 def test_reward_takes_the_columns_that_trl_passes():
     rows = dataset("train", 4)
     columns = {"prompts": rows["prompt"], "completion_ids": [[1]] * 4, "trainer_state": None}
@@ -148,12 +120,6 @@ def test_reward_takes_the_columns_that_trl_passes():
 def test_reward_wants_one_answer_for_each_completion():
     with pytest.raises(ValueError, match="2 completions for 1 answers"):
         reward(["|1", "|2"], ["1"])
-
-
-def test_uses_scratchpad():
-    assert uses_scratchpad("<")
-    assert uses_scratchpad("<7*6>42")
-    assert not any(map(uses_scratchpad, ["|42", "42<", ""]))
 
 
 def test_tokenizer_survives_every_way_to_load_it(tmp_path):
@@ -182,12 +148,6 @@ def test_a_conversation_is_read_as_its_text():
     encoder = tokenizer()
     chat = encoder.apply_chat_template([{"role": "user", "content": "537*6="}], add_generation_prompt=True)
     assert chat.input_ids == encoder("537*6=").input_ids
-
-
-def test_completions_fit():
-    encoder = tokenizer()
-    longest = max(len(encoder(p.scratchpad + EOS).input_ids) for p in problems("train", 6480))
-    assert longest == 33 <= MAX_COMPLETION_LENGTH
 
 
 def test_the_task_alone_loads_no_framework():

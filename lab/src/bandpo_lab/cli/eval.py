@@ -14,7 +14,7 @@ from bandpo.errors import InvalidValue
 from bandpo_lab.data.sets import Golds
 
 if TYPE_CHECKING:
-    from bandpo_lab.evals.generate import Generator, Sampling
+    from bandpo_lab.evals.generate import Sampler, Sampling
 
 
 def eval_command(
@@ -126,31 +126,31 @@ def _generator(
     vllm: bool,
     batch_size: int | None,
     template: str | None,
-) -> Generator:
+) -> Sampler:
     if server is not None and vllm:
         raise InvalidValue("--server and --vllm exclude each other: choose where completions come from")
     if server is not None:
-        from bandpo_lab.evals.server import ServerGenerator
+        from bandpo_lab.evals.server import ServerSampler
 
         if template is not None:
             raise InvalidValue(
                 "a server applies its own chat template: give --chat-template to the server instead"
             )
-        return ServerGenerator(server, model, sampling, concurrency=batch_size or 32)
+        return ServerSampler(server, model, sampling, concurrency=batch_size or 32)
     inner = Path(model) / "model"
     if (inner / "config.json").exists() and not (Path(model) / "config.json").exists():
         raise InvalidValue(
             f"{model} is a run folder, and no model; its model is in {inner}: bandpo eval {inner}"
         )
     if vllm:
-        from bandpo_lab.evals.vllm_engine import VLLMGenerator
+        from bandpo_lab.evals.vllm_engine import VLLMSampler
 
-        return VLLMGenerator(model, sampling, batch_size=batch_size or 1024, chat_template=template)
+        return VLLMSampler(model, sampling, batch_size=batch_size or 1024, chat_template=template)
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from bandpo_lab.evals.generate import TransformersGenerator
+    from bandpo_lab.evals.generate import TransformersSampler
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -163,4 +163,4 @@ def _generator(
     if template is not None:
         tokenizer.chat_template = template
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return TransformersGenerator(loaded.to(device), tokenizer, sampling, batch_size=batch_size or 64)
+    return TransformersSampler(loaded.to(device), tokenizer, sampling, batch_size=batch_size or 64)

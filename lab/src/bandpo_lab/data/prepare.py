@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from bandpo.audit.files import read_jsonl, replacing
 from bandpo.errors import InvalidValue
-from bandpo_lab.authors import STYLES, refuse_unknown
+from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
@@ -139,8 +139,10 @@ def prepare_data(
         raise InvalidValue(
             f"{out} already holds {there}: write again with --overwrite (overwrite=True), or choose another folder"
         )
-    if authors:
-        refuse_unknown(names)
+    if authors and (unknown := [name for name in names if name not in STYLES]):
+        raise InvalidValue(
+            f"the authors have no prompt for {', '.join(unknown)}, only for {', '.join(STYLES)}"
+        )
     sets = [load(spec, role=role, revision=revision, size=size, seed=seed) for spec in specs]
     evaluation = [p for s in sets if s.role == "eval" for p in s.problems]
     _refuse_leaks(out, manifest, names, evaluation)

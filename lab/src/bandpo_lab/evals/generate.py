@@ -1,12 +1,12 @@
 """Completions from a model: the interface, and its default, transformers in this process.
 
-A generator is any object with a `stream` method (`Generator`). Each time it is handed the whole job
+A generator is any object with a `stream` method (`Sampler`). Each time it is handed the whole job
 and the positions still missing, so that a resumed run draws what an uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,7 +73,7 @@ class GenerationError(FileProblem):
     """A generator cannot go on. What it has yielded stays valid, and the rest can be asked for again."""
 
 
-class Generator(Protocol):
+class Sampler(Protocol):
     """Anything that completes prompts."""
 
     @property
@@ -117,19 +117,13 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
     return list(ids)
 
 
-def memoised(encode: Callable[[Prompt], list[int]]) -> Callable[[Prompt], list[int]]:
-    """`encode` for prompts that repeat: messages cannot be hashed, but repeated ones are the same object."""
-    known: dict[int, list[int]] = {}
-
-    def once(prompt: Prompt) -> list[int]:
-        if id(prompt) not in known:
-            known[id(prompt)] = encode(prompt)
-        return known[id(prompt)]
-
-    return once
+def all_ids(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """`prompt_ids` of each; one that repeats is the same object, and is encoded once."""
+    known = {key: prompt_ids(tokenizer, prompt) for key, prompt in {id(p): p for p in prompts}.items()}
+    return [known[id(prompt)] for prompt in prompts]
 
 
-class TransformersGenerator:
+class TransformersSampler:
     """Batches through ``model.generate`` in this process.
 
     Batches are cut from the whole job and each has its own seed: with the same batch size a resumed run draws
@@ -158,15 +152,14 @@ class TransformersGenerator:
         self.model, self.tokenizer, self.sampling, self.batch_size = model, tokenizer, sampling, batch_size
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """See `Generator.stream`.
+        """See `Sampler.stream`.
 
         Raises:
             ValueError: A prompt and its completion do not fit into the model's context.
         """
         import torch
 
-        encode = memoised(lambda prompt: prompt_ids(self.tokenizer, prompt))
-        ids = [encode(prompt) for prompt in prompts]
+        ids = all_ids(self.tokenizer, prompts)
         self._check_context(max(map(len, ids), default=0))
         wanted = set(missing)
         was_training = self.model.training
@@ -258,7 +251,7 @@ def sample(
     """
     if n < 1:
         raise InvalidValue(f"n = {n} must be at least 1")
-    generator = TransformersGenerator(model, tokenizer, sampling, batch_size=batch_size)
+    generator = TransformersSampler(model, tokenizer, sampling, batch_size=batch_size)
     job = [prompt for prompt in prompts for _ in range(n)]
     texts = {i: completion.text for i, completion in generator.stream(job, range(len(job)))}
     return [[texts[i * n + j] for j in range(n)] for i in range(len(prompts))]

@@ -8,6 +8,7 @@ math-verify, and against other values.
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from fractions import Fraction
@@ -114,28 +115,25 @@ def unreadable(golds: Sequence[Gold], grader: MathGrader | None = None) -> list[
     >>> [bad.gold.id for bad in unreadable([Gold("a", "4.5e33"), Gold("b", "9**9**9**9")])]
     ['b']
     """
-    if grader is None:
-        with MathGrader() as grader:
-            return unreadable(golds, grader)
-    different = list(dict.fromkeys((gold.answer, gold.data_source) for gold in golds))
-    with ThreadPoolExecutor(grader.workers) as executor:
-        found = executor.map(lambda pair: _reason(pair[0], pair[1], grader), different)
-        reasons = dict(zip(different, found, strict=True))
-    checked = ((gold, reasons[gold.answer, gold.data_source]) for gold in golds)
-    return [BadGold(gold, reason) for gold, reason in checked if reason is not None]
-
-
-def _own_rule(answer: str, data_source: str) -> str | None:
-    try:
-        grade("#### 1", answer, data_source)
-    except ValueError as error:
-        return str(error)
-    return None
+    with (
+        nullcontext(grader) if grader else MathGrader() as grading,
+        ThreadPoolExecutor(grading.workers) as pool,
+    ):
+        different = list(dict.fromkeys((gold.answer, gold.data_source) for gold in golds))
+        reasons = dict(
+            zip(different, pool.map(lambda pair: _reason(pair[0], pair[1], grading), different), strict=True)
+        )
+    found = ((gold, reasons[gold.answer, gold.data_source]) for gold in golds)
+    return [BadGold(gold, reason) for gold, reason in found if reason is not None]
 
 
 def _reason(answer: str, data_source: str, grader: MathGrader) -> str | None:
     if data_source in RULES:
-        return _own_rule(answer, data_source)
+        try:
+            grade("#### 1", answer, data_source)
+        except ValueError as error:
+            return str(error)
+        return None
     if not answer.strip():
         return "empty"
     if len(answer) > LONGEST_ANSWER:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from bandpo.audit.files import drop_unfinished_line, locked, read_jsonl
 from bandpo.errors import FileProblem, InvalidValue
-from bandpo_lab.evals.generate import GenerationError, Generator
+from bandpo_lab.evals.generate import GenerationError, Sampler
 from bandpo_lab.evals.grading import grade
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
 from bandpo_lab.file_models import checked
@@ -49,7 +49,7 @@ class Sample:
 
 
 def evaluate(
-    generator: Generator,
+    generator: Sampler,
     problems: Sequence[EvalProblem],
     n: int,
     folder: Path,

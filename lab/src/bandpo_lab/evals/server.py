@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-class ServerGenerator:
+class ServerSampler:
     """An OpenAI-compatible server: vLLM, SGLang, ``transformers serve``, llama.cpp, or a hosted one.
 
     Messages go to ``/chat/completions`` and text to ``/completions``. A request that fails to get through, or
@@ -45,7 +45,7 @@ class ServerGenerator:
         self.concurrency, self.attempts, self.timeout = concurrency, attempts, timeout
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """See `Generator.stream`."""
+        """See `Sampler.stream`."""
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from bandpo.errors import MissingPackage
-from bandpo_lab.evals.generate import Completion, Prompt, Sampling, memoised, prompt_ids
+from bandpo_lab.evals.generate import Completion, Prompt, Sampling, all_ids
 
 
-class VLLMGenerator:
+class VLLMSampler:
     """vLLM in this process. Each completion has its own seed.
 
     Args:
@@ -34,15 +34,15 @@ class VLLMGenerator:
             self._tokenizer.chat_template = chat_template
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """See `Generator.stream`."""
+        """See `Sampler.stream`."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
-        encode = memoised(lambda prompt: prompt_ids(self._tokenizer, prompt))
+        ids = all_ids(self._tokenizer, prompts)
         positions = sorted(missing)
         for start in range(0, len(positions), self.batch_size):
             batch = positions[start : start + self.batch_size]
             outputs = self._llm.generate(
-                [{"prompt_token_ids": encode(prompts[i])} for i in batch],
+                [{"prompt_token_ids": ids[i]} for i in batch],
                 [
                     SamplingParams(
                         max_tokens=self.sampling.max_new_tokens,

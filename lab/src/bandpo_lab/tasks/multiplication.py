@@ -77,20 +77,6 @@ class Product:
         return f"{SCRATCHPAD}{';'.join(steps)}>{self.answer}"
 
 
-def _total(digits: int) -> int:
-    if not 1 <= digits <= 18:  # random.sample counts in 64 bits
-        raise InvalidValue(f"digits={digits}: choose 1 to 18")
-    return 9 * 10 ** (digits - 1) * len(_FACTORS)
-
-
-def _members(split: Split, total: int) -> range:
-    """Positions of a split in the scattered order of all problems: the two ranges share none."""
-    if split not in get_args(Split):
-        raise InvalidValue(f"split={split!r}: choose one of {', '.join(get_args(Split))}")
-    held_out = total // 10
-    return range(held_out) if split == "eval" else range(held_out, total)
-
-
 def problems(split: Split, n: int, seed: int = 0, digits: int = 3) -> list[Product]:
     """`n` different problems of a split, in random order.
 
@@ -109,8 +95,13 @@ def problems(split: Split, n: int, seed: int = 0, digits: int = 3) -> list[Produ
     >>> set(train) & set(held_out)
     set()
     """
-    total = _total(digits)
-    members = _members(split, total)
+    if not 1 <= digits <= 18:  # random.sample counts in 64 bits
+        raise InvalidValue(f"digits={digits}: choose 1 to 18")
+    if split not in get_args(Split):
+        raise InvalidValue(f"split={split!r}: choose one of {', '.join(get_args(Split))}")
+    total = 9 * 10 ** (digits - 1) * len(_FACTORS)
+    # Positions in the scattered order of all problems: the two ranges share none.
+    members = range(total // 10) if split == "eval" else range(total // 10, total)
     if not 0 <= n <= len(members):
         raise InvalidValue(f"n={n}: choose 0 to {len(members)}, the {split} problems of {digits} digits")
     # A stride coprime to the total visits each problem once; near the golden ratio it spreads ranges evenly.
@@ -141,11 +132,6 @@ def reward(completions: Sequence[str], answer: Sequence[str], **columns: Any) ->
     The product must be written as `answer` writes it: no sign, space, leading zero or text after it. What
     stands on the scratchpad is not judged, but it must be one: digits, signs and semicolons. The signature
     is that of TRL's reward functions, which pass each column of the dataset by name.
-
-    Args:
-        completions: what the policy wrote, special tokens removed.
-        answer: the product for each completion.
-        columns: what else TRL passes; not used.
 
     Raises:
         ValueError: the two sequences differ in length.

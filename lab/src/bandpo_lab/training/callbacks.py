@@ -39,7 +39,7 @@ class MetricsLog(TrainerCallback):
             self._folder.log({"step": state.global_step, **row})
 
 
-class Scores(TrainerCallback):
+class EvaluateEvery(TrainerCallback):
     """Evaluates every so many optimiser steps; the scores are rows of metrics.jsonl too."""
 
     def __init__(self, folder: RunFolder, every: int, evaluate: Callable[[], dict[str, float]]):

@@ -25,7 +25,7 @@ from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
 from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
-from bandpo_lab.training.callbacks import MetricsLog, ProgressBar, Scores
+from bandpo_lab.training.callbacks import EvaluateEvery, MetricsLog, ProgressBar
 from bandpo_lab.training.card import run_card
 from bandpo_lab.training.checkpoints import WholeCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
@@ -100,7 +100,7 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
 
     trainer.add_callback(MetricsLog(folder))
     if run.eval_every:
-        trainer.add_callback(Scores(folder, run.eval_every, scores))
+        trainer.add_callback(EvaluateEvery(folder, run.eval_every, scores))
     with training.main_process_first(local=False):
         checkpoint = folder.begin()
     try:
