@@ -46,7 +46,7 @@ def test_the_command_sums_a_log_up(tmp_path):
     printed = CliRunner().invoke(app, ["recipes", "summary", str(tmp_path / "run.log")]).output
     assert printed.splitlines() == [
         "| 3 steps, 5 to 7 |  |",
-        "|---|---|",
+        "| --- | --- |",
         "| s per step | 120 |",
         "| GB of GPU memory allocated, at most | 61.25 |",
         "| step, 3 times | 120 s |",
