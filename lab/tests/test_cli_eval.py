@@ -93,15 +93,10 @@ def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, read
         cli.main()
 
 
-def test_the_role_of_a_file_is_an_option(bandpo, tmp_path):
-    (tmp_path / "sums.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
-    assert " train " in bandpo("data", "prepare", "sums.jsonl", "--role", "train")
-
-
 def test_a_chat_template_can_be_given(bandpo, reader, tmp_path, monkeypatch):
     (tmp_path / "sums.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
     (tmp_path / "nothing.jinja").write_text("{% if false %}{{ messages }}{% endif %}")
-    bandpo("data", "prepare", "sums.jsonl", "--output-dir", "data")
+    assert " train " in bandpo("data", "prepare", "sums.jsonl", "--output-dir", "data", "--role", "train")
     evaluate = ["eval", reader, "--data", "data/trl/sums.parquet", "--n", 1, "--max-new-tokens", 4]
     bandpo(*evaluate)
     monkeypatch.setattr(

@@ -46,6 +46,7 @@ def dry_run(*command: str, **environment: str) -> list[list[str]]:
     return [shlex.split(line) for line in output.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rule"), [*((model, RULES[0]) for model in MODELS), *((MODELS[0], rule) for rule in RULES[1:])]
 )
@@ -80,50 +81,39 @@ def checkpoints(*overrides: str) -> str:
     return compose(*EXPERIMENT, *overrides).trainer.default_local_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "override",
+    ("override", "same"),
     [
-        "actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.1)'",
-        "actor_rollout_ref.actor.optim.lr=5e-7",
-        "+dapo=overlong",
-        "recipe.data=/elsewhere",
-        "trainer.nnodes=2",
+        ("actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.1)'", False),
+        ("actor_rollout_ref.actor.optim.lr=5e-7", False),
+        ("+dapo=overlong", False),
+        ("recipe.data=/elsewhere", False),
+        ("trainer.nnodes=2", False),
+        ("actor_rollout_ref.actor.optim.lr=1.0e-6", True),  # as it was
+        ("trainer.resume_mode=resume_path", True),
+        ("trainer.save_freq=1", True),
+        ("trainer.rollout_data_dir=responses", True),
+        ("+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:online}", True),
     ],
 )
-def test_experiments_that_differ_do_not_share_checkpoints(override):
-    assert checkpoints(override) != checkpoints()
+def test_an_experiment_finds_its_own_checkpoints_and_no_others(override, same):
+    assert (checkpoints(override) == checkpoints()) == same
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "actor_rollout_ref.actor.optim.lr=1.0e-6",  # as it was
-        "trainer.resume_mode=resume_path",
-        "trainer.save_freq=1",
-        "trainer.rollout_data_dir=responses",
-        "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:online}",
-    ],
-)
-def test_an_experiment_finds_its_own_checkpoints(override):
-    assert checkpoints(override) == checkpoints()
-    assert checkpoints().startswith("runs/qwen2.5-3b-instruct-band-kl-")
-
-
-def test_the_folder_stays_the_same_while_verl_resolves_the_config():
+def test_the_folder_of_checkpoints():
     from omegaconf import OmegaConf
 
     config = compose(*EXPERIMENT)
-    OmegaConf.resolve(config)
+    OmegaConf.resolve(config)  # as verl does
     assert config.trainer.default_local_dir == checkpoints()
-    moved = checkpoints("recipe.output=/shared")
-    assert moved == checkpoints().replace("runs", "/shared", 1)
-
-
-def test_an_earlier_name_of_the_variant_is_still_read():
+    assert checkpoints().startswith("runs/qwen2.5-3b-instruct-band-kl-")
+    assert checkpoints("recipe.output=/shared") == checkpoints().replace("runs", "/shared", 1)
+    # An earlier name of the variant is still read.
     assert compose(*EXPERIMENT, variant="base").trainer.default_local_dir == checkpoints()
 
 
-@pytest.mark.parametrize("rule", ["band-kl", "band-tv", "band-chi2", "band-kl-relaxed"])
+@pytest.mark.parametrize("rule", ["band-tv", "band-kl-relaxed"])
 def test_the_radius_of_an_ablation_is_one_setting(rule):
     config = compose("+paper/model=qwen2.5-7b", f"+paper/rule={rule}", "recipe.radius=0.03")
     assert "(), 0.03, max_ratio=10)" in config.actor_rollout_ref.actor.policy_loss.clip
@@ -198,6 +188,7 @@ def test_the_launcher_prints_one_command_for_each_way():
     recipe = ("qwen2.5-3b-instruct", "band-kl", "trainer.nnodes=2")
     (rehearsal,) = dry_run("launch.sh", "--dry-run", "rehearse", *recipe)
     assert rehearsal[:2] == ["bandpo", "rehearse"]
+    assert f"recipe.data={RECIPES.parent / 'data'}" in rehearsal
     (run,) = dry_run(
         "launch.sh", "--dry-run", "run", *recipe, BANDPO_DATA="/shared/data", BANDPO_OUTPUT="/shared/runs"
     )
@@ -206,16 +197,11 @@ def test_the_launcher_prints_one_command_for_each_way():
     (submit,) = dry_run("launch.sh", "--dry-run", "submit", *recipe, RAY_ADDRESS="http://head:8265")
     assert submit[:5] == ["ray", "job", "submit", "--address", "http://head:8265"]
     assert submit[submit.index("--") + 1 :][:3] == run[:3]
-
-
-@pytest.mark.parametrize("how", ["run", "submit", "rehearse"])
-def test_the_launcher_takes_the_data_from_where_it_is_told(how):
-    (command,) = dry_run(
-        "launch.sh", "--dry-run", how, "qwen2.5-3b-instruct", "band-kl", BANDPO_DATA="/shared/data"
-    )
-    assert "recipe.data=/shared/data" in command
-    (default,) = dry_run("launch.sh", "--dry-run", how, "qwen2.5-3b-instruct", "band-kl")
-    assert f"recipe.data={RECIPES.parent / 'data'}" in default
+    (head, _) = dry_run("cluster.sh", "--dry-run", "head", GPUS="2", RAY_PORT="7000")
+    assert head[:3] == ["ray", "start", "--head"]
+    assert head[-2:] == ["--num-gpus", "2"]
+    (worker,) = dry_run("cluster.sh", "--dry-run", "worker", "10.0.0.1:7000")
+    assert worker[:4] == ["ray", "start", "--address", "10.0.0.1:7000"]
 
 
 def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
@@ -276,14 +262,6 @@ def test_slurm_brings_up_ray_on_every_node_and_runs_the_recipe():
         *("trainer.nnodes=3", "trainer.n_gpus_per_node=4"),
     ]
     assert commands[-1][-1].endswith("/ray-41234")  # which every node removes at the end
-
-
-def test_a_cluster_is_started_by_hand_as_documented():
-    (head, _) = dry_run("cluster.sh", "--dry-run", "head", GPUS="2", RAY_PORT="7000")
-    assert head[:3] == ["ray", "start", "--head"]
-    assert head[-2:] == ["--num-gpus", "2"]
-    (worker,) = dry_run("cluster.sh", "--dry-run", "worker", "10.0.0.1:7000")
-    assert worker[:4] == ["ray", "start", "--address", "10.0.0.1:7000"]
 
 
 def test_the_scripts_pass_shellcheck():

@@ -130,6 +130,7 @@ def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
     assert "checkpoint" not in ours
 
 
+@pytest.mark.slow
 def test_scores_in_between_are_logged_and_change_nothing(whole, tmp_path):
     scored = run_training(small(tmp_path / "scored", "--eval_every=4"))
     rows = [row for row in scored.history() if "mean@4" in row]
@@ -189,7 +190,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["model.safetensors", "manifest.json", *slow("optimizer.pt", "trainer_state.json", "config.json")],
+    ["model.safetensors", *slow("manifest.json", "optimizer.pt", "trainer_state.json", "config.json")],
 )
 def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
     """Killed after the last checkpoint, which is damaged: those before it are whole."""
@@ -205,6 +206,7 @@ def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
     assert (copied / "damaged" / "checkpoint-6" / name).exists()
 
 
+@pytest.mark.slow
 def test_starts_again_where_no_checkpoint_is_whole(whole, copied, capsys):
     (copied / "manifest.json").unlink()
     for checkpoint in copied.glob("checkpoint-*"):
@@ -214,6 +216,7 @@ def test_starts_again_where_no_checkpoint_is_whole(whole, copied, capsys):
     assert_same(copied, whole)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
     """The second checkpoint cannot be written; the error is in the folder, and resuming needs nothing else."""
 
@@ -244,7 +247,7 @@ def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
 
 @pytest.mark.parametrize(
     "name",
-    ["metrics.jsonl", "evaluation.json", *slow("config.yaml", "curves.png", "model/model.safetensors")],
+    ["metrics.jsonl", *slow("evaluation.json", "config.yaml", "curves.png", "model/model.safetensors")],
 )
 def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, capsys):
     cut(copied / name)
@@ -266,8 +269,8 @@ def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
 
 
 def test_one_process_at_a_time_works_in_a_folder(tmp_path):
-    code = "import sys, time; from bandpo_lab.training.run_folder import RunFolder\n"
-    code += "with RunFolder(sys.argv[1]).held(): print('held', flush=True); time.sleep(600)"
+    code = "import sys, time; from pathlib import Path; from bandpo.audit.files import locked\n"
+    code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout is not None
@@ -290,16 +293,13 @@ def test_refuses_a_used_folder_and_other_settings(tmp_path):
         )
 
 
-def test_refuses_an_unwritable_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written"):
-        run_training(small(tmp_path / "file" / "run"))
-
-
-def test_refuses_a_checkpoint_in_the_middle_of_a_batch(tmp_path):
+def test_refuses_a_checkpoint_in_the_middle_of_a_batch_and_an_unwritable_folder(tmp_path):
     with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
         run_training(small(tmp_path / "run", "--save_steps=3"))
     assert not (tmp_path / "run").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written"):
+        run_training(small(tmp_path / "file" / "run"))
 
 
 @pytest.mark.parametrize(
@@ -422,16 +422,10 @@ def test_refuses_a_reward_that_leads_nowhere():
         reward_functions(arguments.run)
 
 
-def test_a_missing_model_is_named(tmp_path):
-    argv = ["--reward_funcs=bandpo_lab.tasks.multiplication.reward", "--save_strategy=no", *CPU]
-    names = ["--dataset_name=multiplication", f"--model_name_or_path={tmp_path}/nothing"]
-    arguments = parse([*names, f"--output_dir={tmp_path}/run", *argv])
-    with pytest.raises(ValueError, match=f"model_name_or_path {tmp_path}/nothing: "):
+@pytest.mark.parametrize("missing", ["model_name_or_path", "dataset_name"])
+def test_what_is_missing_is_named(missing, tmp_path):
+    names = {"model_name_or_path": "multiplication", "dataset_name": "multiplication"}
+    names |= {missing: f"{tmp_path}/nothing", "reward_funcs": "bandpo_lab.tasks.multiplication.reward"}
+    arguments = small(tmp_path / "run", *(f"--{name}={value}" for name, value in names.items()), *CPU)
+    with pytest.raises(ValueError, match=f"{missing} {tmp_path}/nothing: "):
         run_training(arguments)
-
-
-def test_a_missing_dataset_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f"dataset_name {tmp_path}/nothing: "):
-        run_training(small(tmp_path / "run", f"--dataset_name={tmp_path}/nothing",
-                    "--model_name_or_path=multiplication",
-                    "--reward_funcs=bandpo_lab.tasks.multiplication.reward", *CPU))  # fmt: skip

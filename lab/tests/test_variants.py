@@ -67,7 +67,7 @@ def test_the_authors_settings_are_those_of_their_scripts():
     assert found(settings(), expected) == expected
 
 
-def test_their_runs_with_dynamic_sampling():
+def test_their_runs_with_dynamic_sampling_and_their_dapo_baseline():
     expected = {
         "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.metric": "acc",
@@ -76,9 +76,6 @@ def test_their_runs_with_dynamic_sampling():
         "data.max_response_length": 4096,
     }
     assert found(settings("+paper/arm=filter-groups"), expected) == expected
-
-
-def test_their_dapo_baseline():
     actor = "actor_rollout_ref.actor"
     expected = {
         "algorithm.filter_groups.enable": True,
@@ -112,13 +109,11 @@ def test_their_other_tasks():
     assert found(config, programs) == programs
     assert config.reward.sandbox_fusion.url == "http://sandbox:8080/run_code"
     assert config.reward.custom_reward_function.path is None
-
-
-def test_programs_are_not_run_without_a_sandbox():
     with pytest.raises(InterpolationToMissingValueError, match=r"recipe\.sandbox"):
         OmegaConf.to_container(settings("+paper/task=apps"), resolve=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [(), ("+paper/arm=filter-groups",), ("+paper/arm=dapo",)])
 def test_verl_accepts_them(extra):
     from bandpo_lab.rehearsal.preflight import validate
@@ -128,6 +123,7 @@ def test_verl_accepts_them(extra):
     assert check.ok, check.detail
 
 
+@pytest.mark.slow
 def test_the_table_names_the_models_and_the_rules(monkeypatch):
     some = {"model": ["qwen2.5-3b-instruct", "qwen2.5-7b"], "rule": ["band-kl", "band-tv"]}
     monkeypatch.setattr(variants, "names", lambda kind, folder: some[kind])

@@ -201,19 +201,14 @@ def test_a_file_can_be_named(tmp_path):
         ({"problem": "a"}, "the row has the columns problem, and needs one of answer"),
     ],
 )
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_bad_row_is_dropped_with_its_reason_and_the_others_stay(tmp_path, row, reason, suffix):
-    path = tmp_path / f"x.{suffix}"
-    if suffix == "jsonl":
-        write(path, [row, {"problem": "b", "answer": "2"}])
-        problems = load(str(path))
-        assert [p.id for p in problems.problems] == ["x-1"]
-        assert reason in problems.unreadable["x-0"]
-    else:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-        with pytest.raises(ValueError, match="x: no row with a problem and an answer; row 0: ") as error:
-            load(str(path))
-        assert reason in str(error.value) or "image" in str(row)
+def test_a_bad_row_is_dropped_with_its_reason_and_the_others_stay(tmp_path, row, reason):
+    path = write(tmp_path / "x.jsonl", [row, {"problem": "b", "answer": "2"}])
+    problems = load(str(path))
+    assert [p.id for p in problems.problems] == ["x-1"]
+    assert reason in problems.unreadable["x-0"]
+    with pytest.raises(ValueError, match="x: no row with a problem and an answer; row 0: ") as error:
+        load(str(write(path, [row])))
+    assert reason in str(error.value)
 
 
 def test_an_empty_answer_does_not_hide_a_solution(tmp_path):
