@@ -1,11 +1,11 @@
-"""Build the release twice, compare it, and install it into an empty environment.
+"""Build both distributions twice, compare them, and install them into an empty environment.
 
     python scripts/check_release.py build/release [--extras]
 
-From what git tracks: source distribution and wheel are built in two folders and must be equal byte for byte; the wheel
-must hold the package's tracked files and nothing else; installed into an empty environment it must need torch alone,
-name the extra that a command lacks, and with that extra run. With --extras, each must resolve against the package
-index. The files are left in the folder, with their SHA-256. Needs `build` and the index; takes a minute or two.
+From what git tracks: source distributions and wheels are built in two folders and must be equal byte for byte. Each
+must hold its own tracked files and nothing else. Installed into an empty environment, bandpo must need torch alone,
+name the extra or the distribution that a command lacks, and run with it. With --extras, each must resolve against the
+package index. The files are left in the folder, with their SHA-256. Needs `build` and the index; takes a minute or two.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ def tracked() -> list[str]:
 
 
 def build(folder: Path) -> list[Path]:
-    """Sdist and wheel from a fresh copy of the tracked files."""
+    """Sdist and wheel of both, from a fresh copy of the tracked files: bandpo's before those of the lab."""
     tree, dist = folder / "tree", folder / "dist"
     for name in tracked():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
     stamp = run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
-    run(
-        *(sys.executable, "-m", "build", "--outdir", dist, tree),
-        env=os.environ | {"SOURCE_DATE_EPOCH": stamp},
-    )
+    for project in (tree, tree / "lab"):
+        run(
+            *(sys.executable, "-m", "build", "--outdir", dist, project),
+            env=os.environ | {"SOURCE_DATE_EPOCH": stamp},
+        )
     shutil.rmtree(tree)
     return sorted(dist.iterdir())
 
@@ -59,52 +60,64 @@ def check_same(first: Sequence[Path], second: Sequence[Path]) -> None:
         print(f"{digest}  {a.name}")
 
 
-def check_contents(sdist: Path, wheel: Path) -> None:
+def check_contents(sdist: Path, wheel: Path, ours: set[str]) -> None:
+    """Against the tracked files of one distribution, relative to its folder."""
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     with tarfile.open(sdist) as archive:
         source = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    ours = [name for name in tracked() if not (ROOT / name).is_symlink()]
     wanted = {name.removeprefix("src/") for name in ours if name.startswith("src/")}
-    for what, found, expected in (("wheel", held, wanted), ("sdist", source, {*ours, "PKG-INFO"})):
+    for file, found, expected in ((wheel, held, wanted), (sdist, source, {*ours, "PKG-INFO"})):
         if found != expected:
-            sys.exit(f"{what}: missing {sorted(expected - found)}, stray {sorted(found - expected)}")
-        print(f"{what}: {len(found)} files, none missing or stray")
+            sys.exit(f"{file.name}: missing {sorted(expected - found)}, stray {sorted(found - expected)}")
+        print(f"{file.name}: {len(found)} files, none missing or stray")
 
 
-def check_install(folder: Path, wheel: Path, extras: bool) -> None:
+def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
     environment = folder / "environment"
     run(sys.executable, "-m", "venv", "--clear", environment)
     python, command = environment / "bin/python", environment / "bin/bandpo"
     elsewhere = {"cwd": folder, "env": {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}}
-    run(python, "-m", "pip", "install", "--quiet", TORCH, **elsewhere)
+
+    def pip(*what: str | Path) -> None:
+        run(python, "-m", "pip", "install", "--quiet", "--no-compile", *what, **elsewhere)
+
+    def refused(words: str, *arguments: str) -> None:
+        ended = subprocess.run([command, *arguments], capture_output=True, text=True, **elsewhere)  # type: ignore[call-overload]
+        last = ended.stderr.splitlines()[-1]  # torch warns where there is no numpy
+        if ended.returncode != 2 or "Traceback" in ended.stderr or words not in last:
+            sys.exit(f"bandpo {' '.join(arguments)} should end with one line: {words}; not: {ended.stderr}")
+
+    pip(TORCH)
     before = run(python, "-m", "pip", "freeze", **elsewhere).splitlines()
-    run(python, "-m", "pip", "install", "--quiet", wheel, **elsewhere)
+    pip(library)
     after = run(python, "-m", "pip", "freeze", **elsewhere).splitlines()
     if [line for line in after if line not in before and not line.startswith("bandpo")]:
         sys.exit(f"the core needs more than torch: {set(after) - set(before)}")
     code = "import bandpo, torch; print(bandpo.Band().bounds(torch.tensor([0.08]).log()).upper.item())"
     if not run(python, "-c", code, **elsewhere).startswith("2.41"):
         sys.exit("the installed core gives other bounds")
-    without = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
-    if "needs the package typer; in a clone of bandpo, pip install" not in without.stderr:
-        sys.exit(f"a command without its extra should name it, not: {without.stderr}")
-    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[cli]", **elsewhere)
+    refused("needs the package typer; in a clone of bandpo, pip install", "--version")
+    pip(f"{library}[cli]")
     version = run(command, "--version", **elsewhere).strip()
-    if f"-{version}-" not in wheel.name:
-        sys.exit(f"bandpo --version prints {version}, the wheel is {wheel.name}")
+    if not all(f"-{version}-" in wheel.name for wheel in (library, lab)):
+        sys.exit(f"bandpo --version prints {version}, the wheels are {library.name} and {lab.name}")
     run(command, "bounds", "0.08", **elsewhere)
+    refused("bandpo train comes with bandpo-lab", "train", "--max_steps", "1")
+    pip("--no-deps", lab)  # what it requires, `make demo` installs
     run(command, "recipes", folder / "recipes", **elsewhere)
-    print(
-        f"installed: torch alone, bandpo {version}, {len(list((folder / 'recipes').rglob('*.yaml')))} recipe files"
-    )
+    recipes = len(list((folder / "recipes").rglob("*.yaml")))
+    print(f"installed: torch alone, bandpo {version}, bandpo-lab with {recipes} recipe files")
 
     if not extras:
         return
-    code = "from importlib.metadata import metadata; print(*metadata('bandpo').get_all('Provides-Extra'))"
-    for extra in run(python, "-c", code, **elsewhere).split():
-        run(python, "-m", "pip", "install", "--dry-run", "--quiet", f"{wheel}[{extra}]", **elsewhere)
-        print(f"extra {extra}: resolves", flush=True)
+    for name, wheel in (("bandpo", library), ("bandpo-lab", lab)):
+        code = (
+            f"from importlib.metadata import metadata; print(*metadata({name!r}).get_all('Provides-Extra'))"
+        )
+        for extra in run(python, "-c", code, **elsewhere).split():
+            pip("--dry-run", library, f"{wheel}[{extra}]")
+            print(f"{name}[{extra}]: resolves", flush=True)
 
 
 def main() -> None:
@@ -116,10 +129,17 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    (sdist, wheel), second = sorted(build(folder / "1"), reverse=True), build(folder / "2")
-    check_same(sorted((sdist, wheel)), second)
-    check_contents(sdist, wheel)
-    check_install(folder, wheel, arguments.extras)
+    first, second = build(folder / "1"), build(folder / "2")
+    check_same(first, second)
+    library, lab, library_source, lab_source = sorted(
+        first, key=lambda path: (path.suffix != ".whl", path.name)
+    )
+    ours = {name for name in tracked() if not (ROOT / name).is_symlink()}
+    of_lab = {name for name in ours if name.startswith("lab/")}
+    check_contents(library_source, library, ours - of_lab)
+    of_lab.add(".gitignore")  # hatchling adds the repository's
+    check_contents(lab_source, lab, {name.removeprefix("lab/") for name in of_lab})
+    check_install(folder, library, lab, arguments.extras)
 
 
 if __name__ == "__main__":

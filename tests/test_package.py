@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
@@ -13,10 +14,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import bandpo
+import size
 
 SRC = Path(bandpo.__file__).parent
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LAB = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())
 COVERED = PROJECT["tool"]["coverage"]["report"]
 CORE = [
     path
@@ -151,23 +154,27 @@ def pinned(python):
     return versions
 
 
-def wanted_by(extra, python):
-    """What pyproject.toml asks for, with the extras that the extra includes."""
-    for requirement in map(Requirement, PROJECT["project"]["optional-dependencies"][extra]):
+def wanted_by(project, python, *extras):
+    """What the set-up commands ask a distribution for, with the extras that an extra includes."""
+    listed = [*project["dependencies"]]
+    for extra in extras:
+        listed += project["optional-dependencies"][extra]
+    for requirement in map(Requirement, listed):
         if requirement.name == "bandpo":
-            for included in requirement.extras:
-                yield from wanted_by(included, python)
+            yield from wanted_by(PROJECT["project"], python, *requirement.extras)
         elif requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
             yield requirement
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_lock_has_what_pyproject_admits(python):
+def test_the_lock_has_what_both_distributions_admit(python):
     pins = pinned(python)
-    requirements = [Requirement("torch"), *wanted_by("dev", python)]
-    names = [canonicalize_name(requirement.name) for requirement in requirements]
-    assert set(names) <= pins.keys(), "make lock"
-    assert all(pins[name] in r.specifier for name, r in zip(names, requirements, strict=True)), "make lock"
+    requirements = [*wanted_by(PROJECT["project"], python, "dev")]
+    requirements += wanted_by(LAB["project"], python, "eval", "study", "smollm2")
+    for requirement in requirements:
+        name = canonicalize_name(requirement.name)
+        assert name in pins, "make lock"
+        assert pins[name] in requirement.specifier, "make lock"
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -215,3 +222,17 @@ def test_one_version():
     cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
     assert cited[1] == bandpo.__version__
     assert f"## {bandpo.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f'__version__ = "{bandpo.__version__}"' in (ROOT / "lab/src/bandpo_lab/__init__.py").read_text()
+    assert f"bandpo[trl]=={bandpo.__version__}" in LAB["project"]["dependencies"]
+
+
+@pytest.mark.parametrize(("lines", "over"), [(11_500, False), (11_501, True)])
+def test_a_house_over_its_budget_fails(lines, over, tmp_path, monkeypatch, capsys):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.py").write_text("pass\n" * lines)
+    for command in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(size, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="over budget") if over else nullcontext():
+        size.main()
+    assert f"{lines:,d} of 11,500" in capsys.readouterr().out

@@ -50,11 +50,11 @@ class FDivergence(Divergence):
         self._check()
 
     def _check(self) -> None:
-        u = torch.cat([torch.logspace(-9, 9, 721, dtype=torch.float64), torch.linspace(0.5, 2, 301).double()])
-        u = u.unique()
+        points = [torch.logspace(-9, 9, 721, dtype=torch.float64), torch.linspace(0.5, 2, 301).double()]
+        u: Tensor = torch.cat(points).unique()  # pyright: ignore[reportUnknownMemberType]
         for name, function in (("f", self.f_of_u), ("derivative", self._slope)):
             values = function(u)
-            if not isinstance(values, Tensor) or values.shape != u.shape:
+            if not isinstance(values, Tensor) or values.shape != u.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidType(
                     f"{name} must map a tensor to one of equal shape, elementwise; got {values!r}"
                 )

@@ -40,5 +40,5 @@ def above_0(**settings: float) -> None:
 
 def is_objective(objective: Objective) -> None:
     """Refuse what is no objective."""
-    if not isinstance(objective, Objective):
+    if not isinstance(objective, Objective):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidType(f"objective must be an Objective such as Surrogate(), got {objective!r}")
