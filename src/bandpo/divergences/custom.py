@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class FDivergence(Divergence):
 
     def _check(self) -> None:
         points = [torch.logspace(-9, 9, 721, dtype=torch.float64), torch.linspace(0.5, 2, 301).double()]
-        u: Tensor = torch.cat(points).unique()  # pyright: ignore[reportUnknownMemberType]
+        u = cast("Tensor", torch.cat(points).unique())  # pyright: ignore[reportUnknownMemberType]
         for name, function in (("f", self.f_of_u), ("derivative", self._slope)):
             values = function(u)
             if not isinstance(values, Tensor) or values.shape != u.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
