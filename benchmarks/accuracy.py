@@ -16,7 +16,7 @@ import mpmath as mp
 import torch
 
 import oracle
-from bandpo import FDivergence, RatioBounds, parse_divergence, ratio_bounds
+from bandpo import Divergence, FDivergence, RatioBounds, parse, ratio_bounds
 
 
 def worst_error(
@@ -31,7 +31,7 @@ def worst_error(
     Points are rounded to ``dtype`` before either side sees them.
     """
     triangular = FDivergence(lambda u: (u - 1) ** 2 / (u + 1))
-    divergence = triangular if name == "triangular" else parse_divergence(name)
+    divergence = triangular if name == "triangular" else parse(name, Divergence)
     draw = random.Random(0)
     rare = [draw.uniform(-69, -0.01) for _ in range(points // 2)]
     common = [math.log1p(-(10 ** draw.uniform(-6.9, -0.1))) for _ in range(points - points // 2)]

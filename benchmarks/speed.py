@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from bandpo import KL, Band, FixedClip, JensenShannon, PearsonChi2, TotalVariation, policy_loss, ratio_bounds
+from bandpo import KL, Band, FixedClip, TotalVariation, policy_loss, ratio_bounds
+from bandpo.divergences import JensenShannon, PearsonChi2
 from measuring import compete, stamp
 
 RADIUS = 0.05

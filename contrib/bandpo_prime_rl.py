@@ -53,7 +53,7 @@ def loss(
 
     Args:
         inputs: prime-rl's ``LossInputs`` of one sequence.
-        method: A method in its text form, see `bandpo.parse_method`.
+        method: A method in its text form, see `bandpo.parse`.
         clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
         objective: Beside ``clip``, see `bandpo.policy_loss`.
         level: Beside ``clip``, see `bandpo.policy_loss`.

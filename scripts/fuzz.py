@@ -26,8 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bandpo import Band, FDivergence, parse_divergence, ratio_bounds
-from bandpo.divergences import Divergence
+from bandpo import Band, Divergence, FDivergence, parse, ratio_bounds
 
 BATCH = 2**15
 BARS = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -202,7 +201,7 @@ def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | f
 def run_batch(index: int, seed: int, result: dict) -> None:
     choice = random.Random(f"{seed} {index}")
     name, dtype = choice.choices(list(SHARE), SHARE.values())[0], choice.choice(DTYPES)
-    divergence = OWN.get(name) or parse_divergence(name)
+    divergence = OWN.get(name) or parse(name, Divergence)
     logp, radius = draw(name, dtype, index, seed)
     broken, errors = failures(name, divergence, logp, radius)
     row = result["table"].setdefault(f"{name} {str(dtype)[6:]}", {"cases": 0, "worst": 0.0})

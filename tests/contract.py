@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from bandpo import parse_rule
+from bandpo import ClipRule, parse
 
 SAPO_IS_MORE_THAN_BOUNDS = (
     r"^method: 'SAPO\(\)' is SigmoidGate\(.*\) per token, but this framework's loss can only be given bounds"
@@ -94,7 +94,7 @@ class Contract:
     @pytest.mark.parametrize("clip", ["Band(KL(), 0.05)", "Band(TotalVariation(), 0.1, inf)"])
     def test_equals_a_dense_reference(self, clip):
         batch = make_batch()
-        bounds = parse_rule(clip).bounds(batch.logp_old)
+        bounds = parse(clip, ClipRule).bounds(batch.logp_old)
         expected = dense_loss(batch, bounds.lower, bounds.upper, self.aggregation)
         gradient = self.compare(batch, self.ours(batch, clip), expected, self.shows_clipped_value)
         assert 0.1 < (gradient == 0)[batch.mask > 0].float().mean() < 0.9

@@ -44,7 +44,7 @@ def test_the_bounds_on_the_page_about_choosing_are_those_of_the_rules():
     )
     assert len(rows) == 3
     for name, radius, printed in rows:
-        divergence = bandpo.parse_divergence(name)
+        divergence = bandpo.parse(name, bandpo.Divergence)
         assert divergence.default_radius == float(radius)
         bounds = bandpo.Band(divergence).bounds(
             torch.tensor([0.01, 0.08, 0.5, 0.9], dtype=torch.float64).log()

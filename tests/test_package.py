@@ -213,9 +213,9 @@ def test_models_are_safetensors_alone():
 
 def test_remote_code_is_off_unless_asked_for():
     pytest.importorskip("trl")
-    from bandpo_lab.training.arguments import parse
+    from bandpo_lab.training.arguments import parse_arguments
 
-    assert parse(["--use_cpu", "--bf16=False"]).training.trust_remote_code is False
+    assert parse_arguments(["--use_cpu", "--bf16=False"]).training.trust_remote_code is False
 
 
 def test_one_version():

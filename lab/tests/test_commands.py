@@ -68,10 +68,10 @@ def test_every_command_has_help_that_explains_every_option(name):
 
 def test_train_shows_trls_options_and_ours(capsys):
     assert {"--clip", "--learning_rate", "--resume"} <= options_of_train()
-    from bandpo_lab.training.arguments import parse
+    from bandpo_lab.training.arguments import parse_arguments
 
     with pytest.raises(SystemExit) as stop:
-        parse(["--help"])
+        parse_arguments(["--help"])
     assert stop.value.code == 0
     assert "--audit_steps" in capsys.readouterr().out
 
@@ -82,16 +82,16 @@ def test_train_shows_trls_options_and_ours(capsys):
     [page for page in PAGES if page.name not in ("write-your-own.md", "add-a-framework.md")],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_printed_commands_parse(page):
+def test_printed_commands_parse_arguments(page):
     for words in commands(page):
         command, arguments = find(words)
         if not arguments:
             continue  # named only
         if words[0] == "train":
             pytest.importorskip("trl")
-            from bandpo_lab.training.arguments import parse
+            from bandpo_lab.training.arguments import parse_arguments
 
-            parse([*arguments, "--use_cpu", "--bf16=False"])
+            parse_arguments([*arguments, "--use_cpu", "--bf16=False"])
         else:
             command.make_context(command.name, arguments)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bandpo import Band, parse_rule
+from bandpo import Band, ClipRule, parse
 from bandpo_lab.variants import names
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_every_model_goes_with_every_rule(model, rule):
     assert config.trainer.experiment_name == f"{model}-{rule}"
     assert model in config.actor_rollout_ref.model.path.lower()
     assert actor.policy_loss.loss_mode == "band"
-    assert parse_rule(actor.policy_loss.clip)
+    assert parse(actor.policy_loss.clip, ClipRule)
     assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (256, 16, 64)
     assert config.trainer.n_gpus_per_node % rollout.tensor_model_parallel_size == 0
 
@@ -64,12 +64,12 @@ def test_every_model_goes_with_every_rule(model, rule):
 def test_the_rules_are_the_papers():
     def clip(rule: str):
         config = compose(f"+paper/model={MODELS[0]}", f"+paper/rule={rule}")
-        return parse_rule(config.actor_rollout_ref.actor.policy_loss.clip)
+        return parse(config.actor_rollout_ref.actor.policy_loss.clip, ClipRule)
 
     rules = {rule: clip(rule) for rule in RULES}
-    assert rules["band-kl"] == parse_rule("Band(KL(), 0.05, max_ratio=10)")
-    assert rules["grpo"] == parse_rule("FixedClip(0.2, 0.2)")
-    assert rules["clip-higher"] == parse_rule("FixedClip(0.2, 0.28)")
+    assert rules["band-kl"] == parse("Band(KL(), 0.05, max_ratio=10)", ClipRule)
+    assert rules["grpo"] == parse("FixedClip(0.2, 0.2)", ClipRule)
+    assert rules["clip-higher"] == parse("FixedClip(0.2, 0.28)", ClipRule)
     assert all(isinstance(rules[name], Band) for name in ("band-tv", "band-chi2"))
 
 
@@ -164,13 +164,13 @@ def test_dapos_additions_are_verls_own():
 def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
     from bandpo_lab.evals.grading import reward
-    from bandpo_lab.training.arguments import parse, reward_functions
+    from bandpo_lab.training.arguments import parse_arguments, reward_functions
 
     monkeypatch.chdir(RECIPES.parent)
     (command,) = dry_run(
         "launch.sh", "--dry-run", "trl", "qwen2.5-3b-instruct", "band-kl", "--use_cpu", "true"
     )
-    arguments = parse([*command[command.index("train") + 1 :], "--bf16", "false"])
+    arguments = parse_arguments([*command[command.index("train") + 1 :], "--bf16", "false"])
     training, verl = arguments.training, yaml.safe_load((RECIPES / "paper/recommended.yaml").read_text())
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
     responses = 8 * training.per_device_train_batch_size * training.steps_per_generation
@@ -179,7 +179,7 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     assert training.learning_rate == float(actor["optim"]["lr"])
     assert (training.beta, training.delta) == (actor["kl_loss_coef"], actor["clip_ratio_c"])
     assert training.max_completion_length == verl["data"]["max_response_length"]
-    assert parse_rule(training.clip) == parse_rule("Band(KL(), 0.05, max_ratio=10)")
+    assert parse(training.clip, ClipRule) == parse("Band(KL(), 0.05, max_ratio=10)", ClipRule)
     assert arguments.model.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
     assert reward_functions(arguments.run) == [reward]
 
@@ -208,7 +208,7 @@ def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
     """And reads just the two files that the recipe names."""
     datasets = pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
     pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
-    from bandpo_lab.training.arguments import parse
+    from bandpo_lab.training.arguments import parse_arguments
     from bandpo_lab.training.train import load_data
 
     folder = tmp_path / "my data" / "trl"
@@ -218,7 +218,7 @@ def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     recipe = ("trl", "qwen2.5-3b-instruct", "band-kl", "--use_cpu", "true")
     (command,) = dry_run("launch.sh", "--dry-run", *recipe, BANDPO_DATA=str(folder.parent))
-    arguments = parse([*command[command.index("train") + 1 :], "--bf16", "false"])
+    arguments = parse_arguments([*command[command.index("train") + 1 :], "--bf16", "false"])
     assert sorted(load_data(arguments)[0]["prompt"]) == ["dapo-math-17k", "math-3-5"]
     (command,) = dry_run("launch.sh", "--dry-run", *recipe)
     assert command[command.index("--data_dir") + 1] == str(RECIPES.parent / "data/trl")

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,31 +11,22 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import torch
 
-from bandpo import (
-    KL,
-    Band,
-    FixedClip,
-    PearsonChi2,
-    TotalVariation,
-    Unclipped,
-    methods,
-    parse_rule,
-    policy_loss,
-)
-from bandpo.methods import Method, Parts
+from bandpo import KL, Band, ClipRule, FixedClip, TotalVariation, Unclipped, methods, parse, policy_loss
+from bandpo.divergences import PearsonChi2
+from bandpo.methods import Method
 from bandpo.objectives import DualClip
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks, records
 
-BAND = Parts(Band(KL(), 0.05), DualClip(3.0))
+BAND = Method(Band(KL(), 0.05), DualClip(3.0))
 
 
-def expected(loss_mode: str = "band", parts: Parts | None = BAND) -> Expected:
+def expected(loss_mode: str = "band", parts: Method | None = BAND) -> Expected:
     return Expected(loss_mode, parts, answers={}, responses=4096, reward_workers=8)
 
 
 def record(
-    folder: Path, parts: Parts = BAND, spread: float = 0.5, scale: float = 1.0, unit: float = 1.0
+    folder: Path, parts: Method = BAND, spread: float = 0.5, scale: float = 1.0, unit: float = 1.0
 ) -> None:
     """Two calls of the loss as a worker writes them down, the first of them before anything was learnt."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,9 +36,7 @@ def record(
         logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3).requires_grad_()
         mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
         advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
-        loss = policy_loss(
-            logp, old, advantages, mask, **parts._replace(aggregation="token-mean")._asdict()
-        ).loss
+        loss = policy_loss(logp, old, advantages, mask, method=parts, aggregation="token-mean").loss
         (gradient,) = torch.autograd.grad(loss, logp)
         written = {
             "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,
@@ -131,9 +121,9 @@ def test_a_rehearsals_metrics_cut_by_a_kill_are_read_up_to_there(tmp_path):
     "parts",
     [
         BAND,
-        Parts(Band(TotalVariation(), 0.05)),
-        Parts(Band(PearsonChi2(), 0.05), DualClip(1.5)),
-        Parts(FixedClip(0.2, 0.28), DualClip(3.0)),
+        Method(Band(TotalVariation(), 0.05)),
+        Method(Band(PearsonChi2(), 0.05), DualClip(1.5)),
+        Method(FixedClip(0.2, 0.28), DualClip(3.0)),
     ],
     ids=repr,
 )
@@ -152,7 +142,7 @@ METHODS = [
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m is not Method], ids=lambda m: m.__name__)
 def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_path):
-    parts = method().parts()
+    parts = method()
     record(tmp_path, parts, spread=2.0)
     found = by_hand.compare(by_hand.load(tmp_path), parts)
     assert found.independent == by_hand.has_formula(parts)
@@ -161,7 +151,7 @@ def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_pat
 
 
 def test_a_rule_without_a_second_formula_is_compared_with_the_library_in_float64(tmp_path):
-    parts = Parts(parse_rule("Band(KL(), BySurprisal(0.05, 0.1))"))
+    parts = Method(parse("Band(KL(), BySurprisal(0.05, 0.1))", ClipRule))
     record(tmp_path, parts)
     found = by_hand.compare(by_hand.load(tmp_path), parts)
     assert not found.independent
@@ -171,9 +161,9 @@ def test_a_rule_without_a_second_formula_is_compared_with_the_library_in_float64
 @pytest.mark.parametrize(
     ("written", "part"),
     [
-        ({"parts": BAND._replace(clip=Band(KL(), 0.06))}, "loss by hand"),
-        ({"parts": BAND._replace(clip=FixedClip(0.2, 0.2))}, "loss by hand"),
-        ({"parts": BAND._replace(objective=DualClip(1.5))}, "loss by hand"),
+        ({"parts": replace(BAND, clip=Band(KL(), 0.06))}, "loss by hand"),
+        ({"parts": replace(BAND, clip=FixedClip(0.2, 0.2))}, "loss by hand"),
+        ({"parts": replace(BAND, objective=DualClip(1.5))}, "loss by hand"),
         ({"scale": 1.001}, "loss by hand"),
         ({"spread": 0.0}, "clip"),
     ],
@@ -198,7 +188,7 @@ def test_without_advantages_the_rule_is_not_judged(tmp_path):
 
 def test_a_rule_that_clips_nothing_is_not_asked_to(tmp_path):
     write_run(tmp_path)
-    parts = Parts(Unclipped())
+    parts = Method(Unclipped())
     record(tmp_path / files.LOSSES.format("first"), parts)
     assert all(check.ok for check in first_run_checks(tmp_path, 2, expected(parts=parts)))
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from bandpo.audit.logs import read_log
 from bandpo.errors import FileProblem
 from bandpo_lab.tasks.multiplication import base_model_path
-from bandpo_lab.training.arguments import parse, reward_functions
+from bandpo_lab.training.arguments import parse_arguments, reward_functions
 from bandpo_lab.training.card import run_card
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.train import RunTrainer, run_training
@@ -40,7 +40,7 @@ CPU = ["--use_cpu", "--bf16=False"]
 
 
 def small(folder, *more):
-    return parse([*SMALL, "--output_dir", str(folder), *more])
+    return parse_arguments([*SMALL, "--output_dir", str(folder), *more])
 
 
 def settings(arguments):
@@ -118,7 +118,7 @@ def test_a_run_leaves_everything_behind(copied):
 
 
 def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
-    named = parse(
+    named = parse_arguments(
         ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
     )
     assert "base_model: org/model\n" in run_card(named, RunFolder(tmp_path))
@@ -155,7 +155,7 @@ def test_other_methods_by_name(tmp_path):
     assert named.training.parts.clip == gspo.training.parts.clip
     file = tmp_path / "named.yaml"
     file.write_text("method: GSPO()\n")
-    assert parse([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"]).training.method is None
+    assert parse_arguments([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"]).training.method is None
     with pytest.raises(ValueError, match="did you mean Masked"):
         small(tmp_path / "typo", "--objective=Mask")
 
@@ -173,7 +173,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     assert radii[::2] == radii[1::2]  # one for each batch
     argv = [*SMALL, steered, "--eval_every=2", "--output_dir", str(tmp_path / "cut")]
     code = "import sys; from bandpo_lab.training import arguments, train; "
-    code += "train.run_training(arguments.parse(sys.argv[1:]))"
+    code += "train.run_training(arguments.parse_arguments(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -183,7 +183,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    cut = run_training(parse([*argv, "--resume"]))
+    cut = run_training(parse_arguments([*argv, "--resume"]))
     assert [row["step"] for row in cut.history() if "mean@4" in row] == [2, 4, 6]
     assert_same(cut.path, whole.path)
 
@@ -337,7 +337,7 @@ def test_yaml_and_flags(tmp_path):
         "reward_funcs: [accuracy_reward, bandpo_lab.tasks.multiplication.reward]\n"
         "clip: FixedClip(0.2, 0.28)\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
     )
-    arguments = parse(["--config", str(tmp_path / "run.yaml"), "--learning_rate", "2e-5"])
+    arguments = parse_arguments(["--config", str(tmp_path / "run.yaml"), "--learning_rate", "2e-5"])
     assert arguments.training.clip == "FixedClip(low=0.2, high=0.28)"
     assert arguments.training.learning_rate == 2e-5
     assert arguments.training.num_generations == 8  # TRL's default, not the embedded task's
@@ -346,8 +346,8 @@ def test_yaml_and_flags(tmp_path):
 
 def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tmp_path):
     (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
-    ours = parse(["--config", str(tmp_path / "run.yaml"), "--max_steps=8"])
-    plain = parse(["--clip=FixedClip(0.2)", "--max_steps=8"])
+    ours = parse_arguments(["--config", str(tmp_path / "run.yaml"), "--max_steps=8"])
+    plain = parse_arguments(["--clip=FixedClip(0.2)", "--max_steps=8"])
     assert settings(ours) == settings(plain)
     assert ours.training.num_generations == 16  # the embedded task's, not TRL's default
 
@@ -356,29 +356,31 @@ def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tm
 def test_a_file_may_follow_an_equals_sign(flag, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
-    assert parse(flag.split()).training.clip == "FixedClip(low=0.2, high=0.2)"
+    assert parse_arguments(flag.split()).training.clip == "FixedClip(low=0.2, high=0.2)"
 
 
 def test_flags_may_be_written_with_hyphens():
     with pytest.raises(ValueError, match="no data: give --dataset_name"):  # not trained on the embedded task
-        parse(["--model-name-or-path=x", *CPU])
-    one = parse(["--num-iterations", "3", "--learning-rate=2e-5", "--clip=Band(KL(), 0.04)"])
-    other = parse(["--num_iterations", "3", "--learning_rate=2e-5", "--clip=Band(KL(), 0.04)"])
+        parse_arguments(["--model-name-or-path=x", *CPU])
+    one = parse_arguments(["--num-iterations", "3", "--learning-rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    other = parse_arguments(["--num_iterations", "3", "--learning_rate=2e-5", "--clip=Band(KL(), 0.04)"])
     assert settings(one) == settings(other)
     assert one.training.num_iterations == 3
 
 
 def test_the_config_of_a_run_makes_the_run_again(tmp_path):
-    first = parse([*SMALL, "--clip=FixedClip(0.2, 0.28)", "--seed=7", f"--output_dir={tmp_path}/run"])
+    first = parse_arguments(
+        [*SMALL, "--clip=FixedClip(0.2, 0.28)", "--seed=7", f"--output_dir={tmp_path}/run"]
+    )
     folder = RunFolder(tmp_path / "run")
     with folder.held():
         folder.check(first)
         folder.begin()
     config = str(tmp_path / "run" / "config.yaml")
-    again = parse(["--config", config, "--output_dir", str(tmp_path / "again")])
+    again = parse_arguments(["--config", config, "--output_dir", str(tmp_path / "again")])
     assert settings(again) == settings(first)
     assert again.training.output_dir == str(tmp_path / "again")
-    changed = parse(["--config", config, "--output_dir", str(tmp_path / "again"), "--seed=8"])
+    changed = parse_arguments(["--config", config, "--output_dir", str(tmp_path / "again"), "--seed=8"])
     assert (changed.training.seed, changed.training.clip) == (8, first.training.clip)
 
 
@@ -411,11 +413,11 @@ def test_refuses_bad_arguments(content, argv, message, tmp_path, monkeypatch):
         (tmp_path / "run.yaml").write_text(content)
         argv = ["--config", "run.yaml", *CPU]
     with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("[", r"\[")):
-        parse(argv)
+        parse_arguments(argv)
 
 
 def test_refuses_a_reward_that_leads_nowhere():
-    arguments = parse(["--reward_funcs", "no_such.module.reward"])
+    arguments = parse_arguments(["--reward_funcs", "no_such.module.reward"])
     with pytest.raises(
         ValueError, match=r"reward_funcs: 'no_such.module.reward' is neither one of TRL's nor"
     ):

@@ -1,28 +1,34 @@
-"""bandpo: probability-aware ratio bounds for PPO and GRPO, projected from an f-divergence trust region."""
+"""bandpo: probability-aware ratio bounds for PPO and GRPO, projected from an f-divergence trust region.
+
+Here is what a user types. The rest is in its module: `bandpo.rules`, `bandpo.methods`, `bandpo.objectives`,
+`bandpo.divergences`, `bandpo.radius`, `bandpo.errors`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bandpo import batch, bounds, divergences, loss, methods, objectives, radius, rule_check, rules, text
-from bandpo.batch import *
-from bandpo.bounds import *
-from bandpo.divergences import *
-from bandpo.loss import *
-from bandpo.methods import *
-from bandpo.objectives import *
-from bandpo.radius import *
-from bandpo.rule_check import *
-from bandpo.rules import *
-from bandpo.text import *
+from bandpo.batch import Tokens
+from bandpo.bounds import RatioBounds, ratio_bounds
+from bandpo.divergences import KL, Divergence, FDivergence, TotalVariation
+from bandpo.loss import aggregate, policy_loss
+from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
+from bandpo.objectives import DualClip, Masked, Objective, Surrogate
+from bandpo.radius import Linear, TrainingState
+from bandpo.rule_check import check
+from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Sides, Unclipped, Union
+from bandpo.text import as_text, parse
 
 if TYPE_CHECKING:
     from bandpo.audit.metrics import Audit
     from bandpo.audit.recorder import Recorder
 
 __version__ = "0.1.0"
-__all__ = ["Audit", "Recorder"]  # and what the modules of the core define
-for module in (batch, bounds, divergences, loss, methods, objectives, radius, rule_check, rules, text):
-    __all__ += module.__all__
+__all__ = [
+    "DAPO", "DCPO", "GRPO", "GSPO", "KL", "Audit", "Band", "BandAbove", "BandPO", "ClipRule", "Divergence", "DualClip",
+    "FDivergence", "FixedClip", "Linear", "Masked", "Method", "Objective", "RatioBounds", "Recorder", "Sides",
+    "Surrogate", "Tokens", "TotalVariation", "TrainingState", "Unclipped", "Union", "aggregate", "as_text", "check",
+    "parse", "policy_loss", "ratio_bounds",
+]  # fmt: skip
 
 LAZY = {"Audit": "bandpo.audit.metrics", "Recorder": "bandpo.audit.recorder"}
 """What is imported when it is first asked for, so that `import bandpo` loads the core alone."""
@@ -32,3 +38,7 @@ def __getattr__(name: str) -> Any:
     if name in LAZY:
         return getattr(import_module(LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,13 +1,18 @@
-"""The tokens of a batch, as a clip rule and an objective see them."""
+"""The one door for a trainer's tensors: checked and cleaned once, then seen as a clip rule and an objective see them.
+
+The loss, the audit, the mismatch and the recorder all take a batch through `Batch.read`. What stands where the mask is
+0 never matters, NaN included. What is wrong at a counted token is refused. The precision is kept, from float32 up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 
+from bandpo import _checks
 from bandpo.bounds import RatioBounds
 from bandpo.errors import InvalidValue
 from bandpo.rules import ClipRule, Outside
@@ -16,10 +21,143 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-__all__ = ["Tokens"]
+__all__ = ["Batch", "Tokens"]
 
 Level = Literal["token", "sequence"]
 LEVELS = get_args(Level)  # here, because older compilers break the graph at get_args
+
+
+class Batch(NamedTuple):
+    """The tensors of a batch, detached, in at least float32, and 0 where the mask is 0."""
+
+    logp: Float[Tensor, "batch time"]
+    """Log-probabilities (nats) of the sampled tokens under the policy in training."""
+    logp_old: Float[Tensor, "batch time"]
+    """The same under the policy that the ratio refers to."""
+    advantages: Float[Tensor, "batch time"]
+    """One per token, times its importance weight where there is one."""
+    mask: Float[Tensor, "batch time"]
+    """1 for tokens that count, else 0."""
+    logp_anchor: Float[Tensor, "batch time"] | None = None
+    """Log-probabilities that a rule's bounds surround, where these are not ``logp_old``."""
+    entropy: Float[Tensor, "batch time"] | None = None
+    """Entropy (nats) of the policy at each token, where it is known."""
+
+    @classmethod
+    def read(
+        cls,
+        logp: Float[Tensor, "batch time"],
+        logp_old: Float[Tensor, "batch time"],
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | Float[Tensor, " batch"],
+        mask: Tensor | None = None,
+        *,
+        logp_anchor: Float[Tensor, "batch time"] | None = None,
+        entropy: Float[Tensor, "batch time"] | None = None,
+        weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
+    ) -> Batch:
+        """A batch as a trainer has it: in any precision, with anything where the mask is 0.
+
+        Args:
+            logp: Log-probabilities (nats) under the policy in training.
+            logp_old: Under the policy that the ratio refers to.
+            advantages: One per token, or one per sequence.
+            mask: 1 (or True) for tokens that count; all if omitted.
+            logp_anchor: What a rule's bounds surround, if not ``logp_old``.
+            entropy: Entropy (nats) at each token, where it is known.
+            weights: Importance weights ≥ 0, one per token or sequence; the advantages are multiplied by them.
+
+        Raises:
+            TypeError: a tensor is not floating-point.
+            ValueError: shapes differ; the mask holds another value than 0 and 1; at a counted token a log-probability
+                is NaN, infinite or above 0, an advantage or an entropy is not finite, or a weight is negative or NaN.
+                (Values are read on the CPU only.)
+
+        >>> logp, logp_old = torch.tensor([[-1.0, 5.0]]), torch.tensor([[-2.0, 5.0]])
+        >>> batch = Batch.read(logp, logp_old, torch.ones(1), mask=torch.tensor([[1, 0]]))
+        >>> batch.logp, batch.advantages
+        (tensor([[-1.,  0.]]), tensor([[1., 0.]]))
+        """
+        mask = _full_mask(logp, mask)
+        padding = mask == 0
+        advantages = _finite("advantages", _per_token("advantages", advantages, padding))
+        if weights is not None:
+            advantages = advantages * _checked_weights(_per_token("weights", weights, padding))
+        return cls(
+            _counted_logp("logp", logp, padding),
+            _counted_logp("logp_old", logp_old, padding),
+            advantages,
+            mask,
+            None if logp_anchor is None else _counted_logp("logp_anchor", logp_anchor, padding),
+            None if entropy is None else _finite("entropy", _per_token("entropy", entropy, padding)),
+        )
+
+    def tokens(self, rule: ClipRule, level: str = "token") -> Tokens:
+        """The batch as a rule sees it, with ratios per ``token`` or per ``sequence``, see `bandpo.policy_loss`.
+
+        Raises:
+            ValueError: ``level`` is unknown.
+        """
+        old = at_level(self.logp_old, self.mask, level)
+        anchor = None if self.logp_anchor is None else at_level(self.logp_anchor, self.mask, level)
+        log_ratio = at_level(self.logp, self.mask, level) - old
+        return Tokens(log_ratio, old, self.advantages, self.mask, rule, anchor, self.entropy)
+
+
+def _full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return torch.ones_like(logp, dtype=torch.float32, requires_grad=False)
+    if mask.shape != logp.shape:
+        raise InvalidValue(
+            f"mask has shape {tuple(mask.shape)}, logp {tuple(logp.shape)}; they must be equal"
+        )
+    if not _checks.values_can_be_read(mask):
+        return (mask != 0).float()
+    if mask.dtype != torch.bool and not torch.equal(mask, mask * mask):
+        other = mask[mask != mask * mask][0].item()
+        raise InvalidValue(
+            f"mask holds {other:g}, but a token counts (1) or not (0); put shares into weights="
+        )
+    return mask.float()
+
+
+def _counted_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
+    if logp.shape != padding.shape:
+        raise InvalidValue(
+            f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
+        )
+    logp = _checks.as_float(name, logp).detach().masked_fill(padding, 0.0)
+    _checks.check_logp(name, logp)
+    if _checks.values_can_be_read(logp) and logp.numel() and torch.isneginf(worst := logp.min()):
+        raise InvalidValue(f"{name} holds {worst.item()} at a counted token, but a sampled token has p > 0")
+    return logp
+
+
+def _per_token(name: str, x: Tensor, padding: Tensor) -> Tensor:
+    """What is given per token or per sequence, for each token."""
+    x = _checks.as_float(name, x).detach()
+    given = tuple(x.shape)
+    if x.dim() == padding.dim() - 1:
+        x = x.unsqueeze(-1)
+    if x.dim() != padding.dim() or not _checks.broadcasts_to(x, padding.shape):
+        raise InvalidValue(
+            f"{name} of shape {given} fit neither the tokens {tuple(padding.shape)} "
+            f"nor the sequences {tuple(padding.shape[:-1])}"
+        )
+    return x.expand_as(padding).masked_fill(padding, 0.0)
+
+
+def _finite(name: str, x: Tensor) -> Tensor:
+    if _checks.values_can_be_read(x) and not x.isfinite().all():
+        raise InvalidValue(
+            f"{name} hold {x[~x.isfinite()][0].item():g} at a counted token; they must be finite"
+        )
+    return x
+
+
+def _checked_weights(weights: Tensor) -> Tensor:
+    if _checks.values_can_be_read(weights) and weights.numel() and not weights.min() >= 0:
+        raise InvalidValue(f"weights must be at least 0 at counted tokens, got {weights.min().item():g}")
+    return weights
 
 
 T = TypeVar("T")
@@ -72,39 +210,6 @@ class Tokens:
     """Entropy (nats) of the policy at each token, where it is known."""
 
     @classmethod
-    def build(
-        cls,
-        logp: Float[Tensor, "batch time"],
-        logp_old: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "batch time"],
-        mask: Float[Tensor, "batch time"] | None = None,
-        *,
-        rule: ClipRule,
-        level: str = "token",
-        logp_anchor: Float[Tensor, "batch time"] | None = None,
-        entropy: Float[Tensor, "batch time"] | None = None,
-    ) -> Tokens:
-        """The view of a batch whose log-probabilities (nats) are finite everywhere.
-
-        Args:
-            logp: Under the policy in training, detached.
-            logp_old: Under the policy that the ratio refers to.
-            advantages: One per token.
-            mask: 1 for tokens that count; all if omitted.
-            rule: The clip rule.
-            level: ``token`` or ``sequence``, see `bandpo.policy_loss`.
-            logp_anchor: What the rule's bounds surround, if not ``logp_old``.
-            entropy: Entropy (nats) at each token, where it is known.
-
-        Raises:
-            ValueError: ``level`` is unknown.
-        """
-        mask = torch.ones_like(logp) if mask is None else mask
-        old = at_level(logp_old, mask, level)
-        anchor = None if logp_anchor is None else at_level(logp_anchor, mask, level)
-        return cls(at_level(logp, mask, level) - old, old, advantages, mask, rule, anchor, entropy)
-
-    @classmethod
     def from_batch(
         cls,
         logp: Float[Tensor, "batch time"],
@@ -117,38 +222,9 @@ class Tokens:
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
     ) -> Tokens:
-        """The view of a batch as a trainer has it: in any precision, with anything where the mask is 0.
-
-        Args:
-            logp: As for `build`; detached here.
-            logp_old: As for `build`.
-            advantages: One per token, or one per sequence.
-            mask: 1 (or True) for tokens that count; all if omitted.
-            rule: As for `build`.
-            level: As for `build`.
-            logp_anchor: As for `build`.
-            entropy: As for `build`.
-
-        Raises:
-            ValueError: ``level`` is unknown.
-        """
-        counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
-
-        def clean(x: Tensor) -> Tensor:
-            return x.detach().float().masked_fill(~counted, 0.0)
-
-        return cls.build(
-            clean(logp),
-            clean(logp_old),
-            (advantages if advantages.dim() == logp.dim() else advantages.unsqueeze(-1))
-            .float()
-            .expand_as(logp),
-            counted.float(),
-            rule=rule,
-            level=level,
-            logp_anchor=None if logp_anchor is None else clean(logp_anchor),
-            entropy=None if entropy is None else clean(entropy),
-        )
+        """`Batch.read` of a trainer's tensors, as ``rule`` sees them at ``level``; arguments and errors are theirs."""
+        batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
+        return batch.tokens(rule, level)
 
     def with_rule(self, rule: ClipRule) -> Tokens:
         """The same tokens under another rule."""

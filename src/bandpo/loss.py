@@ -9,12 +9,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from bandpo import _checks
-from bandpo.batch import Level, Tokens
+from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.objectives import Objective
 from bandpo.rules import ClipRule
-from bandpo.text import as_parts
+from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -127,13 +126,10 @@ def policy_loss(
     mask: Tensor | None = None,
     *,
     method: Method | ClipRule | str | None = None,
-    clip: ClipRule | str | None = None,
-    objective: Objective | str | None = None,
-    level: Level | None = None,
+    clip: Method | ClipRule | str | None = None,
     logp_anchor: Float[Tensor, "batch time"] | None = None,
     entropy: Float[Tensor, "batch time"] | None = None,
     weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
-    dual_clip: float | None = None,
     aggregation: str | None = None,
     normalizer: float | None = None,
 ) -> LossOutputs:
@@ -153,22 +149,20 @@ def policy_loss(
         advantages: One per token, or one per sequence.
         mask: 1 (or True) for tokens that count, else 0. What stands elsewhere in the other tensors has no effect, NaN
             included. All tokens count if omitted.
-        method: A method of `bandpo.methods`, or a clip rule, in place of ``clip``, ``objective`` and ``level``. Like
-            every rule and objective here it may be given as text: ``"SAPO(1.0, 1.05)"``.
-        clip: The clip rule; ``Band(KL(), 0.05)`` by default.
-        objective: What the loss makes of the rule, see `bandpo.objectives`; `Surrogate` by default.
-        level: ``token``, or ``sequence`` for GSPO (arXiv 2507.18071): every token of a sequence has the ratio
+        method: A method of `bandpo.methods`, a clip rule alone, or a `Method` made of a rule and an objective. It may
+            be given as text: ``"SAPO(1.0, 1.05)"``. By default PPO's surrogate under ``Band(KL(), 0.05)``. At the level
+            ``sequence``, as in GSPO (arXiv 2507.18071), every token of a sequence has the ratio
             ``(π(y)/π_old(y))^(1/|y|)``, the geometric mean of its tokens'. ``p`` is then the geometric mean of the old
             token probabilities; as the ratio of two such means stays below ``1/p``, a band is well defined. It is
             the band of a typical token, not a trust region of the distribution over sequences.
+        clip: Another name of ``method``.
         logp_anchor: Log-probabilities under the policy that the rule's bounds surround, where that is not
             ``logp_old``: the rollout engine's own, say. The new probability is then kept within
             ``[lower(p), upper(p)]·p`` of the anchor's p, while the ratio goes on to refer to ``logp_old``.
         entropy: Entropy (nats) of the policy at each token, for objectives that use it.
         weights: Importance weights ≥ 0 that multiply each token's (or sequence's) loss, as TRL's
             ``importance_sampling_ratio`` and verl's ``rollout_is_weights`` do; truncated by the caller.
-        dual_clip: If given, c > 1: the objective is put into `DualClip(c, ...)`.
-        aggregation: See `aggregate`; by default what the method's paper fixes, else ``token-mean``.
+        aggregation: See `aggregate`; by default what the method fixes, else ``token-mean``.
         normalizer: See `aggregate`.
 
     Returns:
@@ -178,11 +172,9 @@ def policy_loss(
         estimate of KL(π_old ‖ π) in nats.
 
     Raises:
-        TypeError: a tensor is not floating-point, or ``clip``, ``objective`` or ``method`` is none.
-        ValueError: shapes differ. The mask counts no token, or holds another value than 0 and 1. A counted
-            log-probability is NaN, infinite or above 0. A weight is negative or NaN. ``dual_clip`` ≤ 1. ``level`` is
-            unknown. A text cannot be read. ``method`` stands beside what it fixes. (Values are read on the CPU only;
-            on an accelerator they turn the loss NaN.)
+        TypeError: a tensor is not floating-point, or ``method`` is none.
+        ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; the mask counts no token; a text cannot be
+            read; both ``method`` and ``clip`` are given. (Values are read on the CPU only.)
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
     >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), clip=FixedClip())
@@ -190,35 +182,20 @@ def policy_loss(
     >>> logp.grad, metrics["clip_high"]
     (tensor([[-0.0000, -0.5000]]), tensor(0.5000))
     """
-    parts = as_parts(method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
-    mask = _full_mask(logp, mask)
-    padding = mask == 0
-    counted, logp_old = (
-        _counted_logp(name, x, padding) for name, x in (("logp", logp.detach()), ("logp_old", logp_old))
+    chosen = as_method(method, clip)
+    batch = Batch.read(
+        logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy, weights=weights
     )
-    advantages = _per_token("advantages", advantages, padding)
-    if weights is not None:
-        advantages = advantages * _checked_weights(_per_token("weights", weights, padding))
-    if logp_anchor is not None:
-        logp_anchor = _counted_logp("logp_anchor", logp_anchor, padding)
-    if entropy is not None:
-        entropy = _per_token("entropy", entropy, padding)
+    advantages, mask = batch.advantages, batch.mask
+    if _checks.values_can_be_read(mask) and not mask.any():
+        raise InvalidValue("mask counts no token (it is 0 everywhere); drop such a batch before the loss")
     with torch.no_grad():
-        tokens = Tokens.build(
-            counted,
-            logp_old,
-            advantages,
-            mask,
-            rule=parts.clip,
-            level=parts.level,
-            logp_anchor=logp_anchor,
-            entropy=entropy,
-        )
-        weight, value = parts.objective.weight(tokens), parts.objective.value(tokens)
+        tokens = batch.tokens(chosen.clip, chosen.level)
+        weight, value = chosen.objective.weight(tokens), chosen.objective.value(tokens)
     # Where the mask is 0 the advantage is 0 too, and so are value and slope.
     with_slope: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
     values = with_slope(_checks.as_float("logp", logp), -advantages * value, -advantages * weight)
-    loss = _aggregate(values, mask, aggregation or parts.aggregation, normalizer)
+    loss = _aggregate(values, mask, aggregation or chosen.aggregation or "token-mean", normalizer)
 
     with torch.no_grad():
         count, dropped = mask.sum(), weight <= 0
@@ -232,55 +209,3 @@ def policy_loss(
             "approx_kl": ((tokens.ratio - 1 - tokens.log_ratio) * mask).sum() / count,
         }
     return LossOutputs(loss, metrics)
-
-
-def _full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return torch.ones_like(logp, dtype=torch.float32)
-    if mask.shape != logp.shape:
-        raise InvalidValue(
-            f"mask has shape {tuple(mask.shape)}, logp {tuple(logp.shape)}; they must be equal"
-        )
-    if not _checks.values_can_be_read(mask):
-        return (mask != 0).float()
-    if not mask.any():
-        raise InvalidValue("mask counts no token (it is 0 everywhere); drop such a batch before the loss")
-    if mask.dtype != torch.bool and not torch.equal(mask, mask * mask):
-        other = mask[mask != mask * mask][0].item()
-        raise InvalidValue(
-            f"mask holds {other:g}, but a token counts (1) or not (0); put shares into weights="
-        )
-    return mask.float()
-
-
-def _counted_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
-    """Log-probabilities in at least float32, 0 where the mask is."""
-    if logp.shape != padding.shape:
-        raise InvalidValue(
-            f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
-        )
-    logp = _checks.as_float(name, logp).masked_fill(padding, 0.0)
-    _checks.check_logp(name, logp.detach())
-    if _checks.values_can_be_read(logp) and torch.isneginf(worst := logp.min()):
-        raise InvalidValue(f"{name} holds {worst.item()} at a counted token, but a sampled token has p > 0")
-    return logp
-
-
-def _per_token(name: str, x: Tensor, padding: Tensor) -> Tensor:
-    """Advantages or weights, one per token, 0 where the mask is."""
-    x = _checks.as_float(name, x)
-    given = tuple(x.shape)
-    if x.dim() == padding.dim() - 1:
-        x = x.unsqueeze(-1)
-    if x.dim() != padding.dim() or not _checks.broadcasts_to(x, padding.shape):
-        raise InvalidValue(
-            f"{name} of shape {given} fit neither the tokens {tuple(padding.shape)} "
-            f"nor the sequences {tuple(padding.shape[:-1])}"
-        )
-    return x.expand_as(padding).masked_fill(padding, 0.0)
-
-
-def _checked_weights(weights: Tensor) -> Tensor:
-    if _checks.values_can_be_read(weights) and not weights.min() >= 0:
-        raise InvalidValue(f"weights must be at least 0 at counted tokens, got {weights.min().item():g}")
-    return weights

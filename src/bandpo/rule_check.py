@@ -60,9 +60,8 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     >>> check(Band(KL(), 0.05))
     """
     if isinstance(setting, Method):
-        parts = setting.parts()
-        check(parts.clip)
-        check(parts.objective)
+        check(setting.clip)
+        check(setting.objective)
     elif isinstance(setting, ClipRule):
         _check_rule(setting)
     elif isinstance(setting, Divergence):
@@ -215,7 +214,7 @@ def _check_spent(divergence: Divergence) -> None:
 def _check_objective(objective: Objective) -> None:
     logp_old = LOGP.float()
     moved = torch.linspace(-1, 1, LOGP.numel(), device="cpu").view_as(logp_old)
-    tokens = Tokens.build(
+    tokens = Tokens.from_batch(
         (logp_old + moved).clamp(max=-1e-6),
         logp_old,
         torch.tensor([1.0, -1.0, -0.5, 0.5], device="cpu").expand_as(logp_old),

@@ -1,7 +1,7 @@
 """Clip rules: what bounds a probability ratio. PPO's clip is the constant case, Band the exact one.
 
 Every rule is an immutable setting with one interface, so a loss, a trainer or an audit takes any of them. Its
-``repr`` is also how it is written in a YAML file or on a command line; `bandpo.parse_rule` reads it back.
+``repr`` is also how it is written in a YAML file or on a command line; `bandpo.parse` reads it back.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -134,7 +135,7 @@ class Band(ClipRule):
         if not _checks.is_a(self.divergence, Divergence):
             raise InvalidType(
                 f"Band's first argument is the divergence, got {self.divergence!r}; write Band(KL(), 0.05), or "
-                "parse_rule('Band(KL(), 0.05)') for text"
+                "bandpo.parse('Band(KL(), 0.05)') for text"
             )
         if self.radius is None:
             object.__setattr__(self, "radius", self.divergence.default_radius)
@@ -189,16 +190,24 @@ class Band(ClipRule):
 class FixedClip(ClipRule):
     """PPO's clip: ratios in ``[1 − low, 1 + high]`` whatever the token's probability.
 
-    0.2/0.2 is PPO and GRPO, 0.2/0.28 DAPO's Clip-Higher. ``high=inf`` leaves positive advantages unbounded.
+    0.2 is PPO and GRPO, 0.2 and 0.28 DAPO's Clip-Higher. ``high=inf`` leaves positive advantages unbounded.
 
+    Args:
+        low: In [0, 1].
+        high: ≥ 0; as ``low`` if not given.
+
+    >>> FixedClip(0.1)
+    FixedClip(low=0.1, high=0.1)
     >>> FixedClip(0.2, 0.28).bounds(torch.tensor([0.08]).log()).upper
     tensor([1.2800])
     """
 
     low: float = 0.2
-    high: float = 0.2
+    high: float = cast("float", None)  # until __post_init__ makes it low
 
     def __post_init__(self) -> None:
+        if _checks.is_a(self.high, NoneType):
+            object.__setattr__(self, "high", self.low)
         if not (_checks.is_number(self.low) and 0 <= self.low <= 1):
             raise InvalidValue(f"low must be in [0, 1] (the lower bound is 1 - low), got {self.low!r}")
         if not (_checks.is_number(self.high) and self.high >= 0):

@@ -8,20 +8,22 @@ import importlib
 import inspect
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-from bandpo.batch import known_level
+from bandpo import _checks
 from bandpo.divergences import Divergence
 from bandpo.errors import InvalidType, InvalidValue, did_you_mean
-from bandpo.methods import Method, Parts
-from bandpo.objectives import DualClip, Objective
+from bandpo.methods import METHODS, Method
+from bandpo.objectives import Objective
 from bandpo.radius import Radius
 from bandpo.rules import ClipRule
 
-__all__ = ["as_text", "parse_divergence", "parse_method", "parse_objective", "parse_rule"]
+__all__ = ["as_method", "as_text", "parse"]
 
 Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
+Setting = ClipRule | Divergence | Objective | Method | Radius
 
 EXAMPLES: dict[type, str] = {
     ClipRule: "a clip rule such as Band(KL(), 0.05) or FixedClip(0.2, 0.28)",
@@ -33,70 +35,75 @@ EXAMPLES: dict[type, str] = {
 """What has a text form, and how to name it in an error."""
 
 
-def parse_rule(text: str, imports: bool = True) -> ClipRule:
-    """The clip rule written as ``text``: what its ``repr`` prints, or shorter.
+def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind:
+    """The setting written as ``text``: what its ``repr`` prints, or shorter.
 
-    Names of rules, divergences and radii, numbers, ``True``, ``inf``, positional and keyword arguments; a name without
-    parentheses means its defaults. A class of your own is named by its import path,
-    ``Band(my_module.MyDivergence(), 0.05)``: its module is imported. Nothing else is evaluated.
+    Names of methods, rules, objectives, divergences and radii, numbers, ``inf``, words in quotes, positional and
+    keyword arguments; a name without parentheses means its defaults. A class of your own is named by its import path,
+    ``Band(my_module.MyDivergence(), 0.05)``; so is a function of your own that is annotated to return a `Method`. Its
+    module is imported. Nothing else is evaluated.
 
     Args:
-        text: As above.
-        imports: Whether a module may be imported. If not, for a text that somebody else wrote, a class of your own is
+        text: The text.
+        kind: What it should name: `Method`, `ClipRule`, `Objective`, `Divergence` or `Radius`. Where a method is asked
+            for, a clip rule will do.
+        imports: Whether modules may be imported. If not, for a text that somebody else wrote, a class of your own is
             known only where its module is loaded already.
 
     Raises:
-        ValueError: the text names no clip rule, a module cannot be imported, or an argument is refused; the message
-            names the part at fault.
+        ValueError: the text names no such setting, a module cannot or may not be imported, or an argument is refused;
+            the message names the part at fault.
 
-    >>> parse_rule("Band(KL, radius=0.1)")
+    >>> parse("SAPO"), parse("FixedClip(0.2)")
+    (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.2))
+    >>> parse("Method(Band(KL(), Linear(0.05, 0.01)), Masked(20), level='sequence')").level
+    'sequence'
+    >>> parse("Band(KL, radius=0.1)", ClipRule)
     Band(divergence=KL(), radius=0.1, max_ratio=10.0)
-    >>> parse_rule("Band(KL(), Linear(0.05, 0.01))")
-    Band(divergence=KL(), radius=Linear(start=0.05, end=0.01), max_ratio=10.0)
-    >>> parse_rule("FixedClip(0.2, 0.28)") == FixedClip(0.2, 0.28)
-    True
     """
-    return _parse(text, ClipRule, imports)
+    return _parse(text, kind, imports)
 
 
-def parse_divergence(text: str, imports: bool = True) -> Divergence:
-    """The divergence written as ``text``, e.g. ``KL`` or ``TotalVariation()``; see `parse_rule`.
+def as_method(
+    method: Method | ClipRule | str | None = None, clip: Method | ClipRule | str | None = None
+) -> Method:
+    """What is given as ``method``, or by its other name ``clip``; by default PPO's surrogate under `Band`.
 
-    >>> parse_divergence("KL")
-    KL()
+    Raises:
+        TypeError: it is of another kind.
+        ValueError: both are given, or a text cannot be read.
+
+    >>> as_method("DPPO()").objective, as_method(clip=FixedClip(0.2)).clip
+    (Masked(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
     """
-    return _parse(text, Divergence, imports)
+    if method is not None and clip is not None:
+        raise InvalidValue(f"method={method!r} and clip={clip!r} are two names of one setting; leave one out")
+    given = clip if method is None else method
+    if given is None:
+        return Method()
+    if isinstance(given, str):
+        return parse(given)
+    if isinstance(given, ClipRule):
+        return Method(given)
+    if not _checks.is_a(given, Method):
+        raise InvalidType(f"method must be {EXAMPLES[Method]}, or its text, got {given!r}")
+    return given
 
 
-def parse_objective(text: str, imports: bool = True) -> Objective:
-    """The objective written as ``text``, e.g. ``Surrogate()`` or ``Masked(20)``; see `parse_rule`.
-
-    >>> parse_objective("Masked")
-    Masked(max_weight=20.0, both_sides=False)
-    """
-    return _parse(text, Objective, imports)
-
-
-def parse_method(text: str, imports: bool = True) -> Method | ClipRule:
-    """The method written as ``text``, e.g. ``DPPO()``; a clip rule is a method too. See `parse_rule`.
-
-    >>> parse_method("SAPO(1.0, 1.05)"), parse_method("FixedClip(0.2, 0.28)")
-    (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.28))
-    """
-    return _parse(text, Method, imports)
-
-
-def as_text(setting: ClipRule | Divergence | Objective | Method | Radius) -> str:
+def as_text(setting: Setting) -> str:
     """The text from which a fresh process reads ``setting`` back; a class of your own comes with its module.
 
     Raises:
         ValueError: no text can say it: it holds a tensor or a function, or its class is not at the top level of a
             module that can be imported.
 
-    >>> as_text(Band(KL(), 0.05))
-    'Band(divergence=KL(), radius=0.05, max_ratio=10.0)'
+    >>> as_text(Band(KL(), 0.05)), as_text(DAPO())
+    ('Band(divergence=KL(), radius=0.05, max_ratio=10.0)', 'DAPO(low=0.2, high=0.28)')
     """
+    if isinstance(setting, Method):
+        return setting.written(_value_text)
     cls = type(setting)
+    name = cls.__name__
     if not cls.__module__.startswith("bandpo."):
         if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
             raise InvalidValue(
@@ -104,64 +111,16 @@ def as_text(setting: ClipRule | Divergence | Objective | Method | Radius) -> str
                 "of a module of its own"
             )
         name = f"{cls.__module__}.{cls.__qualname__}"
-    else:
-        name = cls.__name__
     values = {f.name: getattr(setting, f.name) for f in fields(setting)} if is_dataclass(setting) else {}
     return f"{name}({', '.join(f'{field}={_value_text(value)}' for field, value in values.items())})"
 
 
 def _value_text(value: Any) -> str:
-    if isinstance(value, tuple(EXAMPLES)):
+    if isinstance(value, Setting):
         return as_text(value)
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     raise InvalidValue(f"{type(value).__name__} has no text form; write names and numbers only")
-
-
-def as_parts(
-    method: Method | ClipRule | str | None = None,
-    *,
-    clip: ClipRule | str | None = None,
-    objective: Objective | str | None = None,
-    level: str | None = None,
-    dual_clip: float | None = None,
-    imports: bool = True,
-) -> Parts:
-    """What a method is made of, or what ``clip``, ``objective`` and ``level`` say in its place; objects or text.
-
-    Raises:
-        TypeError: an argument is of another kind.
-        ValueError: ``method`` stands beside what it fixes, a text cannot be read, or ``level`` is unknown.
-
-    >>> as_parts("DPPO()").objective, as_parts(clip="FixedClip(0.2)").clip
-    (Masked(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
-    """
-    given = {"clip": clip, "objective": objective, "level": level}
-    given = {name: value for name, value in given.items() if value is not None}
-    if method is None:
-        if clip is not None:
-            given["clip"] = _read(clip, ClipRule, "clip", imports)
-        if objective is not None:
-            given["objective"] = _read(objective, Objective, "objective", imports)
-        if level is not None:
-            known_level(level)
-        parts = Parts(**given)  # pyright: ignore[reportArgumentType]
-    elif given:
-        raise InvalidValue(f"method={method!r} already says what {' and '.join(given)} would; leave one out")
-    else:
-        read = method if isinstance(method, ClipRule) else _read(method, Method, "method", imports)
-        parts = Parts(read) if isinstance(read, ClipRule) else read.parts()
-    if dual_clip is not None:
-        parts = parts._replace(objective=DualClip(dual_clip, parts.objective))
-    return parts
-
-
-def _read(value: Any, kind: type[Kind], name: str, imports: bool) -> Kind:
-    if isinstance(value, kind):
-        return value
-    if isinstance(value, str):
-        return _parse(value, kind, imports)
-    raise InvalidType(f"{name} must be {EXAMPLES[kind]}, or its text, got {value!r}")
 
 
 @functools.lru_cache
@@ -172,14 +131,16 @@ def _parse(text: str, kind: type, imports: bool) -> Any:
         raise InvalidValue(f"{text!r} cannot be read; write {EXAMPLES[kind]}") from error
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"in {text!r}: {error}") from error
-    if not isinstance(value, (Method, ClipRule) if kind is Method else kind):
+    if kind is Method and isinstance(value, ClipRule):
+        value = Method(value)
+    if not isinstance(value, kind):
         raise InvalidValue(f"{text!r} is not {EXAMPLES[kind]}")
     return value
 
 
 def _build(node: ast.expr, imports: bool) -> Any:
     match node:
-        case ast.Constant(value=float() | int() | None as value):
+        case ast.Constant(value=float() | int() | str() | None as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_build(operand, imports)
@@ -188,16 +149,15 @@ def _build(node: ast.expr, imports: bool) -> Any:
         case ast.Name() | ast.Attribute():
             return _named(node, imports)()
         case ast.Call(func=func, args=args, keywords=keywords):
-            values = [_build(value, imports) for value in args]
-            named = {str(k.arg): _build(k.value, imports) for k in keywords}
-            return _named(func, imports)(*values, **named)
+            named = {str(keyword.arg): _build(keyword.value, imports) for keyword in keywords}
+            return _named(func, imports)(*(_build(arg, imports) for arg in args), **named)
         case _:
             raise _cannot_read(node)
 
 
-def _vocabulary() -> dict[str, type]:
-    """Every concrete class with a text form by its bare name; where two have one name, ours."""
-    found: dict[str, type] = {}
+def _vocabulary() -> dict[str, Callable[..., Any]]:
+    """Every method, and every concrete class with a text form by its bare name; where two have one name, ours."""
+    found: dict[str, Callable[..., Any]] = {"Method": Method}
     pending: list[type] = [*EXAMPLES]
     while pending:
         for cls in pending.pop().__subclasses__():
@@ -205,16 +165,18 @@ def _vocabulary() -> dict[str, type]:
             if not (inspect.isabstract(cls) or cls.__name__.startswith("_")):
                 ours = cls.__module__.startswith("bandpo.")
                 found[cls.__name__] = cls if ours else found.get(cls.__name__, cls)
-    return found
+    return found | {name: paper.method for name, paper in METHODS.items()}
 
 
-def _named(node: ast.expr, imports: bool) -> type:
+def _named(node: ast.expr, imports: bool) -> Callable[..., Any]:
     path = ast.unparse(node)
     if not all(part.isidentifier() for part in path.split(".")):
         raise _cannot_read(node)
     module, _, name = path.rpartition(".")
     if module:
-        return _imported(module, name, imports)
+        if not imports and name not in vars(sys.modules.get(module, object)):  # no look-up that could import
+            raise InvalidValue(f"{path} would have to be imported, which this text may not ask for")
+        return _imported(module, name)
     known = _vocabulary()
     if name in known:
         return known[name]
@@ -222,22 +184,24 @@ def _named(node: ast.expr, imports: bool) -> type:
     raise InvalidValue(f"unknown name {name!r}{hint}; write module.Name for a class of your own")
 
 
-def _imported(module: str, name: str, imports: bool) -> type:
-    if not imports and name not in vars(sys.modules.get(module, object)):  # no look-up that could import
-        raise InvalidValue(
-            f"{module}.{name} would have to be imported, which a file that is read may not ask for"
-        )
+def _imported(module: str, name: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InvalidValue(
             f"cannot import {name} from {module}: {error}; install the module, or put its folder on PYTHONPATH"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, tuple(EXAMPLES))):
-        kinds = ", ".join(kind.__name__ for kind in EXAMPLES)
-        raise InvalidValue(f"{module}.{name} derives from none of {kinds}")
-    return found
+    if isinstance(found, type) and issubclass(found, tuple(EXAMPLES)):
+        return found
+    if inspect.isfunction(found) and str(found.__annotations__.get("return")).endswith(
+        ("Method", "Method'>")
+    ):
+        return found
+    kinds = ", ".join(kind.__name__ for kind in EXAMPLES)
+    raise InvalidValue(
+        f"{module}.{name} derives from none of {kinds}, and is no function annotated `-> Method`"
+    )
 
 
-def _cannot_read(node: ast.expr) -> ValueError:
-    return ValueError(f"cannot read {ast.unparse(node)!r}; write names, numbers and parentheses only")
+def _cannot_read(node: ast.expr) -> InvalidValue:
+    return InvalidValue(f"cannot read {ast.unparse(node)!r}; write names, numbers and parentheses only")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bandpo import DCPO, KL, Audit, Band, Capped, FixedClip, Sides, Unclipped, policy_loss
+from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Sides, Unclipped, policy_loss
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
+from bandpo.rules import Capped
 
 
 def batch(seed, rows=8, columns=64):
@@ -136,11 +137,13 @@ def test_on_policy_and_movement():
 def test_sequence_level_and_anchor_are_the_losses():
     logp, logp_old, advantages, mask = batch(5)
     logp = logp_old + 0.4 * (logp - logp_old)
-    for settings in ({"level": "sequence"}, {"logp_anchor": logp_old - 0.01}):
-        m = Audit.from_batch(
-            logp, logp_old, advantages, mask, clip=FixedClip(0.01, 0.01), **settings
-        ).metrics()
-        loss = policy_loss(logp, logp_old, advantages, mask, clip=FixedClip(0.01, 0.01), **settings).metrics
+    clip = FixedClip(0.01)
+    for settings in (
+        {"method": Method(clip, level="sequence")},
+        {"clip": clip, "logp_anchor": logp_old - 0.01},
+    ):
+        m = Audit.from_batch(logp, logp_old, advantages, mask, **settings).metrics()
+        loss = policy_loss(logp, logp_old, advantages, mask, **settings).metrics
         assert m["clip_high"] == pytest.approx(loss["clip_high"].item(), rel=1e-5)
         assert m["clip_high"] > 0
 
@@ -189,10 +192,3 @@ def test_what_is_logged_is_measured():
     assert logged(metrics) == {f"audit/{name}": metrics[name] for name in LOGGED}
     assert logged(metrics, detail=True) == {f"audit/{name}": value for name, value in metrics.items()}
     assert len(LOGGED) == 12 < len(metrics)
-
-
-def test_the_former_name():
-    tensors = batch(0)
-    with pytest.warns(DeprecationWarning, match="now Audit.from_batch"):
-        former = Audit.of(*tensors, clip=Band())
-    assert former.metrics() == Audit.from_batch(*tensors, clip=Band()).metrics()

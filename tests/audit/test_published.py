@@ -11,7 +11,7 @@ from bandpo.audit.findings import all_findings
 from bandpo.audit.logs import named_rows, summarize
 from bandpo.audit.published import REPORTED, STUDY, closest, kind, reported
 from bandpo.audit.settings import Setup, framework_of
-from bandpo.text import as_parts
+from bandpo.text import as_method
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def usual(rate, method, framework=None, **audit):
     rows = named_rows(
         [{"step": 1, "actor/pg_clipfrac": rate, **{f"audit/{name}": value for name, value in audit.items()}}]
     )
-    setup = Setup(framework, None if method is None else as_parts(method))
+    setup = Setup(framework, None if method is None else as_method(method))
     return all_findings(summarize(rows), setup)["Is the clip rate usual?"]
 
 
@@ -86,7 +86,7 @@ def test_every_report_has_a_source_and_a_range():
 
 @pytest.mark.parametrize(("method", "rule"), [("BandPO()", "Band-KL"), ("DAPO()", "fixed"), ("DPPO()", None)])
 def test_the_kind_of_a_method(method, rule):
-    assert kind(as_parts(method)) == rule
+    assert kind(as_method(method)) == rule
 
 
 def test_a_framework_is_told_from_its_log_or_not_at_all():
@@ -102,7 +102,7 @@ def test_a_run_folder_says_its_method(tmp_path):
     rows = [{"step": 1, "completions/mean_length": 9.0}]
     assert Setup.of_log(tmp_path, rows) == Setup("trl")
     assert Setup.of_log(tmp_path, rows, framework="slime", method="GSPO()") == Setup(
-        "slime", as_parts("GSPO()")
+        "slime", as_method("GSPO()")
     )
     said = {
         "method": None,
@@ -115,7 +115,7 @@ def test_a_run_folder_says_its_method(tmp_path):
     assert known is not None
     assert (known.level, str(known.clip)) == ("sequence", "FixedClip(low=0.2, high=0.2)")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said | {"method": "SAPO()"}}))
-    assert Setup.of_log(tmp_path, rows).method == as_parts("SAPO()")
+    assert Setup.of_log(tmp_path, rows).method == as_method("SAPO()")
     (tmp_path / "config.yaml").write_text("model: other\n")
     assert Setup.of_log(tmp_path, rows).method is None
     with pytest.raises(ValueError, match="framework 'nope' is none of trl, verl"):

@@ -5,11 +5,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from bandpo import ClipRule
+
 pytest.importorskip("matplotlib")
 
 from bandpo.audit.figures import allowed_change, audit_figure, clipped_regions, training_curves
 from bandpo.audit.style import LOOKS, OTHERS, looks_of
-from bandpo.text import parse_rule
+from bandpo.text import parse
 
 # Machado, Oliveira and Fernandes (2009), severity 1, for linear RGB.
 VISION = {
@@ -47,7 +49,7 @@ def test_no_two_looks_share_colour_or_marker():
 
 
 def test_a_rule_has_one_look_in_every_figure():
-    rules = {text: parse_rule(text) for text in ("Band(KL(), 0.05)", "FixedClip(0.2)", "Unclipped()")}
+    rules = {text: parse(text, ClipRule) for text in ("Band(KL(), 0.05)", "FixedClip(0.2)", "Unclipped()")}
     drawn = allowed_change(rules).axes[0].lines, allowed_change(dict(reversed(rules.items()))).axes[0].lines
     first, second = ({line.get_label(): line.get_color() for line in lines} for lines in drawn)
     assert first == second == {text: look.colour for text, look in looks_of(rules).items()}
@@ -70,8 +72,8 @@ def test_many_labels_get_a_look_each_and_none_of_a_rule_that_is_there():
             {"a": [{"step": 1, "reward": 0.1, "mean@4": 0.3}], "b": [{"step": 1, "reward": 0.2}]}
         ),
         audit_figure({"a": [{"step": 1.0, "entropy": 0.5, "clip_high": 0.1}], "b": [{"step": 1.0}]}),
-        allowed_change({"Band": parse_rule("Band()"), "clip": parse_rule("FixedClip()")}),
-        clipped_regions({"Band": parse_rule("Band()"), "clip": parse_rule("FixedClip()")}),
+        allowed_change({"Band": parse("Band()", ClipRule), "clip": parse("FixedClip()", ClipRule)}),
+        clipped_regions({"Band": parse("Band()", ClipRule), "clip": parse("FixedClip()", ClipRule)}),
     ],
     ids=["training", "audit", "change", "regions"],
 )

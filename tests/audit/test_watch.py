@@ -4,8 +4,9 @@ import warnings
 import pytest
 import torch
 
-from bandpo import KL, Audit, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped
+from bandpo import KL, Audit, Band, FixedClip, TotalVariation, Unclipped
 from bandpo.audit.watch import BandWarning, Watch, check_radius
+from bandpo.divergences import PearsonChi2
 
 HEALTHY = {"calls": 8.0, "on_policy": 0.125, "inert": 0.2, "log_ratio_abs": 0.02, "ratio_mean": 1.0}
 

@@ -8,19 +8,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bandpo import (
-    KL,
+from bandpo import KL, FDivergence, TotalVariation, divergences, ratio_bounds
+from bandpo.divergences import (
     AlphaDivergence,
-    FDivergence,
+    Divergence,
     NeymanChi2,
     PearsonChi2,
     ReverseKL,
     SquaredHellinger,
-    TotalVariation,
-    divergences,
-    ratio_bounds,
 )
-from bandpo.divergences import Divergence
 from oracle import divergence_spent, margins
 
 WITHOUT_PARAMETERS = [

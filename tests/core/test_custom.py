@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from bandpo import KL, AlphaDivergence, FDivergence
+from bandpo import KL, FDivergence
+from bandpo.divergences import AlphaDivergence
 
 
 def triangular(u):

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, FixedClip, PearsonChi2, TotalVariation, Unclipped, aggregate, policy_loss
+from bandpo import KL, Band, DualClip, FixedClip, Method, TotalVariation, Unclipped, aggregate, policy_loss
 from bandpo.batch import at_level
+from bandpo.divergences import PearsonChi2
 
 RULES = [
     Band(KL(), 0.05),
@@ -28,6 +29,10 @@ def textbook(logp, logp_old, advantages, mask, clip, dual_clip=None):
     return -(surrogate * mask).sum() / mask.sum()
 
 
+def clipped_twice(clip, dual_clip):
+    return clip if dual_clip is None else Method(clip, DualClip(dual_clip))
+
+
 def batch(seed, rows=4, columns=50, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
     logp_old = -torch.rand(rows, columns, generator=g, dtype=dtype) * 6 - 0.01
@@ -43,7 +48,7 @@ def batch(seed, rows=4, columns=50, dtype=torch.float64):
 def test_gradient_is_the_textbooks(clip, dual_clip, seed):
     logp, *rest = batch(seed)
     ours, theirs = (logp.clone().requires_grad_() for _ in range(2))
-    policy_loss(ours, *rest, clip=clip, dual_clip=dual_clip).loss.backward()
+    policy_loss(ours, *rest, method=clipped_twice(clip, dual_clip)).loss.backward()
     textbook(theirs, *rest, clip, dual_clip).backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
     assert (ours.grad == 0).any()
@@ -54,7 +59,7 @@ def test_gradient_is_the_textbooks(clip, dual_clip, seed):
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
 def test_value_is_the_textbooks(clip, dual_clip):
     tensors = batch(7)
-    loss = policy_loss(*tensors, clip=clip, dual_clip=dual_clip).loss
+    loss = policy_loss(*tensors, method=clipped_twice(clip, dual_clip)).loss
     torch.testing.assert_close(loss, textbook(*tensors, clip, dual_clip))
 
 
@@ -69,7 +74,7 @@ def test_value_where_nothing_is_clipped(clip):
 def test_gradcheck():
     """Numerical derivatives of the value itself, where it is differentiable: rules that report it exactly."""
     logp, *rest = batch(1, 2, 8)
-    for clip in (FixedClip(), Unclipped()):
+    for clip in (Method(FixedClip(), DualClip(3.0)), Unclipped()):
         for aggregation, normalizer in (
             ("token-mean", None),
             ("grpo", None),
@@ -78,7 +83,7 @@ def test_gradcheck():
         ):
             assert torch.autograd.gradcheck(
                 lambda x, c=clip, a=aggregation, n=normalizer: (
-                    policy_loss(x, *rest, clip=c, aggregation=a, normalizer=n, dual_clip=3.0).loss
+                    policy_loss(x, *rest, method=c, aggregation=a, normalizer=n).loss
                 ),
                 logp.requires_grad_(),
             )
@@ -100,7 +105,7 @@ def test_numbers_worked_by_hand():
     # Band-KL 0.05 at p = 0.08 is [0.262, 2.41]: nothing is clipped.
     assert policy_loss(logp, logp_old, advantages, clip=Band(KL(), 0.05)).metrics["clip_high"] == 0
     # The dual clip at 1.5 takes the second token: 1.5 instead of 2, and no gradient.
-    loss, metrics = policy_loss(logp, logp_old, advantages, clip=FixedClip(0.2), dual_clip=1.5)
+    loss, metrics = policy_loss(logp, logp_old, advantages, method=Method(FixedClip(0.2), DualClip(1.5)))
     assert loss.item() == pytest.approx((-1.2 + 1.5 - 0.5 + 0.8) / 4)
     assert metrics["dual_clip"] == 0.25
 
@@ -155,9 +160,9 @@ def test_advantages_per_sequence_and_half_precision():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
 def test_one_elementwise_graph_in_torch_compile():
     logp, *rest = batch(0, dtype=torch.float32)
-    explained = torch._dynamo.explain(lambda x: policy_loss(x, *rest, dual_clip=3.0).loss)(
-        logp.requires_grad_()
-    )
+    explained = torch._dynamo.explain(
+        lambda x: policy_loss(x, *rest, method=Method(Band(), DualClip(3.0))).loss
+    )(logp.requires_grad_())
     assert explained.graph_break_count == 0
     assert explained.graph_count == 1
 
@@ -168,7 +173,11 @@ BAD = [
     ({"mask": torch.zeros(2, 4)}, ValueError, "mask counts no token"),
     ({"mask": torch.full((2, 4), 0.5)}, ValueError, r"mask holds 0.5, .* put shares into weights="),
     ({"clip": "Bnd(KL())"}, ValueError, "did you mean Band"),
-    ({"method": "DPPO()", "clip": "Band"}, ValueError, "method='DPPO.*' already says what clip would"),
+    (
+        {"method": "DPPO()", "clip": "Band"},
+        ValueError,
+        "method='DPPO.*' and clip='Band' are two names of one setting",
+    ),
     ({"method": "Masked()"}, ValueError, "is not a method such as DPPO"),
     ({"method": 0.2}, TypeError, "method must be a method such as DPPO"),
     ({"advantages": torch.zeros(3)}, ValueError, r"advantages of shape \(3,\) fit neither"),
@@ -182,9 +191,10 @@ BAD = [
         TypeError,
         "advantages must be a floating-point tensor",
     ),
-    ({"dual_clip": 1.0}, ValueError, "dual_clip must be above 1"),
-    ({"dual_clip": math.nan}, ValueError, "dual_clip must be above 1"),
-    ({"clip": 0.2}, TypeError, "clip must be a clip rule such as Band"),
+    ({"method": "Method(Band(), DualClip(1))"}, ValueError, "dual_clip must be above 1"),
+    ({"clip": 0.2}, TypeError, "method must be a method such as DPPO"),
+    ({"advantages": torch.tensor([1.0, math.nan])}, ValueError, "advantages hold nan at a counted token"),
+    ({"entropy": torch.full((2, 4), math.inf)}, ValueError, "entropy hold inf at a counted token"),
     ({"aggregation": "mean"}, ValueError, "unknown aggregation 'mean'; known are token-mean"),
     ({"aggregation": "dr_grpo"}, ValueError, "needs normalizer"),
     ({"aggregation": "grpo", "normalizer": 3.0}, ValueError, "takes no normalizer"),
@@ -225,9 +235,9 @@ def test_a_ratio_on_the_bound_is_inside():
     advantages = torch.tensor([[1.0, -1.0, 0.0]])
     _, metrics = policy_loss(logp, logp_old, advantages, clip=FixedClip(0.5, 1.0))
     assert (metrics["clip_high"], metrics["clip_low"]) == (0, 0)
-    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), clip=Unclipped(), dual_clip=2.0)
+    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), method=Method(Unclipped(), DualClip(2.0)))
     assert metrics["dual_clip"] == 0
-    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), clip=Unclipped(), dual_clip=1.5)
+    _, metrics = policy_loss(logp, logp_old, -advantages.abs(), method=Method(Unclipped(), DualClip(1.5)))
     assert metrics["dual_clip"] == pytest.approx(1 / 3)
 
 

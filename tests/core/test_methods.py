@@ -1,7 +1,6 @@
 """Every method by name and in text: its gradient is its formula's, and the audit tells what it keeps."""
 
-import inspect
-import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,33 +9,35 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import method_references as reference
 from bandpo import (
+    DAPO,
+    DCPO,
     KL,
     Audit,
     Band,
+    ClipRule,
+    DualClip,
     FixedClip,
+    Masked,
+    Method,
+    Objective,
     Surrogate,
     TotalVariation,
     Unclipped,
+    Union,
     as_text,
-    methods,
     objectives,
-    parse_method,
-    parse_objective,
-    parse_rule,
+    parse,
     policy_loss,
 )
-from bandpo.methods import Method, Parts
+from bandpo.methods import METHODS
 from bandpo.objectives import (
     Balanced,
     ClippedWeight,
-    DualClip,
     GammaWeight,
     GeometricMean,
     InverseRatio,
     KeepBound,
-    Masked,
     MiddleTanh,
-    Objective,
     ProbabilityPenalty,
     Quadratic,
     Rollback,
@@ -46,7 +47,7 @@ from bandpo.objectives import (
     SoftClip,
     Unweighted,
 )
-from bandpo.text import as_parts
+from bandpo.text import as_method
 
 
 def batch(seed, *, whole_sequences=False, ragged=True, shape=(40, 9), dtype=torch.float64):
@@ -103,87 +104,88 @@ def penalty_of_band(logp, logp_old, advantages, mask):
     return reference.spo(logp, logp_old, advantages, mask, epsilon=width)
 
 
-CLIP = {"clip": "FixedClip(0.2)"}
+CLIP = FixedClip(0.2)
 REFERENCES = {
-    "FixedClip(0.2)": ({"method": "FixedClip(0.2)"}, reference.ppo),
-    "GRPO": ({"method": "GRPO()"}, reference.ppo),
-    "DAPO": ({"method": "DAPO()"}, partial(reference.ppo, high=0.28)),
-    "BandPO": ({"method": "BandPO()"}, band_of_the_paper),
-    "BandAbove": ({"method": "BandAbove()"}, band_above),
-    "DCPO": ({"clip": "DCPO()"}, reference.dcpo),
-    "TRGPPO": ({"clip": "Union(Band(KL(), 0.05, inf), FixedClip(0.2))"}, either_interval),
-    "dual clip": ({**CLIP, "objective": "DualClip(3)"}, partial(reference.ppo, dual=3.0)),
-    "dual_clip=3": ({**CLIP, "dual_clip": 3.0}, partial(reference.ppo, dual=3.0)),
-    "unbounded positive": ({"clip": "FixedClip(0.2, inf)"}, partial(reference.ppo, high=torch.inf)),
-    "soft clip": ({**CLIP, "objective": "Surrogate(beyond=0.1)"}, partial(bent, slope=0.1)),
-    "rollback": ({**CLIP, "objective": "Surrogate(beyond=-0.3)"}, partial(bent, slope=-0.3)),
-    "tanh tails": ({**CLIP, "objective": "SoftClip()"}, partial(reference.soft, clip=reference.tanh_tails)),
-    "tanh sides": ({**CLIP, "objective": "SoftClip(0)"}, partial(reference.soft, clip=reference.tanh_sides)),
-    "tanh whole": ({**CLIP, "objective": "MiddleTanh()"}, partial(reference.soft, clip=reference.tanh_whole)),
+    "FixedClip(0.2)": ("FixedClip(0.2)", reference.ppo),
+    "GRPO": ("GRPO()", reference.ppo),
+    "DAPO": ("DAPO()", partial(reference.ppo, high=0.28)),
+    "BandPO": ("BandPO()", band_of_the_paper),
+    "BandAbove": ("BandAbove()", band_above),
+    "DCPO": (DCPO(), reference.dcpo),
+    "TRGPPO": (Union(Band(KL(), 0.05, torch.inf), CLIP), either_interval),
+    "dual clip": (Method(CLIP, DualClip(3)), partial(reference.ppo, dual=3.0)),
+    "unbounded positive": (FixedClip(0.2, torch.inf), partial(reference.ppo, high=torch.inf)),
+    "soft clip": (Method(CLIP, Surrogate(beyond=0.1)), partial(bent, slope=0.1)),
+    "rollback": (Method(CLIP, Surrogate(beyond=-0.3)), partial(bent, slope=-0.3)),
+    "tanh tails": (Method(CLIP, SoftClip()), partial(reference.soft, clip=reference.tanh_tails)),
+    "tanh sides": (Method(CLIP, SoftClip(0)), partial(reference.soft, clip=reference.tanh_sides)),
+    "tanh whole": (Method(CLIP, MiddleTanh()), partial(reference.soft, clip=reference.tanh_whole)),
     "tanh rollback": (
-        {**CLIP, "objective": "Rollback()"},
+        Method(CLIP, Rollback()),
         partial(reference.soft, clip=reference.tanh_rollback),
     ),
     "tanh steered": (
-        {**CLIP, "objective": "SoftClip(0.9, -1, 1)"},
+        Method(CLIP, SoftClip(0.9, -1, 1)),
         partial(reference.soft, clip=reference.tanh_steered),
     ),
     "tanh rollback from one": (
-        {**CLIP, "objective": "Rollback(0.05, 1, depth_high=0.1125, from_one=True)"},  # 0.05·(1.2/0.8)²
+        Method(CLIP, Rollback(0.05, 1, depth_high=0.1125, from_one=True)),  # 0.05·(1.2/0.8)²
         partial(reference.soft, clip=reference.tanh_rollback_from_one),
     ),
     "tanh rollback, activated": (
-        {**CLIP, "objective": "Rollback(inner=2)"},
+        Method(CLIP, Rollback(inner=2)),
         partial(reference.soft, clip=partial(reference.activated, clip=reference.tanh_rollback)),
     ),
     "tanh rollback from one, activated": (
-        {**CLIP, "objective": "Rollback(0.05, 1, depth_high=0.1125, from_one=True, inner=2)"},
+        Method(CLIP, Rollback(0.05, 1, depth_high=0.1125, from_one=True, inner=2)),
         partial(reference.soft, clip=partial(reference.activated, clip=reference.tanh_rollback_from_one)),
     ),
-    "DPPO": ({"method": "DPPO()"}, reference.dppo_kl),
+    "DPPO": ("DPPO()", reference.dppo_kl),
     "DPPO-TV": (
-        {"method": "DPPO(TotalVariation(), 0.15, 2)"},
+        "DPPO(TotalVariation(), 0.15, 2)",
         partial(reference.dppo_tv, max_weight=2.0),
     ),
-    "IcePop": ({"method": "IcePop()"}, reference.icepop),
+    "IcePop": ("IcePop()", reference.icepop),
     "ipo": (
-        {"clip": "Band(TotalVariation(), 0.1, inf)", "objective": "Masked(inf, both_sides=True)"},
+        Method(Band(TotalVariation(), 0.1, torch.inf), Masked(torch.inf, both_sides=True)),
         reference.ipo,
     ),
-    "CISPO": ({"method": "CISPO()"}, reference.cispo),
-    "CISPO, both sides": ({"method": "CISPO(0.2, 0.28)"}, partial(reference.cispo, low=0.2, high=0.28)),
-    "GPPO": ({"method": "GPPO()"}, reference.gppo),
-    "CEGPPO": ({"method": "CEGPPO()"}, partial(reference.gppo, beta_low=0.75)),
-    "ASPO": ({"method": "ASPO()"}, reference.aspo),
-    "UPGRPO": ({"method": "UPGRPO()"}, reference.up),
-    "SPO": ({"method": "SPO()"}, reference.spo),
-    "DRPO": ({"method": "DRPO()"}, reference.drpo),
+    "CISPO": ("CISPO()", reference.cispo),
+    "CISPO, both sides": ("CISPO(0.2, 0.28)", partial(reference.cispo, low=0.2, high=0.28)),
+    "GPPO": ("GPPO()", reference.gppo),
+    "CEGPPO": ("CEGPPO()", partial(reference.gppo, beta_low=0.75)),
+    "ASPO": ("ASPO()", reference.aspo),
+    "UPGRPO": ("UPGRPO()", reference.up),
+    "SPO": ("SPO()", reference.spo),
+    "DRPO": ("DRPO()", reference.drpo),
     "DRPO of a band": (
-        {"clip": Unclipped(), "objective": ProbabilityPenalty(0.3)},
+        Method(Unclipped(), ProbabilityPenalty(0.3)),
         partial(reference.drpo, delta=0.3),
     ),
-    "Band-KL with a penalty": ({"clip": "Band(KL(), 0.05)", "objective": "Quadratic()"}, penalty_of_band),
-    "SAPO": ({"method": "SAPO()"}, reference.sapo),
-    "SAPO(2, 3)": ({"method": "SAPO(2, 3)"}, partial(reference.sapo, positive=2.0, negative=3.0)),
-    "BAPO": ({"method": "BAPO()"}, reference.bapo),
-    "BAPO(0.3)": ({"method": "BAPO(0.3)"}, partial(reference.bapo, share=0.3)),
-    "GPG": ({"method": "GPG()"}, reference.gpg),
-    "GSPO": ({"method": "GSPO()"}, reference.gspo),
-    "GSPO(0.1, 0.2)": ({"method": "GSPO(0.1, 0.2)"}, partial(reference.gspo, low=0.1, high=0.2)),
-    "GMPO": ({"method": "GMPO()"}, reference.gmpo),
-    "VESPO": ({"method": "VESPO()"}, reference.vespo),
-    "off-policy sequence mask": ({**CLIP, "objective": "SequenceMask(0.5)"}, reference.opsm),
+    "Band-KL with a penalty": (Method(Band(KL(), 0.05), Quadratic()), penalty_of_band),
+    "SAPO": ("SAPO()", reference.sapo),
+    "SAPO(2, 3)": ("SAPO(2, 3)", partial(reference.sapo, positive=2.0, negative=3.0)),
+    "BAPO": ("BAPO()", reference.bapo),
+    "BAPO(0.3)": ("BAPO(0.3)", partial(reference.bapo, share=0.3)),
+    "GPG": ("GPG()", reference.gpg),
+    "GSPO": ("GSPO()", reference.gspo),
+    "GSPO(0.1, 0.2)": ("GSPO(0.1, 0.2)", partial(reference.gspo, low=0.1, high=0.2)),
+    "GMPO": ("GMPO()", reference.gmpo),
+    "VESPO": ("VESPO()", reference.vespo),
+    "off-policy sequence mask": (Method(CLIP, SequenceMask(0.5)), reference.opsm),
 }
 OF_SEQUENCES = ("GSPO", "GSPO(0.1, 0.2)", "GMPO")
-NAMED = [cls for cls in vars(methods).values() if inspect.isclass(cls) and cls.__module__ == methods.__name__]
-NAMED = [cls for cls in NAMED if issubclass(cls, Method) and cls is not Method]
+PER_SEQUENCE = {"GRPO", "BandPO", "BandAbove", "UPGRPO", "SAPO", "GSPO", "GSPO(0.1, 0.2)", "GMPO"} | {
+    "SAPO(2, 3)"
+}
+"""What the papers average over a sequence's tokens first; the others over all tokens at once. From the papers."""
 
 
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
-    settings, formula = REFERENCES[name]
+    method, formula = REFERENCES[name]
     logp, old, advantages, mask = batch(seed, whole_sequences=name in OF_SEQUENCES, ragged=ragged)
     signs, sides = advantages[mask] > 0, (logp > old)[mask]
     assert min((signs & sides).sum(), (signs & ~sides).sum(), (~signs & sides).sum()) > 20
@@ -191,35 +193,43 @@ def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
 
     logp.requires_grad_()
     loss = formula(logp, old, advantages, mask.double())
-    if as_parts(**settings).aggregation == "seq-mean-token-mean":
-        loss = reference.mean_of_sequence(loss, mask.double()).mean()
-    else:
-        loss = loss[mask].mean()
+    by_sequence = reference.mean_of_sequence(loss, mask.double())
+    loss = by_sequence.mean() if name in PER_SEQUENCE else loss[mask].mean()
     (expected,) = torch.autograd.grad(loss, logp)
-    (found,) = torch.autograd.grad(policy_loss(logp, old, advantages, mask, **settings).loss, logp)
+    (found,) = torch.autograd.grad(policy_loss(logp, old, advantages, mask, method=method).loss, logp)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
     assert (expected[mask] != 0).double().mean() > 0.2
 
 
 def test_every_method_has_a_reference():
-    tested = {type(parse_method(s["method"])) for s, _ in REFERENCES.values() if "method" in s}
-    assert tested >= set(NAMED)
+    assert METHODS.keys() <= REFERENCES.keys()
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", NAMED)
-def test_a_method_is_its_text(cls):
-    method = cls()
-    assert parse_method(as_text(method)) == parse_method(cls.__name__) == method
-    assert parse_method(repr(method)) == method
-    parts = method.parts()
-    assert parse_rule(as_text(parts.clip)) == parts.clip
-    assert parse_objective(as_text(parts.objective)) == parts.objective
-    tensors = batch(3)
-    for text in (cls.__name__, as_text(method)):
-        torch.testing.assert_close(policy_loss(*tensors, method=text), policy_loss(*tensors, method=method))
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_its_text(name):
+    method = METHODS[name].method()
+    assert parse(as_text(method)) == parse(name) == method
+    assert repr(parse(name)) == repr(method) == as_text(method)
+    assert repr(method).startswith(f"{name}(")
+    assert parse(as_text(method.clip), ClipRule) == method.clip
+    assert parse(as_text(method.objective), Objective) == method.objective
+
+
+def test_a_combination_is_its_text():
+    method = Method(Band(KL(), 0.05), DualClip(3.0, Masked()), "sequence", "sum")
+    assert parse(as_text(method)) == parse(repr(method)) == method
+    assert as_text(method).endswith("level='sequence', aggregation='sum')")
+    assert as_text(Method(FixedClip(0.2))) == "FixedClip(low=0.2, high=0.2)"
+    assert parse("FixedClip(0.2)") == Method(FixedClip(0.2))
+
+
+def test_what_is_changed_in_a_paper_s_method_has_its_name_no_more():
+    changed = replace(DAPO(), clip=Band())
+    assert repr(changed).startswith("Method(clip=Band(")
+    assert parse(repr(changed)) == changed
 
 
 @pytest.mark.parametrize(
@@ -236,49 +246,8 @@ def test_a_method_is_its_text(cls):
 )
 def test_a_bad_value_is_refused_where_it_is_written(text, said):
     with pytest.raises(ValueError, match=said) as error:
-        parse_method(text)
+        parse(text)
     assert text in str(error.value)
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-ROWS = [
-    [cell.strip() for cell in line.strip("| ").split("|")]
-    for line in methods.__doc__.splitlines()
-    if line.startswith("| ") and not line.startswith("| method")
-]
-
-
-def written(cell, fallback):
-    """What a cell says: ``code`` as text, `Class` as its defaults; or ``fallback``."""
-    found = re.search(r"``([\w.]+\(.*?\))``|`(\w+)`", cell)
-    return (found[1] or f"{found[2]}()") if found else fallback
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_row_of_the_table_can_be_used_as_it_stands(row):
-    names, _, rule, objective = row
-    clip = parse_rule(written(rule, "FixedClip(0.2)" if rule == "any" else "Unclipped()"))
-    objective = parse_objective(written(objective, ""))
-    logp, old, advantages, mask = batch(4)
-    loss = policy_loss(logp.requires_grad_(), old, advantages, mask, clip=clip, objective=objective).loss
-    (gradient,) = torch.autograd.grad(loss, logp)
-    assert (gradient[~mask] == 0).all()
-    assert ((gradient * -advantages)[mask] > 0).double().mean() > 0.2  # pushed where the advantage points
-    for name in re.findall(r"(?<!`)`(\w+)`(?!`)", names):
-        parts = parse_method(name).parts()
-        assert type(parts.objective) is type(objective)
-        assert parts.level == ("sequence" if "per sequence" in rule else "token")
-        if "``" in row[3]:
-            assert parts.objective == objective
-        if "(" in rule:
-            assert parts.clip == clip
-
-
-def test_the_table_has_every_method_and_every_objective():
-    text = "\n".join(" ".join(row) for row in ROWS)
-    assert {cls.__name__ for cls in NAMED} <= set(re.findall(r"\w+", text))
-    assert set(objectives.__all__) - {"Objective"} <= set(re.findall(r"\w+", text))
 
 
 # --- the audit --------------------------------------------------------------------------------------------------------
@@ -286,11 +255,11 @@ def test_the_table_has_every_method_and_every_objective():
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_audit_takes_every_method(name):
-    settings, _ = REFERENCES[name]
+    method, _ = REFERENCES[name]
     logp, old, advantages, mask = batch(5, dtype=torch.float32)
-    metrics = Audit.from_batch(logp, old, advantages, mask, **settings).metrics()
+    metrics = Audit.from_batch(logp, old, advantages, mask, method=method).metrics()
     logp.requires_grad_()
-    loss, expected = policy_loss(logp, old, advantages, mask, **settings)
+    loss, expected = policy_loss(logp, old, advantages, mask, method=method)
     (gradient,) = torch.autograd.grad(loss, logp)
     dropped = expected["clip_low"] + expected["dual_clip"]
     assert metrics["clip_high"] == pytest.approx(expected["clip_high"].item(), abs=1e-6)
@@ -299,11 +268,12 @@ def test_the_audit_takes_every_method(name):
         assert (gradient != 0)[mask].all()
 
 
-def audit(ratios, advantages, **settings):
+def audit(ratios, advantages, method):
     """Metrics of tokens of probability 0.08 before, with these ratios."""
     old = torch.full((1, len(ratios)), 0.08).log()
     logp = old + torch.tensor([ratios]).log()
-    return Audit.from_batch(logp, old, torch.tensor([advantages]), counterfactuals={}, **settings).metrics()
+    advantages = torch.tensor([advantages])
+    return Audit.from_batch(logp, old, advantages, method=method, counterfactuals={}).metrics()
 
 
 def shares(metrics):
@@ -311,40 +281,40 @@ def shares(metrics):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("method", "expected"),
     [
         # ratios 2, ½, 1, all of A = 1: masses 2, 0.5, 1
         # PPO: the first is blocked, and 2 of 3.5 is lost
-        ({"method": "FixedClip(0.2)"}, (1 / 3, 0, 0, 0, 2 / 3.5)),
+        ("FixedClip(0.2)", (1 / 3, 0, 0, 0, 2 / 3.5)),
         # weights 2, ½, 1 between 0 and 5: nothing is changed
-        ({"method": "CISPO()"}, (0, 0, 0, 0, 0)),
+        ("CISPO()", (0, 0, 0, 0, 0)),
         # weights 1.28, 0.8, 1: 0.72 of the first is lost, the second gets more than its own
-        ({"method": "CISPO(0.2, 0.28)"}, (0, 0, 1 / 3, 1 / 3, 0.72 / 3.5)),
+        ("CISPO(0.2, 0.28)", (0, 0, 1 / 3, 1 / 3, 0.72 / 3.5)),
         # the first keeps a tenth
-        ({"clip": "FixedClip(0.2)", "objective": "Surrogate(beyond=0.1)"}, (0, 0, 1 / 3, 0, 1.8 / 3.5)),
+        (Method(FixedClip(0.2), Surrogate(beyond=0.1)), (0, 0, 1 / 3, 0, 1.8 / 3.5)),
         # weight 2·(1 − 1/0.5) = −2: pulled back, so all is lost and as much again; ½·(1 + 1) = 1: doubled
-        ({"method": "SPO(0.5)"}, (1 / 3, 0, 0, 1 / 3, 4 / 3.5)),
+        ("SPO(0.5)", (1 / 3, 0, 0, 1 / 3, 4 / 3.5)),
         # weight 1 of 2, of ½ and of 1
-        ({"method": "GPG()"}, (0, 0, 1 / 3, 1 / 3, 1 / 3.5)),
+        ("GPG()", (0, 0, 1 / 3, 1 / 3, 1 / 3.5)),
         # outside [0.8, 1.2] on either side
         (
-            {"clip": "FixedClip(0.2)", "objective": "Masked(inf, both_sides=True)"},
+            Method(FixedClip(0.2), Masked(torch.inf, both_sides=True)),
             (2 / 3, 0, 0, 0, 2.5 / 3.5),
         ),
     ],
     ids=str,
 )
-def test_shares_by_hand(settings, expected):
+def test_shares_by_hand(method, expected):
     names = ("clip_high", "clip_low", "softened", "amplified", "blocked_mass")
-    metrics = audit([2.0, 0.5, 1.0], [1.0, 1.0, 1.0], **settings)
+    metrics = audit([2.0, 0.5, 1.0], [1.0, 1.0, 1.0], method)
     assert shares(metrics) == pytest.approx(dict(zip(names, expected, strict=True)), abs=1e-6)
 
 
 def test_shares_of_negative_advantages_by_hand():
     """Ratios ½ and 4 of A = −1: SPO's ½·(1 − 1) = 0 at its bound is blocked, a dual clip of 3 drops the 4."""
     spo, dual = (
-        audit([0.5, 4.0], [-1.0, -1.0], **s)
-        for s in ({"method": "SPO(0.5)"}, {"method": "FixedClip(0.8)", "dual_clip": 3.0})
+        audit([0.5, 4.0], [-1.0, -1.0], method)
+        for method in ("SPO(0.5)", Method(FixedClip(0.8), DualClip(3.0)))
     )
     assert (spo["clip_high"], spo["clip_low"], spo["amplified"]) == (0, 0.5, 0.5)
     assert (dual["clip_high"], dual["clip_low"], dual["amplified"]) == (0, 0.5, 0)
@@ -381,31 +351,33 @@ def test_each_objective_is_compiled_here():
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ONE_OF_EACH, ids=lambda x: type(x).__name__)
 def test_one_graph(objective):
-    assert_one_graph(clip=Band(TotalVariation(), 0.1), objective=objective)
+    assert_one_graph(Method(Band(TotalVariation(), 0.1), objective))
 
 
-@pytest.mark.parametrize("method", [methods.SAPO(), methods.GSPO()], ids=str)
-def test_one_graph_by_name(method):
-    assert_one_graph(method=method)
+@pytest.mark.parametrize("name", ["BandPO", "GSPO", "UPGRPO"])
+def test_one_graph_by_name(name):
+    assert_one_graph(METHODS[name].method())
 
 
 @pytest.mark.parametrize("objective", ONE_OF_EACH, ids=lambda x: type(x).__name__)
 def test_no_value_is_read_on_an_accelerator(objective):
     """Meta tensors hold no values: what would synchronise on a real accelerator raises on this one."""
     logp, *rest = (x.to("meta") for x in batch(0, dtype=torch.float32))
-    loss, metrics = policy_loss(logp.requires_grad_(), *rest, clip=Band(KL(), 0.05), objective=objective)
+    loss, metrics = policy_loss(logp.requires_grad_(), *rest, method=Method(Band(KL(), 0.05), objective))
     loss.backward()
     assert all(x.device.type == "meta" for x in (loss, logp.grad, *metrics.values()))
 
 
-def assert_one_graph(**settings):
+def assert_one_graph(method):
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("eager")
-    compiled = torch.compile(partial(policy_loss, **settings), backend=graphs, fullgraph=True, dynamic=True)
+    compiled = torch.compile(
+        partial(policy_loss, method=method), backend=graphs, fullgraph=True, dynamic=True
+    )
     for rows in (3, 5):
         logp, *rest = batch(rows, shape=(rows, 2 * rows), dtype=torch.float32)
         both = []
-        for loss_fn in (compiled, partial(policy_loss, **settings)):
+        for loss_fn in (compiled, partial(policy_loss, method=method)):
             leaf = logp.clone().requires_grad_()
             loss, metrics = loss_fn(leaf, *rest)
             loss.backward()
@@ -414,8 +386,24 @@ def assert_one_graph(**settings):
     assert graphs.frame_count == 1
 
 
-def test_parts_say_what_settings_say():
-    assert as_parts("FixedClip(0.2)") == as_parts(clip="FixedClip(0.2)") == Parts(FixedClip(0.2))
-    assert as_parts("DAPO()", dual_clip=3).objective == DualClip(3)
-    with pytest.raises(ValueError, match="level must be 'token' or 'sequence', got 'batch'"):
-        as_parts(level="batch")
+def test_clip_is_another_name_of_method():
+    assert as_method("FixedClip(0.2)") == as_method(clip="FixedClip(0.2)") == Method(FixedClip(0.2))
+    assert as_method(clip="DAPO()") == DAPO()
+    assert as_method() == Method(Band(KL(), 0.05))
+    with pytest.raises(ValueError, match="two names of one setting; leave one out"):
+        as_method("DAPO()", clip="FixedClip(0.2)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("FixedClip(0.2)",), "clip must be a clip rule such as FixedClip"),
+        ((FixedClip(), 0.2), "objective must be an Objective such as Surrogate"),
+        ((FixedClip(), Surrogate(), "batch"), "level must be 'token' or 'sequence', got 'batch'"),
+    ],
+)
+def test_a_method_of_something_else_is_refused(arguments, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        Method(*arguments)
+    with pytest.raises(TypeError, match="method must be a method such as"):
+        as_method(0.2)

@@ -7,18 +7,17 @@ from bandpo import (
     DCPO,
     KL,
     Band,
-    ClippedWeight,
     FixedClip,
     Masked,
-    MiddleTanh,
-    Rollback,
-    SoftClip,
+    Method,
+    Objective,
     Surrogate,
     TotalVariation,
-    parse_objective,
+    parse,
     policy_loss,
 )
 from bandpo.batch import Tokens, at_level
+from bandpo.objectives import ClippedWeight, MiddleTanh, Rollback, SoftClip
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -59,7 +58,7 @@ FOUR = (
     ids=repr,
 )
 def test_numbers_worked_by_hand(objective, weights, values):
-    settings = {"clip": FixedClip(0.2), "objective": objective, "aggregation": "sum"}
+    settings = {"method": Method(FixedClip(0.2), objective), "aggregation": "sum"}
     expected = -torch.tensor([weights], dtype=torch.float64) * FOUR[2]
     torch.testing.assert_close(gradient(*FOUR, **settings), expected)
     for token, value in enumerate(values):
@@ -91,21 +90,21 @@ def test_a_soft_clip_reports_what_it_is_the_gradient_of(objective, rule):
     def values(moved):
         return torch.stack(
             [
-                objective.value(Tokens.build(logp + moved, *rest, mask, rule=rule)),
-                objective.weight(Tokens.build(logp + moved, *rest, mask, rule=rule)),
+                objective.value(Tokens.from_batch(logp + moved, *rest, mask, rule=rule)),
+                objective.weight(Tokens.from_batch(logp + moved, *rest, mask, rule=rule)),
             ]
         )
 
     (below, _), (_, weight), (above, _) = (values(moved) for moved in (-step, 0.0, step))
     close = torch.isclose((above - below) / (2 * step), weight, rtol=1e-6, atol=1e-8)
     assert close[mask == 1].double().mean() > 0.98
-    changed = weight - Tokens.build(logp, *rest, mask, rule=rule).ratio
+    changed = weight - Tokens.from_batch(logp, *rest, mask, rule=rule).ratio
     assert (changed[mask == 1].abs() > 1e-3).double().mean() > 0.05
 
 
 def test_a_soft_clip_may_start_anywhere_on_the_tanh():
     """u = 1 with everything bent from u = 0.5: 1 − tanh² of g + cosh²(g)·(1 − tanh g), over 1 − tanh²(g)."""
-    tokens = Tokens.build(FOUR[0], FOUR[1], FOUR[2], rule=FixedClip(0.5, 1.0))
+    tokens = Tokens.from_batch(FOUR[0], FOUR[1], FOUR[2], rule=FixedClip(0.5, 1.0))
     for low, high in ((0.0, 2.0), (1.5, 0.25)):
         weight = SoftClip(0.5, low, high).weight(tokens) / tokens.ratio
         expected = [
@@ -117,7 +116,7 @@ def test_a_soft_clip_may_start_anywhere_on_the_tanh():
 def test_the_start_of_a_soft_clip_is_its_middle_tanhs_own():
     tensors = batch(3)
     plain, told = (
-        gradient(*tensors, clip=FixedClip(0.2), objective=SoftClip(0.9, *starts))
+        gradient(*tensors, method=Method(FixedClip(0.2), SoftClip(0.9, *starts)))
         for starts in ((), (math.atanh(0.9), math.atanh(0.9)))
     )
     torch.testing.assert_close(plain, told, rtol=1e-12, atol=0)
@@ -129,7 +128,7 @@ def test_a_soft_clip_of_single_precision_is_exact_far_out(objective):
     rest = (torch.full((1, 40), 0.01).log(), torch.ones(1, 40))
     logp = torch.linspace(0.0112, 0.02, 40).log()[None]
     single, double = (
-        objective.weight(Tokens.build(logp.to(dtype), *(x.to(dtype) for x in rest), rule=FixedClip(0.2)))
+        objective.weight(Tokens.from_batch(logp.to(dtype), *(x.to(dtype) for x in rest), rule=FixedClip(0.2)))
         for dtype in (torch.float32, torch.float64)
     )
     assert (double < 0.7).any()
@@ -138,7 +137,7 @@ def test_a_soft_clip_of_single_precision_is_exact_far_out(objective):
 
 def test_a_soft_clip_that_starts_far_out_is_an_exponential():
     """With g large y tends to the bound as 1 − e^−x: u = 1.5 from u = 0.5 is two lengths of the rest."""
-    tokens = Tokens.build(
+    tokens = Tokens.from_batch(
         torch.tensor([[0.13]]).log(), torch.tensor([[0.1]]).log(), torch.ones(1, 1), rule=FixedClip(0.2)
     )
     objective = SoftClip(0.5, 19, 19)
@@ -151,7 +150,7 @@ def test_inside_the_interval_the_inner_tanh_takes_the_tokens_that_go_back():
     old = torch.full((1, 6), 0.1, dtype=torch.float64)
     ratios = torch.tensor([[1.1, 1.1, 0.9, 0.9, 1.0, 1.0]], dtype=torch.float64)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]], dtype=torch.float64)
-    tokens = Tokens.build((old * ratios).log(), old.log(), advantages, rule=FixedClip(0.2))
+    tokens = Tokens.from_batch((old * ratios).log(), old.log(), advantages, rule=FixedClip(0.2))
     bent = 2 / math.tanh(2) * (1 - math.tanh(1) ** 2)
     weight = Rollback(inner=2).weight(tokens) / tokens.ratio
     assert weight.tolist() == [[1.0, pytest.approx(bent), pytest.approx(bent), 1.0, 1.0, 1.0]]
@@ -170,7 +169,7 @@ def test_inside_the_interval_the_inner_tanh_takes_the_tokens_that_go_back():
 )
 def test_soft_clips_refuse_bad_settings(text, message):
     with pytest.raises(ValueError, match=message):
-        parse_objective(text)
+        parse(text, Objective)
 
 
 @pytest.mark.parametrize("divergence", [KL(), TotalVariation()], ids=repr)
@@ -181,7 +180,7 @@ def test_dppo_is_band(divergence, seed):
     radius = 0.02
     for cap in (math.inf, 4.0):
         band = Band(divergence, radius, cap)
-        masked = gradient(*tensors, clip=band, objective=Masked(cap))
+        masked = gradient(*tensors, method=Method(band, Masked(cap)))
         # Band's own cap *blocks* positive tokens beyond it; truncation also caps the weight of negative ones.
         surrogate = gradient(*tensors, clip=band)
         logp, logp_old, advantages, _ = tensors
@@ -196,7 +195,7 @@ def test_cispo_with_a_band_weighs_with_the_solved_bound():
     band = Band(KL(), 0.02)
     bounds = band.bounds(logp_old)
     weight = (logp - logp_old).exp().clamp(bounds.lower, bounds.upper)
-    ours = gradient(logp, logp_old, advantages, mask, clip=band, objective=ClippedWeight(), aggregation="sum")
+    ours = gradient(logp, logp_old, advantages, mask, method=Method(band, ClippedWeight()), aggregation="sum")
     torch.testing.assert_close(ours, -weight * advantages * mask, rtol=1e-9, atol=1e-12)
 
 
@@ -208,13 +207,13 @@ def test_sequence_level_by_hand():
     rest = (logp_old, torch.ones(1, dtype=torch.float64), mask)
     assert at_level(logp_old, mask, "sequence").exp().tolist() == [[pytest.approx(0.2)] * 3]
     free = gradient(
-        logp, *rest, clip=FixedClip(0.2, 1.1), level="sequence", aggregation="seq-mean-token-mean"
+        logp, *rest, method=Method(FixedClip(0.2, 1.1), level="sequence"), aggregation="seq-mean-token-mean"
     )
     torch.testing.assert_close(free, torch.tensor([[-1.0, -1.0, 0.0]], dtype=torch.float64))  # −2·A/|y|
     upper = Band(KL(), 0.05).bounds(torch.tensor(0.2, dtype=torch.float64).log()).upper.item()
     assert upper < 2
-    assert not gradient(logp, *rest, clip=Band(KL(), 0.05), level="sequence").any()
-    wide = gradient(logp, *rest, clip=Band(KL(), 0.5), level="sequence", aggregation="sum")
+    assert not gradient(logp, *rest, method=Method(Band(KL(), 0.05), level="sequence")).any()
+    wide = gradient(logp, *rest, method=Method(Band(KL(), 0.5), level="sequence"), aggregation="sum")
     torch.testing.assert_close(wide, torch.tensor([[-2.0, -2.0, 0.0]], dtype=torch.float64))
 
 
@@ -249,22 +248,20 @@ def test_weights_multiply_the_loss():
 def test_an_overflowing_ratio_that_is_blocked_has_no_gradient():
     logp, logp_old = torch.tensor([[-0.1, -1.0]]), torch.tensor([[-200.0, -1.0]])
     for objective in (Surrogate(), Masked()):
-        grad = gradient(logp, logp_old, torch.ones(1), clip=FixedClip(), objective=objective)
+        grad = gradient(logp, logp_old, torch.ones(1), method=Method(FixedClip(), objective))
         assert grad.tolist() == [[0.0, -0.5]]
 
 
 def test_text_form():
     for objective in (Surrogate(), Surrogate(-0.3), Masked(math.inf), ClippedWeight()):
-        assert parse_objective(repr(objective)) == objective
+        assert parse(repr(objective), Objective) == objective
     with pytest.raises(ValueError, match="'Band' is not an objective such as"):
-        parse_objective("Band")
+        parse("Band", Objective)
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"objective": 0.2}, TypeError, "objective must be an objective such as Surrogate"),
-        ({"level": "batch"}, ValueError, "level must be 'token' or 'sequence', got 'batch'"),
         (
             {"weights": torch.tensor([-1.0])},
             ValueError,
@@ -290,8 +287,8 @@ def test_refuses_bad_settings(bad):
 def test_one_elementwise_graph_in_torch_compile():
     logp, *rest = batch(0, dtype=torch.float32)
     for settings in (
-        {"objective": Masked(), "level": "sequence"},
-        {"objective": ClippedWeight(), "logp_anchor": rest[0], "weights": rest[2]},
+        {"method": Method(Band(), Masked(), "sequence")},
+        {"method": Method(Band(), ClippedWeight()), "logp_anchor": rest[0], "weights": rest[2]},
     ):
         explained = torch._dynamo.explain(lambda x, s=settings: policy_loss(x, *rest, **s).loss)(
             logp.clone().requires_grad_()

@@ -9,29 +9,31 @@ from torch._dynamo.testing import CompileCounter
 from bandpo import (
     KL,
     Band,
-    ByEntropy,
-    BySurprisal,
-    Capped,
-    Cosine,
+    ClipRule,
     FixedClip,
-    HoldClipRate,
-    HoldEntropy,
-    HoldKL,
-    Intersection,
     Linear,
-    Polynomial,
-    Restarts,
+    Method,
     Sides,
     TotalVariation,
     TrainingState,
     Unclipped,
     Union,
-    parse_rule,
+    parse,
     policy_loss,
 )
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_parts
-from bandpo.rules import bands
+from bandpo.radius import (
+    ByEntropy,
+    BySurprisal,
+    Cosine,
+    HoldClipRate,
+    HoldEntropy,
+    HoldKL,
+    Polynomial,
+    Restarts,
+)
+from bandpo.rules import Capped, Intersection, bands
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)
@@ -56,10 +58,10 @@ def tokens(seed=0, shape=(6, 9)):
     return logp, logp_old, torch.randn(shape[:1], generator=generator)
 
 
-def gradient(clip, **settings):
+def gradient(clip, level="token"):
     logp, logp_old, advantages = tokens()
     logp.requires_grad_()
-    policy_loss(logp, logp_old, advantages, clip=clip, **settings).loss.backward()
+    policy_loss(logp, logp_old, advantages, method=Method(clip, level=level)).loss.backward()
     return logp.grad
 
 
@@ -156,13 +158,13 @@ def test_text_reads_back(radius):
         Band(KL(), radius),
         Sides(FixedClip(), Capped(Band(TotalVariation(), radius, math.inf), 4.0)),
     ):
-        assert parse_rule(repr(rule)) == rule
-        assert hash(parse_rule(repr(rule))) == hash(rule)
+        assert parse(repr(rule), ClipRule) == rule
+        assert hash(parse(repr(rule), ClipRule)) == hash(rule)
 
 
 def test_short_text():
-    assert parse_rule("Band(KL, Linear(0.05, 0.01))") == Band(KL(), Linear(0.05, 0.01))
-    assert parse_rule("Band(radius=HoldKL(1e-3, 0.05))") == Band(KL(), HoldKL(1e-3, 0.05))
+    assert parse("Band(KL, Linear(0.05, 0.01))", ClipRule) == Band(KL(), Linear(0.05, 0.01))
+    assert parse("Band(radius=HoldKL(1e-3, 0.05))", ClipRule) == Band(KL(), HoldKL(1e-3, 0.05))
     for text, message in (
         ("Band(KL(), Liner(1, 2))", "did you mean Linear"),
         ("Band(KL(), Hold(1, 2))", "unknown name 'Hold'"),
@@ -171,7 +173,7 @@ def test_short_text():
         ("Band(KL(), KL())", r"radius must be a finite number above 0.* got KL\(\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            parse_rule(text)
+            parse(text, ClipRule)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -284,7 +286,7 @@ def test_equality_and_text_of_a_tensor():
     assert len({band, Band(KL(), radius), Band()}) == 2
     assert "tensor([0.1000, 0.2000])" in repr(band)
     with pytest.raises(ValueError, match="unknown name 'tensor'"):
-        parse_rule(repr(band))
+        parse(repr(band), ClipRule)
 
 
 # Controllers

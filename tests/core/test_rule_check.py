@@ -1,7 +1,7 @@
 """`bandpo.check`: what it refuses of rules, divergences and objectives of one's own, and none of ours."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,35 +12,18 @@ import bandpo
 from bandpo import (
     DCPO,
     KL,
-    AlphaDivergence,
-    Balanced,
     Band,
-    ByEntropy,
-    BySurprisal,
-    Capped,
     ClipRule,
-    Cosine,
     Divergence,
     DualClip,
     FDivergence,
     FixedClip,
-    HoldClipRate,
-    HoldEntropy,
-    HoldKL,
-    Intersection,
-    JensenShannon,
     Linear,
     Masked,
     Method,
-    NeymanChi2,
     Objective,
-    Outside,
-    PearsonChi2,
     RatioBounds,
-    ReverseKL,
-    SequenceMask,
     Sides,
-    SquaredHellinger,
     Surrogate,
     TotalVariation,
     TrainingState,
@@ -48,8 +31,18 @@ from bandpo import (
     Union,
     check,
 )
+from bandpo.divergences import (
+    AlphaDivergence,
+    JensenShannon,
+    NeymanChi2,
+    PearsonChi2,
+    ReverseKL,
+    SquaredHellinger,
+)
 from bandpo.integrations._adapt import read_parts
-from bandpo.radius import Radius
+from bandpo.objectives import Balanced, SequenceMask
+from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Radius
+from bandpo.rules import Capped, Intersection, Outside
 
 PAGE = r"docs/write-your-own\.md"
 
@@ -363,19 +356,11 @@ def test_a_wrong_objective_is_refused(wrong, message):
 
 
 def test_a_method_is_checked_by_its_parts():
-    @dataclass(frozen=True)
-    class MineOfBoth(Method):
-        clip: ClipRule = field(default_factory=FixedClip)
-        objective: Objective = field(default_factory=Surrogate)
-
-        def parts(self):
-            return bandpo.Parts(self.clip, self.objective)
-
-    check(MineOfBoth())
+    check(Method(FixedClip()))
     with pytest.raises(ValueError, match="are ratios"):
-        check(MineOfBoth(clip=WRONG_RULES["ratios"][0]))
+        check(Method(WRONG_RULES["ratios"][0]))
     with pytest.raises(ValueError, match="weight is a float"):
-        check(MineOfBoth(objective=mine(Objective, weight=lambda tokens: 1.0)))
+        check(Method(FixedClip(), mine(Objective, weight=lambda tokens: 1.0)))
 
 
 def test_what_is_none_of_them_is_refused():

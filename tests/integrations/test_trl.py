@@ -10,26 +10,14 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from bandpo import (
-    CISPO,
     DCPO,
     GSPO,
     KL,
-    SAPO,
-    Balanced,
     Band,
-    ClippedWeight,
     DualClip,
     FixedClip,
-    GammaWeight,
-    GeometricMean,
-    InverseRatio,
-    KeepBound,
     Masked,
-    Parts,
-    Quadratic,
-    SelfAnchored,
-    SequenceMask,
-    SigmoidGate,
+    Method,
     Surrogate,
     TotalVariation,
     Unclipped,
@@ -40,6 +28,19 @@ from bandpo.audit.metrics import LOGGED, Audit
 from bandpo.audit.watch import BandWarning
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
+from bandpo.methods import CISPO, SAPO
+from bandpo.objectives import (
+    Balanced,
+    ClippedWeight,
+    GammaWeight,
+    GeometricMean,
+    InverseRatio,
+    KeepBound,
+    Quadratic,
+    SelfAnchored,
+    SequenceMask,
+    SigmoidGate,
+)
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -221,7 +222,7 @@ def gradients_of(trainer, inputs, **settings):
     assert torch.equal(inputs["advantages"], before)
     logp = logps(trainer, inputs)
     tensors = (inputs["old_per_token_logps"], inputs["advantages"], inputs["completion_mask"])
-    settings = {"clip": trainer.parts.clip, "aggregation": trainer.loss_type, **settings}
+    settings = {"method": trainer.parts, "aggregation": trainer.loss_type, **settings}
     loss, metrics = policy_loss(logp, *tensors, **settings)
     return theirs, torch.autograd.grad(loss, weight)[0], metrics
 
@@ -266,11 +267,11 @@ def _trained(tmp_path_factory):
 )
 def test_every_objective_at_both_levels(level, objective, clip, trained):
     trainer, inputs = trained
-    trainer.parts, trainer.importance_sampling_level = Parts(clip, objective, level), level
-    theirs, ours, metrics = gradients_of(trainer, inputs, objective=objective, level=level)
+    trainer.parts, trainer.importance_sampling_level = Method(clip, objective, level), level
+    theirs, ours, metrics = gradients_of(trainer, inputs)
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
     assert ours.abs().sum() > 0
-    unclipped = gradients_of(trainer, inputs, objective=Surrogate(), level=level, clip=Unclipped())[1]
+    unclipped = gradients_of(trainer, inputs, method=Method(Unclipped(), level=level))[1]
     assert not torch.allclose(ours, unclipped, rtol=1e-2)
     if level == "token":  # TRL counts sequences, where there is one ratio for each
         logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
@@ -286,17 +287,17 @@ def test_every_objective_at_both_levels(level, objective, clip, trained):
 def test_the_rollout_engine_as_anchor(objective, trained):
     """vLLM's log-probabilities as TRL hands them on, NaN where it had none; no vLLM runs here."""
     trainer, inputs = trained
-    trainer.parts, trainer.importance_sampling_level = Parts(FixedClip(0.02), objective), "token"
+    trainer.parts, trainer.importance_sampling_level = Method(FixedClip(0.02), objective), "token"
     old = inputs["old_per_token_logps"]
     sampled = (old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))).clamp(max=0)
     given = sampled.index_fill(1, torch.tensor([0]), math.nan)
     anchor = torch.where(given.isnan(), old, sampled)
     trainer.args.anchor = "rollout"
-    settings = {"objective": objective, "logp_anchor": anchor}
+    settings = {"logp_anchor": anchor}
     theirs, ours, _ = gradients_of(trainer, inputs | {"sampling_per_token_logps": given}, **settings)
     trainer.args.anchor = "trainer"
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(theirs, gradients_of(trainer, inputs, objective=objective)[0], rtol=1e-2)
+    assert not torch.allclose(theirs, gradients_of(trainer, inputs)[0], rtol=1e-2)
 
 
 def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
@@ -323,7 +324,7 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
         for name in ("clip_high", "clip_low", "approx_kl"):
             metric, tokens = 0.0, 0.0
             for run, view in calls:
-                assert run == Parts(FixedClip(0.02, 0.03))
+                assert run == Method(FixedClip(0.02, 0.03))
                 n = view.mask.sum().item()
                 old = view.logp_old
                 loss = policy_loss(old + view.log_ratio, old, view.advantages, view.mask, clip=run.clip)
@@ -374,15 +375,15 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "method"),
     [
-        ({}, Parts(FixedClip(0.2, 0.2))),
-        ({"epsilon_low": 0.1, "epsilon_high": 0.3}, Parts(FixedClip(0.1, 0.3))),
-        ({"loss_type": "cispo", "epsilon_high": 5.0}, Parts(Unclipped(), ClippedWeight(5.0))),
-        ({"loss_type": "cispo", "epsilon_high": 0.2}, Parts(Unclipped(), ClippedWeight(0.2))),
-        ({"loss_type": "sapo"}, Parts(Unclipped(), SigmoidGate(1.0, 1.05))),
-        ({"loss_type": "vespo"}, Parts(Unclipped(), GammaWeight(2.0, 3.0, 3.0, 2.0))),
-        ({"importance_sampling_level": "sequence"}, Parts(FixedClip(0.2, 0.2), level="sequence")),
-        ({"delta": 3.0}, Parts(FixedClip(0.2, 0.2), DualClip(3.0))),
-        ({"off_policy_mask_threshold": 0.5}, Parts(FixedClip(0.2, 0.2), SequenceMask(0.5))),
+        ({}, Method(FixedClip(0.2, 0.2))),
+        ({"epsilon_low": 0.1, "epsilon_high": 0.3}, Method(FixedClip(0.1, 0.3))),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, Method(Unclipped(), ClippedWeight(5.0))),
+        ({"loss_type": "cispo", "epsilon_high": 0.2}, Method(Unclipped(), ClippedWeight(0.2))),
+        ({"loss_type": "sapo"}, Method(Unclipped(), SigmoidGate(1.0, 1.05))),
+        ({"loss_type": "vespo"}, Method(Unclipped(), GammaWeight(2.0, 3.0, 3.0, 2.0))),
+        ({"importance_sampling_level": "sequence"}, Method(FixedClip(0.2, 0.2), level="sequence")),
+        ({"delta": 3.0}, Method(FixedClip(0.2, 0.2), DualClip(3.0))),
+        ({"off_policy_mask_threshold": 0.5}, Method(FixedClip(0.2, 0.2), SequenceMask(0.5))),
     ],
     ids=str,
 )
@@ -422,7 +423,7 @@ def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeyp
     unclipped = -(ratio * inputs["advantages"][:, None] * mask).sum() / mask.sum()
     torch.testing.assert_close(trainer.compute_loss(trainer.model, inputs), unclipped, rtol=1e-5, atol=1e-6)
 
-    trainer.parts = Parts(Band())
+    trainer.parts = Method(Band())
     clean = trainer.compute_loss(trainer.model, inputs)
     assert (mask == 0).any()
     # No log-probability, so it would be refused. (TRL multiplies the padding's ratio by 0: a NaN is TRL's to prevent.)
@@ -506,7 +507,7 @@ def test_arguments_by_position(tmp_path):
     )
     trainer = BandGRPOTrainer(str(path), varied_reward, config, data, None, tokenizer)
     assert trainer.train_dataset is data
-    assert trainer.parts == Parts(Unclipped(), SigmoidGate(1.0, 1.05), aggregation="seq-mean-token-mean")
+    assert trainer.parts == Method(Unclipped(), SigmoidGate(1.0, 1.05), aggregation="seq-mean-token-mean")
 
 
 @pytest.mark.filterwarnings("ignore:`use_liger_kernel=True` is deprecated:FutureWarning")
@@ -552,7 +553,7 @@ class FusedConfig(GRPOConfig):
 def test_a_method_by_name(tmp_path):
     config = BandGRPOConfig(str(tmp_path), method="GSPO(3e-4, 4e-4)", **SETTINGS)
     assert (config.method, config.importance_sampling_level) == ("GSPO(low=0.0003, high=0.0004)", "sequence")
-    assert config.parts == GSPO().parts()._replace(aggregation="seq-mean-token-mean")
+    assert config.parts == GSPO()
     assert (
         BandGRPOConfig(str(tmp_path), method=SAPO(1.0, 2.0), **SETTINGS).method
         == "SAPO(positive=1.0, negative=2.0)"
@@ -561,7 +562,7 @@ def test_a_method_by_name(tmp_path):
     trainer.train()
     rows = [row for row in trainer.state.log_history if "audit/clip_high" in row]
     assert {row["audit/clip_high"] + row["audit/clip_low"] for row in rows} == {0.0}
-    assert CISPO().parts().clip == trainer.parts.clip
+    assert CISPO().clip == trainer.parts.clip
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")

@@ -6,9 +6,10 @@ import pytest
 import torch
 from test_trl import make
 
-from bandpo import KL, Band, HoldClipRate, parse_rule
+from bandpo import KL, Band, ClipRule, parse
 from bandpo.audit.logs import named_rows
 from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
+from bandpo.radius import HoldClipRate
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -134,7 +135,7 @@ def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, o
     rule, three_batches = f"Band(KL(), {hold})", {"max_steps": 12, "logging_steps": 4}
     audited = trained(tmp_path / "audited", rule, **three_batches, audit_steps=1)
     controller, radii, metrics = (
-        parse_rule(rule).radius,
+        parse(rule, ClipRule).radius,
         *logged(audited, "radius"),
         logged(audited, *measured),
     )

@@ -165,8 +165,7 @@ def test_metrics_are_the_cores():
         tensors["old_log_prob"],
         tensors["advantages"],
         tensors["response_mask"],
-        clip=bandpo.Band(bandpo.KL(), 0.05),
-        dual_clip=10.0,
+        method=bandpo.Method(bandpo.Band(bandpo.KL(), 0.05), bandpo.DualClip(10.0)),
     ).metrics
     assert metrics["actor/clip_high"] > 0
     for name, value in core.items():

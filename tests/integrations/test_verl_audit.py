@@ -25,7 +25,7 @@ from bandpo.audit.watch import BandWarning
 from bandpo.cli.app import app
 from bandpo.integrations._verl_audit import SUMS, Driver, Reporter, method_of
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
-from bandpo.text import as_parts
+from bandpo.text import as_method
 from integrations.test_verl import SAME, actor_config, batch, composed, evaluate
 
 OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})
@@ -57,9 +57,7 @@ def read(metrics, driver=None):
 def the_audit(tensors, parts, **rest):
     """The same by the core."""
     names = ("log_prob", "old_log_prob", "advantages", "response_mask")
-    settings = parts._asdict()
-    del settings["aggregation"]
-    return Audit.from_batch(*(tensors[name] for name in names), **settings, **rest)
+    return Audit.from_batch(*(tensors[name] for name in names), method=parts, **rest)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -228,7 +226,7 @@ def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, policy_loss):
     config = actor_config(policy_loss, clip_ratio_low=0.02, clip_ratio_high=0.03)
     found, tensors, losses = trained(config, cuts, ranks)
     parts = (
-        as_parts(policy_loss.method)
+        as_method(policy_loss.method)
         if policy_loss.audited is None
         else method_of(policy_loss.audited, config)
     )

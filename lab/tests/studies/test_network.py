@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytest.importorskip("trl")
-from bandpo import Band, parse_rule
+from bandpo import Band, ClipRule, parse
 from bandpo.where import shipped
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.execute import read_results
@@ -97,7 +97,7 @@ def test_the_mirror_gives_band_to_the_wrong_tokens():
     mirror, band = Mirror().bounds(p.log()), Band().bounds((1 - p).log())
     torch.testing.assert_close(mirror.log_upper, band.log_upper)
     torch.testing.assert_close(mirror.log_lower, band.log_lower)
-    assert parse_rule("studies.mirror.Mirror(0.05)") == Mirror()
+    assert parse("studies.mirror.Mirror(0.05)", ClipRule) == Mirror()
     assert Mirror().bounds(torch.zeros(1)).upper.isfinite().all()  # of p = 1
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from bandpo.audit.logs import summarize
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS
 from bandpo.audit.style import add_legend, house_style, looks_of
-from bandpo.methods import Method, Parts
+from bandpo.methods import Method
 from bandpo.rules import ClipRule
 
 PANELS = {
@@ -24,7 +24,7 @@ STEP, OLD = "optimiser step", "old probability of the token"
 BIN_NAMES = [name.replace("_", " ").replace(" ", "\n", 1) for name in BINS]
 
 Logs = Mapping[str, Sequence[Mapping[str, Any]]]
-Methods = Mapping[str, Method | ClipRule | Parts | str | None]
+Methods = Mapping[str, Method | ClipRule | str | None]
 
 
 def scored(metric: str) -> str:

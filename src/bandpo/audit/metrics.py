@@ -7,20 +7,18 @@ tokens. They stay on the device until they are read. docs/audit.md explains ever
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from bandpo import _checks
-from bandpo.batch import Tokens
+from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
-from bandpo.methods import Method, Parts
-from bandpo.objectives import Objective
+from bandpo.methods import Method
 from bandpo.rules import DCPO, Band, ClipRule, FixedClip, bands
-from bandpo.text import as_parts
+from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -87,10 +85,7 @@ class Audit:
         mask: Tensor | None = None,
         *,
         method: Method | ClipRule | str | None = None,
-        clip: ClipRule | str | None = None,
-        objective: Objective | str | None = None,
-        level: str | None = None,
-        dual_clip: float | None = None,
+        clip: Method | ClipRule | str | None = None,
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
@@ -103,12 +98,8 @@ class Audit:
             logp_old: The same under the old policy.
             advantages: One per token or per sequence.
             mask: 1 for tokens that count; all if omitted.
-            method: The run's method; or ``clip``, ``objective``, ``level`` and ``dual_clip``, as for
-                `bandpo.policy_loss`.
-            clip: The run's rule.
-            objective: The run's objective; `Surrogate` by default.
-            level: ``token`` or ``sequence``.
-            dual_clip: The run's dual clip, if it has one.
+            method: The run's method, as for `bandpo.policy_loss`.
+            clip: Another name of ``method``.
             logp_anchor: What the bounds surround, if not ``logp_old``.
             entropy: Entropy (nats) of the policy at each token. If omitted, ``−logp_old`` stands for it: its mean is
                 an unbiased estimate of the old policy's entropy.
@@ -118,34 +109,20 @@ class Audit:
         Raises:
             TypeError, ValueError: see `bandpo.policy_loss`.
         """
-        run = as_parts(method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
+        run = as_method(method, clip)
+        batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
 
-        def view(parts: Parts) -> Tokens:
-            return Tokens.from_batch(
-                logp,
-                logp_old,
-                advantages,
-                mask,
-                rule=parts.clip,
-                level=parts.level,
-                logp_anchor=logp_anchor,
-                entropy=entropy,
-            )
+        def view(method: Method) -> Tokens:
+            return batch.tokens(method.clip, method.level)
 
         return cls.from_views(view, run, view(run), counterfactuals)
-
-    @classmethod
-    def of(cls, *tensors: Any, **named: Any) -> Audit:
-        """The former name of `from_batch`."""
-        warnings.warn("Audit.of is now Audit.from_batch", DeprecationWarning, stacklevel=2)
-        return cls.from_batch(*tensors, **named)
 
     @classmethod
     @torch.no_grad()
     def from_views(
         cls,
-        view: Callable[[Parts], Tokens],
-        run: Parts,
+        view: Callable[[Method], Tokens],
+        run: Method,
         tokens: Tokens,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     ) -> Audit:
@@ -159,10 +136,11 @@ class Audit:
         """
         views, weights = [tokens], [run.objective.weight(tokens)]
         for other in counterfactuals.values():
-            parts = as_parts(other)
-            same_level = isinstance(other, ClipRule) or parts.level == run.level
-            views.append(tokens.with_rule(parts.clip) if same_level else view(parts))
-            weights.append(parts.objective.weight(views[-1]))
+            tried = as_method(other)
+            if tried.only_rule:
+                tried = replace(tried, level=run.level)
+            views.append(tokens.with_rule(tried.clip) if tried.level == run.level else view(tried))
+            weights.append(tried.objective.weight(views[-1]))
         kept = torch.stack([weight / seen.ratio for weight, seen in zip(weights, views, strict=True)])
         return cls(tuple(counterfactuals), _sums(views, kept))
 

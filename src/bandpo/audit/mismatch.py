@@ -22,9 +22,9 @@ from bandpo import _checks
 from bandpo.audit.metrics import BINS, EDGES
 from bandpo.batch import Tokens
 from bandpo.errors import InvalidValue
-from bandpo.methods import Method, Parts
+from bandpo.methods import Method
 from bandpo.rules import ClipRule
-from bandpo.text import as_parts
+from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -110,7 +110,7 @@ class Mismatch:
         advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
         mask: Tensor | None = None,
         *,
-        method: Method | ClipRule | Parts | str,
+        method: Method | ClipRule | str,
         lag: Tensor | None = None,
         corrections: Mapping[str, Correction] = CORRECTIONS,
     ) -> Mismatch:
@@ -126,7 +126,7 @@ class Mismatch:
             lag: Versions by which the engine's weights were behind, one per token.
             corrections: Which weights to try, by name.
         """
-        parts = method if isinstance(method, Parts) else as_parts(method)
+        parts = as_method(method)
         counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
         scored = counted & ~logp_rollout.isnan()
         mask = scored.float()
@@ -138,7 +138,7 @@ class Mismatch:
         advantages = advantages.float().expand_as(old).masked_fill(~scored, 0.0)
 
         def at(anchor: Tensor, to: Tensor) -> Tokens:
-            return Tokens.build(to, anchor, advantages, mask, rule=parts.clip, level=parts.level)
+            return Tokens.from_batch(to, anchor, advantages, mask, rule=parts.clip, level=parts.level)
 
         before, moved, total = at(rollout, old), at(old, new), at(rollout, new)
         g = old - rollout

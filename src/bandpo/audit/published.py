@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bandpo.divergences import KL
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rules import Band, FixedClip
 
@@ -69,7 +69,7 @@ def closest(rate: float, known: Sequence[Reported]) -> Reported:
     return min(known, key=lambda entry: abs(math.log(rate / min(max(rate, entry.low), entry.high))))
 
 
-def kind(parts: Parts) -> str | None:
+def kind(parts: Method) -> str | None:
     """``fixed`` or ``Band-KL``, as in `Reported`; None for any other method: nothing was found of it."""
     inner = parts.objective.objective if isinstance(parts.objective, DualClip) else parts.objective
     if inner != Surrogate():

@@ -15,9 +15,10 @@ from bandpo._checks import LOGP_SLACK
 from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files, record_schema
 from bandpo.batch import Tokens, at_level
 from bandpo.errors import InvalidValue
-from bandpo.methods import Parts
+from bandpo.methods import Method
+from bandpo.objectives import Objective
 from bandpo.radius import TrainingState
-from bandpo.text import as_parts
+from bandpo.text import parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ class Call:
     place: str
     """File and number of the call in it, from 1."""
     step: int | None
-    method: Parts | None
+    method: Method | None
     """The run's own, if the record tells it."""
     anchor: str
     """Whose log-probabilities the run's bounds surround."""
@@ -48,7 +49,7 @@ class Call:
     lag: Tensor | None
     """``step − version``, int64; None where one of them is not known."""
 
-    def view(self, anchor: str | None = None) -> Callable[[Parts], Tokens]:
+    def view(self, anchor: str | None = None) -> Callable[[Method], Tokens]:
         """The tokens as a method sees them, as in `bandpo.Tokens.build`.
 
         Args:
@@ -69,7 +70,7 @@ class Call:
         def at(x: Tensor, level: str) -> Tensor:
             return at_level(x, self.mask, level)
 
-        def view(parts: Parts) -> Tokens:
+        def view(parts: Method) -> Tokens:
             rule = parts.clip
             if self.entropy is not None:
                 rule = rule.resolved(TrainingState(entropy=at(self.entropy, parts.level)))
@@ -86,7 +87,7 @@ class Call:
         return view
 
 
-def told_method(said: Mapping[str, str | None] | None, place: object, quiet: bool = False) -> Parts | None:
+def told_method(said: Mapping[str, str | None] | None, place: object, quiet: bool = False) -> Method | None:
     """The run's method as a file tells it; None where it tells none, or one that cannot be read, with a warning.
 
     Nothing is imported for it: a class of the user's own is known only where its module is loaded already.
@@ -99,7 +100,15 @@ def told_method(said: Mapping[str, str | None] | None, place: object, quiet: boo
     if said is None:
         return None
     try:
-        return as_parts(**said, imports=False)  # pyright: ignore[reportArgumentType]
+        if method := said.get("method"):
+            return parse(method, imports=False)
+        told = parse(said.get("clip") or "", imports=False)
+        objective, level = said.get("objective"), said.get("level")
+        return replace(
+            told,
+            objective=parse(objective, Objective, imports=False) if objective else told.objective,
+            level=level if level and told.only_rule else told.level,
+        )
     except (TypeError, ValueError) as error:
         if not quiet:
             warnings.warn(

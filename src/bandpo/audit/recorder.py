@@ -21,10 +21,9 @@ import torch
 
 import bandpo
 from bandpo.errors import InvalidValue, MissingPackage
-from bandpo.methods import Method, Parts
-from bandpo.objectives import Objective
+from bandpo.methods import Method
 from bandpo.rules import ClipRule
-from bandpo.text import as_parts, as_text
+from bandpo.text import as_method, as_text
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -109,10 +108,8 @@ class Recorder:
         self,
         folder: str | Path,
         *,
-        method: Method | ClipRule | Parts | str | None = None,
-        clip: ClipRule | str | None = None,
-        objective: Objective | str | None = None,
-        level: str | None = None,
+        method: Method | ClipRule | str | None = None,
+        clip: Method | ClipRule | str | None = None,
         anchor: str = "trainer",
         every: int = 1,
         share: float = 1.0,
@@ -132,8 +129,8 @@ class Recorder:
         self.every, self.share, self.dtype = every, share, dtype
         process = _rank() if process is None else process
         self._method: dict[str, str] | None = None
-        if any(given is not None for given in (method, clip, objective, level)):
-            self._method = method_text(method, clip=clip, objective=objective, level=level)
+        if method is not None or clip is not None:
+            self._method = method_text(as_method(method, clip))
         said = {
             "format": FORMAT,
             "method": self._method,
@@ -166,7 +163,7 @@ class Recorder:
         entropy: Float[Tensor, "batch time"] | None = None,
         step: int | None = None,
         version: int | Tensor | None = None,
-        method: Method | ClipRule | Parts | str | None = None,
+        method: Method | ClipRule | str | None = None,
     ) -> None:
         """Append the tokens of one loss; what stands where the mask is 0 is not kept.
 
@@ -224,7 +221,7 @@ class Recorder:
             "entropy": None if entropy is None else (entropy, counted),
         }
         batch = _record_batch(columns, self._schema, len(kept))
-        text = None if method is None else method_text(method)
+        text = None if method is None else method_text(as_method(method))
         said = {META: json.dumps({"method": text}).encode()} if text != self._method and text else None
         self._stream.write_batch(batch, custom_metadata=said)
         self._file.flush()
@@ -262,17 +259,16 @@ def is_record(path: Path) -> bool:
     return bool(record_files(path))
 
 
-def method_text(method: Method | ClipRule | Parts | str | None = None, **settings: Any) -> dict[str, str]:
-    """What a method is made of, each part as text.
+def method_text(method: Method) -> dict[str, str]:
+    """What a method is made of, each part as text: the form in which a record keeps it.
 
     Raises:
         ValueError: a part has no text form, see `bandpo.as_text`.
 
-    >>> method_text("GSPO()")["level"]
+    >>> method_text(GSPO())["level"]
     'sequence'
     """
-    parts = method if isinstance(method, Parts) else as_parts(method, **settings)
-    return {"clip": as_text(parts.clip), "objective": as_text(parts.objective), "level": parts.level}
+    return {"clip": as_text(method.clip), "objective": as_text(method.objective), "level": method.level}
 
 
 def _rank() -> int:

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bandpo.audit.after_block import AfterBlock, Moves
@@ -16,9 +16,9 @@ from bandpo.audit.mismatch import Mismatch
 from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import ANCHORS
 from bandpo.errors import InvalidValue
-from bandpo.methods import Method, Parts
+from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
-from bandpo.text import as_parts, parse_method
+from bandpo.text import as_method, parse
 
 RUN = "the run"
 """How a replay names the run's own method."""
@@ -97,8 +97,8 @@ def replay_record(
     """
     if anchor not in (None, *ANCHORS):
         raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
-    given = None if method is None else as_parts(method)
-    tried = {name: parse_method(m) if isinstance(m, str) else m for name, m in methods.items()}
+    given = None if method is None else as_method(method)
+    tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
     mismatch, judged, surrounds, after_block = None, "", "trainer", AfterBlock()
@@ -109,7 +109,7 @@ def replay_record(
         each |= {
             name: _parts(method, "token" if own is None else own.level) for name, method in tried.items()
         }
-        each = each or {"FixedClip(0.2)": Parts(FixedClip())}
+        each = each or {"FixedClip(0.2)": Method(FixedClip())}
         judged = next(iter(each))
         for name, parts in each.items():
             tokens = view(parts)
@@ -136,6 +136,6 @@ def replay_record(
     return Replay(audits, levels, mismatch, judged, surrounds, after_block.moves())
 
 
-def _parts(method: Method | ClipRule, level: str) -> Parts:
-    parts = as_parts(method)
-    return parts._replace(level=level) if isinstance(method, ClipRule) else parts
+def _parts(method: Method | ClipRule, level: str) -> Method:
+    parts = as_method(method)
+    return replace(parts, level=level) if parts.only_rule else parts

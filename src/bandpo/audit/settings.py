@@ -11,9 +11,9 @@ from bandpo.audit.logs import Row
 from bandpo.audit.record import metadata, told_method
 from bandpo.audit.recorder import record_files
 from bandpo.errors import InvalidValue
-from bandpo.methods import Method, Parts
+from bandpo.methods import Method
 from bandpo.rules import ClipRule
-from bandpo.text import as_parts
+from bandpo.text import as_method
 
 _ACTOR = "actor_rollout_ref.actor."
 
@@ -81,7 +81,7 @@ class Setup:
 
     framework: str | None = None
     """A key of `SETTINGS`."""
-    method: Parts | None = None
+    method: Method | None = None
 
     @classmethod
     def of_log(
@@ -110,7 +110,7 @@ class Setup:
         """
         if framework is not None and framework not in SETTINGS:
             raise InvalidValue(f"framework {framework!r} is none of {', '.join(SETTINGS)}")
-        given = None if method is None else as_parts(method)
+        given = None if method is None else as_method(method)
         told = _told_by(path / "config.yaml", quiet=given is not None)
         return cls(framework or framework_of(rows), told or given)
 
@@ -124,7 +124,7 @@ class Setup:
         """
         said = metadata(record_files(path)[0])
         framework = next((name for name in SETTINGS if said["framework"].startswith(name)), None)
-        given = None if method is None else as_parts(method)
+        given = None if method is None else as_method(method)
         return cls(framework, told_method(said["method"], path, quiet=True) or given)
 
     def named(self, what: str) -> str:
@@ -137,7 +137,7 @@ class Setup:
         return f" ({name})" if name else ""
 
 
-def _told_by(config: Path, quiet: bool) -> Parts | None:
+def _told_by(config: Path, quiet: bool) -> Method | None:
     import yaml
 
     try:

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 
 from bandpo.audit.files import replacing
 from bandpo.divergences import KL, PearsonChi2, TotalVariation
-from bandpo.methods import Method, Parts
+from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Sides, Unclipped, Union
-from bandpo.text import as_parts
+from bandpo.text import as_method
 
 __all__ = ["LOOKS", "Look", "add_legend", "house_style", "looks_of", "save_figure"]
 
@@ -60,7 +60,7 @@ OTHERS = (
 """Of further rules, of a second one of the same kind, and of runs whose rule is not known."""
 
 
-def _kind(method: Parts) -> str | None:
+def _kind(method: Method) -> str | None:
     """The key in `LOOKS`; None for a kind of its own."""
     if not isinstance(method.objective, Surrogate | DualClip) or method.level != "token":
         return None
@@ -84,7 +84,7 @@ def _kind(method: Parts) -> str | None:
     return None
 
 
-def looks_of(methods: Mapping[str, Method | ClipRule | Parts | str | None]) -> dict[str, Look]:
+def looks_of(methods: Mapping[str, Method | ClipRule | str | None]) -> dict[str, Look]:
     """The look of each label: that of its rule, and for a second rule of one kind a further one.
 
     Args:
@@ -96,7 +96,7 @@ def looks_of(methods: Mapping[str, Method | ClipRule | Parts | str | None]) -> d
     """
     found: dict[str, Look] = {}
     for label, method in methods.items():
-        parts = method if isinstance(method, Parts) or method is None else as_parts(method)
+        parts = method and as_method(method)
         look = LOOKS.get(_kind(parts) or "") if parts else None
         if look and look not in found.values():
             found[label] = look

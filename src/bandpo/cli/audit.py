@@ -119,7 +119,7 @@ def _print_record(
     skip_bad: bool,
 ) -> None:
     """Replay a record under its own method and these, or those that every audit tries, and print what is seen."""
-    from bandpo import parse_method, parse_rule
+    from bandpo import ClipRule, parse
     from bandpo.audit.findings import all_findings, record_findings
     from bandpo.audit.logs import summarize
     from bandpo.audit.metrics import COUNTERFACTUALS
@@ -127,7 +127,7 @@ def _print_record(
     from bandpo.audit.settings import Setup
     from bandpo.audit.tables import corrections_table, methods_table, mismatch_table
 
-    given = {text: parse_rule(text) for text in clips} | {text: parse_method(text) for text in methods}
+    given = {text: parse(text, ClipRule) for text in clips} | {text: parse(text) for text in methods}
     seen = replay_record(path, given or COUNTERFACTUALS, method=run_method, anchor=anchor, skip_bad=skip_bad)
     setup = Setup.of_record(path, method=run_method)
     tokens = next(iter(seen.audits.values())).metrics()["tokens"]

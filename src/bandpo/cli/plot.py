@@ -34,14 +34,14 @@ def plot_command(
     ] = None,
 ) -> None:
     """Draw what clip rules allow, against a token's old probability, or how runs went."""
-    from bandpo import check, parse_rule
+    from bandpo import ClipRule, check, parse
     from bandpo.audit import figures
     from bandpo.audit.logs import read_log
     from bandpo.audit.settings import Setup
 
     if (figure == "training") != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
-    named = {text: parse_rule(text) for text in rules or DEFAULT}
+    named = {text: parse(text, ClipRule) for text in rules or DEFAULT}
     for rule in named.values():
         check(rule)
     if figure == "training":

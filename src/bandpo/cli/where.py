@@ -46,13 +46,14 @@ def where_command(
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.text import parse_rule
+    from bandpo.rules import ClipRule
+    from bandpo.text import parse
     from bandpo.where import Optimizer, Placement, advice, lift_from_clipping, lift_from_rate
 
     if lift is not None and clip_high is not None:
         raise InvalidValue("--lift and --clip-high say the same; leave one out")
     steps = Optimizer(0.0 if optimizer == "sgd" else beta1, adam=optimizer == "adam")
-    run = Placement(tail, batch, updates, steps, rule=parse_rule(clip))
+    run = Placement(tail, batch, updates, steps, rule=parse(clip, ClipRule))
     if clip_high is not None:
         lift = lift_from_clipping(clip_high, updates, run.bounds(run.rule)[1])
     if lift is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,19 +12,19 @@ import torch
 
 from bandpo.errors import InvalidValue
 from bandpo.loss import LossOutputs, policy_loss
-from bandpo.methods import Parts
-from bandpo.objectives import Surrogate
+from bandpo.methods import Method
+from bandpo.objectives import DualClip, Objective, Surrogate
 from bandpo.radius import Radius
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule, bands
-from bandpo.text import as_parts
+from bandpo.text import as_method, parse
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
 
-def read_parts(prefix: str = "", **settings: Any) -> Parts:
+def read_parts(prefix: str = "", **settings: Any) -> Method:
     """What the settings of a framework ask for, refused where it cannot be had there.
 
     Args:
@@ -43,7 +44,25 @@ def read_parts(prefix: str = "", **settings: Any) -> Parts:
         with _naming(prefix + name):
             (_check_text if isinstance(value, str) else _check)(name, value)
     with _naming(f"{prefix}method"):
-        return as_parts(**given)
+        return composed(**given)
+
+
+def composed(
+    method: Any = None, clip: Any = None, objective: Any = None, level: Any = None, dual_clip: Any = None
+) -> Method:
+    """A method, or a clip rule with what stands beside it."""
+    beside = {"clip": clip, "objective": objective, "level": level}
+    beside = {name: value for name, value in beside.items() if value is not None}
+    if method is not None and beside:
+        raise InvalidValue(f"method={method!r} already says what {' and '.join(beside)} would; leave one out")
+    made = as_method(method, clip)
+    if objective is not None:
+        made = replace(
+            made, objective=parse(objective, Objective) if isinstance(objective, str) else objective
+        )
+    if level is not None:
+        made = replace(made, level=level)
+    return made if dual_clip is None else replace(made, objective=DualClip(dual_clip, made.objective))
 
 
 def read_rule(prefix: str = "", **settings: Any) -> ClipRule:
@@ -73,7 +92,7 @@ def _naming(setting: str) -> Iterator[None]:
 
 
 def _check(name: str, value: Any) -> None:
-    parts = as_parts(**{name: value})
+    parts = composed(**{name: value})
     _refuse_moving_radii(parts.clip)
     check(parts.clip)
     check(parts.objective)
@@ -127,7 +146,7 @@ def epsilons(
 
 
 def sum_loss(
-    parts: Parts,
+    parts: Method,
     logp: Tensor,
     logp_old: Tensor,
     advantages: Tensor,
@@ -142,12 +161,11 @@ def sum_loss(
     if not mask.any():
         metrics = policy_loss(*torch.zeros(3, 1, 1, device=logp.device)).metrics
         return LossOutputs(logp.masked_fill(mask == 0, 0.0).sum(), metrics)
-    settings = parts._replace(aggregation="sum")._asdict()
-    return policy_loss(logp, logp_old, advantages, mask, weights=weights, **settings)
+    return policy_loss(logp, logp_old, advantages, mask, method=parts, weights=weights, aggregation="sum")
 
 
 def reduced_loss(
-    parts: Parts,
+    parts: Method,
     logp: Tensor,
     logp_old: Tensor,
     advantages: Tensor,

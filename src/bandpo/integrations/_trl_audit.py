@@ -6,7 +6,7 @@ TRL computes the log-probabilities inside its loss, so they are caught where the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from bandpo.audit.recorder import Recorder
 from bandpo.audit.watch import Watch
 from bandpo.batch import Tokens
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
 from bandpo.rules import FixedClip, Unclipped
 
@@ -120,7 +120,7 @@ class AuditMixin(GRPOTrainer):
                 framework=f"trl {trl.__version__}",
             )
 
-    def run_method(self) -> Parts:
+    def run_method(self) -> Method:
         """What is audited: for a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
         return with_trl_masks(_stock_method(self), self.args)
 
@@ -187,11 +187,11 @@ class AuditMixin(GRPOTrainer):
 
     def _view(
         self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
-    ) -> Callable[[Parts], Tokens]:
+    ) -> Callable[[Method], Tokens]:
         """The batch as a method sees it."""
         old = inputs.get("old_per_token_logps")
 
-        def view(parts: Parts) -> Tokens:
+        def view(parts: Method) -> Tokens:
             return Tokens.from_batch(
                 logp,
                 logp if old is None else old,
@@ -252,11 +252,11 @@ class AuditedGRPOTrainer(AuditMixin):
     """TRL's `GRPOTrainer`, unchanged but for the audit: put its name where GRPOTrainer stood."""
 
 
-def _stock_method(trainer: GRPOTrainer) -> Parts:
+def _stock_method(trainer: GRPOTrainer) -> Method:
     args, level = cast("Any", trainer.args), trainer.importance_sampling_level
     if trainer.loss_type in CLIPPED_LOSS_TYPES and trainer.loss_type != "cispo":
         high = trainer.epsilon_high if args.delta is None else min(trainer.epsilon_high, args.delta - 1)
-        return Parts(FixedClip(min(trainer.epsilon_low, 1.0), max(high, 0.0)), Surrogate(), level)
+        return Method(FixedClip(min(trainer.epsilon_low, 1.0), max(high, 0.0)), Surrogate(), level)
     objective = {
         "cispo": lambda: ClippedWeight(trainer.epsilon_high),  # which is the bound itself there
         "sapo": lambda: SigmoidGate(args.sapo_temperature_pos, args.sapo_temperature_neg),
@@ -264,19 +264,19 @@ def _stock_method(trainer: GRPOTrainer) -> Parts:
             args.vespo_k_pos, args.vespo_lambda_pos, args.vespo_k_neg, args.vespo_lambda_neg
         ),
     }.get(trainer.loss_type, Surrogate)
-    return Parts(Unclipped(), objective(), "token" if trainer.loss_type == "vespo" else level)
+    return Method(Unclipped(), objective(), "token" if trainer.loss_type == "vespo" else level)
 
 
-def with_trl_masks(parts: Parts, args: Any) -> Parts:
+def with_trl_masks(parts: Method, args: Any) -> Method:
     """A method with what TRL does to tokens besides: its two-sided clip ``delta`` and its off-policy mask.
 
     The mask's drift is measured from the anchor. TRL measures it from the rollout engine's log-probabilities, which are
     others only with vLLM.
     """
     if args.delta is not None and args.delta > 1 and args.loss_type in CLIPPED_LOSS_TYPES[:-1]:
-        parts = parts._replace(objective=DualClip(args.delta, parts.objective))
+        parts = replace(parts, objective=DualClip(args.delta, parts.objective))
     if args.off_policy_mask_threshold is not None:
-        parts = parts._replace(objective=SequenceMask(args.off_policy_mask_threshold, parts.objective))
+        parts = replace(parts, objective=SequenceMask(args.off_policy_mask_threshold, parts.objective))
     return parts
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from trl import GRPOConfig
 
 from bandpo.errors import InvalidType, InvalidValue
+from bandpo.integrations._adapt import composed
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, Surrogate
 from bandpo.rules import Capped, Sides, Unclipped
-from bandpo.text import as_parts, as_text, parse_method
+from bandpo.text import as_method, as_text, parse
 
 
 class _Replaced(float):
@@ -106,11 +107,11 @@ class BandGRPOConfig(GRPOConfig):
         if self.audit_steps < 0:
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
         if self.method is None:
-            parts = as_parts(clip=self.clip, objective=self.objective)
+            parts = composed(clip=self.clip, objective=self.objective)
             self.clip, self.objective = as_text(parts.clip), as_text(parts.objective)
         else:
-            parts = as_parts(self.method, clip=self.clip, objective=self.objective)
-            self.method = as_text(parse_method(self.method) if isinstance(self.method, str) else self.method)
+            parts = composed(self.method, clip=self.clip, objective=self.objective)
+            self.method = as_text(parse(self.method) if isinstance(self.method, str) else self.method)
             if parts.level == "token" and self.importance_sampling_level != "token":
                 raise InvalidValue(
                     f"importance_sampling_level={self.importance_sampling_level!r}, but {self.method} is a method of "
@@ -149,14 +150,14 @@ class BandGRPOConfig(GRPOConfig):
         )
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> Method:
         """The method, as TRL's loss is to be steered by it."""
-        parts = as_parts(self.method) if self.method else as_parts(clip=self.clip, objective=self.objective)
-        parts = parts._replace(level=self.importance_sampling_level)
+        parts = as_method(self.method) if self.method else composed(clip=self.clip, objective=self.objective)
+        parts = replace(parts, level=self.importance_sampling_level)
         if self.loss_type == "cispo":  # which has no lower bound
-            parts = parts._replace(clip=Sides(Unclipped(), parts.clip), objective=ClippedWeight())
+            parts = replace(parts, clip=Sides(Unclipped(), parts.clip), objective=ClippedWeight())
         if self.delta is not None:  # which caps positive advantages too
-            parts = parts._replace(clip=Capped(parts.clip, self.delta))
+            parts = replace(parts, clip=Capped(parts.clip, self.delta))
         return parts
 
     @property

@@ -25,7 +25,7 @@ from bandpo.audit.watch import Watch
 from bandpo.batch import Tokens
 from bandpo.divergences import KL, Divergence, TotalVariation
 from bandpo.integrations._adapt import token_weights
-from bandpo.methods import CISPO, GPG, GSPO, SAPO, Parts
+from bandpo.methods import CISPO, GPG, GSPO, SAPO, Method
 from bandpo.objectives import DualClip, GeometricMean, Masked, Objective
 from bandpo.rules import Band, FixedClip, Sides, Unclipped
 
@@ -40,7 +40,7 @@ SUMS = "actor/audit_sums/"
 """What the names of the sums begin with, between a loss and the driver."""
 
 
-def method_of(name: str, config: ActorConfig) -> Parts | None:
+def method_of(name: str, config: ActorConfig) -> Method | None:
     """The method that a loss of verl's own is under its settings; None for a loss that is none of bandpo's methods.
 
     Args:
@@ -56,33 +56,33 @@ def _sides(config: ActorConfig) -> tuple[float, float]:
     return config.clip_ratio if low is None else low, config.clip_ratio if high is None else high
 
 
-def _vanilla(config: ActorConfig) -> Parts:
+def _vanilla(config: ActorConfig) -> Method:
     low, high = _sides(config)
-    return Parts(FixedClip(min(low, 1.0), high), DualClip(config.clip_ratio_c))
+    return Method(FixedClip(min(low, 1.0), high), DualClip(config.clip_ratio_c))
 
 
-def _dppo(divergence: Divergence) -> Callable[[ActorConfig], Parts]:
-    def parts(config: ActorConfig) -> Parts:
+def _dppo(divergence: Divergence) -> Callable[[ActorConfig], Method]:
+    def parts(config: ActorConfig) -> Method:
         lower, upper = (Band(divergence, radius, math.inf) for radius in _sides(config))
-        return Parts(lower if lower == upper else Sides(lower, upper), Masked(config.clip_ratio_c))
+        return Method(lower if lower == upper else Sides(lower, upper), Masked(config.clip_ratio_c))
 
     return parts
 
 
-def _geo_mean(config: ActorConfig) -> Parts:
+def _geo_mean(config: ActorConfig) -> Method:
     low, high = _sides(config)  # distances of log r from 0
-    return Parts(FixedClip(-math.expm1(-low), math.expm1(high)), GeometricMean())
+    return Method(FixedClip(-math.expm1(-low), math.expm1(high)), GeometricMean())
 
 
-_METHODS: Mapping[str, Callable[[ActorConfig], Parts]] = {
+_METHODS: Mapping[str, Callable[[ActorConfig], Method]] = {
     "vanilla": _vanilla,
     "dppo_tv": _dppo(TotalVariation()),
     "dppo_kl": _dppo(KL()),
-    "gspo": lambda config: GSPO(*_sides(config)).parts(),
-    "sapo": lambda config: SAPO(config.tau_pos, config.tau_neg).parts(),
-    "gpg": lambda config: GPG().parts(),
+    "gspo": lambda config: GSPO(*_sides(config)),
+    "sapo": lambda config: SAPO(config.tau_pos, config.tau_neg),
+    "gpg": lambda config: GPG(),
     "geo_mean": _geo_mean,
-    "cispo": lambda config: CISPO(*_sides(config)).parts(),
+    "cispo": lambda config: CISPO(*_sides(config)),
 }
 
 
@@ -105,7 +105,7 @@ def measured(
     loss_agg_mode: str,
     config: ActorConfig,
     rollout_is_weights: Float[Tensor, "batch time"] | None,
-) -> Parts:
+) -> Method:
     """Any loss as a method without a clip rule, with the weights of its own gradient.
 
     The backward pass is that of the loss alone: it ends at the log-probabilities. A loss that averages in another way
@@ -131,7 +131,7 @@ def measured(
             each = each * rollout_is_weights
         silent = (response_mask == 0) | (each == 0)  # where no method could have a gradient
         log_ratio = (log_prob - old_log_prob).masked_fill(silent, 0.0)
-        return Parts(Unclipped(), Measured(torch.where(silent, log_ratio.exp(), -gradient / each).float()))
+        return Method(Unclipped(), Measured(torch.where(silent, log_ratio.exp(), -gradient / each).float()))
 
 
 def check_recorder(settings: PolicyLossConfig) -> None:
@@ -152,7 +152,7 @@ class Reporter:
     @torch.no_grad()
     def __call__(
         self,
-        run: Parts,
+        run: Method,
         log_prob: Float[Tensor, "batch time"],
         old_log_prob: Float[Tensor, "batch time"],
         advantages: Float[Tensor, "batch time"],
@@ -181,7 +181,7 @@ class Reporter:
         sums["detail"] = float(settings.get("audit_detail", False))
         return {SUMS + name: value for name, value in sums.items()}
 
-    def _recorder(self, folder: str, run: Parts) -> Recorder:
+    def _recorder(self, folder: str, run: Method) -> Recorder:
         """This process's, opened at its first loss."""
         if folder not in self._recorders:
             import verl
@@ -195,7 +195,7 @@ class Reporter:
 
     def sums(
         self,
-        run: Parts,
+        run: Method,
         log_prob: Float[Tensor, "batch time"],
         old_log_prob: Float[Tensor, "batch time"],
         advantages: Float[Tensor, "batch time"],
@@ -212,7 +212,7 @@ class Reporter:
         """
         advantages = advantages.masked_fill(response_mask == 0, 0.0)  # may be NaN there
 
-        def view(parts: Parts) -> Tokens:
+        def view(parts: Method) -> Tokens:
             return Tokens.from_batch(
                 log_prob, old_log_prob, advantages, response_mask, rule=parts.clip, level=parts.level
             )

@@ -25,7 +25,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.integrations._adapt import numbers, read_parts, sum_loss
-from bandpo.methods import Parts
+from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -37,7 +37,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
     """SkyRL's ``trainer.algorithm`` with a method; its ``eps_clip_*`` and ``clip_ratio_c`` have no effect.
 
     Attributes:
-        method: A method in its text form, see `bandpo.parse_method`. SkyRL averages, by its ``loss_reduction``.
+        method: A method in its text form, see `bandpo.parse`. SkyRL averages, by its ``loss_reduction``.
         clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
         objective: Beside ``clip``, see `bandpo.policy_loss`.
         level: Beside ``clip``, see `bandpo.policy_loss`.
@@ -61,7 +61,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
         _parts(self)
 
 
-def _parts(settings: BandAlgorithmConfig) -> Parts:
+def _parts(settings: BandAlgorithmConfig) -> Method:
     names = ("method", "clip", "objective", "level", "dual_clip")
     return read_parts("trainer.algorithm.", **{name: getattr(settings, name) for name in names})
 

@@ -112,7 +112,7 @@ class BandPPO(PPO):
         if self.normalize_advantage and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         per_action = (x.unsqueeze(-1) for x in (logp, batch.old_log_prob, advantages))
-        policy, metrics = policy_loss(*per_action, **self.parts._asdict())
+        policy, metrics = policy_loss(*per_action, method=self.parts)
 
         values = values.flatten()
         if self.clip_range_vf is not None:

@@ -35,7 +35,7 @@ class BandPolicyLossFn(PolicyLossFn):
 
     Args:
         backend: Given by Trinity: the trainer whose names the batch uses.
-        method: A method in its text form, see `bandpo.parse_method`.
+        method: A method in its text form, see `bandpo.parse`.
         clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
         objective: Beside ``clip``, see `bandpo.policy_loss`.
         level: Beside ``clip``, see `bandpo.policy_loss`.

@@ -18,7 +18,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -35,7 +35,7 @@ from bandpo.integrations._trl_audit import (
     with_trl_masks,
 )
 from bandpo.integrations._trl_config import BandGRPOConfig
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.radius import Hold, Radius, TrainingState
 from bandpo.rule_check import check
 from bandpo.rules import bands
@@ -120,13 +120,13 @@ class BandGRPOTrainer(AuditMixin):
         entries = cast("dict[str, Any]", self.state.stateful_callbacks)
         return entries.setdefault("HeldRadii", {"args": {"held": {}}, "attributes": {}})["args"]["held"]
 
-    def run_method(self) -> Parts:
+    def run_method(self) -> Method:
         """The method for the batch in use, but for what a radius takes from entropies."""
         return with_trl_masks(self._now(), self.args)
 
-    def _now(self, state: TrainingState | None = None) -> Parts:
+    def _now(self, state: TrainingState | None = None) -> Method:
         rule = self.parts.clip.resolved(self._batch.state)
-        return self.parts._replace(clip=rule if state is None else rule.resolved(state))
+        return replace(self.parts, clip=rule if state is None else rule.resolved(state))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
@@ -188,7 +188,7 @@ class BandGRPOTrainer(AuditMixin):
         entropy = entropy.detach().float().masked_fill(mask == 0, 0.0)
         return TrainingState(entropy=at_level(entropy, mask, self.parts.level))
 
-    def _record_all(self, parts: Parts, view: Callable[[Parts], Tokens], tokens: Tokens) -> None:
+    def _record_all(self, parts: Method, view: Callable[[Method], Tokens], tokens: Tokens) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
         if not self.training:
             return
@@ -203,7 +203,7 @@ class BandGRPOTrainer(AuditMixin):
             own = Audit.from_views(view, run, tokens, {}) if own is None else own
             self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
 
-    def _steer(self, inputs: dict[str, Any], parts: Parts, tokens: Tokens) -> None:
+    def _steer(self, inputs: dict[str, Any], parts: Method, tokens: Tokens) -> None:
         """Hand TRL's loss the interval and the advantages under which its gradient is the method's."""
         weight, ratio, advantages = parts.objective.weight(tokens), tokens.ratio, tokens.advantages
         lower = torch.zeros_like(ratio)

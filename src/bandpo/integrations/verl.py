@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
 from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.objectives import DualClip
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
             ``clip_ratio*`` has an effect beside it, ``clip_ratio_c`` included. A method that has a dual clip or a
             truncated weight says so itself, as in ``BandPO(dual_clip=5)`` or ``DPPO(max_weight=5)``. verl averages, by
             its own ``loss_agg_mode``.
-        clip: In place of ``method`` a clip rule, see `bandpo.parse_rule`; ``Band(KL(), 0.05)`` by default. Of
+        clip: In place of ``method`` a clip rule, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. Of
             `bandpo.radius` it may hold `BySurprisal`; verl tells a policy loss neither the step nor an entropy. verl's
             ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` have no effect beside it; ``clip_ratio_c``, the
             dual clip, has, whatever the objective.
@@ -151,7 +151,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
         loss_parts(self)
 
 
-def loss_parts(settings: PolicyLossConfig) -> Parts:
+def loss_parts(settings: PolicyLossConfig) -> Method:
     """What the settings of a `BandPolicyLossConfig` ask for, without verl's dual clip."""
     names = ("method", "clip", "objective", "level")
     return read_parts(WHERE, **{name: settings.get(name) for name in names})
@@ -191,7 +191,7 @@ def band(
     assert config is not None
     parts = loss_parts(config.policy_loss)
     if not config.policy_loss.get("method"):
-        parts = parts._replace(objective=DualClip(config.clip_ratio_c, parts.objective))
+        parts = replace(parts, objective=DualClip(config.clip_ratio_c, parts.objective))
     loss, metrics = reduced_loss(
         parts,
         log_prob,

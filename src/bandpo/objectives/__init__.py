@@ -13,8 +13,8 @@ An objective of your own is a frozen dataclass with one method:
 ...
 ...     def weight(self, tokens):
 ...         return tokens.ratio**self.power
->>> logp = torch.tensor([[0.32]]).log().requires_grad_()
->>> policy_loss(logp, torch.tensor([[0.08]]).log(), torch.tensor([1.0]), objective=Tempered()).loss.backward()
+>>> mine, logp = Method(FixedClip(0.2), Tempered()), torch.tensor([[0.32]]).log().requires_grad_()
+>>> policy_loss(logp, torch.tensor([[0.08]]).log(), torch.tensor([1.0]), method=mine).loss.backward()
 >>> logp.grad
 tensor([[-2.]])
 

@@ -27,7 +27,7 @@ class Surrogate(Objective):
 
     Source: arXiv 1707.06347.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
     ... )
     >>> Surrogate().weight(tokens), Surrogate(beyond=0.25).weight(tokens)
@@ -60,7 +60,7 @@ class Masked(Objective):
 
     Source: arXiv 2602.04879; both sides: arXiv 2510.18855.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.16]]).log(),
     ...     torch.full((1, 2), 0.08).log(),
     ...     torch.tensor([[1.0, -1.0]]),
@@ -92,7 +92,7 @@ class ClippedWeight(Objective):
 
     Source: arXiv 2506.13585.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.04]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
     ... )
     >>> ClippedWeight().weight(tokens)
@@ -118,7 +118,7 @@ class KeepBound(Objective):
 
     Source: GPPO, arXiv 2508.07629 (both shares 1); CE-GPPO, arXiv 2509.20712.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.04]]).log(),
     ...     torch.full((1, 2), 0.08).log(),
     ...     torch.tensor([[1.0, -1.0]]),
@@ -156,7 +156,7 @@ class InverseRatio(Objective):
 
     Source: arXiv 2510.06062.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.04, 0.01]]).log(),
     ...     torch.full((1, 3), 0.08).log(),
     ...     torch.ones(1, 3),
@@ -186,7 +186,7 @@ class GeometricMean(Objective):
 
     Source: arXiv 2507.20673.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
     ... )
     >>> GeometricMean().weight(tokens)  # √(1.2 · 1.125)

@@ -27,7 +27,7 @@ class DualClip(Objective):
 
     Source: arXiv 1912.09729.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.72, 0.16]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=Unclipped()
     ... )
     >>> DualClip(3.0).weight(tokens)
@@ -65,7 +65,7 @@ class SequenceMask(Objective):
 
     Source: off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.02, 0.08]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=Unclipped()
     ... )
     >>> SequenceMask(0.5).weight(tokens), SequenceMask(1.0).weight(tokens)
@@ -98,7 +98,7 @@ class SelfAnchored(Objective):
 
     Source: arXiv 2607.06987.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.16]]).log(),
     ...     torch.full((1, 2), 0.08).log(),
     ...     torch.tensor([[1.0, -1.0]]),
@@ -126,7 +126,7 @@ class Unweighted(Objective):
 
     Source: GPG, arXiv 2504.02546.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16]]).log(), torch.tensor([[0.08]]).log(), torch.ones(1, 1), rule=Unclipped()
     ... )
     >>> Unweighted().weight(tokens)
@@ -155,7 +155,7 @@ class Balanced(Objective):
 
     Source: arXiv 2510.18927. The order (lower bound first) is that of the authors' code.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.056]]).log(),
     ...     torch.full((1, 2), 0.08).log(),
     ...     torch.tensor([[1.0, -1.0]]),

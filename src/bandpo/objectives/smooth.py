@@ -30,7 +30,7 @@ class Quadratic(Objective):
     where ``u = (π − π_old)/δ``, it is DRPO's penalty, see `ProbabilityPenalty`. With ``Band(KL(), δ)`` the gradient
     falls to 0 at the edge of the KL trust region. That form is ours; we know of no paper that has it.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.10, 0.16]]).log(),
     ...     torch.full((1, 2), 0.08).log(),
     ...     torch.ones(1, 2),
@@ -61,7 +61,7 @@ class ProbabilityPenalty(Objective):
 
     Source: arXiv 2606.09821.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.58]]).log(), torch.tensor([[0.08]]).log(), torch.ones(1, 1), rule=Unclipped()
     ... )
     >>> ProbabilityPenalty(1.0).weight(tokens) / tokens.ratio
@@ -97,7 +97,7 @@ class SigmoidGate(Objective):
 
     Source: arXiv 2511.20347.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.08, 0.16]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=Unclipped()
     ... )
     >>> SigmoidGate().weight(tokens)
@@ -140,7 +140,7 @@ class GammaWeight(Objective):
 
     Source: arXiv 2602.10693.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.08]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=Unclipped()
     ... )
     >>> GammaWeight().weight(tokens)  # e³ · 2² · e⁻⁶

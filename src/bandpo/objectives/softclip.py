@@ -37,7 +37,7 @@ class SoftClip(Objective):
             [−19, 19], where tanh is not yet ±1 in float64.
         start_high: The same above.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.11, 0.12, 0.128]]).log(),
     ...     torch.full((1, 3), 0.08).log(),
     ...     torch.ones(1, 3),
@@ -108,7 +108,7 @@ class MiddleTanh(Objective):
     ``w = r·(1 − tanh²((r − m)/h))``, where h is half of the interval, for tokens beyond the middle on the side that A
     pushes to; ``w = r`` elsewhere. A rule without an upper bound leaves the ratio alone.
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.08, 0.12]]).log(),
     ...     torch.full((1, 2), 0.08).log(),
     ...     torch.ones(1, 2),
@@ -157,7 +157,7 @@ class Rollback(Objective):
             ``depth·(upper/lower)²`` above. With a Band that depth has no limit, so it is to be given as a number.
         inner: 0 for no bend inside; 2 in the authors' code, where it is "activate".
 
-    >>> tokens = Tokens.build(
+    >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.08, 0.12, 0.16]]).log(),
     ...     torch.full((1, 3), 0.08).log(),
     ...     torch.ones(1, 3),

@@ -15,16 +15,16 @@ def train_command(context: typer.Context) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.text import as_parts
+    from bandpo.integrations._adapt import composed
 
     for setting, text in _method_settings(context.args):
         named: dict[str, Any] = {setting: text}
-        as_parts(**named)  # refuses a misspelt rule before TRL is imported, which takes seconds
+        composed(**named)  # refuses a misspelt rule before TRL is imported, which takes seconds
 
-    from bandpo_lab.training.arguments import parse
+    from bandpo_lab.training.arguments import parse_arguments
     from bandpo_lab.training.train import run_training
 
-    arguments = parse(context.args)
+    arguments = parse_arguments(context.args)
     try:
         folder = run_training(arguments)
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bandpo.integrations._adapt import reduced_loss
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rules import Band, ClipRule, FixedClip, Unclipped
 
@@ -49,7 +49,7 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(path) for path in paths if path.name.split("-")[0] == paths[0].name.split("-")[0]]
 
 
-def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
+def compare(calls: Sequence[dict[str, Any]], parts: Method) -> Comparison:
     """Compares the gradients of all calls with the reference for a loss made of these parts.
 
     Args:
@@ -69,7 +69,7 @@ def compare(calls: Sequence[dict[str, Any]], parts: Parts) -> Comparison:
             expected = -torch.where(dropped, 0.0, ratio) * wide["advantages"] * counts
         else:
             expected, free = (
-                _by_library(which, wide, mask, counts) for which in (parts, parts._replace(clip=Unclipped()))
+                _by_library(which, wide, mask, counts) for which in (parts, replace(parts, clip=Unclipped()))
             )
             clipped_out, sure = expected != free, torch.ones_like(mask)
         tokens += int(mask.sum())
@@ -92,7 +92,7 @@ def sync_differences(calls: Sequence[dict[str, Any]], steps: int) -> list[float]
     ]
 
 
-def has_formula(parts: Parts) -> bool:
+def has_formula(parts: Method) -> bool:
     """Whether the loss is PPO's surrogate, with or without a dual clip, under a rule of `_spent`."""
     objective = parts.objective.objective if isinstance(parts.objective, DualClip) else parts.objective
     plain = isinstance(parts.clip, FixedClip | Unclipped) or (
@@ -101,7 +101,7 @@ def has_formula(parts: Parts) -> bool:
     return plain and objective == Surrogate() and parts.level == "token"
 
 
-def _by_library(parts: Parts, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
+def _by_library(parts: Method, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
     """The gradient as `bandpo.policy_loss` has it in float64."""
     logp = call["log_prob"].clone().requires_grad_()
     loss = reduced_loss(
@@ -111,7 +111,7 @@ def _by_library(parts: Parts, call: dict[str, Tensor], mask: Tensor, counts: Ten
 
 
 def _dropped(
-    parts: Parts, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
+    parts: Method, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which tokens have no gradient, which of them by the rule, and where that is sure beyond rounding.
 

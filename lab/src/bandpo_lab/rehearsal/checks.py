@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from bandpo.audit.files import read_jsonl
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.rules import Unclipped
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.run import FATAL
@@ -38,7 +38,7 @@ class Expected:
     """What the recipe, in its full size, has the run do."""
 
     loss_mode: str
-    parts: Parts | None
+    parts: Method | None
     """What its loss is made of; None for a loss that only verl or a plug-in knows."""
     answers: dict[str, str]
     """Planted right answers by prompt."""
@@ -116,7 +116,7 @@ def _loss(steps: dict[int, dict[str, float]], loss_mode: str) -> tuple[bool, str
 _IDLE = "A rule that never acts has not been tested: look at the learning rate that the trainer really uses"
 
 
-def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, parts: Parts | None) -> list[Check]:
+def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, parts: Method | None) -> list[Check]:
     """Whether the rule acted, and whether the worker's gradient is what the rule asks for."""
     if parts is None:
         clipped = [data.get("actor/pg_clipfrac", math.nan) for data in steps.values()]

@@ -6,11 +6,12 @@ import contextlib
 import importlib
 import io
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo.methods import Parts
+from bandpo.methods import Method
 from bandpo.objectives import DualClip
 from bandpo.rules import FixedClip
 from bandpo_lab.rehearsal.checks import Check
@@ -94,7 +95,7 @@ def loss_mode(config: Any) -> str:
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss).loss_mode
 
 
-def loss_parts(config: Any) -> Parts | None:
+def loss_parts(config: Any) -> Method | None:
     """What the recipe's loss is made of; None for a loss that is not bandpo's nor verl's ``vanilla``.
 
     Raises:
@@ -121,11 +122,11 @@ def loss_parts(config: Any) -> Parts | None:
             actor.clip_ratio if actor[f"clip_ratio_{side}"] is None else actor[f"clip_ratio_{side}"]
             for side in ("low", "high")
         )
-        parts = Parts(FixedClip(low, high))
+        parts = Method(FixedClip(low, high))
     else:
         return None
     try:
-        return parts._replace(objective=DualClip(actor.clip_ratio_c, parts.objective))
+        return replace(parts, objective=DualClip(actor.clip_ratio_c, parts.objective))
     except ValueError as error:
         raise InvalidValue(f"actor_rollout_ref.actor.clip_ratio_c: {error}") from error
 

@@ -111,11 +111,11 @@ class Execution:
 
     def _check(self, runs: Sequence[PlannedRun]) -> None:
         """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
-        from bandpo_lab.training.arguments import parse
+        from bandpo_lab.training.arguments import parse_arguments
 
         for run in runs:
             try:
-                parse(["--config", str(self._write_config(run))])
+                parse_arguments(["--config", str(self._write_config(run))])
             except SystemExit as error:
                 raise InvalidValue(f"{run}: bandpo train refuses its settings") from error
             except ValueError as error:

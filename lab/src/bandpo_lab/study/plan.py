@@ -14,7 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_
 
 from bandpo.audit.files import read_yaml
 from bandpo.errors import InvalidValue
-from bandpo.text import parse_rule
+from bandpo.rules import ClipRule
+from bandpo.text import parse
 from bandpo_lab.file_models import FileModel, checked
 
 PREPARED = "{prepared}"
@@ -181,7 +182,7 @@ class Study(FileModel):
                 raise InvalidValue(
                     f"arm {name!r} names no clip rule; write `{name}: {{clip: 'Band(KL(), 0.05)'}}`"
                 )
-            parse_rule(options["clip"])
+            parse(options["clip"], ClipRule)
         for e in self.experiments.values():
             if unknown := [arm for arm in e.arms if arm not in self.arms]:
                 raise InvalidValue(f"experiment {e.name!r}: unknown arms {', '.join(unknown)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from bandpo.audit.style import Look, looks_of
 from bandpo.audit.tables import Table
-from bandpo.text import as_parts
+from bandpo.integrations._adapt import composed
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
 from bandpo_lab.study.afterwards import Afterwards, parse_afterwards
@@ -227,7 +227,7 @@ def looks_of_arms(study: Study) -> dict[str, Look]:
     """One look for each arm in all figures: that of its rule, where it is one with a look of its own."""
     return looks_of(
         {
-            arm: as_parts(options.get("method"), clip=options.get("clip"), objective=options.get("objective"))
+            arm: composed(options.get("method"), clip=options.get("clip"), objective=options.get("objective"))
             for arm, options in study.arms.items()
         }
     )

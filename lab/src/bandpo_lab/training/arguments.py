@@ -118,7 +118,7 @@ def parser() -> TrlParser:
     return Parser(PARTS, prog="bandpo train")
 
 
-def parse(argv: Sequence[str]) -> Arguments:
+def parse_arguments(argv: Sequence[str]) -> Arguments:
     """Settings from flags and, with ``--config FILE``, a YAML file that the flags override.
 
     A flag may be written with hyphens. The file may be the ``config.yaml`` of a run, which makes that run again. Where
