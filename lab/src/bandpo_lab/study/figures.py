@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,9 +45,9 @@ def _curves(records: Sequence[RunResult], name: str) -> np.ndarray:
 
 def _mean(values: np.ndarray) -> np.ndarray:
     """Over seeds (the last axis but one), of those that logged a value; NaN where none did."""
-    known = np.isfinite(values)
-    total, count = np.where(known, values, 0.0).sum(axis=-2), known.sum(axis=-2)
-    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mean of empty slice")
+        return np.nanmean(values, axis=-2)
 
 
 @house_style()

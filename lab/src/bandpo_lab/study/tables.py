@@ -108,30 +108,27 @@ def differences_table(
         seen: Those seeds.
     """
     study = found.study
-    every, fresh, by_auc = (
-        {d.arm: d for d in of_all if d.experiment == e.name} for of_all in (decided, unseen, early)
-    )
     new = [seed for seed in e.seeds if seed not in seen]
-    header, rows = [f"minus {study.baseline}", study.primary, "p"], []
+    columns = [(study.primary, decided, True)]
     caption = (
         f"Differences from {study.baseline}, paired by seed, with Student's 95 % intervals; p corrected after Holm for "
         f"all {len(decided)} comparisons of the study, and * where a difference is claimed."
     )
     if len(new) < len(e.seeds):
-        header += [f"{study.primary}, seeds {in_a_row(new)}", "p"]
+        columns.append((f"{study.primary}, seeds {in_a_row(new)}", unseen, True))
         caption += f" Seeds {in_a_row(seen)} had been seen when the others were added, so the others stand alone, too."
-    else:
-        fresh = {}
     if study.primary != "AUC":
-        header.append("AUC")
+        columns.append(("AUC", early, False))
         caption += " AUC was not announced as a measure and carries no star."
-    else:
-        by_auc = {}
-    for arm, d in every.items():
-        row = [arm, signed(d.interval), _p(d.p) + (" *" if d.claimed else "")]
-        row += [signed(fresh[arm].interval), _p(fresh[arm].p)] if fresh else []
-        rows.append([*row, *([signed(by_auc[arm].interval)] if by_auc else [])])
-    return Table(header, rows, caption)
+    header, rows = [f"minus {study.baseline}"], {d.arm: [d.arm] for d in decided if d.experiment == e.name}
+    for title, differences, tested in columns:
+        header += [title, "p"] if tested else [title]
+        for d in differences:
+            if d.experiment == e.name:
+                star = " *" if d.claimed and differences is decided else ""
+                p = "< 0.001" if d.p < 0.001 else f"{d.p:.3f}"
+                rows[d.arm] += [signed(d.interval), p + star] if tested else [signed(d.interval)]
+    return Table(header, list(rows.values()), caption)
 
 
 def clip_table(arms: Mapping[str, Sequence[RunResult]]) -> Table:
@@ -164,10 +161,6 @@ def tuning_table(found: Results, e: Experiment) -> Table:
 def signed(interval: Interval) -> str:
     """A difference and its interval."""
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
-
-
-def _p(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def in_a_row(values: Iterable[object]) -> str:
