@@ -216,19 +216,15 @@ def measure(
     return {name: round(figure.item(), 5) for name, figure in figures.items()}
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where the model goes."""
-
-    output_dir: str = field(metadata={"help": "folder for the model; must not exist or be empty"})
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: settings from flags, then warm up, measure, and save with a card."""
     import transformers
 
-    kinds: Any = [WarmUp, Output]  # typed in transformers as something pyright does not recognise a class as
-    parser = transformers.HfArgumentParser(kinds, prog="python -m studies.base_model")
+    kind: Any = WarmUp  # typed in transformers as something pyright does not recognise a class as
+    parser = transformers.HfArgumentParser(kind, prog="python -m studies.base_model")
+    parser.add_argument(
+        "--output_dir", required=True, help="folder for the model; must not exist or be empty"
+    )
     try:
         settings, output = parser.parse_args_into_dataclasses(arguments)
         folder = Path(output.output_dir)

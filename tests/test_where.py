@@ -18,19 +18,6 @@ from bandpo.where import Optimizer, Placement, advice, expected, lift_from_clipp
 ADAM = Optimizer(0.9, adam=True)
 
 
-def test_momentum_carries_a_blocked_token_on_for_its_overshoot():
-    """A thousand gradients of 1, then none: the velocity at the end still moves it by β/(1 − β) of itself."""
-    for beta in (0.0, 0.5, 0.9):
-        velocity, after = 0.0, 0.0
-        for step in range(2000):
-            velocity = beta * velocity + (step < 1000)
-            after += velocity * (step >= 1000)
-        lasting = 1 / (1 - beta)  # the lift of one update once momentum has built up
-        assert 1 + after / lasting == pytest.approx(Optimizer(beta).overshoot)
-    with pytest.raises(ValueError, match="below 1, got 1"):
-        Optimizer(1.0)
-
-
 def test_a_clip_binds_above_so_many_updates():
     """Clip 0.2 binds only if U > h + 0.18/g."""
     assert Placement(0.002, 128, 16, ADAM).binding_lift == pytest.approx(math.log(1.2) / 6)
@@ -48,6 +35,8 @@ def test_the_gain_follows_from_the_share_clipped():
         lift_from_clipping(1.0, 16)
     with pytest.raises(ValueError, match="above 0"):
         lift_from_rate(0.0, 1e6)
+    with pytest.raises(ValueError, match="below 1, got 1"):
+        Optimizer(1.0)
 
 
 def test_the_lift_of_the_embedded_model_is_that_of_the_first_study():

@@ -16,7 +16,7 @@ from bandpo.where import shipped
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
-from bandpo_lab.study.statistics import Curve, Results, random_halves
+from bandpo_lab.study.statistics import Results, random_halves
 from bandpo_lab.tasks.multiplication import problems
 from studies import network_report
 from studies.mirror import Mirror
@@ -173,29 +173,6 @@ def test_the_worlds_that_are_shipped_are_those_of_the_repositorys_study(studies)
     assert shipped("networks") == json.loads(json.dumps(summary(*studies)))
 
 
-def test_a_world_in_short():
-    [world] = summary(Results.from_file(results({"plenty"})))
-    assert {name: world[name] for name in ("world", "tail", "samples", "updates", "seeds")} == {
-        "world": "plenty", "tail": 0.01, "samples": 128, "updates": 16, "seeds": 4
-    }  # fmt: skip
-    assert world["upper"][0] == pytest.approx(0.05, abs=0.02)
-    assert world["lower"][0] == pytest.approx(-0.05, abs=0.02)
-
-
-def test_the_further_seeds_are_the_same_world_on_eight_others():
-    more = parse_study((FOLDER / "network-more.yaml").read_text())
-
-    def active(study):
-        runs = [run for run in study.reported({}) if study.experiments[run.experiment].world == "active"]
-        return [
-            (run.experiment, run.arm, {k: v for k, v in run.options.items() if k != "seed"}) for run in runs
-        ]
-
-    assert active(more) == active(STUDY)
-    assert {run.seed for run in more.reported({})} == set(range(8, 16))
-    assert more.prepare.items() <= STUDY.prepare.items()
-
-
 @pytest.mark.slow
 def test_further_seeds_join_their_world_once_all_of_them_have_ended():
     first, text = results({"active"}), (FOLDER / "network-more.yaml").read_text()
@@ -226,15 +203,6 @@ def test_the_page_says_what_is_known_and_what_is_not(tmp_path):
     assert "## Paper" in text
     assert "## Active" not in text
     assert (tmp_path / "report.html").exists()
-
-
-def test_the_rate_is_not_scored_on_the_seeds_that_chose_it():
-    noise = np.random.default_rng(1).normal(size=(40, 60))
-    curve = Curve(list(range(40)), noise)
-    assert noise.mean(1).max() > 0.2
-    assert abs(curve.cross_fitted(random_halves(60)).mean()) < 0.12
-    assert not Curve([1, 2, 3], np.array([[0.0] * 4, [1.0] * 4, [0.5] * 4])).at_edge
-    assert Curve([1, 2], np.array([[0.0] * 4, [1.0] * 4])).at_edge
 
 
 def test_an_effect_is_that_of_interquartile_means():

@@ -13,7 +13,6 @@ from bandpo import Band, FixedClip
 from bandpo.audit.interval import student
 from bandpo_lab.study.cells import Place
 from bandpo_lab.study.execute import read_results
-from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.statistics import Results
 from studies.network import effects, on_curves, read_predictions, verdict
 from studies.room import RoomFor
@@ -31,19 +30,6 @@ def test_both_kinds_of_room_together_are_bands():
     assert rare.upper[3] > 1.2 == pytest.approx(float(rare.upper[4]))
     for bounds in (rare, common):
         assert torch.equal(bounds.lower, clip.lower)
-
-
-def test_the_networks_world_is_plenty_with_other_seeds():
-    one, other = (
-        parse_study((ROOT / f"studies/{name}.yaml").read_text()) for name in ("network", "network-room")
-    )
-    assert other.options == one.options
-    plenty = {name: e for name, e in one.experiments.items() if e.world == "plenty"}
-    assert plenty.keys() == other.experiments.keys()
-    for name, there in plenty.items():
-        here = other.experiments[name]
-        assert (here.options, here.point) == (there.options, there.point)
-        assert not set(here.seeds) & set(there.seeds)
 
 
 def test_the_page_says_what_the_network_found():

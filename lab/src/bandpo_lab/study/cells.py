@@ -247,10 +247,8 @@ class Score:
 
     auc: Interval
     """Over seeds, each at the rate that is best on the other half of them; Student's."""
-    rate: float
-    """The best over all seeds."""
     at_best: float
-    """AUC there, over the seeds that chose it: a little too good."""
+    """AUC at the rate that is best over all seeds, over the same seeds: a little too good."""
     at_edge: bool
     """Whether no greater, or no smaller, rate was tried."""
     half: float
@@ -296,7 +294,6 @@ class Map:
         common = self.cells[place, BASELINE].curve.best if (place, BASELINE) in self.cells else None
         return Score(
             auc=student(cell.fitted),
-            rate=cell.rates[best],
             at_best=float(curve.scores[best].mean()),
             at_edge=curve.at_edge,
             half=float(np.median(cell.half[best])),

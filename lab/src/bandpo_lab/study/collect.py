@@ -81,10 +81,10 @@ METRICS: Mapping[str, Callable[[RunResult], float]] = {
     "mean entropy": lambda run: _mean(run.curves["entropy"]),
     "entropy midway": lambda run: _mean(run.curves["entropy"][len(run.curves["entropy"]) // 2 :][:1]),
     "entropy at end": lambda run: _mean(run.curves["entropy"][-1:]),
-    "clip high": lambda run: _mean(run.curves["clip_high"]),
-    "clip low": lambda run: _mean(run.curves["clip_low"]),
-    "rare wins": lambda run: _mean(run.curves["rare_wins"]),
-    "rare blocked": lambda run: _mean(run.curves["rare_blocked"]),
+    **{
+        name.replace("_", " "): lambda run, name=name: _mean(run.curves[name])
+        for name in ("clip_high", "clip_low", "rare_wins", "rare_blocked")
+    },
 }
 """Figures of one run beside the scores of its evaluation (``mean@32``, ``pass@32``)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -115,7 +116,7 @@ def clipped_by_probability(arms: Mapping[str, Sequence[RunResult]], looks: Mappi
     axes = figure.subplots()
     width = 0.8 / len(arms)
     for k, (arm, records) in enumerate(arms.items()):
-        look, marks = looks[arm], []
+        marks = []
         for x, name in enumerate(BINS):
             tokens, shares = np.array([r.by_bin.get(name, (0.0, 0.0)) for r in records], dtype=float).T
             if not tokens.sum():
@@ -124,25 +125,13 @@ def clipped_by_probability(arms: Mapping[str, Sequence[RunResult]], looks: Mappi
             counts, rate = tokens[drawn].sum(axis=1), clipped.sum() / tokens.sum()
             rates = clipped[drawn].sum(axis=1)[counts > 0] / counts[counts > 0]
             wilson = stats.binomtest(round(clipped.sum()), round(tokens.sum())).proportion_ci(method="wilson")
-            low, high = (
-                min(np.percentile(rates, 2.5), wilson.low),
-                max(np.percentile(rates, 97.5), wilson.high),
-            )
-            marks.append(
-                (x + (k - (len(arms) - 1) / 2) * width, rate, max(0, rate - low), max(0, high - rate))
-            )
+            low = min(rate, wilson.low, np.percentile(rates, 2.5))
+            high = max(rate, wilson.high, np.percentile(rates, 97.5))
+            marks.append((x + (k - (len(arms) - 1) / 2) * width, rate, rate - low, high - rate))
         if marks:
-            place, rate, below, above = zip(*marks, strict=True)
-            axes.errorbar(
-                place,
-                rate,
-                [below, above],
-                fmt=look.marker,
-                color=look.colour,
-                markersize=6,
-                capsize=2.5,
-                label=arm,
-            )
+            place, rate, *spread = zip(*marks, strict=True)
+            look: Any = {"fmt": looks[arm].marker, "color": looks[arm].colour, "label": arm}
+            axes.errorbar(place, rate, spread, markersize=6, capsize=2.5, **look)
     for edge in range(1, len(BINS)):
         axes.axvline(edge - 0.5, color="0.85", linewidth=0.8)
     axes.set_xticks(range(len(BINS)), [name.replace("_", " ") for name in BINS])
