@@ -1,0 +1,289 @@
+"""Mismatch told apart from movement: numbers worked by hand, sources' definitions, and verdicts on runs gone wrong."""
+
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bandpo import GSPO, Band, FixedClip, Recorder
+from bandpo.audit.findings import mismatch_findings, record_findings
+from bandpo.audit.metrics import BINS
+from bandpo.audit.mismatch import Correction, Mismatch
+from bandpo.audit.replay import replay_record
+from bandpo.cli.app import app
+
+pytest.importorskip("pyarrow")
+
+
+def figures(m):
+    """All of them by name."""
+    found = m.figures()
+    for key, names, label in (("bin", BINS, "{}"), ("lag", m.lags, "lag_{}")):
+        for name in names:
+            of_it = m.figures(**{key: name})
+            found |= {f"{what}/{label.format(name)}": x for what, x in of_it.items()}
+    for name, values in m.corrected_figures().items():
+        found |= {f"if/{name}/{what}": x for what, x in values.items()}
+    return found
+
+
+def test_numbers_worked_by_hand():
+    """Engine 0.5, 0.1, 0.02; trainer before the update 0.4, 0.3, 0.02; after it 0.4, 0.36, 0.03; clip 0.25."""
+    rollout = torch.tensor([[0.5, 0.1, 0.02, 0.9]]).log()
+    old = torch.tensor([[0.4, 0.3, 0.02, 0.1]]).log()
+    new = torch.tensor([[0.4, 0.36, 0.03, 0.9]]).log()
+    mask = torch.tensor([[1, 1, 1, 0]])
+    m = Mismatch.from_batch(new, old, rollout, torch.ones(1), mask, method="FixedClip(0.25, 0.25)")
+    found = figures(m)
+    w = [0.8, 3.0, 1.0]
+    assert found == pytest.approx(
+        found
+        | {
+            "tokens": 3,
+            "kl_k1": -sum(math.log(x) for x in w) / 3,
+            "kl_k3": sum(x - 1 - math.log(x) for x in w) / 3,
+            "extreme": 1 / 3,
+            "ess": 4.8**2 / (3 * (0.64 + 9 + 1)),
+            "mean_weight": 1.6,
+            "blocked_before": 1 / 3,  # 3 > 1.25
+            "blocked_moved": 1 / 3,  # 1.5 > 1.25
+            "blocked_total": 2 / 3,  # 3.6 and 1.5
+            "spent_before": (0.2 / 0.25 + 1 + 0) / 3,
+            "spent_moved": (0 + 0.2 / 0.25 + 1) / 3,
+            "kl_k3/above_0.1": (0.8 - 1 - math.log(0.8) + 3 - 1 - math.log(3)) / 2,  # p = 0.1 is not below it
+            "tokens/lag_unknown": 3,
+            "if/TIS/touched": 1 / 3,
+            "if/TIS/mean_weight": 3.8 / 3,
+            "if/TIS/lost": 1 / 4.8,
+            "if/MIS/mean_weight": 1.8 / 3,
+            "if/MIS/lost": 3 / 4.8,
+            "if/IcePop/touched": 0,
+            "if/TIS, sequence/mean_weight": 2,  # the product is 2.4
+            "if/MIS, sequence/lost": 0,  # below 3
+        },
+        rel=1e-5,
+    )
+
+
+def test_k1_and_ess_are_those_of_verl():
+    """Against verl's own functions, where they are installed."""
+    helper = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
+    g = torch.Generator().manual_seed(0)
+    rollout = -torch.rand(6, 20, generator=g) * 4 - 0.1
+    old = rollout + 0.2 * torch.randn(6, 20, generator=g)
+    mask = (torch.rand(6, 20, generator=g) > 0.3).float()
+    theirs = helper.compute_offpolicy_metrics(old, rollout, mask)
+    weights = helper.compute_is_metrics(
+        rollout_is_weights=(old - rollout).exp(),
+        raw_rollout_is_weights=(old - rollout).exp(),
+        log_ratio_for_metrics=old - rollout,
+        response_mask=mask,
+        rollout_is="token",
+        rollout_is_threshold=1e9,
+        rollout_is_threshold_lower=1e-9,
+    )
+    m = Mismatch.from_batch(old, old, rollout, torch.ones(6), mask, method=FixedClip()).figures()
+    assert m["kl_k1"] == pytest.approx(theirs["kl"], rel=1e-4)
+    assert m["kl_k3"] == pytest.approx(theirs["k3_kl"], rel=1e-4)
+    assert m["ess"] == pytest.approx(weights["rollout_is_eff_sample_size"], rel=1e-4)
+
+
+def test_sums_over_parts_are_the_whole():
+    g = torch.Generator().manual_seed(1)
+    rollout = -torch.rand(6, 20, generator=g) * 4 - 0.1
+    old, lag = (
+        (rollout + 0.2 * torch.randn(6, 20, generator=g)).clamp(max=-0.01),
+        torch.arange(6)[:, None].expand(6, 20),
+    )
+    tensors = old - 0.1, old, rollout, torch.randn(6, generator=g), torch.ones(6, 20)
+    whole = Mismatch.from_batch(*tensors, method=Band(), lag=lag)
+    one, two = (
+        Mismatch.from_batch(*(x[k] for x in tensors), method=Band(), lag=lag[k])
+        for k in (slice(2), slice(2, 6))
+    )
+    assert figures(one + two) == pytest.approx(figures(whole), rel=1e-5)
+    assert whole.lags == ["0", "1", "2-3", "4-7"]
+    with pytest.raises(ValueError, match="unknown bin 'rare'; known are below_1e-4,"):
+        whole.figures(bin="rare")
+
+
+def test_what_the_engine_could_not_score_is_left_out():
+    old = torch.tensor([[0.4, 0.3]]).log()
+    rollout = torch.tensor([[0.4, math.nan]])
+    rollout[0, 0] = math.log(0.4)
+    m = Mismatch.from_batch(old, old, rollout, torch.ones(1), method=FixedClip())
+    assert (m.figures()["tokens"], m.figures()["kl_k3"]) == (1, pytest.approx(0, abs=1e-12))
+    none = Mismatch.from_batch(old, old, torch.full_like(old, math.nan), torch.ones(1), method=FixedClip())
+    assert none.figures()["tokens"] == 0
+    assert mismatch_findings(none)[SAME].ok is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"vllm_importance_sampling_mode": "token_truncate"}, Correction(high=3.0)),
+        ({"vllm_importance_sampling_mode": "token_mask"}, Correction(high=3.0, mask=True)),
+        ({"vllm_importance_sampling_mode": "sequence_truncate"}, Correction(high=3.0, level="sequence")),
+        ({}, Correction(high=3.0, mask=True, level="sequence")),
+    ],
+)
+def test_corrections_are_trl_s_modes(settings, expected):
+    """TRL's arithmetic, written out: it lies within a method that needs vLLM."""
+    trl = pytest.importorskip("trl")
+    config = trl.GRPOConfig("out", bf16=False, use_cpu=True, **settings)
+    g = torch.Generator().manual_seed(2)
+    diff = torch.randn(8, 5, generator=g)
+    level, _, kind = config.vllm_importance_sampling_mode.partition("_")
+    ratio = (diff.sum(-1, keepdim=True) if level == "sequence" else diff).exp()
+    top = config.vllm_importance_sampling_clip_max
+    theirs = ratio.clamp(max=top) if kind == "truncate" else ratio.masked_fill(ratio > top, 0.0)
+    torch.testing.assert_close(expected.weights(diff, torch.ones(8, 5)), theirs.expand(8, 5))
+
+
+def simulated(folder, engine=lambda z, lag, g: z, reported=None, lags=4, move=0.15, **settings):
+    """A policy of random logits over 64 tokens; ``engine`` makes its logits of the trainer's and the lag."""
+    g = torch.Generator().manual_seed(0)
+    with Recorder(folder, framework="simulation", **settings) as recorder:
+        for step in range(12):
+            shape = (16, 40, 64)
+            z = (0.5 + 3 * torch.rand(16, 40, 1, generator=g)) * torch.randn(shape, generator=g)
+            sampler = engine(z, step % lags, g)
+            tokens = torch.multinomial(sampler.softmax(-1).flatten(0, 1), 1, generator=g).view(16, 40, 1)
+            new = z + move * torch.randn(shape, generator=g)
+            said = sampler if reported is None else reported(z)
+            new, old, rollout = (x.log_softmax(-1).gather(2, tokens).squeeze(2) for x in (new, z, said))
+            recorder.add(
+                logp=new,
+                logp_old=old,
+                logp_rollout=rollout,
+                advantages=torch.randn(16, generator=g),
+                step=step,
+                version=step - step % lags,
+            )
+    return replay_record(folder, {"GSPO": GSPO()})
+
+
+def noise(size):
+    return lambda z, lag, g: z + size * torch.randn(z.shape, generator=g)
+
+
+def verdicts(seen):
+    return {question: found.ok for question, found in record_findings(seen).items()}
+
+
+SAME = "Is the engine the trainer's policy?"
+SAMPLED = "Are the engine's log-probabilities those of what it sampled?"
+TEMPERATURE = "Is it at the trainer's temperature?"
+FRESH = "Are its weights fresh?"
+SPENT = "Is the clip spent before the first update?"
+SCALE = "Is its interval made for its level?"
+
+
+def test_a_healthy_run(tmp_path):
+    seen = simulated(tmp_path, noise(0.03), clip="FixedClip(0.2)")
+    assert set(verdicts(seen).values()) == {True}
+
+
+def test_a_wrong_temperature(tmp_path):
+    """The engine samples at 0.7, and says so; the trainer takes its log-probabilities at 1."""
+    seen = simulated(tmp_path, lambda z, lag, g: z / 0.7, clip="FixedClip(0.2)", anchor="rollout")
+    assert verdicts(seen) == {
+        SAME: False,
+        SAMPLED: True,
+        TEMPERATURE: False,
+        FRESH: True,
+        SPENT: False,
+        SCALE: True,
+    }
+    assert "sharper (colder)" in record_findings(seen)[TEMPERATURE].answer
+    hot = simulated(tmp_path / "hot", lambda z, lag, g: z / 1.4, clip="FixedClip(0.2)")
+    assert "flatter (hotter)" in record_findings(hot)[TEMPERATURE].answer
+
+
+def test_log_probabilities_before_the_temperature(tmp_path):
+    """The engine samples at 0.7 as the trainer expects, but reports what it had before the temperature."""
+    seen = simulated(tmp_path, reported=lambda z: 0.7 * z, clip="FixedClip(0.2)")
+    assert verdicts(seen)[SAMPLED] is False
+    assert verdicts(seen)[TEMPERATURE] is False
+
+
+def test_a_stale_engine(tmp_path):
+    seen = simulated(
+        tmp_path, lambda z, lag, g: noise(0.25 * lag)(z, lag, g), clip="FixedClip(0.2)", anchor="rollout"
+    )
+    assert verdicts(seen) == {
+        SAME: False,
+        SAMPLED: True,
+        TEMPERATURE: True,
+        FRESH: False,
+        SPENT: False,
+        SCALE: True,
+    }
+    said = record_findings(seen)[FRESH]
+    assert "0 at a lag of 0" in said.answer
+    assert "staleness_threshold" in said.try_next
+
+
+def test_a_noisy_engine_is_neither(tmp_path):
+    """As a mixture of experts without routing replay: far apart at a lag of 0, and no temperature."""
+    seen = simulated(tmp_path, noise(0.5), clip="FixedClip(0.2)")
+    assert verdicts(seen) == {
+        SAME: False,
+        SAMPLED: True,
+        TEMPERATURE: True,
+        FRESH: True,
+        SPENT: True,
+        SCALE: True,
+    }
+
+
+def test_a_fixed_clip_on_sequences(tmp_path):
+    """GSPO's ratio under PPO's interval; and GSPO's interval on tokens."""
+    seen = simulated(tmp_path / "wide", noise(0.03), clip="FixedClip(0.2, 0.28)", level="sequence")
+    assert verdicts(seen)[SCALE] is False
+    assert seen.audits["GSPO"].metrics()["clip_high"] > 0.1
+    assert verdicts(simulated(tmp_path / "right", noise(0.03), method=GSPO(0.02, 0.02)))[SCALE] is True
+    assert verdicts(simulated(tmp_path / "narrow", noise(0.03), clip="FixedClip(3e-4, 4e-4)"))[SCALE] is False
+
+
+def test_an_engine_that_is_the_trainer(tmp_path):
+    seen = simulated(tmp_path, clip="FixedClip(0.2)")
+    assert verdicts(seen) == {SAME: None, SCALE: True}
+
+
+def test_the_command(tmp_path):
+    simulated(tmp_path, lambda z, lag, g: z / 0.7, clip="FixedClip(0.2)")
+    options = [
+        "--clip",
+        "FixedClip(0.1)",
+        "--method",
+        "GSPO()",
+        "--method",
+        "Band(KL(), 0.05)",
+        "--method",
+        "TIS()",
+    ]
+    ran = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["audit", str(tmp_path), *options[:-2]])
+    assert ran.exit_code == 0, ran.output
+    seen = replay_record(tmp_path, {"a": "FixedClip(0.1)"})
+    for text in (
+        "12 steps, 7,680 tokens; the verdicts are on the run",
+        "FixedClip(0.1)",
+        "GSPO()",
+        "Band(KL(), 0.05)",
+        f"{seen.audits['a'].metrics()['clip_high']:.2%}",
+        "sharper (colder)",
+        "IcePop",
+        "lag 2-3",
+    ):
+        assert text in ran.output
+    refused = CliRunner().invoke(app, ["audit", str(tmp_path), *options])
+    assert isinstance(refused.exception, ValueError)
+    assert "unknown name 'TIS'" in str(refused.exception)
+
+
+def test_a_log_has_no_tokens(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "clip_ratio/high_mean": 0.1}\n')
+    refused = CliRunner().invoke(app, ["audit", str(tmp_path), "--method", "GSPO()"])
+    assert "is a log, whose tokens are gone" in str(refused.exception)

@@ -21,7 +21,7 @@ from bandpo.rules import DCPO, Band, ClipRule, FixedClip, bands
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 EDGES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -227,8 +227,7 @@ def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) ->
     """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
     own = views[0]
     mask, advantages = own.mask, own.advantages
-    edges = own.logp_anchor.new_tensor(EDGES).log()
-    bins = torch.bucketize(own.logp_anchor, edges, right=True)
+    bins = bin_of(own.logp_anchor)
     # 1 where a counted token has this sign of advantage and lies in this bin of probability
     signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
     cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask
@@ -272,6 +271,11 @@ def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) ->
         "inert": 1 - changed.flatten(1).amax(1),
     }
     return {name: x.to(_checks.widest_float(x.device)) for name, x in sums.items()}
+
+
+def bin_of(logp: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """For each log-probability the number of its bin in `BINS`."""
+    return torch.bucketize(logp, logp.new_tensor(EDGES).log(), right=True)
 
 
 def _radius_used(tokens: Tokens) -> Tensor:

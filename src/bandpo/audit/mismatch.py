@@ -12,14 +12,14 @@ https://fengyao.notion.site/off-policy-rl; masked (MIS), https://richardli.xyz/r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from bandpo import _checks
-from bandpo.audit.metrics import BINS, EDGES
+from bandpo.audit.metrics import BINS, bin_of
 from bandpo.batch import Tokens
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -84,21 +84,18 @@ CORRECTIONS: Mapping[str, Correction] = {
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Sums over one or more batches; those of the same corrections add up with ``+``.
+    """Sums over one or more batches; they add up with ``+``.
 
     >>> rollout, old = torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[0.5, 0.3]]).log()
     >>> seen = Mismatch.from_batch(old, old, rollout, torch.ones(1), method="FixedClip(0.2)")
-    >>> found = seen.metrics()
+    >>> found = seen.figures()
     >>> found["extreme"], found["blocked_before"], found["blocked_moved"]
     (0.5, 0.5, 0.0)
     """
 
     tokens: Float[Tensor, "lags bins sums"]
-    sequences: Float[Tensor, " 3"]
-    """Number of sequences, Σ W and Σ W² of their weights, the products of their tokens'."""
     corrected: Float[Tensor, "corrections 5"]
-    """Of each correction, over tokens: outside, Σ c, Σ c², Σ abs(A)·(w − c where above 0), Σ abs(A)·w."""
-    corrections: tuple[str, ...]
+    """Of each of `CORRECTIONS`, over tokens: outside, Σ c, Σ c², Σ abs(A)·(w − c where above 0), Σ abs(A)·w."""
 
     @classmethod
     @torch.no_grad()
@@ -112,7 +109,6 @@ class Mismatch:
         *,
         method: Method | ClipRule | str,
         lag: Tensor | None = None,
-        corrections: Mapping[str, Correction] = CORRECTIONS,
     ) -> Mismatch:
         """The sums of one batch, on its device.
 
@@ -124,7 +120,6 @@ class Mismatch:
             mask: 1 for tokens that count; all if omitted.
             method: Whose clip is looked at, at its level.
             lag: Versions by which the engine's weights were behind, one per token.
-            corrections: Which weights to try, by name.
         """
         parts = as_method(method)
         counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
@@ -161,7 +156,7 @@ class Mismatch:
             "spent_before": before.interval_used.abs().clamp(max=1.0),
             "spent_moved": moved.interval_used.abs().clamp(max=1.0),
         }
-        bins = torch.bucketize(rollout, rollout.new_tensor(EDGES).log(), right=True)
+        bins = bin_of(rollout)
         groups = torch.full_like(bins, len(LAGS) - 1)
         if lag is not None:
             found = torch.bucketize(lag.contiguous(), lag.new_tensor(LAG_STARTS), right=True) - 1
@@ -171,37 +166,17 @@ class Mismatch:
         flat = torch.stack([sums[name].to(wide)[scored] for name in TOKEN_SUMS], dim=-1)
         tokens = flat.new_zeros(len(LAGS) * len(BINS), len(TOKEN_SUMS)).index_add_(0, cell, flat)
 
-        whole = g.sum(-1).clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp().to(wide)[scored.any(-1)]
         corrected = []
-        for correction in corrections.values():
+        for correction in CORRECTIONS.values():
             uncorrected = Correction(level=correction.level).weights(g, mask)
             c = correction.weights(g, mask)
             parts_of_sum = (c != uncorrected, c, c.square())
             lost = advantages.abs() * (uncorrected - c).clamp(min=0.0), advantages.abs() * uncorrected
             corrected.append(torch.stack([(x * mask).to(wide).sum() for x in (*parts_of_sum, *lost)]))
-        return cls(
-            tokens.view(len(LAGS), len(BINS), -1),
-            torch.stack([torch.ones_like(whole).sum(), whole.sum(), whole.square().sum()]),
-            torch.stack(corrected) if corrected else flat.new_zeros(0, 5),
-            tuple(corrections),
-        )
+        return cls(tokens.view(len(LAGS), len(BINS), -1), torch.stack(corrected))
 
     def __add__(self, other: Mismatch) -> Mismatch:
-        if self.corrections != other.corrections:
-            raise InvalidValue(f"other corrections: {self.corrections} and {other.corrections}")
-        return Mismatch(
-            self.tokens + other.tokens,
-            self.sequences + other.sequences,
-            self.corrected + other.corrected,
-            self.corrections,
-        )
-
-    def reduced(self, all_reduce: Callable[[Tensor], Tensor]) -> Mismatch:
-        """The sums over all processes, by one call of ``all_reduce`` on one flat tensor, read to the CPU."""
-        parts = (self.tokens, self.sequences, self.corrected)
-        flat = all_reduce(torch.cat([x.flatten() for x in parts])).cpu().split([x.numel() for x in parts])
-        tokens, sequences, corrected = (x.view(y.shape) for x, y in zip(flat, parts, strict=True))
-        return Mismatch(tokens, sequences, corrected, self.corrections)
+        return Mismatch(self.tokens + other.tokens, self.corrected + other.corrected)
 
     @property
     def lags(self) -> list[str]:
@@ -251,7 +226,7 @@ class Mismatch:
         of its weights; ``lost``, the share of Σ w·abs(A), the gradient under exact weights, that it takes away."""
         n = float(self.tokens[..., 0].sum())
         found = {}
-        for name, row in zip(self.corrections, self.corrected.tolist(), strict=True):
+        for name, row in zip(CORRECTIONS, self.corrected.tolist(), strict=True):
             outside, c, cc, lost, all_of_it = row
             if n:
                 found[name] = {
@@ -260,18 +235,4 @@ class Mismatch:
                     "ess": c**2 / (n * cc) if cc else 0.0,
                     "lost": lost / all_of_it if all_of_it else 0.0,
                 }
-        return found
-
-    def metrics(self) -> dict[str, float]:
-        """All figures by name: ``kl_k3``, ``kl_k3/BIN``, ``kl_k3/lag_2-3``, ``ess_sequence``, ``if/TIS/touched``."""
-        found = self.figures()
-        number, total, squares = self.sequences.tolist()
-        if number:
-            found["ess_sequence"] = total**2 / (number * squares)
-        for names, key, label in ((BINS, "bin", "{}"), (self.lags, "lag", "lag_{}")):
-            for name in names:
-                part = self.figures(**{key: name})
-                found |= {f"{what}/{label.format(name)}": value for what, value in part.items()}
-        for name, values in self.corrected_figures().items():
-            found |= {f"if/{name}/{what}": value for what, value in values.items()}
         return found
