@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from bandpo.audit.logs import summarize
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS
-from bandpo.audit.style import add_legend, house_style, looks_of
+from bandpo.audit.style import Look, add_legend, house_style, looks_of
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 
@@ -36,6 +36,15 @@ def scored(metric: str) -> str:
     return f"{metric} (share of {'problems' if metric.startswith('pass@') else 'answers'})"
 
 
+def _curves(axes: Any, runs: Logs, key: str, looks: Mapping[str, Look]) -> None:
+    """A quantity over the steps of each run."""
+    for label, rows in runs.items():
+        points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        axes.plot(steps, values, **looks[label].options(), markevery=0.15, label=label or "_one")
+    axes.set(xlabel=STEP)
+
+
 @house_style()
 def training_curves(runs: Logs, methods: Methods | None = None) -> Figure:
     """Reward, entropy and clip rates over training, and mean@k and pass@k where they were taken; a colour per run.
@@ -58,15 +67,8 @@ def training_curves(runs: Logs, methods: Methods | None = None) -> Figure:
     for axes in drawn[len(panels) :]:
         axes.set_visible(False)
     for axes, (key, title) in zip(drawn, panels.items(), strict=False):
-        for label, rows in runs.items():
-            points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-            axes.plot(
-                *zip(*points, strict=True) if points else ([], []),
-                **looks[label].options(),
-                markevery=0.15,
-                label=label or "_one",
-            )
-        axes.set(xlabel=STEP, ylabel=title)
+        _curves(axes, runs, key, looks)
+        axes.set(ylabel=title)
         if axes.dataLim.ymin >= 0:  # rewards may be negative
             axes.set_ylim(bottom=0)
     add_legend(figure)
@@ -92,13 +94,10 @@ def audit_figure(runs: Logs, methods: Methods | None = None) -> Figure:
     rules = [
         name for name in ("", *COUNTERFACTUALS) if any(name in d.blocked_mass for d in summaries.values())
     ]
+    _curves(entropy, runs, "entropy", looks)
     width = 0.8 / len(runs)
-    for k, (label, rows) in enumerate(runs.items()):
-        found, look, shift = summaries[label], looks[label], (k - (len(runs) - 1) / 2) * width
-        points = [(row["step"], row["entropy"]) for row in rows if "entropy" in row]
-        entropy.plot(
-            *zip(*points, strict=True) if points else ([], []), **look.options(), markevery=0.15, label=label
-        )
+    for k, (label, found) in enumerate(summaries.items()):
+        look, shift = looks[label], (k - (len(runs) - 1) / 2) * width
         rates = [found.clip_high_by_bin.get(name, (0.0, 0.0))[0] for name in BINS]
         by_bin.bar([x + shift for x in range(len(BINS))], rates, width * 0.92, color=look.colour)
         shares = [found.blocked_mass.get(rule, 0.0) for rule in rules]
@@ -108,15 +107,13 @@ def audit_figure(runs: Logs, methods: Methods | None = None) -> Figure:
             middle, share = bars[0].get_x() + bars[0].get_width() / 2, shares[0]
             sides = [[max(0.0, share - interval[0])], [max(0.0, interval[1] - share)]]
             blocked.errorbar(middle, share, sides, color="black", capsize=3, linewidth=1.1)
-    entropy.set(ylabel=PANELS["entropy"], xlabel=STEP, ylim=(0, None))
+    entropy.set(ylabel=PANELS["entropy"], ylim=(0, None))
     by_bin.set(ylabel=PANELS["clip_high"], xlabel=OLD)
     by_bin.set_xticks(range(len(BINS)), BIN_NAMES)
     blocked.set(ylabel="share of gradient blocked, A > 0, p < 0.1", xlabel="rule, on the run's own tokens")
     blocked.set_xticks(range(len(rules)), [r.replace(" ", "\n") or "the\nrun's" for r in rules])
-    for axes, told in (
-        (by_bin, any(d.clip_high_by_bin for d in summaries.values())),
-        (blocked, bool(rules)),
-    ):
+    told_by_bin = any(d.clip_high_by_bin for d in summaries.values())
+    for axes, told in ((by_bin, told_by_bin), (blocked, bool(rules))):
         axes.grid(axis="x", visible=False)
         if not told:
             axes.text(0.5, 0.5, "not in this log", transform=axes.transAxes, ha="center", color="0.4")
