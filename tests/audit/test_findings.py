@@ -8,11 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bandpo import Audit, FixedClip, Recorder
+from bandpo import Audit, FixedClip
 from bandpo.audit.findings import all_findings
 from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import BINS, logged
-from bandpo.audit.recorder import META
 from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
 
@@ -62,7 +61,7 @@ def write(path, rows):
 
 
 def test_reads_three_formats_alike(tmp_path):
-    rows = [row(1), row(2)]
+    rows = [row(1), row(2) | {"audit_detail": {"audit/upper": 2.0}}]
     write(tmp_path / "run" / "metrics.jsonl", rows)
     for step in (9, 10):  # of several checkpoints the newest counts
         state = tmp_path / "trl" / f"checkpoint-{step}" / "trainer_state.json"
@@ -73,44 +72,37 @@ def test_reads_three_formats_alike(tmp_path):
     assert ours == trl
     assert [r["step"] for r in ours] == [1, 2]
     assert ours[0]["clip_high"] == 0.01  # the audit's, not TRL's mean of means
+    assert ours[1]["audit/upper"] == 2.0  # the detail of a row is laid beside the rest
     verl = [
         {"step": 1, "data": {"actor/entropy": 0.7, "critic/score/mean": 0.2, "actor/pg_clipfrac": 0.03}},
         {"step": 2, "data": {"val-core/acc": 0.5}},
     ]
     (only,) = read_log(write(tmp_path / "verl.jsonl", verl))
-    assert {k: only[k] for k in ("step", "entropy", "reward", "clip")} == {
-        "step": 1,
-        "entropy": 0.7,
-        "reward": 0.2,
-        "clip": 0.03,
-    }
+    assert only.items() >= {"step": 1, "entropy": 0.7, "reward": 0.2, "clip": 0.03}.items()
     assert summarize([only]).clip_high == 0.03
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (None, "is no log of a run; give a run folder"),
-        ("not json\n", "metrics.jsonl, line 1: not a JSON object, Expecting value"),
-        ('{"step": 1}\n[1, 2]\n', "metrics.jsonl, line 2: not a JSON object, but a list"),
-        ('{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is a int, not an object"),
-        ('{"step": 1, "loss": 2.0}\n', "logs none of entropy, reward"),
+        (
+            "trainer_state.json",
+            '{"log_history": [{"step": 1',
+            "is no trainer_state.json, or only a part of one",
+        ),
+        ("metrics.jsonl", None, "is no log of a run; give a run folder"),
+        ("metrics.jsonl", "not json\n", "metrics.jsonl, line 1: not a JSON object, Expecting value"),
+        ("metrics.jsonl", '{"step": 1}\n[1, 2]\n', "metrics.jsonl, line 2: not a JSON object, but a list"),
+        ("metrics.jsonl", '{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is a int, not an object"),
+        ("metrics.jsonl", '{"step": 1, "loss": 2.0}\n', "logs none of entropy, reward"),
     ],
 )
-def test_says_what_is_wrong_with_a_log(content, message, tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_says_what_is_wrong_with_a_log(name, content, message, tmp_path):
+    path = tmp_path / name
     if content is not None:
         path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_log(path)
-
-
-def test_half_a_trainer_state_is_named(tmp_path):
-    (tmp_path / "trainer_state.json").write_text('{"log_history": [{"step": 1')
-    with pytest.raises(
-        ValueError, match=r"trainer_state.json is no trainer_state.json, or only a part of one"
-    ):
-        read_log(tmp_path)
 
 
 def test_a_log_that_is_cut_off_or_still_being_written_is_read_up_to_there(tmp_path, monkeypatch):
@@ -174,10 +166,8 @@ def test_rare_tokens_are_starved_where_the_whole_interval_says_so():
     assert found.try_next == "Band(KL(), 0.05)"
     found = rare(*(row(k, **{"if/Band/blocked_mass_below_0.1": 0.29}) for k in range(20)))
     assert (found.ok, "smaller steps" in found.try_next) == (False, True)
-    found = rare(
-        *(row(k, **{"blocked_mass_below_0.1": 0.001, "clip_high_below_0.1": 0.0}) for k in range(20))
-    )
-    assert found.ok is True
+    free = {"blocked_mass_below_0.1": 0.001, "clip_high_below_0.1": 0.0}
+    assert rare(*(row(k, **free) for k in range(20))).ok is True
 
 
 def test_six_clipped_tokens_of_146_are_no_verdict():
@@ -229,16 +219,6 @@ def test_the_verdict_of_the_few_metrics_is_that_of_all(tmp_path):
         True,
         True,
     ]
-
-
-def test_the_detail_of_a_row_is_laid_beside_the_rest(tmp_path):
-    (read,) = read_log(
-        write(
-            tmp_path / "log.jsonl",
-            [{"step": 1, "audit/clip_high": 0.1, "audit_detail": {"audit/upper": 2.0}}],
-        )
-    )
-    assert (read["audit/clip_high"], read["audit/upper"]) == (0.1, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -316,23 +296,3 @@ def test_a_run_folder_cannot_have_its_modules_imported(said, evil):
     assert audited(".", warned=1)[1] is False
     assert audited("trainer_state.json", warned=0)[1] is False
     assert audited(".", "--run-method", evil, warned=0)[1] is True
-
-
-def test_a_record_cannot_have_modules_imported(evil):
-    pa = pytest.importorskip("pyarrow")
-    with Recorder("run", method="FixedClip(0.2)") as recorder:
-        recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
-    with pa.OSFile(str(recorder.path)) as source:
-        table = pa.ipc.open_stream(source).read_all()
-    said = {META: table.schema.metadata[META].replace(b"FixedClip(low=0.2, high=0.2)", evil.encode())}
-    with (
-        pa.OSFile(str(recorder.path), "wb") as sink,
-        pa.ipc.new_stream(sink, table.schema.with_metadata(said)) as stream,
-    ):
-        stream.write_table(table.replace_schema_metadata(said))
-    printed, imported = audited("run", warned=1)
-    assert "the verdicts are on clip 0.2" in printed
-    assert not imported
-    printed, imported = audited("run", "--run-method", evil, warned=0)
-    assert "the verdicts are on the run" in printed
-    assert imported

@@ -1,0 +1,444 @@
+"""Records: what is added is read back, through kills, resumption, foreign files and bad values."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import bandpo
+from bandpo import GSPO, Audit, Band, FixedClip, Parts, Recorder, Tokens
+from bandpo.audit import recorder as recorder_module
+from bandpo.audit.record import metadata, read_calls
+from bandpo.audit.recorder import META, is_record, record_schema
+from bandpo.audit.replay import RUN, replay_record
+from bandpo.audit.settings import Setup
+
+pa = pytest.importorskip("pyarrow")
+
+
+def batch(seed, rows=4, columns=16):
+    g = torch.Generator().manual_seed(seed)
+    logp_old = -torch.rand(rows, columns, generator=g) * 8 - 0.01
+    return {
+        "logp": (logp_old + 0.3 * torch.randn(rows, columns, generator=g)).clamp(max=-1e-3),
+        "logp_old": logp_old,
+        "advantages": torch.randn(rows, generator=g),
+        "mask": (torch.rand(rows, columns, generator=g) > 0.2).int(),
+    }
+
+
+def record(folder, steps=range(3), added=None, **settings):
+    with Recorder(folder, **settings) as recorder:
+        for step in steps:
+            recorder.add(**batch(step), step=step, **(added or {}))
+    return recorder.path
+
+
+def test_what_is_added_is_read_back(tmp_path):
+    given = batch(0)
+    rollout = given["logp_old"] + 0.1
+    rollout[0, 3] = math.nan
+    entropy = torch.rand(4, 16)
+    with Recorder(tmp_path, method="GSPO()", framework="mine 1.0") as recorder:
+        recorder.add(
+            **given, logp_rollout=rollout, entropy=entropy, step=9, version=torch.tensor([9, 8, 7, 9])
+        )
+    (call,) = read_calls(tmp_path)
+    mask = given["mask"].bool()
+    kept = [row[where] for row, where in zip(given["logp_old"], mask, strict=True)]
+    assert [row[: len(k)].tolist() for row, k in zip(call.logp_old, kept, strict=True)] == [
+        k.tolist() for k in kept
+    ]
+    assert torch.equal(call.mask.sum(1), mask.sum(1).float())
+    where = call.mask.bool()
+    assert torch.equal(call.log_ratio[where], (given["logp"] - given["logp_old"])[mask])
+    assert torch.equal(
+        call.log_weight[where].nan_to_num(9), (given["logp_old"] - rollout)[mask].nan_to_num(9)
+    )
+    assert torch.equal(call.advantages[where], given["advantages"][:, None].expand(4, 16)[mask])
+    torch.testing.assert_close(call.entropy[where], entropy[mask], rtol=1e-3, atol=1e-4)
+    assert (call.lag[where].unique().tolist(), call.lag[1, 0].item(), call.step) == ([0, 1, 2], 1, 9)
+    assert call.method == GSPO().parts()._replace(aggregation=call.method.aggregation)
+    said = metadata(recorder.path)
+    assert (said["framework"], said["bandpo"], said["method"]["level"]) == (
+        "mine 1.0",
+        bandpo.__version__,
+        "sequence",
+    )
+
+
+@pytest.mark.parametrize(
+    "method", ["FixedClip(0.2, 0.28)", "Band(KL(), 0.02)", "GSPO()", "GMPO()", "BAPO()", "CISPO()"]
+)
+def test_a_replay_gives_the_figures_of_the_audit_in_the_run(method, tmp_path):
+    audits = []
+    with Recorder(tmp_path, method=method) as recorder:
+        for step in range(4):
+            given = batch(step, rows=6, columns=50)
+            audits.append(Audit.from_batch(*given.values(), method=method))
+            recorder.add(**given, step=step // 2)
+    seen = replay_record(tmp_path)
+    expected = (audits[0] + audits[1] + audits[2] + audits[3]).metrics()
+    found = seen.audits[RUN].metrics()
+    assert found == pytest.approx(
+        {k: v for k, v in expected.items() if not k.startswith("if/")}, rel=1e-5, abs=1e-7
+    )
+    if seen.levels[RUN] == "token":
+        for name in ("clip 0.2", "Band"):
+            assert seen.audits[name].metrics()["clip_high"] == expected[f"if/{name}/clip_high"]
+    first = (audits[0] + audits[1]).metrics()
+    assert seen.rows[0]["audit/clip_high"] == pytest.approx(first["clip_high"])
+    assert [row["step"] for row in seen.rows] == [0, 1]
+
+
+def test_advantages_and_versions_of_tokens(tmp_path):
+    given = batch(1)
+    per_token = given | {"advantages": torch.randn(4, 16)}
+    constant = given | {"advantages": given["advantages"][:, None].expand(4, 16)}
+    versions = torch.arange(64).view(4, 16) // 40
+    with Recorder(tmp_path) as recorder:
+        recorder.add(**per_token, step=3, version=versions)
+        recorder.add(**constant)
+    first, second = read_calls(tmp_path)
+    mask = given["mask"].bool()
+    assert torch.equal(first.advantages[first.mask.bool()], per_token["advantages"][mask])
+    assert torch.equal(first.lag[first.mask.bool()], 3 - versions[mask])
+    assert torch.equal(second.advantages[second.mask.bool()], constant["advantages"][mask])
+    with pa.OSFile(str(recorder.path)) as source:
+        read = pa.ipc.open_stream(source).read_all()
+    lengths = read.column("advantages").combine_chunks().value_lengths().to_pylist()
+    assert lengths[4:] == [1, 1, 1, 1]  # one number for a sequence
+    assert second.lag is None
+
+
+def test_the_anchor_may_be_the_engine(tmp_path):
+    given = batch(2)
+    rollout = given["logp_old"] - 0.2
+    with Recorder(tmp_path, clip="FixedClip(0.2)", anchor="rollout") as recorder:
+        recorder.add(**given, logp_rollout=rollout)
+    expected = Audit.from_batch(*given.values(), clip="FixedClip(0.2)", logp_anchor=rollout).metrics()
+    assert replay_record(tmp_path).audits[RUN].metrics()["clip_high"] == expected["clip_high"]
+    around = Audit.from_batch(*given.values(), clip="FixedClip(0.2)").metrics()
+    assert replay_record(tmp_path, anchor="trainer").audits[RUN].metrics()["clip_high"] == around["clip_high"]
+    with pytest.raises(ValueError, match="anchor must be 'trainer' or 'rollout', got 'engine'"):
+        replay_record(tmp_path, anchor="engine")
+    record(tmp_path / "none")
+    with pytest.raises(
+        ValueError, match=r"tokens-00000-0000.arrow, call 1 has no log-probabilities of the rollout"
+    ):
+        replay_record(tmp_path / "none", anchor="rollout")
+
+
+def test_half_precision_moves_no_rate_by_much(tmp_path):
+    rates = {}
+    for dtype in ("float32", "float16"):
+        with Recorder(tmp_path / dtype, method="FixedClip(0.2)", dtype=dtype) as recorder:
+            for step in range(8):
+                recorder.add(**batch(step, rows=32, columns=256))
+        seen = replay_record(tmp_path / dtype, {"Band": "Band()", "GSPO": "GSPO(0.02, 0.02)"})
+        rates[dtype] = [audit.metrics() for audit in seen.audits.values()]
+    for whole, half in zip(*rates.values(), strict=True):
+        for name in ("clip_high", "clip_low", "blocked_mass_below_0.1"):
+            assert half[name] == pytest.approx(whole[name], rel=5e-3)
+    # Of about 60,000 tokens without repetition; docs/record.md has the figures of real ones.
+    sizes = [file.stat().st_size for file in sorted(tmp_path.glob("*/*.arrow"))]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+def test_every_and_share(tmp_path):
+    state = torch.get_rng_state()
+    record(tmp_path / "every", range(10), every=4)
+    assert [call.step for call in read_calls(tmp_path / "every")] == [0, 4, 8]
+    with Recorder(tmp_path / "calls", every=2) as recorder:
+        for number in range(3):
+            recorder.add(**batch(number))
+    assert len(list(read_calls(tmp_path / "calls"))) == 2
+    record(tmp_path / "share", range(100), share=0.25)
+    rows = sum(len(call.mask) for call in read_calls(tmp_path / "share"))
+    assert 70 < rows < 130
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_processes_and_resumption(tmp_path):
+    """Two processes; one is stopped at step 3, resumed from a checkpoint at 2, and repeats step 2."""
+    record(tmp_path, [0, 1, 2, 3], process=0)
+    record(tmp_path, [0, 1, 2], process=1)
+    record(tmp_path, [2, 3, 4], process=0)
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["tokens-00000-0000.arrow", "tokens-00000-0001.arrow", "tokens-00001-0000.arrow"]
+    assert [call.step for call in read_calls(tmp_path)] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert [call.step for call in read_calls(tmp_path / names[0])] == [0, 1, 2, 3]
+
+
+def test_the_method_of_one_call(tmp_path):
+    with Recorder(tmp_path, method=Band()) as recorder:
+        recorder.add(**batch(0))
+        recorder.add(**batch(1), method=Parts(FixedClip(0.1)))
+    assert [call.method.clip for call in read_calls(tmp_path)] == [Band(), FixedClip(0.1)]
+
+
+def test_a_folder_whose_files_tell_different_methods(tmp_path):
+    record(tmp_path, [0, 1], process=0)
+    record(tmp_path, [1, 2], process=1, method="FixedClip(0.1)")
+    seen = replay_record(tmp_path, {"Band": "Band()"})
+    assert {name: sorted(steps) for name, steps in seen.by_step.items()} == {"Band": [0, 1, 2], RUN: [1, 2]}
+    assert "audit/if/the run/clip_high" not in seen.rows[0]
+    assert "audit/if/the run/clip_high" in seen.rows[1]
+
+
+def test_a_record_without_a_method_or_others_to_try(tmp_path):
+    record(tmp_path)
+    seen = replay_record(tmp_path, {})
+    assert list(seen.audits) == ["FixedClip(0.2)"]
+    assert seen.mismatch is None
+
+
+def test_the_page_has_every_column():
+    page = (Path(__file__).parents[2] / "docs/record.md").read_text()
+    for field in record_schema("float32"):
+        kind = (
+            str(field.type)
+            .replace("list<item: ", "list of ")
+            .replace("halffloat", "float16")
+            .replace("float>", "float32>")
+        )
+        assert f"| `{field.name}` | {kind.removesuffix('>')} |" in page
+
+
+def test_a_radius_by_entropy_is_resolved(tmp_path):
+    given, entropy = batch(0), torch.rand(4, 16).half().float()
+    with Recorder(tmp_path, clip="Band(KL(), ByEntropy(0.01, 0.1))") as recorder:
+        recorder.add(**given, entropy=entropy)
+    (call,) = read_calls(tmp_path)
+    assert isinstance(call.view()(call.method), Tokens)
+    assert torch.isfinite(call.view()(call.method).bounds.log_upper).all()
+
+
+KILLED = """
+import os, signal, sys, torch
+sys.path.insert(0, {tests!r})
+from audit.test_recorder import batch
+from bandpo import Recorder
+recorder = Recorder({folder!r})
+for step in range(50):
+    recorder.add(**batch(step), step=step)
+    if step == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_loses_nothing_that_was_added(tmp_path):
+    code = KILLED.format(tests=os.path.dirname(os.path.dirname(__file__)), folder=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert [call.step for call in read_calls(tmp_path)] == list(range(31))
+
+
+def test_a_torn_tail_is_left_out(tmp_path):
+    path = record(tmp_path, range(5))
+    whole = path.read_bytes()
+    sizes = {}
+    for size in range(len(whole), 1200, -97):
+        path.write_bytes(whole[:size])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            steps = [call.step for call in read_calls(tmp_path)]
+        assert steps == list(range(len(steps)))
+        sizes[size] = len(steps)
+        assert len(said) <= 1
+        assert all("is cut off and is left out" in str(s.message) for s in said)
+    assert sorted(set(sizes.values())) == [0, 1, 2, 3, 4, 5]
+    path.write_bytes(b"")  # killed before its first word
+    assert list(read_calls(tmp_path)) == []
+    with pytest.raises(ValueError, match="holds no tokens: nothing was added"):
+        replay_record(tmp_path)
+
+
+def rewritten(path, change, meta=None):
+    """The same file with another table or other metadata."""
+    with pa.OSFile(str(path)) as source:
+        table = pa.ipc.open_stream(source).read_all()
+    said = dict(table.schema.metadata)
+    table = change(table)
+    table = table.replace_schema_metadata(said if meta is None else meta(said))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+
+
+def other_format(said):
+    return {META: json.dumps(json.loads(said[META]) | {"format": 7, "bandpo": "3.1"}).encode()}
+
+
+@pytest.mark.parametrize(
+    ("change", "meta", "message"),
+    [
+        (lambda t: t.drop_columns(["log_ratio"]), None, "lacks the column log_ratio$"),
+        (lambda t: t.drop_columns(["step", "entropy"]), None, "lacks the columns step, entropy$"),
+        (lambda t: t, other_format, r"format 7 \(bandpo 3.1\), this version reads format 1; read it with"),
+        (lambda t: t, lambda _: {}, "is no record of bandpo.Recorder: its schema says nothing"),
+    ],
+)
+def test_another_kind_of_stream_is_refused(change, meta, message, tmp_path):
+    path = record(tmp_path)
+    rewritten(path, change, meta)
+    with pytest.raises(ValueError, match=rf"tokens-00000-0000.arrow .*{message}"):
+        list(read_calls(tmp_path))
+
+
+def test_a_record_cannot_have_a_module_imported(tmp_path, monkeypatch):
+    (tmp_path / "evil_record.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = record(tmp_path / "run", method="FixedClip(0.2)")
+
+    def evil(said):
+        return {META: said[META].replace(b"FixedClip(low=0.2, high=0.2)", b"evil_record.X()")}
+
+    rewritten(path, lambda t: t, evil)
+    with pytest.warns(UserWarning, match=r"evil_record.X.*name it yourself by --run-method"):
+        seen = replay_record(path.parent, {"Band": "Band()"})
+    assert (list(seen.audits), Setup.of_record(path.parent).method) == (["Band"], None)
+    with pytest.warns(UserWarning, match="evil_record"):
+        told = replay_record(path.parent, {}, method="FixedClip(0.2)")
+    assert list(told.audits) == [RUN]
+
+
+def test_foreign_and_damaged_files_are_named(tmp_path):
+    other = tmp_path / "other.arrow"
+    other.write_bytes(b"PAR1 and what follows")
+    assert is_record(other)
+    with pytest.raises(
+        ValueError, match=r"other.arrow is no record of bandpo.Recorder: it is no Arrow stream"
+    ):
+        list(read_calls(other))
+    path = record(tmp_path / "run", range(5))
+    whole = bytearray(path.read_bytes())
+    second = bytes(whole).index(b"\xff\xff\xff\xff", len(whole) // 2)
+    whole[second : second + 16] = b"\x01" * 16
+    path.write_bytes(whole)
+    with pytest.raises(
+        ValueError, match=r"tokens-00000-0000.arrow is damaged after call \d, at byte \d+ of \d+"
+    ):
+        list(read_calls(tmp_path / "run"))
+    with pytest.raises(ValueError, match="holds no record; give the folder that bandpo"):
+        list(read_calls(tmp_path))
+    (tmp_path / "run" / "tokens-00001-0000.arrow").write_bytes(b"\xff\xff\xff\xff\x10")
+    with pytest.raises(ValueError, match="ends or breaks before its first tokens"):
+        list(read_calls(tmp_path / "run" / "tokens-00001-0000.arrow"))
+
+
+def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
+    given = batch(0)
+    given["mask"][:] = 1
+    spoilt = {name: x.clone() for name, x in given.items()}
+    spoilt["logp"][1, 2], spoilt["logp_old"][3, 0] = math.nan, 0.7
+    with Recorder(tmp_path) as recorder:
+        recorder.add(**given)
+        recorder.add(**spoilt)  # training goes on
+    place = r"tokens-00000-0000.arrow, call 2, row 4: logp_old is 0.7 at counted token 1"
+    with pytest.raises(ValueError, match=place):
+        list(read_calls(tmp_path))
+    with pytest.warns(UserWarning, match="2 sequences with values that cannot be right are left out"):
+        _, second = read_calls(tmp_path, skip_bad=True)
+    assert second.mask.sum(1).tolist() == [16, 0, 16, 0]
+    with pytest.warns(UserWarning, match="2 sequences"):
+        seen = replay_record(tmp_path, skip_bad=True)
+    expected = Audit.from_batch(*given.values(), clip=FixedClip()) + Audit.from_batch(
+        *(x[[0, 2]] for x in spoilt.values()), clip=FixedClip()
+    )
+    assert seen.audits["clip 0.2"].metrics()["clip_high"] == expected.metrics()["clip_high"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"logp_rollout": torch.full((4, 16), -math.inf)}, r"row 1: log_weight is inf"),
+        ({"logp_rollout": torch.full((4, 16), 0.3)}, r"row 1: log_weight is"),
+        (
+            {"advantages": torch.tensor([0.0, math.inf, 0.0, 0.0])},
+            "row 2: advantages is inf at counted token 1",
+        ),
+    ],
+)
+def test_other_values_that_cannot_be_right_are_named(wrong, message, tmp_path):
+    with Recorder(tmp_path) as recorder:
+        recorder.add(**batch(0) | wrong)
+    with pytest.raises(ValueError, match=message):
+        list(read_calls(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": 0}, "every must be at least 1"),
+        ({"share": 0.0}, r"share must be in \(0, 1\], got 0.0"),
+        ({"dtype": "bfloat16"}, "dtype must be 'float32' or 'float16', got 'bfloat16'"),
+        ({"anchor": "engine"}, "anchor must be 'trainer' or 'rollout', got 'engine'"),
+        ({"method": "GSPPO()"}, "unknown name 'GSPPO'"),
+        ({"clip": Band(radius=torch.tensor(0.1))}, "Tensor has no text form"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_a_file_is_made(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Recorder(tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"logp": torch.zeros(3)}, r"logp must have the shape \(batch, time\), got \(3,\)"),
+        ({"logp_old": torch.zeros(4, 15)}, r"logp_old has shape \(4, 15\), logp \(4, 16\)"),
+        ({"mask": torch.ones(4)}, r"mask has shape \(4,\), logp \(4, 16\)"),
+        (
+            {"advantages": torch.ones(3)},
+            r"advantages of shape \(3,\) fits neither the tokens \(4, 16\) nor the sequ",
+        ),
+        ({"version": torch.ones(5)}, r"version of shape \(5,\) fits neither"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(wrong, message, tmp_path):
+    with Recorder(tmp_path) as recorder:
+        with pytest.raises(ValueError, match=message):
+            recorder.add(**batch(0) | wrong)
+        recorder.add(**batch(1))
+    assert len(list(read_calls(tmp_path))) == 1
+    with pytest.raises(ValueError, match="is closed; make a new Recorder for more"):
+        recorder.add(**batch(0))
+
+
+def test_rows_without_a_counted_token(tmp_path):
+    given = batch(0)
+    given["mask"][1] = 0
+    nothing = given | {"mask": torch.zeros(4, 16)}
+    with Recorder(tmp_path) as recorder:
+        recorder.add(**given)
+        recorder.add(**nothing)
+    expected = Audit.from_batch(*given.values(), clip=FixedClip(), counterfactuals={}).metrics()
+    found = replay_record(tmp_path, {"clip": FixedClip()}).audits["clip"].metrics()
+    assert (found["tokens"], found["clip_high"]) == (expected["tokens"], expected["clip_high"])
+
+
+def test_the_verdicts_know_the_method_and_the_framework_of_a_record(tmp_path):
+    with Recorder(tmp_path, method="GSPO()", framework="verl 0.9.1") as recorder:
+        recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
+    assert Setup.of_record(tmp_path) == Setup("verl", GSPO().parts()._replace(aggregation="token-mean"))
+    with Recorder(tmp_path / "bare", framework="a loop of mine") as recorder:
+        recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
+    assert Setup.of_record(tmp_path / "bare") == Setup()
+
+
+def test_what_to_install_is_said(tmp_path, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(recorder_module.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"pip install '\.\[recorder\]'"):
+        Recorder(tmp_path)
