@@ -11,14 +11,19 @@ from bandpo.audit.replay import replay_record
 CLIP = "FixedClip(0.2)"
 
 
-def record(folder, looks, advantages, method=CLIP):
+def record(folder, looks, advantages, method=CLIP, steps=None):
     """A record of one loss for each row of log-ratios, over the same sequences of one token."""
     logp_old = -1 - torch.arange(len(advantages)).float().unsqueeze(-1) / 8
     with Recorder(folder, method=method) as recorder:
-        for log_ratios in looks:
+        for log_ratios, step in zip(looks, steps or [None] * len(looks), strict=True):
             moved = torch.tensor(log_ratios).unsqueeze(-1)
-            recorder.add(logp=logp_old + moved, logp_old=logp_old, advantages=torch.tensor(advantages))
+            given = {"logp_old": logp_old, "advantages": torch.tensor(advantages), "step": step}
+            recorder.add(logp=logp_old + moved, **given)
     return folder
+
+
+def near(tokens, before, after, onward):
+    return tokens, pytest.approx(before), pytest.approx(after, abs=1e-6), onward
 
 
 def test_numbers_worked_by_hand(tmp_path):
@@ -29,34 +34,24 @@ def test_numbers_worked_by_hand(tmp_path):
         [0.9, -0.4, 0.3, 0.1],  # not newly blocked any more, twice; 0.2 back
     ]
     seen = replay_record(record(tmp_path, looks, [1.0, -2.0, 0.5, 0.0]))
-    raised, lowered = seen.moves["raised"], seen.moves["lowered"]
-    assert raised == (2, pytest.approx((0.3 + 0.4) / 2), pytest.approx((0.1 - 0.2) / 2, abs=1e-6), 0.5)
-    assert lowered == (1, pytest.approx(0.5), pytest.approx(0.1), 1.0)
+    assert seen.moves["raised"] == near(2, (0.3 + 0.4) / 2, (0.1 - 0.2) / 2, 0.5)
+    assert seen.moves["lowered"] == near(1, 0.5, 0.1, 1.0)
 
 
-def test_a_block_counts_once_for_each_time_that_a_token_comes_back(tmp_path):
-    looks = [[x] for x in (0.0, 0.3, 0.1, 0.3, 0.35)]
-    [moves] = replay_record(record(tmp_path, looks, [1.0])).moves.values()
-    assert moves == (2, pytest.approx((0.3 + 0.2) / 2), pytest.approx((-0.2 + 0.05) / 2, abs=1e-6), 0.5)
-
-
-def test_looks_at_the_same_weights_are_one(tmp_path):
-    """Micro-batches of one update may hold the same sequence, and so may one of them."""
-    logp_old = torch.full((2, 1), -1.0)
-    with Recorder(tmp_path, method=CLIP) as recorder:
-        for update, moved in enumerate((0.0, 0.3, 0.4)):
-            for _ in range(2):
-                recorder.add(logp=logp_old + moved, logp_old=logp_old, advantages=torch.ones(2), step=update)
-    [moves] = replay_record(tmp_path).moves.values()
-    assert moves == (1, pytest.approx(0.3), pytest.approx(0.1), 1.0)
-
-
-def test_a_token_that_stands_still_from_step_to_step_has_stopped(tmp_path):
-    logp_old = torch.tensor([[-1.0]])
-    with Recorder(tmp_path, method=CLIP) as recorder:
-        for step, moved in enumerate((0.0, 0.3, 0.3)):
-            recorder.add(logp=logp_old + moved, logp_old=logp_old, advantages=torch.ones(1), step=step)
-    assert replay_record(tmp_path).moves["raised"].after == 0
+@pytest.mark.parametrize(
+    ("looks", "steps", "expected"),
+    [
+        # a token that comes back is blocked anew
+        ((0.0, 0.3, 0.1, 0.3, 0.35), None, near(2, (0.3 + 0.2) / 2, (-0.2 + 0.05) / 2, 0.5)),
+        # micro-batches of one update may hold the same sequence: looks at the same weights are one
+        ((0.0, 0.0, 0.3, 0.3, 0.4, 0.4), (0, 0, 1, 1, 2, 2), near(1, 0.3, 0.1, 1.0)),
+        # what stands still from step to step has stopped
+        ((0.0, 0.3, 0.3), (0, 1, 2), near(1, 0.3, 0.0, 0.0)),
+    ],
+)
+def test_looks_at_one_token(looks, steps, expected, tmp_path):
+    [moves] = replay_record(record(tmp_path, [[x] for x in looks], [1.0], steps=steps)).moves.values()
+    assert moves == expected
 
 
 def test_two_looks_or_no_method_tell_nothing(tmp_path):
