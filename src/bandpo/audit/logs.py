@@ -81,29 +81,23 @@ def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:
 
     What a row holds under `DETAIL` is laid beside the rest.
     """
-    rows = [_numbers(_unfolded(row)) for row in raw]
-    rows = [row | {name: value for name in NAMES if (value := _named(row, name)) is not None} for row in rows]
-    return [
-        row for row in rows if "step" in row and (row.keys() & NAMES.keys() or any("@" in k for k in row))
-    ]
+    rows: list[Row] = []
+    for row in raw:
+        detail = row.get(DETAIL)
+        everything = {**row, **detail} if isinstance(detail, dict) else row
+        told = {k: float(v) for k, v in everything.items() if isinstance(v, int | float) and math.isfinite(v)}
+        for name, keys in NAMES.items():
+            source = next((key for key in keys if key in told), None)
+            if source is not None:
+                told[name] = told[source]
+        if "step" in told and any(key in NAMES or "@" in key for key in told):
+            rows.append(told)
+    return rows
 
 
 def _checkpoint_step(state: Path) -> int:
     tail = state.parent.name.rpartition("-")[2]
     return int(tail) if tail.isdigit() else -1
-
-
-def _unfolded(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    detail = row.get(DETAIL)
-    return {**row, **detail} if isinstance(detail, dict) else row
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {k: float(v) for k, v in row.items() if isinstance(v, int | float) and math.isfinite(v)}
-
-
-def _named(row: Row, name: str) -> float | None:
-    return next((row[key] for key in NAMES[name] if key in row), None)
 
 
 @dataclass(frozen=True)
