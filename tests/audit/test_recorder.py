@@ -342,7 +342,7 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
     with Recorder(tmp_path) as recorder:
         recorder.add(**given)
         recorder.add(**spoilt)  # training goes on
-    place = r"tokens-00000-0000.arrow, call 2, row 4: logp_old is 0.7 at counted token 1"
+    place = r"tokens-00000-0000.arrow, call 2, row 2: log_ratio is nan at counted token 3"
     with pytest.raises(ValueError, match=place):
         list(read_calls(tmp_path))
     with pytest.warns(UserWarning, match="2 sequences with values that cannot be right are left out"):
@@ -361,6 +361,7 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
     [
         ({"logp_rollout": torch.full((4, 16), -math.inf)}, r"row 1: log_weight is inf"),
         ({"logp_rollout": torch.full((4, 16), 0.3)}, r"row 1: log_weight is"),
+        ({"logp_old": torch.full((4, 16), 0.7)}, r"row 1: logp_old is 0.7 at counted token 1"),
         (
             {"advantages": torch.tensor([0.0, math.inf, 0.0, 0.0])},
             "row 2: advantages is inf at counted token 1",

@@ -163,14 +163,13 @@ def read_calls(path: str | Path, *, skip_bad: bool = False) -> Iterator[Call]:
         for call in _read_file(file):
             if call.step is not None and call.step >= until.get(file, call.step + 1):
                 continue
-            bad = _bad_rows(call)
-            if bad and not skip_bad:
-                row, what = next(iter(bad.items()))
+            bad, first = _bad_rows(call)
+            if first and not skip_bad:
                 raise InvalidValue(
-                    f"{call.place}, row {row}: {what}; --skip-bad (skip_bad=True) leaves such sequences out"
+                    f"{call.place}, {first}; --skip-bad (skip_bad=True) leaves such sequences out"
                 )
-            left_out += len(bad)
-            yield _without(call, bad) if bad else call
+            left_out += int(bad.sum())
+            yield _without(call, bad) if first else call
     if left_out:
         warnings.warn(
             f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2
@@ -306,8 +305,8 @@ def _repeated_from(files: Sequence[Path]) -> dict[Path, int]:
     return found
 
 
-def _bad_rows(call: Call) -> dict[int, str]:
-    """For each row, from 1, with a value that cannot be right, what it is."""
+def _bad_rows(call: Call) -> tuple[Tensor, str]:
+    """Which rows hold a value that cannot be right, and what stands in the first of them; empty if there is none."""
     faults = {
         "advantages": ~call.advantages.isfinite(),
         "logp_old": ~(call.logp_old.isfinite() & (call.logp_old <= LOGP_SLACK)),
@@ -316,22 +315,19 @@ def _bad_rows(call: Call) -> dict[int, str]:
     if call.log_weight is not None:  # NaN where the engine gave nothing
         above = call.logp_old - call.log_weight > LOGP_SLACK
         faults["log_weight"] = call.log_weight.isinf() | above
-    found: dict[int, str] = {}
-    for name, wrong in faults.items():
-        for row in wrong.any(1).nonzero().flatten().tolist():
-            token = int(wrong[row].int().argmax())
-            value = getattr(call, name)[row, token].item()
-            found.setdefault(row + 1, f"{name} is {value:g} at counted token {token + 1}")
-    return found
+    bad = torch.stack([*faults.values()]).any(0).any(1)
+    if not bad.any():
+        return bad, ""
+    row = int(bad.int().argmax())
+    name = next(name for name, wrong in faults.items() if wrong[row].any())
+    token = int(faults[name][row].int().argmax())
+    return bad, f"row {row + 1}: {name} is {getattr(call, name)[row, token]:g} at counted token {token + 1}"
 
 
-def _without(call: Call, rows: Mapping[int, str]) -> Call:
+def _without(call: Call, bad: Tensor) -> Call:
     """The call with nothing counted in these rows."""
-    mask = call.mask.clone()
-    mask[[row - 1 for row in rows]] = 0.0
-
-    def clean(x: Tensor | None) -> Any:
-        return None if x is None else x.masked_fill(mask == 0, 0)
-
-    names = ("advantages", "logp_old", "log_ratio", "log_weight", "entropy", "lag")
-    return replace(call, mask=mask, **{name: clean(getattr(call, name)) for name in names})
+    names = ("mask", "advantages", "logp_old", "log_ratio", "log_weight", "entropy", "lag")
+    values = {name: getattr(call, name) for name in names}
+    return replace(
+        call, **{name: x.masked_fill(bad[:, None], 0) for name, x in values.items() if x is not None}
+    )

@@ -190,10 +190,7 @@ class Recorder:
         if (call if step is None else step) % self.every:
             return
         counted = _counted(logp, mask)
-        if self.share < 1:
-            kept = (torch.rand(len(counted), generator=self._draws) < self.share).nonzero().flatten()
-        else:
-            kept = torch.arange(len(counted))
+        kept = (torch.rand(len(counted), generator=self._draws) < self.share).nonzero().flatten()
         if not len(kept):
             return
         counted = counted[kept]
