@@ -254,8 +254,7 @@ QUESTIONS: Mapping[str, Callable[[Summary, Setup], Finding]] = {
 
 
 def _scale(seen: Replay) -> Finding:
-    name = next(iter(seen.by_step))
-    d, level = seen.audits[name].metrics(), seen.levels[name]
+    d, level = seen.audits[seen.judged].metrics(), seen.levels[seen.judged]
     clipped, width, moved = d["clip_high"] + d["clip_low"], d.get("upper", math.inf) - 1, d["log_ratio_abs"]
     answer = f"ratios of {level}s move by {moved:.2g} on average, the upper bound is {width:.2g} above 1"
     if not moved or not math.isfinite(width):

@@ -34,12 +34,15 @@ class Replay:
     """For each method the level that its ratios are formed on."""
     mismatch: Mismatch | None
     """None where the record has no log-probabilities of the engine."""
-    judged: str
-    """The method whose clip the mismatch is measured by."""
     anchor: str
     """Whose log-probabilities the bounds surrounded."""
     moves: Mapping[str, Moves]
     """How far tokens moved once the run's own method had blocked them; empty where no sequence was seen three times."""
+
+    @property
+    def judged(self) -> str:
+        """The method that the verdicts are on: the run's own where it is known."""
+        return next(iter(self.by_step))
 
     @property
     def audits(self) -> dict[str, Audit]:
@@ -49,17 +52,12 @@ class Replay:
     @property
     def rows(self) -> list[Row]:
         """One row for each step, as `bandpo.audit.logs.read_log` gives them of the run's log."""
-        own, *others = self.by_step
-        found = []
-        for step, audit in self.by_step[own].items():
-            row = {f"audit/{name}": value for name, value in audit.metrics().items()}
-            for other in others:
-                tried = self.by_step[other].get(step)  # some files may not tell the run's method
-                row |= (
-                    {} if tried is None else {f"audit/if/{other}/{k}": x for k, x in tried.metrics().items()}
-                )
-            found.append(row | {"step": step})
-        return named_rows(found)
+        found: dict[int, dict[str, float]] = {step: {"step": step} for step in self.by_step[self.judged]}
+        for name, steps in self.by_step.items():
+            prefix = "audit/" if name == self.judged else f"audit/if/{name}/"
+            for step in found.keys() & steps.keys():  # some files may not tell the run's method
+                found[step] |= {f"{prefix}{key}": x for key, x in steps[step].metrics().items()}
+        return named_rows(found.values())
 
 
 def replay_record(
@@ -101,7 +99,7 @@ def replay_record(
     tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
-    mismatch, judged, surrounds, after_block = None, "", "trainer", AfterBlock()
+    mismatch, surrounds, after_block = None, "trainer", AfterBlock()
     for number, call in enumerate(read_calls(path, skip_bad=skip_bad)):
         own, view = call.method or given, call.view(anchor)
         surrounds = anchor or call.anchor
@@ -110,7 +108,6 @@ def replay_record(
             name: _parts(method, "token" if own is None else own.level) for name, method in tried.items()
         }
         each = each or {"FixedClip(0.2)": Method(FixedClip())}
-        judged = next(iter(each))
         for name, parts in each.items():
             tokens = view(parts)
             if name == RUN:
@@ -127,13 +124,13 @@ def replay_record(
                 rollout,
                 call.advantages,
                 call.mask,
-                method=each[judged],
+                method=next(iter(each.values())),
                 lag=call.lag,
             )
             mismatch = gap if mismatch is None else mismatch + gap
     if not audits:
         raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
-    return Replay(audits, levels, mismatch, judged, surrounds, after_block.moves())
+    return Replay(audits, levels, mismatch, surrounds, after_block.moves())
 
 
 def _parts(method: Method | ClipRule, level: str) -> Method:

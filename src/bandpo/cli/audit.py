@@ -130,8 +130,8 @@ def _print_record(
     given = {text: parse(text, ClipRule) for text in clips} | {text: parse(text) for text in methods}
     seen = replay_record(path, given or COUNTERFACTUALS, method=run_method, anchor=anchor, skip_bad=skip_bad)
     setup = Setup.of_record(path, method=run_method)
-    tokens = next(iter(seen.audits.values())).metrics()["tokens"]
-    title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {next(iter(seen.by_step))}"
+    tokens = seen.audits[seen.judged].metrics()["tokens"]
+    title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {seen.judged}"
     _print_findings(console, title, all_findings(summarize(seen.rows), setup) | record_findings(seen))
     console.print(methods_table(seen).rich())
     # Without a gap the engine is the trainer.
