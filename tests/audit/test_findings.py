@@ -1,7 +1,6 @@
 import json
 import math
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import BINS, logged
 from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
+from bandpo.text import parse_rule
 
 
 def row(step, **changed):
@@ -268,16 +268,6 @@ def evil(tmp_path, monkeypatch):
     return f"{name}.X()"
 
 
-def audited(*arguments, warned):
-    """What the command prints, and whether it imported what a file names."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = CliRunner().invoke(app, ["audit", *arguments])
-    assert result.exit_code == 0, result.output
-    assert [".X would have to be imported" in str(w.message) for w in caught] == [True] * warned
-    return result.output, Path("imported").exists()
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -287,12 +277,16 @@ def audited(*arguments, warned):
     ],
 )
 def test_a_run_folder_cannot_have_its_modules_imported(said, evil):
-    """Nor can a log; the user's own word can."""
+    """Nor can a log; the user's own word has it imported."""
     said = {"method": None, "importance_sampling_level": "token"} | said
     Path("config.yaml").write_text(json.dumps({"arguments": said}).replace("EVIL", evil))
     rows = [row(1) | {"method": evil}, row(2)]
     write(Path("metrics.jsonl"), rows)
     Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "clip": evil}))
-    assert audited(".", warned=1)[1] is False
-    assert audited("trainer_state.json", warned=0)[1] is False
-    assert audited(".", "--run-method", evil, warned=0)[1] is True
+    with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
+        result = CliRunner().invoke(app, ["audit", ".", "trainer_state.json"])
+    assert result.exit_code == 0, result.output
+    assert not Path("imported").exists()
+    rows = read_log(".")
+    assert Setup.of_log(Path(), rows, method=evil).method.clip == parse_rule(evil)
+    assert Path("imported").exists()
