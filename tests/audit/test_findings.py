@@ -13,7 +13,7 @@ from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import BINS, logged
 from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
-from bandpo.text import parse_rule
+from bandpo.text import parse
 
 
 def row(step, **changed):
@@ -288,5 +288,5 @@ def test_a_run_folder_cannot_have_its_modules_imported(said, evil):
     assert result.exit_code == 0, result.output
     assert not Path("imported").exists()
     rows = read_log(".")
-    assert Setup.of_log(Path(), rows, method=evil).method.clip == parse_rule(evil)
+    assert Setup.of_log(Path(), rows, method=evil).method.clip == parse(evil).clip
     assert Path("imported").exists()

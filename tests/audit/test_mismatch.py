@@ -216,7 +216,7 @@ def test_each_fault_is_told_from_the_others(settings, wrong, said, tmp_path):
 
 def test_a_fixed_clip_on_sequences(tmp_path):
     """GSPO's ratio under PPO's interval; and GSPO's interval on tokens."""
-    seen = simulated(tmp_path / "wide", noise(0.03), clip="FixedClip(0.2, 0.28)", level="sequence")
+    seen = simulated(tmp_path / "wide", noise(0.03), method=GSPO(0.2, 0.28))
     assert verdicts(seen)[SCALE] is False
     assert seen.audits["GSPO"].metrics()["clip_high"] > 0.1
     assert verdicts(simulated(tmp_path / "right", noise(0.03), method=GSPO(0.02, 0.02)))[SCALE] is True

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import bandpo
-from bandpo import GSPO, Audit, Band, FixedClip, Parts, Recorder, Tokens
+from bandpo import GSPO, Audit, Band, FixedClip, Method, Recorder, Tokens
 from bandpo.audit import recorder as recorder_module
 from bandpo.audit.record import metadata, read_calls
 from bandpo.audit.recorder import META, is_record, record_schema
@@ -65,7 +66,7 @@ def test_what_is_added_is_read_back(tmp_path):
     assert torch.equal(call.advantages[where], given["advantages"][:, None].expand(4, 16)[mask])
     torch.testing.assert_close(call.entropy[where], entropy[mask], rtol=1e-3, atol=1e-4)
     assert (call.lag[where].unique().tolist(), call.lag[1, 0].item(), call.step) == ([0, 1, 2], 1, 9)
-    assert call.method == GSPO().parts()._replace(aggregation=call.method.aggregation)
+    assert replace(call.method, aggregation=GSPO().aggregation) == GSPO()
     said = metadata(recorder.path)
     assert (said["framework"], said["bandpo"], said["method"]["level"]) == (
         "mine 1.0",
@@ -180,7 +181,7 @@ def test_processes_and_resumption(tmp_path):
 def test_the_method_of_one_call(tmp_path):
     with Recorder(tmp_path, method=Band()) as recorder:
         recorder.add(**batch(0))
-        recorder.add(**batch(1), method=Parts(FixedClip(0.1)))
+        recorder.add(**batch(1), method=Method(FixedClip(0.1)))
     assert [call.method.clip for call in read_calls(tmp_path)] == [Band(), FixedClip(0.1)]
 
 
@@ -430,7 +431,7 @@ def test_rows_without_a_counted_token(tmp_path):
 def test_the_verdicts_know_the_method_and_the_framework_of_a_record(tmp_path):
     with Recorder(tmp_path, method="GSPO()", framework="verl 0.9.1") as recorder:
         recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
-    assert Setup.of_record(tmp_path) == Setup("verl", GSPO().parts()._replace(aggregation="token-mean"))
+    assert Setup.of_record(tmp_path) == Setup("verl", replace(GSPO(), aggregation=None))
     with Recorder(tmp_path / "bare", framework="a loop of mine") as recorder:
         recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=0)
     assert Setup.of_record(tmp_path / "bare") == Setup()
