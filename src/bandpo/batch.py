@@ -77,7 +77,7 @@ class Batch(NamedTuple):
         >>> batch.logp, batch.advantages
         (tensor([[-1.,  0.]]), tensor([[1., 0.]]))
         """
-        mask = _full_mask(logp, mask)
+        mask = full_mask(logp, mask)
         padding = mask == 0
         advantages = _finite("advantages", _per_token("advantages", advantages, padding))
         if weights is not None:
@@ -103,7 +103,8 @@ class Batch(NamedTuple):
         return Tokens(log_ratio, old, self.advantages, self.mask, rule, anchor, self.entropy)
 
 
-def _full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
+def full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
+    """1 where a token counts, else 0; of the shape of ``logp``. Refuses a mask of another shape, and shares."""
     if mask is None:
         return torch.ones_like(logp, dtype=torch.float32, requires_grad=False)
     if mask.shape != logp.shape:

@@ -1,13 +1,15 @@
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Sides, Unclipped, policy_loss
+from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, Sides, Unclipped, policy_loss
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
+from bandpo.audit.mismatch import Mismatch
 from bandpo.rules import Capped
 
 
@@ -151,9 +153,43 @@ def test_sequence_level_and_anchor_are_the_losses():
 def test_padding_may_hold_anything():
     tensors = batch(6)
     m = Audit.from_batch(*tensors, clip=Band()).metrics()
-    dirty = [x.masked_fill(tensors[3] == 0, math.nan) for x in tensors[:2]]
-    assert Audit.from_batch(*dirty, *tensors[2:], clip=Band()).metrics() == m
+    padding, advantages = tensors[3] == 0, tensors[2][:, None].expand_as(tensors[3])
+    dirty = [x.masked_fill(padding, math.nan) for x in (*tensors[:2], advantages)]
+    assert Audit.from_batch(*dirty, tensors[3], clip=Band()).metrics() == m
     assert set(BINS) == {name.partition("/")[2] for name in m if name.startswith("tokens_positive/")}
+
+
+WRONG = [
+    ({"logp": torch.tensor([[-1.0, 0.3]])}, "logp holds 0.3, which is not a log-probability"),
+    ({"logp_old": torch.tensor([[-1.0, math.nan]])}, "logp_old holds nan, which is not a log-probability"),
+    ({"advantages": torch.tensor([math.nan])}, "advantages hold nan at a counted token"),
+    ({"mask": torch.tensor([[1.0, 0.5]])}, "mask holds 0.5, but a token counts"),
+    ({"mask": torch.ones(1)}, "mask has shape"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+def test_what_the_loss_refuses_every_look_at_a_batch_refuses(wrong, message, tmp_path):
+    """All come in by one door. A record keeps values that are wrong, so that training goes on."""
+    given = {name: torch.tensor([[-1.0, -2.0]]) for name in ("logp", "logp_old")}
+    given |= {"advantages": torch.ones(1), "mask": torch.ones(1, 2)} | wrong
+    for look in (policy_loss, Audit.from_batch, partial(Mismatch.from_batch, logp_rollout=given["logp_old"])):
+        with pytest.raises(ValueError, match=message):
+            look(**given, method="FixedClip(0.2)")
+    if "mask" in wrong:
+        pytest.importorskip("pyarrow")
+        with Recorder(tmp_path) as recorder, pytest.raises(ValueError, match=message):
+            recorder.add(**given)
+
+
+def test_double_precision_is_kept():
+    """1e-9 from the bound, which float32 cannot tell from it."""
+    logp_old = torch.full((1, 2), math.log(0.3), dtype=torch.float64)
+    moved = torch.tensor([[math.log(1.2) - 1e-9, math.log(1.2) + 1e-9]], dtype=torch.float64)
+    tensors = logp_old + moved, logp_old
+    assert Audit.from_batch(*tensors, torch.ones(1), clip=FixedClip(0.2)).metrics()["clip_high"] == 0.5
+    seen = Mismatch.from_batch(*tensors, logp_old, torch.ones(1), method=FixedClip(0.2))
+    assert seen.figures()["blocked_moved"] == 0.5
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()

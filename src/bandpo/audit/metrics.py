@@ -230,7 +230,9 @@ def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) ->
     bins = bin_of(own.logp_anchor)
     # 1 where a counted token has this sign of advantage and lies in this bin of probability
     signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
-    cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask
+    cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask.to(
+        own.ratio
+    )
     mass = torch.stack([tokens.ratio for tokens in views]) * advantages.abs()
     moved = mask * (advantages != 0)
     blocked = (kept <= 0) * moved
@@ -238,7 +240,7 @@ def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) ->
 
     def by_cell(values: Tensor) -> Tensor:
         """Sums of (methods, batch, time) by method, sign and bin."""
-        return torch.einsum("rbt,skbt->rsk", values.float(), cells)
+        return torch.einsum("rbt,skbt->rsk", values.to(cells), cells)
 
     def on_grid(values: Tensor, grid: tuple[float, ...]) -> Tensor:
         places = torch.bucketize(values, values.new_tensor(grid)).flatten()

@@ -20,7 +20,7 @@ import torch
 
 from bandpo import _checks
 from bandpo.audit.metrics import BINS, bin_of
-from bandpo.batch import Tokens
+from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
@@ -120,20 +120,20 @@ class Mismatch:
             mask: 1 for tokens that count; all if omitted.
             method: Whose clip is looked at, at its level.
             lag: Versions by which the engine's weights were behind, one per token.
+
+        Raises:
+            TypeError, ValueError: see `bandpo.batch.Batch.read`.
         """
-        parts = as_method(method)
-        counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask != 0
-        scored = counted & ~logp_rollout.isnan()
-        mask = scored.float()
-        new, old, rollout = (
-            x.detach().float().masked_fill(~scored, 0.0) for x in (logp, logp_old, logp_rollout)
-        )
-        if advantages.dim() < logp.dim():
-            advantages = advantages.unsqueeze(-1)
-        advantages = advantages.float().expand_as(old).masked_fill(~scored, 0.0)
+        method = as_method(method)
+        mask = Batch.read(logp, logp_old, advantages, mask).mask.masked_fill(logp_rollout.isnan(), 0.0)
+        scored = mask != 0
+        batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_rollout)
+        new, old, advantages, rollout = batch.logp, batch.logp_old, batch.advantages, batch.logp_anchor
+        assert rollout is not None
 
         def at(anchor: Tensor, to: Tensor) -> Tokens:
-            return Tokens.from_batch(to, anchor, advantages, mask, rule=parts.clip, level=parts.level)
+            around = batch._replace(logp=to, logp_old=anchor, logp_anchor=None)
+            return around.tokens(method.clip, method.level)
 
         before, moved, total = at(rollout, old), at(old, new), at(rollout, new)
         g = old - rollout

@@ -109,7 +109,7 @@ def told_method(said: Mapping[str, str | None] | None, place: object, quiet: boo
             objective=parse(objective, Objective, imports=False) if objective else told.objective,
             level=level if level and told.only_rule else told.level,
         )
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         if not quiet:
             warnings.warn(
                 f"{place}: the method that the run was trained with is not known: {error}; if you trust it, name it "
@@ -310,7 +310,7 @@ def _bad_rows(call: Call) -> tuple[Tensor, str]:
     faults = {
         "advantages": ~call.advantages.isfinite(),
         "logp_old": ~(call.logp_old.isfinite() & (call.logp_old <= LOGP_SLACK)),
-        "log_ratio": ~call.log_ratio.isfinite(),
+        "log_ratio": ~(call.log_ratio.isfinite() & (call.logp_old + call.log_ratio <= LOGP_SLACK)),
     }
     if call.log_weight is not None:  # NaN where the engine gave nothing
         above = call.logp_old - call.log_weight > LOGP_SLACK

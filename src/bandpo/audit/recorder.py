@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bandpo
+from bandpo.batch import full_mask
 from bandpo.errors import InvalidValue, MissingPackage
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
@@ -167,7 +168,8 @@ class Recorder:
     ) -> None:
         """Append the tokens of one loss; what stands where the mask is 0 is not kept.
 
-        Values are kept as they are, NaN included: a replay names the row, and training goes on.
+        Values are kept as they are, NaN included: a replay names the row, and training goes on. Shapes and the mask
+        are checked as for `bandpo.policy_loss`.
 
         Args:
             logp: Log-probabilities (nats) of the sampled tokens under the policy in training.
@@ -182,14 +184,16 @@ class Recorder:
             method: The run's method in this loss, if it is not the one told at construction (a radius that changes).
 
         Raises:
-            ValueError: shapes differ, or the recorder is closed.
+            ValueError: shapes differ, the mask holds another value than 0 and 1, or the recorder is closed.
         """
         if not self._end.alive:
             raise InvalidValue(f"{self.path} is closed; make a new Recorder for more")
         call, self._calls = self._calls, self._calls + 1
         if (call if step is None else step) % self.every:
             return
-        counted = _counted(logp, mask)
+        if logp.dim() != 2:
+            raise InvalidValue(f"logp must have the shape (batch, time), got {tuple(logp.shape)}")
+        counted = full_mask(logp, mask).cpu() != 0
         kept = (torch.rand(len(counted), generator=self._draws) < self.share).nonzero().flatten()
         if not len(kept):
             return
@@ -285,19 +289,6 @@ def _new_file(folder: Path, process: int) -> tuple[Path, Any]:
         except FileExistsError:
             continue
     raise AssertionError("unreachable")
-
-
-def _counted(logp: Tensor, mask: Tensor | None) -> Tensor:
-    """Which tokens count."""
-    if logp.dim() != 2:
-        raise InvalidValue(f"logp must have the shape (batch, time), got {tuple(logp.shape)}")
-    if mask is None:
-        return torch.ones(logp.shape, dtype=torch.bool)
-    if mask.shape != logp.shape:
-        raise InvalidValue(
-            f"mask has shape {tuple(mask.shape)}, logp {tuple(logp.shape)}; they must be equal"
-        )
-    return mask.detach().cpu() != 0
 
 
 def _by_sequence(
