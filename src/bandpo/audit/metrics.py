@@ -136,9 +136,7 @@ class Audit:
         """
         views, weights = [tokens], [run.objective.weight(tokens)]
         for other in counterfactuals.values():
-            tried = as_method(other)
-            if tried.only_rule:
-                tried = replace(tried, level=run.level)
+            tried = tried_at(run.level, other)
             views.append(tokens.with_rule(tried.clip) if tried.level == run.level else view(tried))
             weights.append(tried.objective.weight(views[-1]))
         kept = torch.stack([weight / seen.ratio for weight, seen in zip(weights, views, strict=True)])
@@ -204,6 +202,12 @@ class Audit:
             found[f"lower_{name}"] = torch.tensor(_quantile(s["lower_grid"], _LOWER_GRID, q))
         values = {name: float(x) for name, x in found.items()}
         return {name: x for name, x in values.items() if math.isfinite(x)}
+
+
+def tried_at(level: str, method: Method | ClipRule | str) -> Method:
+    """What is tried on a run of this level: a rule at that level, a method as it is."""
+    tried = as_method(method)
+    return replace(tried, level=level) if tried.only_rule else tried
 
 
 def logged(metrics: Mapping[str, float], *, detail: bool = False) -> dict[str, float]:

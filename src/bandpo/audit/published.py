@@ -69,14 +69,14 @@ def closest(rate: float, known: Sequence[Reported]) -> Reported:
     return min(known, key=lambda entry: abs(math.log(rate / min(max(rate, entry.low), entry.high))))
 
 
-def kind(parts: Method) -> str | None:
+def kind(method: Method) -> str | None:
     """``fixed`` or ``Band-KL``, as in `Reported`; None for any other method: nothing was found of it."""
-    inner = parts.objective.objective if isinstance(parts.objective, DualClip) else parts.objective
+    inner = method.objective.objective if isinstance(method.objective, DualClip) else method.objective
     if inner != Surrogate():
         return None
-    if isinstance(parts.clip, Band):
-        return "Band-KL" if isinstance(parts.clip.divergence, KL) else None
-    return "fixed" if isinstance(parts.clip, FixedClip) else None
+    if isinstance(method.clip, Band):
+        return "Band-KL" if isinstance(method.clip.divergence, KL) else None
+    return "fixed" if isinstance(method.clip, FixedClip) else None
 
 
 def reported(rule: str | None, level: str, updates: float | None) -> Sequence[Reported]:

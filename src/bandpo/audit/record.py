@@ -70,18 +70,18 @@ class Call:
         def at(x: Tensor, level: str) -> Tensor:
             return at_level(x, self.mask, level)
 
-        def view(parts: Method) -> Tokens:
-            rule = parts.clip
+        def view(method: Method) -> Tokens:
+            rule = method.clip
             if self.entropy is not None:
-                rule = rule.resolved(TrainingState(entropy=at(self.entropy, parts.level)))
+                rule = rule.resolved(TrainingState(entropy=at(self.entropy, method.level)))
             return Tokens(
-                at(self.log_ratio, parts.level),
-                at(self.logp_old, parts.level),
+                at(self.log_ratio, method.level),
+                at(self.logp_old, method.level),
                 self.advantages,
                 self.mask,
                 rule,
-                None if surround is None else at(surround, parts.level),
-                None if self.entropy is None else at(self.entropy, parts.level),
+                None if surround is None else at(surround, method.level),
+                None if self.entropy is None else at(self.entropy, method.level),
             )
 
         return view

@@ -6,12 +6,12 @@ import functools
 import operator
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bandpo.audit.after_block import AfterBlock, Moves
 from bandpo.audit.logs import Row, named_rows
-from bandpo.audit.metrics import COUNTERFACTUALS, Audit
+from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
 from bandpo.audit.mismatch import Mismatch
 from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import ANCHORS
@@ -104,18 +104,17 @@ def replay_record(
         own, view = call.method or given, call.view(anchor)
         surrounds = anchor or call.anchor
         each = {} if own is None else {RUN: own}
-        each |= {
-            name: _parts(method, "token" if own is None else own.level) for name, method in tried.items()
-        }
+        level = "token" if own is None else own.level
+        each |= {name: tried_at(level, other) for name, other in tried.items()}
         each = each or {"FixedClip(0.2)": Method(FixedClip())}
-        for name, parts in each.items():
-            tokens = view(parts)
+        for name, judge in each.items():
+            tokens = view(judge)
             if name == RUN:
-                after_block.add(call, tokens, parts.objective.weight(tokens))
-            seen = Audit.from_views(view, parts, tokens, {})
+                after_block.add(call, tokens, judge.objective.weight(tokens))
+            seen = Audit.from_views(view, judge, tokens, {})
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
-            levels[name] = parts.level
+            levels[name] = judge.level
         if call.log_weight is not None:
             rollout = call.logp_old - call.log_weight
             gap = Mismatch.from_batch(
@@ -131,8 +130,3 @@ def replay_record(
     if not audits:
         raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
     return Replay(audits, levels, mismatch, surrounds, after_block.moves())
-
-
-def _parts(method: Method | ClipRule, level: str) -> Method:
-    parts = as_method(method)
-    return replace(parts, level=level) if parts.only_rule else parts

@@ -96,8 +96,7 @@ def looks_of(methods: Mapping[str, Method | ClipRule | str | None]) -> dict[str,
     """
     found: dict[str, Look] = {}
     for label, method in methods.items():
-        parts = method and as_method(method)
-        look = LOOKS.get(_kind(parts) or "") if parts else None
+        look = LOOKS.get(_kind(as_method(method)) or "") if method else None
         if look and look not in found.values():
             found[label] = look
     spare = chain((look for look in (*OTHERS, *LOOKS.values()) if look not in found.values()), cycle(OTHERS))
