@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,10 +49,11 @@ class Call:
     lag: Tensor | None
     """``step − version``, int64; None where one of them is not known."""
 
-    def view(self, anchor: str | None = None) -> Callable[[Method], Tokens]:
-        """The tokens as a method sees them, as in `bandpo.Tokens.build`.
+    def tokens(self, method: Method, anchor: str | None = None) -> Tokens:
+        """The tokens as a method sees them.
 
         Args:
+            method: The method.
             anchor: Whose log-probabilities the bounds surround: ``trainer``, ``rollout`` or, by default, the run's.
 
         Raises:
@@ -65,26 +66,13 @@ class Call:
                     f"{self.place} has no log-probabilities of the rollout engine to anchor at; give them to "
                     "Recorder.add(logp_rollout=…)"
                 )
-            surround = self.logp_old - self.log_weight.nan_to_num(nan=0.0)
-
-        def at(x: Tensor, level: str) -> Tensor:
-            return at_level(x, self.mask, level)
-
-        def view(method: Method) -> Tokens:
-            rule = method.clip
-            if self.entropy is not None:
-                rule = rule.resolved(TrainingState(entropy=at(self.entropy, method.level)))
-            return Tokens(
-                at(self.log_ratio, method.level),
-                at(self.logp_old, method.level),
-                self.advantages,
-                self.mask,
-                rule,
-                None if surround is None else at(surround, method.level),
-                None if self.entropy is None else at(self.entropy, method.level),
-            )
-
-        return view
+            surround = at_level(self.logp_old - self.log_weight.nan_to_num(nan=0.0), self.mask, method.level)
+        log_ratio, logp_old = (at_level(x, self.mask, method.level) for x in (self.log_ratio, self.logp_old))
+        rule, entropy = method.clip, None
+        if self.entropy is not None:
+            entropy = at_level(self.entropy, self.mask, method.level)
+            rule = rule.resolved(TrainingState(entropy=entropy))
+        return Tokens(log_ratio, logp_old, self.advantages, self.mask, rule, surround, entropy)
 
 
 def told_method(said: Mapping[str, str | None] | None, place: object, quiet: bool = False) -> Method | None:

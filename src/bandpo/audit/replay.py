@@ -101,7 +101,7 @@ def replay_record(
     levels: dict[str, str] = {}
     mismatch, surrounds, after_block = None, "trainer", AfterBlock()
     for number, call in enumerate(read_calls(path, skip_bad=skip_bad)):
-        own, view = call.method or given, call.view(anchor)
+        own, view = call.method or given, functools.partial(call.tokens, anchor=anchor)
         surrounds = anchor or call.anchor
         each = {} if own is None else {RUN: own}
         level = "token" if own is None else own.level
