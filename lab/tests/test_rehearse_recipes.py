@@ -99,7 +99,7 @@ def run(tmp_path, monkeypatch):
     return call
 
 
-def test_what_passed_is_not_done_again(run, capsys):
+def test_what_passed_is_not_done_again(run, capsys, tmp_path):
     done, page, code = run("paper/rule/dcpo")
     assert (len(done), code) == (1, 0)
     assert "dcpo" not in page  # the others have no result
@@ -116,15 +116,8 @@ def test_what_passed_is_not_done_again(run, capsys):
     assert run("--list")[0] == []
     assert "0 rehearsals and 0 checks of settings, about 0 minutes" in capsys.readouterr().out
     assert len(run("paper/rule/grpo")[0]) == 1  # named, so done again
-
-
-def test_results_of_other_code_do_not_count(run, tmp_path):
-    run()
     path = tmp_path / "results/paper-rule-dcpo.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "earlier"}))
-    assert len(run()[0]) == 1
-
-
-def test_a_recipe_that_is_not_there_is_named(run, capsys):
+    assert len(run()[0]) == 1  # the result is another code's
     assert run("paper/rule/dpco")[2] == 2
     assert "no recipe paper/rule/dpco; choose from dapo/dynamic-sampling" in capsys.readouterr().err

@@ -217,12 +217,6 @@ def test_an_empty_answer_does_not_hide_a_solution(tmp_path):
         assert load(str(write(tmp_path / "x.jsonl", [row]))).problems[0].answer == "2"
 
 
-def test_messages_in_parts_are_read(tmp_path):
-    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]
-    row = {"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": parts}], "answer": 2}
-    assert load(str(write(tmp_path / "x.jsonl", [row]))).problems[0].problem == "1+1?"
-
-
 @pytest.mark.parametrize(
     ("name", "asked", "role"),
     [

@@ -162,13 +162,10 @@ DEBATABLE = re.findall(
 
 @pytest.mark.parametrize(("gold", "answer", "verdict", "why"), DEBATABLE)
 def test_the_documented_disagreements_are_as_documented(grader, gold, answer, verdict, why):
+    assert len(DEBATABLE) == 21
     assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == verdict
     if "listed" in why:
         assert unreadable([Gold("x", gold)], grader)
-
-
-def test_all_rows_of_the_table_are_run():
-    assert len(DEBATABLE) == 21
 
 
 MATCH_EVERYTHING = [
@@ -360,11 +357,8 @@ def test_equal_wrong_answers_vote_together(grader):
 )
 def test_extraction_balances_braces(completion, text):
     assert extract(completion).text == text
-
-
-def test_extraction_allows_the_longest_answer_and_no_longer():
-    assert len(extract(rf"\boxed{{{'1' * LONGEST_ANSWER}}}").text) == LONGEST_ANSWER
-    assert len(extract(rf"\boxed{{{'1' * (LONGEST_ANSWER + 50)}}}").text) == LONGEST_ANSWER + 1
+    for length in (LONGEST_ANSWER, LONGEST_ANSWER + 1):  # what is longer is cut there, and wrong
+        assert len(extract(rf"\boxed{{{'1' * length}}}").text) == length
 
 
 def test_reward_in_trls_form():
@@ -372,6 +366,10 @@ def test_reward_in_trls_form():
     assert reward([messages, r"\boxed{4}"], answer=["3", "3"], prompt=["a", "b"]) == [1.0, 0.0]
     answer = Countdown((3, 4), 12).answer
     assert reward([r"\boxed{4 \times 3}"], answer=[answer], data_source=["countdown"]) == [1.0]
+    assert grade(r"\boxed{3 * 4}", answer, "countdown").answer == answer  # so all right ones vote together
+    assert grade("", answer, "countdown").reason == "no answer"
+    with pytest.raises(ValueError, match="time_limit"):
+        MathGrader(time_limit=0)
     with pytest.raises(ValueError, match="one answer for each"):
         reward(["a"], answer=[])
 
@@ -391,20 +389,6 @@ def test_score_in_verls_form_feeds_verls_validation():
 def test_verl_finds_the_reward_function_by_its_path():
     load_extern_object = pytest.importorskip("verl.utils.import_utils").load_extern_object
     assert load_extern_object("pkg://bandpo_lab.evals.grading", "compute_score") is compute_score
-
-
-def test_own_tasks_have_their_own_rules():
-    assert grade("|3222", "3222", "multiplication").score == 1.0
-    assert grade("3222", "3222", "multiplication").score == 0.0
-    gold = Countdown((2, 5, 7), 17).answer
-    assert grade(r"\boxed{2 * 5 + 7}", gold, "countdown").answer == gold
-    assert grade(r"\boxed{17}", gold, "countdown").score == 0.0
-    assert grade("", gold, "countdown").reason == "no answer"
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="time_limit"):
-        MathGrader(time_limit=0)
 
 
 def test_gold_answers_of_the_real_sets_are_right_and_others_wrong(grader, real_data):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bandpo_lab.tasks.multiplication import (
     EOS,
+    MAX_COMPLETION_LENGTH,
     PAD,
     Product,
     base_model_path,
@@ -55,6 +56,15 @@ def test_the_two_splits_are_all_problems_each_once(digits):
     ]
 
 
+def test_held_out_problems_are_spread_over_all_digits():
+    held_out = problems("eval", 720)
+    assert held_out != problems("eval", 720, seed=1)
+    for place in range(3):
+        counts = [sum(str(p.a)[place] == str(digit) for p in held_out) for digit in range(place == 0, 10)]
+        assert max(counts) <= 1.1 * min(counts)
+    assert {sum(p.b == b for p in held_out) for b in range(2, 10)} == {90}
+
+
 @given(st.integers(3, 18), st.integers(0, 70), st.integers(), st.integers())
 def test_no_seed_mixes_the_splits(digits, n, seed, other):
     train, held_out = problems("train", n, seed, digits), problems("eval", n, other, digits)
@@ -85,6 +95,11 @@ def test_dataset_is_what_trl_reads():
     rows, asked = dataset("train", 50, seed=3), problems("train", 50, seed=3)
     assert rows.column_names == ["prompt", "answer"]
     assert [(row["prompt"], row["answer"]) for row in rows] == [(p.prompt, p.answer) for p in asked]
+    columns = {"prompts": rows["prompt"], "completion_ids": [[1]] * 50, "trainer_state": None}
+    answers = list(rows["answer"])
+    assert reward(completions=[f"|{a}" for a in answers], answer=answers, **columns) == [1.0] * 50
+    with pytest.raises(ValueError, match="2 completions for 1 answers"):
+        reward(["|1", "|2"], ["1"])
 
 
 WRONG = [
@@ -108,18 +123,6 @@ def test_wrong_and_malformed_completions_earn_nothing(completion):
 )
 def test_the_product_alone_decides(completion):
     assert reward([completion], ["3222"]) == [1.0]
-
-
-def test_reward_takes_the_columns_that_trl_passes():
-    rows = dataset("train", 4)
-    columns = {"prompts": rows["prompt"], "completion_ids": [[1]] * 4, "trainer_state": None}
-    answers = list(rows["answer"])
-    assert reward(completions=[f"|{a}" for a in answers], answer=answers, **columns) == [1.0] * 4
-
-
-def test_reward_wants_one_answer_for_each_completion():
-    with pytest.raises(ValueError, match="2 completions for 1 answers"):
-        reward(["|1", "|2"], ["1"])
 
 
 def test_tokenizer_survives_every_way_to_load_it(tmp_path):
@@ -148,6 +151,8 @@ def test_a_conversation_is_read_as_its_text():
     encoder = tokenizer()
     chat = encoder.apply_chat_template([{"role": "user", "content": "537*6="}], add_generation_prompt=True)
     assert chat.input_ids == encoder("537*6=").input_ids
+    longest = max(len(encoder(p.scratchpad + EOS).input_ids) for p in problems("train", 6480))
+    assert longest == 33 <= MAX_COMPLETION_LENGTH
 
 
 def test_the_task_alone_loads_no_framework():
