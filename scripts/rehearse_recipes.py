@@ -80,12 +80,11 @@ def overrides(recipe: str) -> list[str]:
 
 
 def code() -> str:
-    """A digest of the package's code and recipes: a result holds for these."""
-    package = Path(bandpo.__file__).parent
-    files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
+    """A digest of both packages' code and recipes: a result holds for these."""
     digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+    for package in (Path(bandpo.__file__).parent, SHIPPED.parent):
+        for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml")):
+            digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

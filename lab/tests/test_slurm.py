@@ -218,7 +218,7 @@ def test_a_job_without_a_name_is_asked_for():
 def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_factory):
     """Ray and verl are real, small and on the CPU; both nodes are this machine."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
-    from lab.test_launching import end_ray, small
+    from test_launching import end_ray, small
 
     from bandpo_lab.cost import read_steps
     from bandpo_lab.rehearsal import files

@@ -81,11 +81,9 @@ def rehearse_command(
         say(escape(found.prompts))
     for check in found.checks:
         mark = (
-            "[red]FAIL[/red]"
-            if not check.ok
-            else "[yellow]warn[/yellow]"
-            if check.warning
-            else "[green]ok  [/green]"
+            ("[yellow]warn[/yellow]" if check.warning else "[green]ok  [/green]")
+            if check.ok
+            else "[red]FAIL[/red]"
         )
         say(f"{mark} [bold]{check.name}[/bold]: {escape(check.detail)}")
     say("[bold]Not covered[/bold]")

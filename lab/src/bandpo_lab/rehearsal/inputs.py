@@ -103,11 +103,10 @@ class Prompts:
 
 
 def _additions(prompt_key: str) -> list[dict[str, Any]]:
+    question = "What is {} + {}? Write the answer in \\boxed{{}}."
     return [
         {
-            prompt_key: [
-                {"role": "user", "content": f"What is {a} + {a + 3}? Write the answer in \\boxed{{}}."}
-            ],
+            prompt_key: [{"role": "user", "content": question.format(a, a + 3)}],
             "data_source": "math_dapo",
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(2 * a + 3)},

@@ -51,10 +51,8 @@ def run_card(arguments: Arguments, folder: RunFolder) -> str:
     missing = {"evaluation.json": not run.eval_prompts, "checkpoint-*/": training.save_strategy == "no"}
     files = [[f"`{name}`", what] for name, what in FILES.items() if not missing.get(name)]
     scores = folder.evaluations
-    rows = [
-        [score, *(f"{of_one[score]:.3f}" for of_one in scores.values())]
-        for score in next(iter(scores.values()), {})
-    ]
+    names = next(iter(scores.values()), {})
+    rows = [[score, *(f"{of_one[score]:.3f}" for of_one in scores.values())] for score in names]
     parts = [
         f"---\n{header.to_yaml()}\n---",
         f"# {folder.path.name}",

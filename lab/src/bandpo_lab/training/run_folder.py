@@ -173,9 +173,8 @@ class RunFolder:
         """Put these rows in the place of the metrics."""
         if self._main:
             with replacing(self.metrics) as unfinished:
-                unfinished.write_text(
-                    "".join(json.dumps({"step": row["step"], **row}) + "\n" for row in rows)
-                )
+                lines = [json.dumps({"step": row["step"], **row}) for row in rows]
+                unfinished.write_text("".join(f"{line}\n" for line in lines))
 
     def history(self) -> list[dict[str, Any]]:
         """The logged metrics, one row per log step."""
@@ -194,15 +193,8 @@ class RunFolder:
     def finish(self) -> None:
         """Say by a manifest that everything is there."""
         if self._main:
-            parts = [
-                self._config,
-                self.metrics,
-                self.evaluation,
-                self.curves,
-                self.readme,
-                *self.model.rglob("*"),
-            ]
-            seal(self.path, (part for part in parts if part.is_file()))
+            parts = (self._config, self.metrics, self.evaluation, self.curves, self.readme)
+            seal(self.path, (part for part in (*parts, *self.model.rglob("*")) if part.is_file()))
 
     def record_error(self) -> None:
         """Append the traceback of the error being handled to error.log, if the disk takes it."""
