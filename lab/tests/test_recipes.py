@@ -113,6 +113,7 @@ def test_the_folder_of_checkpoints():
     assert compose(*EXPERIMENT, variant="base").trainer.default_local_dir == checkpoints()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["band-tv", "band-kl-relaxed"])
 def test_the_radius_of_an_ablation_is_one_setting(rule):
     config = compose("+paper/model=qwen2.5-7b", f"+paper/rule={rule}", "recipe.radius=0.03")
