@@ -8,7 +8,7 @@ output is written every minute and at the end; stop and start again with the sam
 
 What must hold: no NaN; 0 ≤ lower ≤ 1 ≤ upper ≤ 1/p; both margins within the documented error of the root, by the
 constraint evaluated here from its definition in float64 (`constraint`, which shares no code with bandpo); no narrower
-at a radius 1 % larger; the complementary event sees the mirrored interval; `Band.apply` agrees with the bounds away
+at a radius 1 % larger; the complementary event sees the mirrored interval; `Band.outside` agrees with the bounds away
 from them; the same bits when run again, in another shape, at another position, and alone.
 """
 
@@ -26,7 +26,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from bandpo import Band, Divergence, FDivergence, parse, ratio_bounds
+=======
+from bandpo.bounds import ratio_bounds
+from bandpo.divergences import Divergence, FDivergence
+from bandpo.rules import Band
+from bandpo.text import parse_divergence
+>>>>>>> f7d3ab4 (Tools take names from their modules; a rehearsal's result holds for both distributions)
 
 BATCH = 2**15
 BARS = {torch.float32: 1e-5, torch.float64: 1e-12}
