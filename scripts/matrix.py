@@ -47,7 +47,7 @@ class Environment:
         extras: Of bandpo, to install with it and with the lab.
         torch: As a requirement.
         about: The distribution whose version is at issue, where there is no adapter.
-        python: The command that makes the environment.
+        python: The command that makes the environment, if it is not of the Python that runs this script.
         locked: Whether every version is the lock's, not torch's alone.
         against: What the tests met.
     """
@@ -58,7 +58,7 @@ class Environment:
     extras: str = ""
     torch: str = TORCH
     about: str = ""
-    python: str = sys.executable
+    python: str = ""
     locked: bool = False
     against: str = "the real package"
 
@@ -157,7 +157,7 @@ def install(environment: Environment, home: Path, version: str) -> Path:
     wanted = f"{environment} {version} {constraints}"
     if done.exists() and done.read_text() == wanted:
         return python
-    subprocess.run([environment.python, "-m", "venv", home], check=True)
+    subprocess.run([environment.python or sys.executable, "-m", "venv", home], check=True)
     (home / "constraints.txt").write_text(constraints)
 
     def pip(*what: str) -> None:
@@ -180,7 +180,7 @@ def install(environment: Environment, home: Path, version: str) -> Path:
 def run(name: str, folder: Path, version: str) -> dict[str, Any]:
     """Install, test, and say what happened."""
     environment, core = ENVIRONMENTS[name], core_digest()
-    if subprocess.run(["bash", "-c", f"'{environment.python}' --version"], capture_output=True).returncode:
+    if environment.python and subprocess.run(["sh", "-c", f"{environment.python} --version"]).returncode:
         return {"core": core, "absent": environment.python}
     home = folder / name.replace(", ", "-").replace(" ", "-")
     python, report = install(environment, home, version), home / "tests.xml"

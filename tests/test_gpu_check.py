@@ -62,6 +62,7 @@ def ends(allowance, device):
     yield from one_row_and(lambda: None)(allowance, device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "seconds", "needs", "expected"),
     [
