@@ -16,13 +16,7 @@ import mpmath as mp
 import torch
 
 import oracle
-<<<<<<< HEAD
 from bandpo import Divergence, FDivergence, RatioBounds, parse, ratio_bounds
-=======
-from bandpo.bounds import RatioBounds, ratio_bounds
-from bandpo.divergences import FDivergence
-from bandpo.text import parse_divergence
->>>>>>> f7d3ab4 (Tools take names from their modules; a rehearsal's result holds for both distributions)
 
 
 def worst_error(

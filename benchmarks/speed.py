@@ -18,15 +18,8 @@ from pathlib import Path
 
 import torch
 
-<<<<<<< HEAD
 from bandpo import KL, Band, FixedClip, TotalVariation, policy_loss, ratio_bounds
 from bandpo.divergences import JensenShannon, PearsonChi2
-=======
-from bandpo.bounds import ratio_bounds
-from bandpo.divergences import KL, JensenShannon, PearsonChi2, TotalVariation
-from bandpo.loss import policy_loss
-from bandpo.rules import Band, FixedClip
->>>>>>> f7d3ab4 (Tools take names from their modules; a rehearsal's result holds for both distributions)
 from measuring import compete, stamp
 
 RADIUS = 0.05

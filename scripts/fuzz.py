@@ -26,14 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from bandpo import Band, Divergence, FDivergence, parse, ratio_bounds
-=======
-from bandpo.bounds import ratio_bounds
-from bandpo.divergences import Divergence, FDivergence
-from bandpo.rules import Band
-from bandpo.text import parse_divergence
->>>>>>> f7d3ab4 (Tools take names from their modules; a rehearsal's result holds for both distributions)
 
 BATCH = 2**15
 BARS = {torch.float32: 1e-5, torch.float64: 1e-12}

@@ -199,7 +199,7 @@ def test_what_cannot_work_is_refused(arguments, message, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_small_form_runs_to_its_end(tmp_path):
     output = tmp_path / "gpu_check.json"
     whole = run("--small", "--output", output)

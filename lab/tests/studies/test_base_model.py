@@ -76,7 +76,7 @@ def test_card_agrees_with_a_fresh_measurement(shipped, card):
     assert stated["pass@32"] > stated["mean@32"] > 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("changes", [{}, {"tail": 0.002}], ids=str)
 def test_the_script_makes_such_a_model_again(shipped, card, changes):
     # Within bounds, not bit for bit: another processor rounds differently, and training amplifies that.
