@@ -13,11 +13,12 @@ from bandpo import (
     Objective,
     Surrogate,
     TotalVariation,
+    Unclipped,
     parse,
     policy_loss,
 )
 from bandpo.batch import Tokens, at_level
-from bandpo.objectives import ClippedWeight, MiddleTanh, Rollback, SoftClip
+from bandpo.objectives import ClippedWeight, MiddleTanh, Rollback, SequenceMask, SoftClip
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -236,6 +237,25 @@ def test_another_anchor_moves_the_interval_not_the_ratio(rule):
         low, high = (bounds.lower * p / old), (bounds.upper * p / old)
         surrogate = torch.where(advantages > 0, torch.minimum(ratio, high), torch.maximum(ratio, low))
         torch.testing.assert_close(value, -(surrogate * advantages * mask).sum() / mask.sum())
+
+
+def test_another_anchor_is_what_a_drift_and_a_rise_are_measured_from():
+    """One token of A < 0 and p = 0.2 → 0.16; the anchor's p is 0.5, from which it fell, or 0.04, from which it rose."""
+    logp, logp_old, advantages = (torch.tensor([[x]]) for x in (math.log(0.16), math.log(0.2), -1.0))
+    far, near = (torch.tensor([[math.log(p)]]) for p in (0.5, 0.04))
+    masked = Method(Unclipped(), SequenceMask(0.5))
+    assert not gradient(
+        logp, logp_old, advantages, method=masked, logp_anchor=far
+    ).any()  # log(0.5/0.16) > 0.5
+    assert gradient(logp, logp_old, advantages, method=masked).any()  # log(0.2/0.16) is less
+    outside = Method(FixedClip(0.2), Masked(both_sides=True))
+    for anchor, name in ((far, "clip_low"), (near, "dual_clip")):
+        metrics = policy_loss(logp, logp_old, advantages, method=outside, logp_anchor=anchor).metrics
+        assert {key: metrics[key].item() for key in ("clip_low", "dual_clip")} == {
+            "clip_low": 0.0,
+            "dual_clip": 0.0,
+            name: 1.0,
+        }
 
 
 def test_weights_multiply_the_loss():

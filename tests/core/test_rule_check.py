@@ -296,6 +296,10 @@ WRONG_DIVERGENCES = {
     ),
     "nan": (divergence(lambda x: torch.where(x < -1, math.nan, kl(x)), torch.expm1), r"f\(-5\) is nan"),
     "of another shape": (divergence(lambda x: kl(x).sum(), torch.expm1), "f must be elementwise"),
+    "spent off by 1 %": (
+        divergence(kl, torch.expm1, spent=lambda log_ratio, logp: 1.01 * KL().spent(log_ratio, logp)),
+        r"spent.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
+    ),
     "spent of another": (
         divergence(kl, torch.expm1, spent=lambda log_ratio, logp: log_ratio**2),
         r"spent.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
