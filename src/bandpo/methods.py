@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec
 
 from bandpo import _checks
@@ -34,7 +34,6 @@ from bandpo.objectives import (
     Surrogate,
     Unweighted,
 )
-from bandpo.radius import TrainingState
 from bandpo.rules import Band, ClipRule, FixedClip, Sides, Unclipped
 
 __all__ = [
@@ -104,11 +103,6 @@ class Method:
     def only_rule(self) -> bool:
         """Whether a clip rule is all of it: a trainer's own level, average and dual clip then stand beside it."""
         return self == Method(self.clip)
-
-    def resolved(self, state: TrainingState) -> Method:
-        """The method with numbers for its rule's radii, as far as the state tells them."""
-        now = self.clip.resolved(state)
-        return self if now is self.clip else replace(self, clip=now)
 
 
 class Paper(NamedTuple):

@@ -41,6 +41,19 @@ def test_another_anchor_moves_the_interval():
     torch.testing.assert_close(seen.clipped, torch.tensor([[0.6, 0.5, 0.6, 0.6]]))  # 1.2·½, 1.0·½, …
 
 
+def test_an_anchor_is_taken_at_the_level_of_the_ratio():
+    """The sequence's geometric means: p = 0.2 before, 0.1 at the anchor, 0.2 now."""
+    seen = tokens(level="sequence", logp_anchor=torch.tensor([[0.02, 0.5, 0.1, 0.1]]).log())
+    torch.testing.assert_close(seen.logp_anchor.exp(), torch.full((1, 4), 0.1))
+    torch.testing.assert_close(seen.log_ratio_anchor, (seen.logp_old + seen.log_ratio) - math.log(0.1))
+
+
+def test_an_objective_sees_the_entropy():
+    entropy = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
+    assert torch.equal(tokens(entropy=entropy).entropy, entropy)
+    assert tokens().entropy is None
+
+
 def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
     calls = []
     monkeypatch.setattr(Band, "bounds", lambda self, logp: calls.append(1) or ratio_bounds(logp, KL(), 0.05))

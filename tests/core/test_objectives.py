@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from bandpo import (
     DCPO,
     KL,
     Band,
+    DualClip,
     FixedClip,
     Masked,
     Method,
@@ -18,7 +20,7 @@ from bandpo import (
     policy_loss,
 )
 from bandpo.batch import Tokens, at_level
-from bandpo.objectives import ClippedWeight, MiddleTanh, Rollback, SequenceMask, SoftClip
+from bandpo.objectives import ClippedWeight, MiddleTanh, Rollback, SelfAnchored, SequenceMask, SoftClip
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -256,6 +258,21 @@ def test_another_anchor_is_what_a_drift_and_a_rise_are_measured_from():
             "dual_clip": 0.0,
             name: 1.0,
         }
+
+
+@pytest.mark.parametrize(
+    "around", [partial(DualClip, 3.0), partial(SequenceMask, 9.0), SelfAnchored], ids=repr
+)
+def test_what_stands_around_an_objective_leaves_the_other_tokens_to_it(around):
+    seen = Tokens.from_batch(*FOUR, rule=FixedClip(0.2))
+    inner, same = (
+        ClippedWeight(),
+        seen.advantages < 0,
+    )  # none of ratio above 3, none of a sequence that drifted
+    for name in ("weight", "value"):
+        found, expected = getattr(around(inner), name)(seen), getattr(inner, name)(seen)
+        torch.testing.assert_close(found[same], expected[same])
+        assert not torch.equal(expected[same], getattr(Surrogate(), name)(seen)[same])
 
 
 def test_weights_multiply_the_loss():
