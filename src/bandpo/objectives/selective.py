@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +18,26 @@ from bandpo.objectives.clipped import Surrogate
 __all__ = ["Balanced", "DualClip", "SelfAnchored", "SequenceMask", "Unweighted"]
 
 
+class _Around(Objective):
+    """Another objective, but for some tokens, which get one weight and one reported ratio."""
+
+    objective: Objective
+
+    @abstractmethod
+    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        """Which tokens, their weight, and what stands for their ratio in the reported loss."""
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        these, weight, _ = self._apart(tokens)
+        return self.objective.weight(tokens).masked_fill(these, weight)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        these, _, value = self._apart(tokens)
+        return self.objective.value(tokens).masked_fill(these, value)
+
+
 @dataclass(frozen=True)
-class DualClip(Objective):
+class DualClip(_Around):
     """Another objective without the gradient of tokens with A < 0 and ``r > max_ratio``; they report ``−max_ratio·A``.
 
     Args:
@@ -42,18 +61,12 @@ class DualClip(Objective):
             raise InvalidValue(f"dual_clip must be above 1, got {self.max_ratio!r}")
         is_objective(self.objective)
 
-    def _dropped(self, tokens: Tokens) -> Tensor:
-        return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio)
-
-    def weight(self, tokens: Tokens) -> Tensor:
-        return self.objective.weight(tokens).masked_fill(self._dropped(tokens), 0.0)
-
-    def value(self, tokens: Tokens) -> Tensor:
-        return self.objective.value(tokens).masked_fill(self._dropped(tokens), self.max_ratio)
+    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio), 0.0, self.max_ratio
 
 
 @dataclass(frozen=True)
-class SequenceMask(Objective):
+class SequenceMask(_Around):
     """Another objective without the sequences that have A < 0 and have drifted too far.
 
     A sequence has drifted where the mean of ``log π_anchor − log π`` over its tokens is above ``max_kl``. The anchor is
@@ -79,18 +92,13 @@ class SequenceMask(Objective):
         _checks.positive("max_kl", self.max_kl)
         is_objective(self.objective)
 
-    def _dropped(self, tokens: Tokens) -> Tensor:
-        return (tokens.advantages < 0) & (tokens.sequence_mean(-tokens.log_ratio_anchor) > self.max_kl)
-
-    def weight(self, tokens: Tokens) -> Tensor:
-        return self.objective.weight(tokens).masked_fill(self._dropped(tokens), 0.0)
-
-    def value(self, tokens: Tokens) -> Tensor:
-        return self.objective.value(tokens).masked_fill(self._dropped(tokens), 0.0)
+    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        drifted = tokens.sequence_mean(-tokens.log_ratio_anchor) > self.max_kl
+        return (tokens.advantages < 0) & drifted, 0.0, 0.0
 
 
 @dataclass(frozen=True)
-class SelfAnchored(Objective):
+class SelfAnchored(_Around):
     """UP's form: tokens with A > 0 have weight 1, as if the old policy were the current one.
 
     Args:
@@ -113,11 +121,8 @@ class SelfAnchored(Objective):
     def __post_init__(self) -> None:
         is_objective(self.objective)
 
-    def weight(self, tokens: Tokens) -> Tensor:
-        return self.objective.weight(tokens).masked_fill(tokens.advantages > 0, 1.0)
-
-    def value(self, tokens: Tokens) -> Tensor:
-        return self.objective.value(tokens).masked_fill(tokens.advantages > 0, 1.0)
+    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        return tokens.advantages > 0, 1.0, 1.0
 
 
 @dataclass(frozen=True)
