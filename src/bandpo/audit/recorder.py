@@ -79,11 +79,8 @@ class Recorder:
 
     Args:
         folder: Where the files go; made if it is not there.
-        method: The run's method, which a replay shows first; or ``clip``, ``objective`` and ``level``, as for
-            `bandpo.policy_loss`. It may be left out.
-        clip: The run's rule.
-        objective: The run's objective.
-        level: ``token`` or ``sequence``.
+        method: The run's method, which a replay shows first; as for `bandpo.policy_loss`. It may be left out.
+        clip: Another name of ``method``.
         anchor: Whose log-probabilities the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
         every: Steps that are no multiple of it are left out. (Calls of `add` are counted where no step is given.)
         share: Share of the sequences that is kept, in (0, 1], drawn at random.
