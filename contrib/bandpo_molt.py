@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def install(*, clip: ClipRule | str | None = None, method: Method | str | None = None) -> None:
+def install(
+    *, method: Method | ClipRule | str | None = None, clip: Method | ClipRule | str | None = None
+) -> None:
     """Give Molt's loss ``ppo`` the bounds of a clip rule, in this process.
 
     Args:
-        clip: A clip rule or its text form; ``Band(KL(), 0.05)`` by default.
-        method: In its place a method that is PPO's surrogate on other bounds, such as ``DAPO()``.
+        method: A clip rule, or a method that is PPO's surrogate on other bounds, such as ``DAPO()``; or its text form.
+            ``Band(KL(), 0.05)`` by default.
+        clip: Another name of ``method``.
 
     Raises:
         ValueError: a setting cannot be read, or the method is more than bounds. When the loss is computed: a counted
@@ -39,7 +42,7 @@ def install(*, clip: ClipRule | str | None = None, method: Method | str | None =
     """
     from molt.models import loss
 
-    rule, stock = read_rule(clip=clip, method=method), loss.ppo_policy_loss
+    rule, stock = read_rule(method=method, clip=clip), loss.ppo_policy_loss
 
     def ppo(
         ratio: Float[Tensor, "batch time"],

@@ -40,9 +40,7 @@ class BandGRPOTrainer(GRPOTrainer):
 
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
-        self._rule = read_rule(
-            "BANDPO_", clip=os.environ.get("BANDPO_CLIP"), method=os.environ.get("BANDPO_METHOD")
-        )
+        self._rule = read_rule("BANDPO_", os.environ.get("BANDPO_METHOD"), os.environ.get("BANDPO_CLIP"))
         if self.loss_type not in CLAMPED:
             raise InvalidValue(
                 f"--loss_type {self.loss_type} does not clamp the ratio; use {', '.join(CLAMPED)}"

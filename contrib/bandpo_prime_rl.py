@@ -7,7 +7,7 @@
     [trainer.loss.kwargs]
     method = "SAPO(1.0, 1.05)"
 
-In place of ``method``, ``clip`` names a clip rule; without both it is ``Band(KL(), 0.05)``.
+``clip`` is another name of ``method``; without both it is ``Band(KL(), 0.05)``.
 
 Anchor: the sampler's log-probabilities (``inference_logprobs``), the only old ones that prime-rl has. The bounds
 therefore cover the mismatch between sampler and trainer too.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import read_parts, sum_loss
+from bandpo.integrations._adapt import read_method, sum_loss
 from bandpo.loss import LossOutputs
 
 if TYPE_CHECKING:
@@ -44,20 +44,14 @@ def loss(
     *,
     method: str | None = None,
     clip: str | None = None,
-    objective: str | None = None,
-    level: str | None = None,
-    dual_clip: float | None = None,
     kl_tau: float = 0.0,
 ) -> LossOutputs:
     """The loss of one sequence, summed over its counted tokens; prime-rl divides by the global count.
 
     Args:
         inputs: prime-rl's ``LossInputs`` of one sequence.
-        method: A method in its text form, see `bandpo.parse`.
-        clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
-        objective: Beside ``clip``, see `bandpo.policy_loss`.
-        level: Beside ``clip``, see `bandpo.policy_loss`.
-        dual_clip: See `bandpo.policy_loss`.
+        method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
+        clip: Another name of ``method``.
         kl_tau: Weight ≥ 0 of the penalty ``log_ratio²`` on every counted token. prime-rl's own default loss has one
             of 1e-3: give the same here to change the method and nothing else.
 
@@ -65,22 +59,14 @@ def loss(
         An object with prime-rl's two fields, ``loss`` and ``metrics`` (those of `bandpo.policy_loss`).
 
     Raises:
-        ValueError: a setting cannot be read, ``method`` stands beside what it fixes, or a counted log-probability is
-            out of range.
+        ValueError: a setting cannot be read, both names are given, or a counted log-probability is out of range.
     """
-    parts = read_parts(
-        "trainer.loss.kwargs.",
-        method=method,
-        clip=clip,
-        objective=objective,
-        level=level,
-        dual_clip=dual_clip,
-    )
+    chosen = read_method("trainer.loss.kwargs.", method, clip)
     if not kl_tau >= 0:
         raise InvalidValue(f"kl_tau must be at least 0, got {kl_tau!r}")
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask
     weights = getattr(inputs, "loss_weights", None)
-    total, metrics = sum_loss(parts, logp, logp_old, inputs.advantages, mask, weights)
+    total, metrics = sum_loss(chosen, logp, logp_old, inputs.advantages, mask, weights)
     if kl_tau:
         penalty = kl_tau * (logp - logp_old)[mask].square()
         total = total + (penalty if weights is None else penalty * weights[mask]).sum()

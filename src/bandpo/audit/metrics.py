@@ -111,11 +111,7 @@ class Audit:
         """
         run = as_method(method, clip)
         batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
-
-        def view(method: Method) -> Tokens:
-            return batch.tokens(method.clip, method.level)
-
-        return cls.from_views(view, run, view(run), counterfactuals)
+        return cls.from_views(batch.seen_by, run, batch.seen_by(run), counterfactuals)
 
     @classmethod
     @torch.no_grad()

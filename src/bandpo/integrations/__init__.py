@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bandpo.integrations._adapt import Epsilons, epsilons, read_parts, read_rule, reduced_loss, sum_loss
+from bandpo.integrations._adapt import Epsilons, epsilons, read_method, read_rule, reduced_loss, sum_loss
 
 __all__ = [
     "ADAPTERS",
     "Adapter",
     "Epsilons",
     "epsilons",
-    "read_parts",
+    "read_method",
     "read_rule",
     "reduced_loss",
     "sum_loss",

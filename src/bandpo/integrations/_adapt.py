@@ -13,101 +13,95 @@ import torch
 from bandpo.errors import InvalidValue
 from bandpo.loss import LossOutputs, policy_loss
 from bandpo.methods import Method
-from bandpo.objectives import DualClip, Objective, Surrogate
+from bandpo.objectives import DualClip, Surrogate
 from bandpo.radius import Radius
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule, bands
-from bandpo.text import as_method, parse
+from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
 
-def read_parts(prefix: str = "", **settings: Any) -> Method:
-    """What the settings of a framework ask for, refused where it cannot be had there.
+def read_method(prefix: str = "", method: Any = None, clip: Any = None, *, moves: bool = False) -> Method:
+    """The method that a framework's settings name, refused where it cannot be had there.
 
     Args:
         prefix: Where the settings stand, for the error: ``trainer.algorithm.``.
-        settings: ``method``, ``clip``, ``objective``, ``level`` and ``dual_clip`` as for `bandpo.policy_loss`, None
-            where not given. By default PPO's surrogate under ``Band(KL(), 0.05)``.
+        method: As for `bandpo.policy_loss`. By default PPO's surrogate under ``Band(KL(), 0.05)``.
+        clip: Another name of ``method``.
+        moves: Whether the trainer knows what a radius may depend on.
 
     Raises:
-        ValueError: a setting cannot be read, `bandpo.check` refuses it, or a radius depends on what a framework does
-            not tell its loss; the message starts with the setting's name.
+        ValueError: it cannot be read, both names are given, `bandpo.check` refuses it, or a radius depends on what a
+            framework does not tell its loss; the message starts with the setting's name.
 
-    >>> read_parts(method="DAPO()").clip
+    >>> read_method(method="DAPO()").clip
     FixedClip(low=0.2, high=0.28)
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    for name, value in given.items():
-        with _naming(prefix + name):
-            (_check_text if isinstance(value, str) else _check)(name, value)
-    with _naming(f"{prefix}method"):
-        return composed(**given)
+    read = _read_text if isinstance(clip if method is None else method, str) else _read
+    with naming(f"{prefix}{'clip' if method is None else 'method'}"):
+        return read(method, clip, moves)
 
 
-def composed(
-    method: Any = None, clip: Any = None, objective: Any = None, level: Any = None, dual_clip: Any = None
-) -> Method:
-    """A method, or a clip rule with what stands beside it."""
-    beside = {"clip": clip, "objective": objective, "level": level}
-    beside = {name: value for name, value in beside.items() if value is not None}
-    if method is not None and beside:
-        raise InvalidValue(f"method={method!r} already says what {' and '.join(beside)} would; leave one out")
-    made = as_method(method, clip)
-    if objective is not None:
-        made = replace(
-            made, objective=parse(objective, Objective) if isinstance(objective, str) else objective
-        )
-    if level is not None:
-        made = replace(made, level=level)
-    return made if dual_clip is None else replace(made, objective=DualClip(dual_clip, made.objective))
-
-
-def read_rule(prefix: str = "", **settings: Any) -> ClipRule:
-    """`read_parts` for a framework that can be given bounds alone, since the rest of the loss is its own.
+def read_rule(prefix: str = "", method: Any = None, clip: Any = None) -> ClipRule:
+    """`read_method` for a framework that can be given bounds alone, since the rest of the loss is its own.
 
     Raises:
-        ValueError: see `read_parts`; or the method is not PPO's surrogate on one ratio per token.
+        ValueError: see `read_method`; or the method is not PPO's surrogate on one ratio per token.
 
     >>> read_rule(method="DAPO()"), read_rule()
     (FixedClip(low=0.2, high=0.28), Band(divergence=KL(), radius=0.05, max_ratio=10.0))
     """
-    parts = read_parts(prefix, **settings)
-    if (parts.objective, parts.level) != (Surrogate(), "token"):
+    read = read_method(prefix, method, clip)
+    if (read.objective, read.level) != (Surrogate(), "token"):
+        name, given = ("clip", clip) if method is None else ("method", method)
         raise InvalidValue(
-            f"{prefix}method: {settings['method']!r} is {parts.objective!r} per {parts.level}, but this framework's "
-            "loss can only be given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
+            f"{prefix}{name}: {given!r} is {read.objective!r} per {read.level}, but this framework's loss can only be "
+            "given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
-    return parts.clip
+    return read.clip
+
+
+def with_dual_clip(method: Method, max_ratio: float, setting: str) -> Method:
+    """A clip rule alone with the framework's own dual clip; a whole method as it is, since it brings its own.
+
+    Args:
+        method: What `read_method` gave.
+        max_ratio: The framework's dual clip; ``inf`` for none.
+        setting: What the framework calls it, for the error.
+
+    >>> with_dual_clip(read_method(clip="FixedClip()"), 3.0, "clip_ratio_c").objective
+    DualClip(max_ratio=3.0, objective=Surrogate(beyond=0.0))
+    """
+    with naming(setting):
+        return replace(method, objective=DualClip(max_ratio)) if method.only_rule else method
 
 
 @contextmanager
-def _naming(setting: str) -> Iterator[None]:
+def naming(setting: str) -> Iterator[None]:
+    """Puts the setting's name before the error that its value causes."""
     try:
         yield
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"{setting}: {error}") from error
 
 
-def _check(name: str, value: Any) -> None:
-    parts = composed(**{name: value})
-    _refuse_moving_radii(parts.clip)
-    check(parts.clip)
-    check(parts.objective)
-
-
-_check_text = lru_cache(_check)  # verl reads its settings for each loss
-
-
-def _refuse_moving_radii(rule: ClipRule) -> None:
-    for radius in (band.radius for band in bands(rule).values()):
-        if isinstance(radius, Radius) and radius.needs:
+def _read(method: Any, clip: Any, moves: bool) -> Method:
+    read = as_method(method, clip)
+    for band in bands(read.clip).values():
+        if isinstance(band.radius, Radius) and band.radius.needs and not moves:
             raise InvalidValue(
-                f"{radius!r} depends on {radius.needs}, which this framework does not tell its loss; give "
+                f"{band.radius!r} depends on {band.radius.needs}, which this framework does not tell its loss; give "
                 "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
             )
+    check(read.clip)
+    check(read.objective)
+    return read
+
+
+_read_text = lru_cache(_read)  # verl reads its settings for each loss
 
 
 class Epsilons(NamedTuple):
@@ -146,7 +140,7 @@ def epsilons(
 
 
 def sum_loss(
-    parts: Method,
+    method: Method,
     logp: Tensor,
     logp_old: Tensor,
     advantages: Tensor,
@@ -161,11 +155,11 @@ def sum_loss(
     if not mask.any():
         metrics = policy_loss(*torch.zeros(3, 1, 1, device=logp.device)).metrics
         return LossOutputs(logp.masked_fill(mask == 0, 0.0).sum(), metrics)
-    return policy_loss(logp, logp_old, advantages, mask, method=parts, weights=weights, aggregation="sum")
+    return policy_loss(logp, logp_old, advantages, mask, method=method, weights=weights, aggregation="sum")
 
 
 def reduced_loss(
-    parts: Method,
+    method: Method,
     logp: Tensor,
     logp_old: Tensor,
     advantages: Tensor,
@@ -175,7 +169,7 @@ def reduced_loss(
 ) -> LossOutputs:
     """`sum_loss` averaged by a framework's own reduction of per-token losses, which knows of the global batch."""
     counts = token_weights(reduce, mask)
-    return sum_loss(parts, logp, logp_old, advantages, mask, counts if weights is None else counts * weights)
+    return sum_loss(method, logp, logp_old, advantages, mask, counts if weights is None else counts * weights)
 
 
 def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:

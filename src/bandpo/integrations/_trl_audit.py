@@ -5,7 +5,6 @@ TRL computes the log-probabilities inside its loss, so they are caught where the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +17,7 @@ from bandpo.audit.logs import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
 from bandpo.audit.watch import Watch
-from bandpo.batch import Tokens
+from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
@@ -114,13 +113,13 @@ class AuditMixin(GRPOTrainer):
         if self.record is not None:
             self._recorder = Recorder(
                 self.record,
-                method=self.run_method(),
+                method=self.audited_method(),
                 anchor=getattr(self.args, "anchor", "trainer"),
                 process=self.accelerator.process_index,
                 framework=f"trl {trl.__version__}",
             )
 
-    def run_method(self) -> Method:
+    def audited_method(self) -> Method:
         """What is audited: for a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
         return with_trl_masks(_stock_method(self), self.args)
 
@@ -172,38 +171,29 @@ class AuditMixin(GRPOTrainer):
             mask=counted_tokens(inputs),
             entropy=entropy,
             step=self.state.global_step,
-            method=self.run_method(),
+            method=self.audited_method(),
         )
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""
         if self._audits_this_step():
-            run = self.run_method()
-            view = self._view(inputs, logp, entropy)
-            self._record(Audit.from_views(view, run, view(run)))
+            run, batch = self.audited_method(), self._batch_of(inputs, logp, entropy)
+            self._record(Audit.from_views(batch.seen_by, run, batch.seen_by(run)))
 
     def _audits_this_step(self) -> bool:
         return self.training and bool(self.audit_steps) and self.state.global_step % self.audit_steps == 0
 
-    def _view(
-        self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
-    ) -> Callable[[Method], Tokens]:
-        """The batch as a method sees it."""
+    def _batch_of(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Batch:
+        """The batch as the loss gets it."""
         old = inputs.get("old_per_token_logps")
-
-        def view(parts: Method) -> Tokens:
-            return Tokens.from_batch(
-                logp,
-                logp if old is None else old,
-                inputs["advantages"],
-                counted_tokens(inputs),
-                rule=parts.clip,
-                level=parts.level,
-                logp_anchor=self._anchor(inputs),
-                entropy=entropy,
-            )
-
-        return view
+        return Batch.read(
+            logp,
+            logp if old is None else old,
+            inputs["advantages"],
+            counted_tokens(inputs),
+            logp_anchor=self._anchor(inputs),
+            entropy=entropy,
+        )
 
     def _record(self, audit: Audit) -> None:
         since = self._since_log
@@ -226,7 +216,7 @@ class AuditMixin(GRPOTrainer):
             if self._watch is None:
                 per_batch = self.losses_per_batch
                 losses = per_batch * self.accelerator.num_processes
-                self._watch = Watch(self.run_method().clip, losses, framework="trl")
+                self._watch = Watch(self.audited_method().clip, losses, framework="trl")
             if since.first is not None:
                 self._watch.before_update(since.first.metrics())
             self._watch(metrics, entropy=logs.get("entropy"), reward=logs.get("reward"))
@@ -267,17 +257,17 @@ def _stock_method(trainer: GRPOTrainer) -> Method:
     return Method(Unclipped(), objective(), "token" if trainer.loss_type == "vespo" else level)
 
 
-def with_trl_masks(parts: Method, args: Any) -> Method:
+def with_trl_masks(method: Method, args: Any) -> Method:
     """A method with what TRL does to tokens besides: its two-sided clip ``delta`` and its off-policy mask.
 
     The mask's drift is measured from the anchor. TRL measures it from the rollout engine's log-probabilities, which are
     others only with vLLM.
     """
     if args.delta is not None and args.delta > 1 and args.loss_type in CLIPPED_LOSS_TYPES[:-1]:
-        parts = replace(parts, objective=DualClip(args.delta, parts.objective))
+        method = replace(method, objective=DualClip(args.delta, method.objective))
     if args.off_policy_mask_threshold is not None:
-        parts = replace(parts, objective=SequenceMask(args.off_policy_mask_threshold, parts.objective))
-    return parts
+        method = replace(method, objective=SequenceMask(args.off_policy_mask_threshold, method.objective))
+    return method
 
 
 def counted_tokens(inputs: dict[str, Any]) -> Tensor:

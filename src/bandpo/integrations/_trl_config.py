@@ -1,19 +1,19 @@
-"""The settings of `BandGRPOTrainer`."""
+"""The settings of TRL's trainers with a method."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from trl import GRPOConfig
 
 from bandpo.errors import InvalidType, InvalidValue
-from bandpo.integrations._adapt import composed
+from bandpo.integrations._adapt import read_method
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight, Surrogate
+from bandpo.objectives import ClippedWeight
 from bandpo.rules import Capped, Sides, Unclipped
-from bandpo.text import as_method, as_text, parse
+from bandpo.text import as_method, as_text
 
 
 class _Replaced(float):
@@ -32,17 +32,43 @@ class _Replaced(float):
 
 
 @dataclass
-class BandGRPOConfig(GRPOConfig):
-    """`GRPOConfig` with a method, or a clip rule and an objective, in place of ``epsilon`` and ``epsilon_high``.
+class MethodSettings:
+    """What every config of TRL's gets: a method, by either of its names, in place of two epsilons."""
+
+    method: str | None = field(
+        default=None,
+        metadata={
+            "help": "A clip rule or a method: 'Band(KL(), 0.05)' (the default), 'Band(KL(), Linear(0.05, 0.01))', "
+            "'FixedClip(0.2, 0.28)', 'Unclipped()', 'DPPO()', 'SAPO(1.0, 1.05)', "
+            "'Method(FixedClip(0.2), Masked(20))', ..."
+        },
+    )
+    clip: str | None = field(default=None, metadata={"help": "Another name of method."})
+
+    def settle(self, method: Method) -> None:
+        """Put a method into ``method``, as text, and refuse epsilons beside it."""
+        self.method, self.clip = as_text(method), None
+        epsilons: Any = self
+        if (epsilons.epsilon, epsilons.epsilon_high) != (0.2, None):
+            raise InvalidValue(
+                f"epsilon={epsilons.epsilon}, epsilon_high={epsilons.epsilon_high} have no effect beside "
+                f"method={self.method!r}; write the interval as method='FixedClip(low, high)'"
+            )
+
+
+@dataclass
+class BandGRPOConfig(MethodSettings, GRPOConfig):
+    """`GRPOConfig` with a method in place of ``epsilon`` and ``epsilon_high``.
+
+    A clip rule alone leaves to TRL what it does not say: ``importance_sampling_level``, ``loss_type='cispo'`` and
+    ``delta`` stand beside it. A whole method brings its own level and objective. The average is always ``loss_type``'s.
 
     Attributes:
-        method: A method of `bandpo.methods` as text (``"DPPO()"``, ``"SAPO(1.0, 1.05)"``) or as an object, in place of
-            ``clip`` and ``objective``. A method of sequences sets ``importance_sampling_level``. The average is
-            ``loss_type``'s.
-        clip: The clip rule, as text (``"FixedClip(0.2, 0.28)"``) or as a `ClipRule`; ``Band(KL(), 0.05)`` by default.
-            Its radius may be one of `bandpo.radius`. With ``importance_sampling_level="sequence"`` it bounds GSPO's
-            ratio, see `bandpo.policy_loss`.
-        objective: What the loss makes of the rule, as text or as an `Objective`; PPO's ``Surrogate()`` by default.
+        method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
+            ``"DPPO()"``, ``"Method(FixedClip(0.2), Masked(20))"``) or as an object; text from then on. By default
+            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.radius`. At the level of sequences a rule bounds
+            GSPO's ratio, see `bandpo.policy_loss`.
+        clip: Another name of ``method``, where the text ends up.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
@@ -52,33 +78,13 @@ class BandGRPOConfig(GRPOConfig):
             it under any rule. A run that is resumed goes on in the same folder.
 
     Raises:
-        ValueError: a text cannot be read; a ``loss_type`` that is an objective of its own; a combination that cannot
-            work; ``epsilon`` or ``epsilon_high`` given too.
+        ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; a ``loss_type`` that is an objective of its
+            own; a setting beside a whole method that already says it; ``epsilon`` or ``epsilon_high`` given too.
 
-    >>> BandGRPOConfig("out", clip="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).clip
+    >>> BandGRPOConfig("out", clip="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
     'FixedClip(low=0.2, high=0.28)'
     """
 
-    method: str | None = field(
-        default=None,
-        metadata={
-            "help": "A method in place of clip and objective: 'DPPO()', 'CISPO()', 'GSPO()', 'SAPO(1.0, 1.05)', ..."
-        },
-    )
-    clip: str | None = field(
-        default=None,
-        metadata={
-            "help": "Clip rule, e.g. 'Band(KL(), 0.05)' (the default), 'Band(KL(), Linear(0.05, 0.01))', "
-            "'FixedClip(0.2, 0.28)', 'DCPO', 'Unclipped()'."
-        },
-    )
-    objective: str | None = field(
-        default=None,
-        metadata={
-            "help": "What the loss makes of the clip rule: 'Surrogate()' (PPO, the default), 'Surrogate(0.1)' (soft "
-            "clip), 'Masked(20)' (DPPO), 'ClippedWeight()' (CISPO), 'Quadratic()', ..."
-        },
-    )
     anchor: str = field(
         default="trainer",
         metadata={
@@ -106,39 +112,33 @@ class BandGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if self.audit_steps < 0:
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
-        if self.method is None:
-            parts = composed(clip=self.clip, objective=self.objective)
-            self.clip, self.objective = as_text(parts.clip), as_text(parts.objective)
-        else:
-            parts = composed(self.method, clip=self.clip, objective=self.objective)
-            self.method = as_text(parse(self.method) if isinstance(self.method, str) else self.method)
-            if parts.level == "token" and self.importance_sampling_level != "token":
+        method = read_method(method=self.method, clip=self.clip, moves=True)
+        self.settle(method)
+        if not method.only_rule:
+            if (level := self.importance_sampling_level) not in ("token", method.level):
                 raise InvalidValue(
-                    f"importance_sampling_level={self.importance_sampling_level!r}, but {self.method} is a method of "
-                    "tokens; write clip= and objective= for a combination of your own"
+                    f"importance_sampling_level={level!r}, but {self.method} is a method of tokens; a combination of "
+                    "your own is written Method(clip, objective, level='sequence')"
                 )
-            self.importance_sampling_level = parts.level
+            self.importance_sampling_level = method.level
         super().__post_init__()
-        chosen = self.method or f"objective={self.objective!r}"
-        plain = parts.objective == Surrogate()
         if self.loss_type not in CLIPPED_LOSS_TYPES:
             raise InvalidValue(
-                f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {chosen}, "
+                f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {self.method}, "
                 f"one of {', '.join(CLIPPED_LOSS_TYPES[:-1])}, or for {self.loss_type} its method, e.g. "
                 f"method='{self.loss_type.upper()}()'"
             )
-        if self.loss_type == "cispo" and not plain:
-            raise InvalidValue(f"{chosen} and loss_type='cispo' both say how to clip; leave one out")
-        if self.delta is not None and not (plain and self.delta > 1):
-            other = "is no bound above 1" if plain else f"and {chosen} both say how to clip"
-            raise InvalidValue(f"delta={self.delta} {other}; write the dual clip as objective='DualClip(3)'")
+        beside = {"loss_type": self.loss_type == "cispo", "delta": self.delta is not None}
+        for name in [name for name, given in beside.items() if given and not method.only_rule]:
+            raise InvalidValue(
+                f"{self.method} and {name}={getattr(self, name)!r} both say how to clip; leave one out"
+            )
+        if self.delta is not None and not self.delta > 1:
+            raise InvalidValue(
+                f"delta={self.delta} is no bound above 1; a dual clip is Method(clip, DualClip(3))"
+            )
         if self.anchor not in ("trainer", "rollout"):
             raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {self.anchor!r}")
-        if (self.epsilon, self.epsilon_high) != (0.2, None):
-            raise InvalidValue(
-                f"epsilon={self.epsilon}, epsilon_high={self.epsilon_high} have no effect beside a clip rule or "
-                "method; write the interval as clip='FixedClip(low, high)'"
-            )
         self.epsilon = _Replaced(self.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,15 +150,17 @@ class BandGRPOConfig(GRPOConfig):
         )
 
     @property
-    def parts(self) -> Method:
-        """The method, as TRL's loss is to be steered by it."""
-        parts = as_method(self.method) if self.method else composed(clip=self.clip, objective=self.objective)
-        parts = replace(parts, level=self.importance_sampling_level)
+    def whole_method(self) -> Method:
+        """The method, with what a clip rule alone leaves to TRL's own settings."""
+        method = as_method(self.method)
+        if not method.only_rule:
+            return method
+        rule, objective = method.clip, method.objective
         if self.loss_type == "cispo":  # which has no lower bound
-            parts = replace(parts, clip=Sides(Unclipped(), parts.clip), objective=ClippedWeight())
+            rule, objective = Sides(Unclipped(), rule), ClippedWeight()
         if self.delta is not None:  # which caps positive advantages too
-            parts = replace(parts, clip=Capped(parts.clip, self.delta))
-        return parts
+            rule = Capped(rule, self.delta)
+        return Method(rule, objective, self.importance_sampling_level)
 
     @property
     def updates_per_batch(self) -> int:

@@ -22,7 +22,7 @@ from verl.utils import metric
 from bandpo.audit.logs import named_rows
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
 from bandpo.audit.watch import Watch
-from bandpo.batch import Tokens
+from bandpo.batch import Batch, Tokens
 from bandpo.divergences import KL, Divergence, TotalVariation
 from bandpo.integrations._adapt import token_weights
 from bandpo.methods import CISPO, GPG, GSPO, SAPO, Method
@@ -62,11 +62,11 @@ def _vanilla(config: ActorConfig) -> Method:
 
 
 def _dppo(divergence: Divergence) -> Callable[[ActorConfig], Method]:
-    def parts(config: ActorConfig) -> Method:
+    def method(config: ActorConfig) -> Method:
         lower, upper = (Band(divergence, radius, math.inf) for radius in _sides(config))
         return Method(lower if lower == upper else Sides(lower, upper), Masked(config.clip_ratio_c))
 
-    return parts
+    return method
 
 
 def _geo_mean(config: ActorConfig) -> Method:
@@ -210,14 +210,8 @@ class Reporter:
             advantages: See there.
             response_mask: See there.
         """
-        advantages = advantages.masked_fill(response_mask == 0, 0.0)  # may be NaN there
-
-        def view(parts: Method) -> Tokens:
-            return Tokens.from_batch(
-                log_prob, old_log_prob, advantages, response_mask, rule=parts.clip, level=parts.level
-            )
-
-        audit = Audit.from_views(view, run, view(run))
+        batch = Batch.read(log_prob, old_log_prob, advantages, response_mask)
+        audit = Audit.from_views(batch.seen_by, run, batch.seen_by(run))
         flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
         names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
         found = dict(zip(names, flat, strict=True)) | {"clips": float(not isinstance(run.clip, Unclipped))}

@@ -67,8 +67,9 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
     """`LigerFusedLinearGRPOLoss` with a clip rule in place of ``epsilon_low`` and ``epsilon_high``.
 
     Args:
-        clip: A clip rule or its text form; ``Band(KL(), 0.05)`` by default.
-        method: In its place a method that is PPO's surrogate on other bounds, such as ``DAPO()``.
+        method: A clip rule, or a method that is PPO's surrogate on other bounds, such as ``DAPO()``; or its text form.
+            ``Band(KL(), 0.05)`` by default.
+        clip: Another name of ``method``.
         loss_type: Liger's aggregation, one of `LOSS_TYPES`.
         importance_sampling_level: ``"token"``; taken so that anything else is refused here.
         arguments: Liger's other settings (``beta``, ``chunk_size``, ``temperature``, ``compiled``, …).
@@ -80,9 +81,9 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
 
     def __init__(
         self,
-        clip: ClipRule | str | None = None,
-        *,
         method: Method | ClipRule | str | None = None,
+        *,
+        clip: Method | ClipRule | str | None = None,
         loss_type: str = "dapo",
         importance_sampling_level: str = "token",
         **arguments: Any,

@@ -3,9 +3,9 @@
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=bandpo.integrations.skyrl \
         trainer.algorithm.policy_loss_type=band trainer.algorithm.method='SAPO(1.0, 1.05)' ...
 
-In place of ``method``, ``clip`` names a clip rule; without both it is ``Band(KL(), 0.05)``. SkyRL hands over to `main`
-here, which registers the loss and adds the settings of `BandAlgorithmConfig` to SkyRL's. The
-registry reaches the workers through Ray; bandpo must be installed where they run.
+``clip`` is another name of ``method``; without both it is ``Band(KL(), 0.05)``. SkyRL hands over to `main` here, which
+registers the loss and adds the settings of `BandAlgorithmConfig` to SkyRL's. The registry reaches the workers through
+Ray; bandpo must be installed where they run.
 
 Anchor: the trainer's own log-probabilities at the start of the step; SkyRL makes that forward pass for any loss whose
 name it does not know. The sampler's enter through ``off_policy_correction`` alone, as for SkyRL's own losses.
@@ -24,7 +24,7 @@ from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_o
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.integrations._adapt import numbers, read_parts, sum_loss
+from bandpo.integrations._adapt import numbers, read_method, sum_loss, with_dual_clip
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -34,36 +34,32 @@ if TYPE_CHECKING:
 
 @dataclass
 class BandAlgorithmConfig(AlgorithmConfig):
-    """SkyRL's ``trainer.algorithm`` with a method; its ``eps_clip_*`` and ``clip_ratio_c`` have no effect.
+    """SkyRL's ``trainer.algorithm`` with a method in place of its ``eps_clip_*``.
 
     Attributes:
-        method: A method in its text form, see `bandpo.parse`. SkyRL averages, by its ``loss_reduction``.
-        clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
-        objective: Beside ``clip``, see `bandpo.policy_loss`.
-        level: Beside ``clip``, see `bandpo.policy_loss`.
-        dual_clip: See `bandpo.policy_loss`; SkyRL's ``dual_clip`` loss has 3.
+        method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. Beside a
+            clip rule alone SkyRL's dual clip ``clip_ratio_c`` acts (``inf`` for none); a whole method brings its own,
+            or none. SkyRL averages, by its ``loss_reduction``.
+        clip: Another name of ``method``.
 
     Raises:
-        ValueError: a setting cannot be read, or ``method`` stands beside what it fixes, when the settings are built.
+        ValueError: a setting cannot be read, or both names are given, when the settings are built.
     """
 
     policy_loss_type: str = "band"
     method: str | None = None
     clip: str | None = None
-    objective: str | None = None
-    level: str | None = None
-    dual_clip: float | None = None
 
     def __post_init__(self) -> None:
         parent = getattr(super(), "__post_init__", None)
         if parent is not None:
             parent()
-        _parts(self)
+        _method(self)
 
 
-def _parts(settings: BandAlgorithmConfig) -> Method:
-    names = ("method", "clip", "objective", "level", "dual_clip")
-    return read_parts("trainer.algorithm.", **{name: getattr(settings, name) for name in names})
+def _method(settings: BandAlgorithmConfig) -> Method:
+    chosen = read_method("trainer.algorithm.", settings.method, settings.clip)
+    return with_dual_clip(chosen, settings.clip_ratio_c, "trainer.algorithm.clip_ratio_c")
 
 
 def band(
@@ -86,7 +82,7 @@ def band(
     weights, mask, corrections = apply_off_policy_correction(
         torch.ones_like(old_log_probs), old_log_probs, rollout_logprobs, mask, config.off_policy_correction
     )
-    loss, metrics = sum_loss(_parts(config), log_probs, old_log_probs, advantages, mask, weights)
+    loss, metrics = sum_loss(_method(config), log_probs, old_log_probs, advantages, mask, weights)
     scalars = numbers(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}
 

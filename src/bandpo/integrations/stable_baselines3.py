@@ -21,10 +21,9 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.utils import explained_variance
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import read_parts
+from bandpo.integrations._adapt import read_method
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
-from bandpo.objectives import Objective
 from bandpo.rules import ClipRule
 
 if TYPE_CHECKING:
@@ -38,14 +37,14 @@ class BandPPO(PPO):
     Args:
         policy: As for `PPO`.
         env: As for `PPO`; its actions must be discrete.
-        clip: A clip rule or its text form; ``Band(KL(), 0.05)`` by default.
-        objective: What the loss makes of the rule, see `bandpo.objectives`.
-        method: In place of both a method or its text form. An action is a sequence of one token to it.
+        method: A clip rule, a method, or the text form of one; ``Band(KL(), 0.05)`` by default. An action is a sequence
+            of one token to it.
+        clip: Another name of ``method``.
         arguments: `PPO`'s other settings. ``clip_range_vf``, the value function's clip, is one of them.
 
     Raises:
-        ValueError: a setting cannot be read, ``method`` stands beside what it fixes, ``clip_range`` is given too, or
-            the actions are continuous.
+        ValueError: a setting cannot be read, both names are given, ``clip_range`` is given too, or the actions are
+            continuous.
     """
 
     def __init__(
@@ -53,16 +52,15 @@ class BandPPO(PPO):
         policy: Any,
         env: Any,
         *,
-        clip: ClipRule | str | None = None,
-        objective: Objective | str | None = None,
         method: Method | ClipRule | str | None = None,
+        clip: Method | ClipRule | str | None = None,
         **arguments: Any,
     ) -> None:
         if "clip_range" in arguments:
             raise InvalidValue(
                 f"clip_range={arguments['clip_range']!r} has no effect beside clip; use clip='FixedClip(low, high)'"
             )
-        self.parts = read_parts(method=method, clip=clip, objective=objective)
+        self.method = read_method(method=method, clip=clip)
         super().__init__(policy, env, **arguments)
 
     def _setup_model(self) -> None:
@@ -112,7 +110,7 @@ class BandPPO(PPO):
         if self.normalize_advantage and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         per_action = (x.unsqueeze(-1) for x in (logp, batch.old_log_prob, advantages))
-        policy, metrics = policy_loss(*per_action, method=self.parts)
+        policy, metrics = policy_loss(*per_action, method=self.method)
 
         values = values.flatten()
         if self.clip_range_vf is not None:

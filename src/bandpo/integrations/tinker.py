@@ -26,9 +26,8 @@ import torch.fx
 from torch.nn.utils.rnn import pad_sequence
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import numbers, read_parts, read_rule, sum_loss
+from bandpo.integrations._adapt import numbers, read_method, read_rule, sum_loss
 from bandpo.methods import Method
-from bandpo.objectives import Objective
 from bandpo.rules import Band, ClipRule
 
 if TYPE_CHECKING:
@@ -41,12 +40,7 @@ INPUT_RANKS = {"logprobs": 1, "old_logprobs": 1, "advantages": 1, "mask": 1}
 
 
 def custom_loss(
-    method: Method | ClipRule | str | None = None,
-    *,
-    clip: ClipRule | str | None = None,
-    objective: Objective | str | None = None,
-    level: str | None = None,
-    dual_clip: float | None = None,
+    method: Method | ClipRule | str | None = None, *, clip: Method | ClipRule | str | None = None
 ) -> Callable[[list[Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]:
     """A loss for ``TrainingClient.forward_backward_custom``.
 
@@ -55,16 +49,13 @@ def custom_loss(
 
     Args:
         method: A method, a clip rule, or the text form of one; ``Band(KL(), 0.05)`` by default.
-        clip: In place of ``method``, see `bandpo.policy_loss`.
-        objective: Beside ``clip``, see `bandpo.policy_loss`.
-        level: Beside ``clip``, see `bandpo.policy_loss`.
-        dual_clip: See `bandpo.policy_loss`.
+        clip: Another name of ``method``.
 
     Raises:
-        ValueError: a setting cannot be read, or ``method`` stands beside what it fixes; when called, if an input's
-            shape is not that of the target tokens.
+        ValueError: a setting cannot be read, or both names are given; when called, if an input's shape is not that of
+            the target tokens.
     """
-    parts = read_parts(method=method, clip=clip, objective=objective, level=level, dual_clip=dual_clip)
+    chosen = read_method(method=method, clip=clip)
 
     def band(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         def padded(name: str) -> Tensor:  # one row a datum, for methods that look at its whole sequence
@@ -72,7 +63,7 @@ def custom_loss(
             return pad_sequence([_input(datum, name, logp) for datum, logp in pairs], batch_first=True)
 
         total, metrics = sum_loss(
-            parts,
+            chosen,
             pad_sequence(logprobs, batch_first=True),
             padded("logprobs"),
             padded("advantages"),

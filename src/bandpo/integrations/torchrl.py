@@ -35,8 +35,9 @@ class BandPPOLoss(ClipPPOLoss):
     Args:
         actor_network: As for `ClipPPOLoss`.
         critic_network: As for `ClipPPOLoss`.
-        clip: A clip rule or its text form; ``Band(KL(), 0.05)`` by default.
-        method: In its place a method that is PPO's surrogate on other bounds, such as ``DAPO()``.
+        method: A clip rule, or a method that is PPO's surrogate on other bounds, such as ``DAPO()``; or its text form.
+            ``Band(KL(), 0.05)`` by default.
+        clip: Another name of ``method``.
         arguments: `ClipPPOLoss`'s other settings; ``clip_value``, the value function's clip, as a number.
 
     Raises:
@@ -50,8 +51,8 @@ class BandPPOLoss(ClipPPOLoss):
         actor_network: Any = None,
         critic_network: Any = None,
         *,
-        clip: ClipRule | str | None = None,
         method: Method | ClipRule | str | None = None,
+        clip: Method | ClipRule | str | None = None,
         **arguments: Any,
     ) -> None:
         if "clip_epsilon" in arguments or arguments.get("clip_value") is True:
@@ -64,7 +65,7 @@ class BandPPOLoss(ClipPPOLoss):
             )
         rule = read_rule(method=method, clip=clip)
         super().__init__(actor_network, critic_network, **arguments)
-        self.clip = rule
+        self.rule = rule
         self._batch_bounds: tuple[Tensor, Tensor] | None = None
 
     def _log_weight(self, tensordict: TensorDictBase, adv_shape: torch.Size) -> tuple[Any, ...]:
@@ -80,7 +81,7 @@ class BandPPOLoss(ClipPPOLoss):
                 f"{self.tensor_keys.sample_log_prob} is not one log-probability for each of the "
                 f"{log_weight.numel()} actions, but the bounds are per action"
             )
-        bounds = self.clip.bounds(logp_old.reshape(log_weight.shape))
+        bounds = self.rule.bounds(logp_old.reshape(log_weight.shape))
         self._batch_bounds = bounds.log_lower, bounds.log_upper
         return log_weight, dist, *others
 

@@ -7,7 +7,7 @@
         method: SAPO(1.0, 1.05)
         loss_agg_mode: token-mean
 
-In place of ``method``, ``clip`` names a clip rule; without both it is ``Band(KL(), 0.05)``.
+``clip`` is another name of ``method``; without both it is ``Band(KL(), 0.05)``.
 
 Anchor: Trinity's ``old_logprob``, which by default (``bypass_old_logprobs: true``) are the sampler's log-probabilities,
 otherwise the trainer's own at the start of the step.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.utils import aggregate_loss
 
-from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
+from bandpo.integrations._adapt import numbers, read_method, reduced_loss, with_dual_clip
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,16 +35,13 @@ class BandPolicyLossFn(PolicyLossFn):
 
     Args:
         backend: Given by Trinity: the trainer whose names the batch uses.
-        method: A method in its text form, see `bandpo.parse`.
-        clip: In place of ``method`` a clip rule in its text form; ``Band(KL(), 0.05)`` by default.
-        objective: Beside ``clip``, see `bandpo.policy_loss`.
-        level: Beside ``clip``, see `bandpo.policy_loss`.
-        dual_clip: See `bandpo.policy_loss`, ``inf`` for none. If omitted, none beside a method, which brings its own,
-            and else 3, as Trinity's ``clip_ratio_c``.
+        method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
+        clip: Another name of ``method``.
+        clip_ratio_c: Trinity's dual clip, beside a clip rule alone; ``inf`` for none. A whole method brings its own.
         loss_agg_mode: Trinity's aggregation; done by Trinity.
 
     Raises:
-        ValueError: a setting cannot be read, or ``method`` stands beside what it fixes.
+        ValueError: a setting cannot be read, or both names are given.
     """
 
     def __init__(
@@ -53,22 +50,12 @@ class BandPolicyLossFn(PolicyLossFn):
         *,
         method: str | None = None,
         clip: str | None = None,
-        objective: str | None = None,
-        level: str | None = None,
-        dual_clip: float | None = None,
+        clip_ratio_c: float = 3.0,
         loss_agg_mode: str = "token-mean",
     ) -> None:
         super().__init__(backend=backend)
-        if dual_clip is None and method is None:
-            dual_clip = 3.0
-        self.parts = read_parts(
-            "algorithm.policy_loss_fn_args.",
-            method=method,
-            clip=clip,
-            objective=objective,
-            level=level,
-            dual_clip=dual_clip,
-        )
+        prefix = "algorithm.policy_loss_fn_args."
+        self.method = with_dual_clip(read_method(prefix, method, clip), clip_ratio_c, f"{prefix}clip_ratio_c")
         self.loss_agg_mode = loss_agg_mode
 
     # Trinity reads this signature: the names are the batch's keys, and the catch-all must be called kwargs.
@@ -86,7 +73,7 @@ class BandPolicyLossFn(PolicyLossFn):
             ValueError: see `bandpo.policy_loss`.
         """
         loss, metrics = reduced_loss(
-            self.parts,
+            self.method,
             logprob,
             old_logprob,
             advantages,

@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,7 +25,7 @@ import torch
 from bandpo import _checks
 from bandpo.audit.metrics import Audit
 from bandpo.audit.watch import check_radius
-from bandpo.batch import Tokens, at_level
+from bandpo.batch import Batch, Tokens, at_level
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._trl_audit import (
     AuditedGRPOTrainer,
@@ -37,7 +36,6 @@ from bandpo.integrations._trl_audit import (
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.methods import Method
 from bandpo.radius import Hold, Radius, TrainingState
-from bandpo.rule_check import check
 from bandpo.rules import bands
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ class _Batch:
 
 
 class BandGRPOTrainer(AuditMixin):
-    """`GRPOTrainer` with the method, or the clip rule and objective, of ``args``; audited as every `AuditMixin`.
+    """`GRPOTrainer` with the method of ``args``; audited as every `AuditMixin`.
 
     Logs the mean radius of the tokens since the last log as ``radius``. Where it differs among them, logs
     ``radius_min`` and ``radius_max`` too. A band within another rule is logged as ``radius/PATH``, e.g.
@@ -71,8 +69,7 @@ class BandGRPOTrainer(AuditMixin):
 
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
-        ValueError: a rule or objective that `bandpo.check` refuses; ``anchor="rollout"`` where nothing gives the
-            rollout's log-probabilities.
+        ValueError: ``anchor="rollout"`` where nothing gives the rollout's log-probabilities.
     """
 
     args: BandGRPOConfig
@@ -96,13 +93,11 @@ class BandGRPOTrainer(AuditMixin):
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        self.parts, self.audit_steps, self.audit_detail = args.parts, args.audit_steps, args.audit_detail
-        self.record = args.record
+        self.method, self.record = args.whole_method, args.record
+        self.audit_steps, self.audit_detail = args.audit_steps, args.audit_detail
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
-        check(self.parts.clip)
-        check(self.parts.objective)
-        check_radius(self.parts.clip)
+        check_radius(self.method.clip)
         super().__init__(model, reward_funcs, args, *arguments, **named)
         if args.anchor == "rollout" and not self.use_vllm and self.rollout_func is None:
             raise InvalidValue(
@@ -112,7 +107,7 @@ class BandGRPOTrainer(AuditMixin):
 
     @property
     def _controllers(self) -> bool:
-        return any(isinstance(band.radius, Hold) for band in bands(self.parts.clip).values())
+        return any(isinstance(band.radius, Hold) for band in bands(self.method.clip).values())
 
     @property
     def _held_radii(self) -> dict[str, float]:
@@ -120,20 +115,20 @@ class BandGRPOTrainer(AuditMixin):
         entries = cast("dict[str, Any]", self.state.stateful_callbacks)
         return entries.setdefault("HeldRadii", {"args": {"held": {}}, "attributes": {}})["args"]["held"]
 
-    def run_method(self) -> Method:
+    def audited_method(self) -> Method:
         """The method for the batch in use, but for what a radius takes from entropies."""
         return with_trl_masks(self._now(), self.args)
 
     def _now(self, state: TrainingState | None = None) -> Method:
-        rule = self.parts.clip.resolved(self._batch.state)
-        return replace(self.parts, clip=rule if state is None else rule.resolved(state))
+        now = self.method.resolved(self._batch.state)
+        return now if state is None else now.resolved(state)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
             radii = dict(self._held_radii) if self._controllers else {}
             self._batch = _Batch(TrainingState(progress=progress, radii=radii), self._batch.audit)
-        radii = (band.radius for band in bands(self.parts.clip).values())
+        radii = (band.radius for band in bands(self.method.clip).values())
         if any(isinstance(radius, Radius) and radius.needs == "entropy" for radius in radii):
             self._wanted_entropies = []
         try:
@@ -159,7 +154,7 @@ class BandGRPOTrainer(AuditMixin):
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
-            self._held_radii.update(self.parts.clip.next_radii(self._held_radii, metrics))
+            self._held_radii.update(self.method.clip.next_radii(self._held_radii, metrics))
             self._batch.audit = None
         return loss
 
@@ -173,10 +168,10 @@ class BandGRPOTrainer(AuditMixin):
             self.epsilon_low, self.epsilon_high = stock
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        parts, view = self._now(self._entropy_state(inputs, entropy)), self._view(inputs, logp, entropy)
-        tokens = view(parts)
-        self._record_all(parts, view, tokens)
-        self._steer(inputs, parts, tokens)
+        method, batch = self._now(self._entropy_state(inputs, entropy)), self._batch_of(inputs, logp, entropy)
+        tokens = batch.seen_by(method)
+        self._record_all(method, batch, tokens)
+        self._steer(inputs, method, tokens)
 
     def _entropy_state(self, inputs: dict[str, Any], entropy: Tensor | None) -> TrainingState | None:
         """The entropies that a radius of this batch depends on."""
@@ -186,26 +181,26 @@ class BandGRPOTrainer(AuditMixin):
             return None
         mask = counted_tokens(inputs).float()
         entropy = entropy.detach().float().masked_fill(mask == 0, 0.0)
-        return TrainingState(entropy=at_level(entropy, mask, self.parts.level))
+        return TrainingState(entropy=at_level(entropy, mask, self.method.level))
 
-    def _record_all(self, parts: Method, view: Callable[[Method], Tokens], tokens: Tokens) -> None:
+    def _record_all(self, method: Method, batch: Batch, tokens: Tokens) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
         if not self.training:
             return
-        for path, band in bands(parts.clip).items():
+        for path, band in bands(method.clip).items():
             self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
-        run, own = with_trl_masks(parts, self.args), None
+        run, own = with_trl_masks(method, self.args), None
         if self._audits_this_step():
-            seen = Audit.from_views(view, run, tokens)
+            seen = Audit.from_views(batch.seen_by, run, tokens)
             self._record(seen)
             own = seen.without_counterfactuals
         if self._controllers:
-            own = Audit.from_views(view, run, tokens, {}) if own is None else own
+            own = Audit.from_views(batch.seen_by, run, tokens, {}) if own is None else own
             self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
 
-    def _steer(self, inputs: dict[str, Any], parts: Method, tokens: Tokens) -> None:
+    def _steer(self, inputs: dict[str, Any], method: Method, tokens: Tokens) -> None:
         """Hand TRL's loss the interval and the advantages under which its gradient is the method's."""
-        weight, ratio, advantages = parts.objective.weight(tokens), tokens.ratio, tokens.advantages
+        weight, ratio, advantages = method.objective.weight(tokens), tokens.ratio, tokens.advantages
         lower = torch.zeros_like(ratio)
         if self.loss_type == "cispo":  # TRL's weight is min(r, epsilon_high)
             upper = tokens.clipped.masked_fill(~tokens.outside.above, math.inf)
@@ -224,7 +219,7 @@ class BandGRPOTrainer(AuditMixin):
                 upper = upper.masked_fill(advantages < 0, 1.0)  # so that delta decides these tokens
             share = (weight / ratio).masked_fill(by_trl, 1.0)
         scaled = advantages * share
-        if parts.level == "sequence" and inputs["advantages"].dim() == 1:
+        if method.level == "sequence" and inputs["advantages"].dim() == 1:
             # One value per sequence, as TRL's ratio has.
             first = tokens.mask.argmax(1, keepdim=True)
             lower, upper, scaled = (x.gather(1, first) for x in (lower, upper, scaled))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
@@ -20,24 +20,11 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import Epsilons, epsilons, read_rule
-from bandpo.rules import ClipRule
-from bandpo.text import as_text
+from bandpo.integrations._trl_config import MethodSettings
+from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_CLIP_HELP = {"help": "Clip rule, e.g. 'FixedClip(0.2, 0.28)', 'Unclipped()'; by default 'Band(KL(), 0.05)'."}
-_METHOD_HELP = {"help": "In place of clip a method that is PPO's surrogate on other bounds, e.g. 'DAPO()'."}
-
-
-def _settle(config: BandAsyncGRPOConfig | BandSDPOConfig) -> None:
-    """Put the rule into ``clip``, as text, and refuse epsilons beside it."""
-    config.clip, config.method = as_text(read_rule(method=config.method, clip=config.clip)), None
-    if (config.epsilon, config.epsilon_high) != (0.2, None):
-        raise InvalidValue(
-            f"epsilon={config.epsilon}, epsilon_high={config.epsilon_high} have no effect beside "
-            f"clip={config.clip!r}; write the interval as clip='FixedClip(low, high)'"
-        )
 
 
 @contextmanager
@@ -52,51 +39,45 @@ def _clamping_at(trainer: Any, pair: Epsilons) -> Iterator[None]:
 
 
 @dataclass
-class BandAsyncGRPOConfig(AsyncGRPOConfig):
+class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):
     """`AsyncGRPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
-        clip: The rule, as a `ClipRule` or as text; text from then on.
-        method: In its place a method that is PPO's surrogate on other bounds; its rule goes to ``clip``.
+        method: A clip rule, or a method that is PPO's surrogate on other bounds; the rule's text from then on.
+        clip: Another name of ``method``.
 
     Raises:
         ValueError: a setting cannot be read; a method that is more than bounds; ``epsilon`` or ``epsilon_high`` given
             too.
     """
 
-    clip: str | None = field(default=None, metadata=_CLIP_HELP)
-    method: str | None = field(default=None, metadata=_METHOD_HELP)
-
     def __post_init__(self) -> None:
-        _settle(self)
+        self.settle(Method(read_rule(method=self.method, clip=self.clip)))
         super().__post_init__()
 
 
 class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
-    """`AsyncGRPOTrainer` whose ratios are bounded by ``args.clip``."""
+    """`AsyncGRPOTrainer` whose ratios are bounded by the rule of ``args.method``."""
 
     args: BandAsyncGRPOConfig
-
-    @property
-    def clip(self) -> ClipRule:
-        """The rule that ``args.clip`` names."""
-        return read_rule(clip=self.args.clip)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         counted = inputs["token_index"] >= 0  # TRL's own selection: packed tokens, without padding
-        with _clamping_at(self, epsilons(self.clip, inputs["old_log_probs"][counted])):
+        with _clamping_at(
+            self, epsilons(read_rule(method=self.args.method), inputs["old_log_probs"][counted])
+        ):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
 
 @dataclass
-class BandSDPOConfig(SDPOConfig):
+class BandSDPOConfig(MethodSettings, SDPOConfig):
     """`SDPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
-        clip: The rule, as a `ClipRule` or as text; text from then on.
-        method: In its place a method that is PPO's surrogate on other bounds; its rule goes to ``clip``.
+        method: A clip rule, or a method that is PPO's surrogate on other bounds; the rule's text from then on.
+        clip: Another name of ``method``.
 
     Raises:
         ValueError: a setting cannot be read; a method that is more than bounds; sequence-level ratios;
@@ -104,11 +85,8 @@ class BandSDPOConfig(SDPOConfig):
             given too.
     """
 
-    clip: str | None = field(default=None, metadata=_CLIP_HELP)
-    method: str | None = field(default=None, metadata=_METHOD_HELP)
-
     def __post_init__(self) -> None:
-        _settle(self)
+        self.settle(Method(read_rule(method=self.method, clip=self.clip)))
         if self.importance_sampling_level != "token":
             raise InvalidValue(
                 f"importance_sampling_level={self.importance_sampling_level!r}: the bounds are per token and would "
@@ -122,20 +100,15 @@ class BandSDPOConfig(SDPOConfig):
 
 
 class BandSDPOTrainer(SDPOTrainer):
-    """`SDPOTrainer` whose ratios in the policy-gradient part are bounded by ``args.clip``."""
+    """`SDPOTrainer` whose ratios in the policy-gradient part are bounded by the rule of ``args.method``."""
 
     args: BandSDPOConfig
-
-    @property
-    def clip(self) -> ClipRule:
-        """The rule that ``args.clip`` names."""
-        return read_rule(clip=self.args.clip)
 
     def _compute_policy_loss(self, inputs: dict[str, Any], student_logits: Tensor) -> Tensor:
         logp_old = inputs.get("old_per_token_logps")
         if logp_old is None:  # the current policy is the old one
             return super()._compute_policy_loss(inputs, student_logits)
-        pair = epsilons(self.clip, logp_old, inputs["completion_mask"])
+        pair = epsilons(read_rule(method=self.args.method), logp_old, inputs["completion_mask"])
         with _clamping_at(self, pair):
             return super()._compute_policy_loss(
                 {**inputs, "old_per_token_logps": pair.logp_old}, student_logits

@@ -3,7 +3,7 @@
     actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig
     +actor_rollout_ref.actor.policy_loss.method='SAPO(1.0, 1.05)'
 
-The second names a method, or in its place ``clip`` a clip rule alone; without it the rule is ``Band(KL(), 0.05)``.
+The second names a method or a clip rule, and may be called ``clip``; without it the rule is ``Band(KL(), 0.05)``.
 Any loss of verl's own is audited by one override, and trains as before:
 
     actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.AuditedPolicyLossConfig
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,9 @@ from verl.workers.config import PolicyLossConfig
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
-from bandpo.integrations._adapt import numbers, read_parts, reduced_loss
+from bandpo.integrations._adapt import numbers, read_method, reduced_loss, with_dual_clip
 from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
 from bandpo.methods import Method
-from bandpo.objectives import DualClip
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -115,20 +114,18 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
         audit: As for `AuditedPolicyLossConfig`.
         audit_detail: As for `AuditedPolicyLossConfig`.
         record: As for `AuditedPolicyLossConfig`.
-        method: A method of `bandpo.methods`, or a clip rule: the whole loss, as it is published. None of verl's
-            ``clip_ratio*`` has an effect beside it, ``clip_ratio_c`` included. A method that has a dual clip or a
-            truncated weight says so itself, as in ``BandPO(dual_clip=5)`` or ``DPPO(max_weight=5)``. verl averages, by
-            its own ``loss_agg_mode``.
-        clip: In place of ``method`` a clip rule, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. Of
-            `bandpo.radius` it may hold `BySurprisal`; verl tells a policy loss neither the step nor an entropy. verl's
-            ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` have no effect beside it; ``clip_ratio_c``, the
-            dual clip, has, whatever the objective.
-        objective: Beside ``clip``: what becomes of clipped tokens, see `bandpo.objectives`; `Surrogate` by default.
-        level: Beside ``clip``: ``token`` (default) or ``sequence`` (GSPO), see `bandpo.policy_loss`.
+        method: A clip rule, a method of `bandpo.methods`, or a combination such as
+            ``Method(FixedClip(0.2), Masked(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. A clip rule
+            alone leaves to verl what it does not say: ``clip_ratio_c``, verl's dual clip, acts beside it. A whole
+            method brings its own dual clip or truncated weight, or none, as in ``BandPO(dual_clip=5)`` or
+            ``DPPO(max_weight=5)``. verl's ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` never have an
+            effect, and verl always averages, by its own ``loss_agg_mode``. Of `bandpo.radius` a band may hold
+            `BySurprisal`; verl tells a policy loss neither the step nor an entropy.
+        clip: Another name of ``method``.
 
     Raises:
         ValueError: ``loss_mode`` names another loss, a setting cannot be read, a radius needs what verl does not tell,
-            or ``method`` stands beside what it fixes. The message starts with the setting's name.
+            or both names are given. The message starts with the setting's name.
 
     >>> BandPolicyLossConfig(method="SAPO(1.0, 1.05)").loss_mode
     'band'
@@ -137,8 +134,6 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
     loss_mode: str = "band"
     method: str | None = None
     clip: str | None = None
-    objective: str | None = None
-    level: str | None = None
 
     def __post_init__(self) -> None:
         if self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
@@ -148,13 +143,17 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
             )
         object.__setattr__(self, "loss_mode", "band")
         check_recorder(self)
-        loss_parts(self)
+        read_method(WHERE, self.method, self.clip)
 
 
-def loss_parts(settings: PolicyLossConfig) -> Method:
-    """What the settings of a `BandPolicyLossConfig` ask for, without verl's dual clip."""
-    names = ("method", "clip", "objective", "level")
-    return read_parts(WHERE, **{name: settings.get(name) for name in names})
+def loss_method(config: ActorConfig) -> Method:
+    """What an actor's settings with a `BandPolicyLossConfig` ask for, verl's own dual clip included.
+
+    Raises:
+        ValueError: a setting cannot be read; the message starts with its name.
+    """
+    chosen = read_method(WHERE, config.policy_loss.get("method"), config.policy_loss.get("clip"))
+    return with_dual_clip(chosen, config.clip_ratio_c, "actor_rollout_ref.actor.clip_ratio_c")
 
 
 @register_policy_loss("band")  # type: ignore[arg-type]  # verl's alias has another name for the last parameter
@@ -177,7 +176,7 @@ def band(
         response_mask: 1 for tokens that count.
         loss_agg_mode: verl's aggregation; done by verl, over the global batch.
         config: The actor's settings: ``policy_loss``, see `BandPolicyLossConfig`, and verl's dual clip ``clip_ratio_c``
-            (``.inf`` for none), which has no effect beside a ``method``.
+            (``.inf`` for none), which acts beside a clip rule alone.
         rollout_is_weights: Importance weights ≥ 0 of ``algorithm.rollout_correction``.
 
     Returns:
@@ -189,11 +188,9 @@ def band(
         ValueError: see `bandpo.policy_loss`.
     """
     assert config is not None
-    parts = loss_parts(config.policy_loss)
-    if not config.policy_loss.get("method"):
-        parts = replace(parts, objective=DualClip(config.clip_ratio_c, parts.objective))
+    method = loss_method(config)
     loss, metrics = reduced_loss(
-        parts,
+        method,
         log_prob,
         old_log_prob,
         advantages,
@@ -210,7 +207,7 @@ def band(
     }
     found = {f"actor/{name}": value for name, value in scalars.items()}
     if torch.is_grad_enabled() and log_prob.requires_grad:
-        found |= _reporter(parts, log_prob, old_log_prob, advantages, response_mask, config)
+        found |= _reporter(method, log_prob, old_log_prob, advantages, response_mask, config)
     return loss, found
 
 
