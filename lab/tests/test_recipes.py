@@ -180,7 +180,7 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     assert training.learning_rate == float(actor["optim"]["lr"])
     assert (training.beta, training.delta) == (actor["kl_loss_coef"], actor["clip_ratio_c"])
     assert training.max_completion_length == verl["data"]["max_response_length"]
-    assert parse(training.clip, ClipRule) == parse("Band(KL(), 0.05, max_ratio=10)", ClipRule)
+    assert parse(training.method, ClipRule) == parse("Band(KL(), 0.05, max_ratio=10)", ClipRule)
     assert arguments.model.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
     assert reward_functions(arguments.run) == [reward]
 

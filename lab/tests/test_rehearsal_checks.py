@@ -1,6 +1,5 @@
 """What a rehearsal concludes from the metrics, the log and the recorded calls of the loss."""
 
-import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import torch
 
-from bandpo import KL, Band, FixedClip, TotalVariation, Unclipped, methods, policy_loss
+from bandpo import KL, Band, FixedClip, TotalVariation, Unclipped, policy_loss
 from bandpo.divergences import PearsonChi2
-from bandpo.methods import Method
+from bandpo.methods import METHODS, Method
 from bandpo.objectives import DualClip
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks
@@ -21,12 +20,12 @@ from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks
 BAND = Method(Band(KL(), 0.05), DualClip(3.0))
 
 
-def expected(loss_mode: str = "band", parts: Method | None = BAND) -> Expected:
-    return Expected(loss_mode, parts, answers={}, responses=4096, reward_workers=8)
+def expected(loss_mode: str = "band", method: Method | None = BAND) -> Expected:
+    return Expected(loss_mode, method, answers={}, responses=4096, reward_workers=8)
 
 
 def record(
-    folder: Path, parts: Method = BAND, spread: float = 0.5, scale: float = 1.0, unit: float = 1.0
+    folder: Path, method: Method = BAND, spread: float = 0.5, scale: float = 1.0, unit: float = 1.0
 ) -> None:
     """Two calls of the loss as a worker writes them down, the first of them before anything was learnt."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +35,7 @@ def record(
         logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3).requires_grad_()
         mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
         advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
-        loss = policy_loss(logp, old, advantages, mask, method=parts, aggregation="token-mean").loss
+        loss = policy_loss(logp, old, advantages, mask, method=method, aggregation="token-mean").loss
         (gradient,) = torch.autograd.grad(loss, logp)
         written = {
             "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,
@@ -110,7 +109,7 @@ def test_the_cause_is_found_in_the_log(log, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "method",
     [
         BAND,
         Method(Band(TotalVariation(), 0.05)),
@@ -119,35 +118,30 @@ def test_the_cause_is_found_in_the_log(log, words, tmp_path):
     ],
     ids=repr,
 )
-def test_the_loss_agrees_with_its_formula(parts, tmp_path):
-    record(tmp_path, parts)
-    found = by_hand.compare(by_hand.load(tmp_path), parts)
+def test_the_loss_agrees_with_its_formula(method, tmp_path):
+    record(tmp_path, method)
+    found = by_hand.compare(by_hand.load(tmp_path), method)
     assert found.independent
     assert found.difference < 5e-7
     assert 10 < found.clipped < found.tokens == 124
 
 
-METHODS = [
-    method for method in vars(methods).values() if inspect.isclass(method) and issubclass(method, Method)
-]
-
-
-@pytest.mark.parametrize("method", [m for m in METHODS if m is not Method], ids=lambda m: m.__name__)
-def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(method, tmp_path):
-    parts = method()
-    record(tmp_path, parts, spread=2.0)
-    found = by_hand.compare(by_hand.load(tmp_path), parts)
-    assert found.independent == by_hand.has_formula(parts)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(name, tmp_path):
+    method = METHODS[name].method()
+    record(tmp_path, method, spread=2.0)
+    found = by_hand.compare(by_hand.load(tmp_path), method)
+    assert found.independent == by_hand.has_formula(method)
     assert found.difference < 1e-6
-    assert bool(found.clipped) == (parts.clip != Unclipped())
+    assert bool(found.clipped) == (method.clip != Unclipped())
 
 
 @pytest.mark.parametrize(
     ("written", "part"),
     [
-        ({"parts": replace(BAND, clip=Band(KL(), 0.06))}, "loss by hand"),
-        ({"parts": replace(BAND, clip=FixedClip(0.2, 0.2))}, "loss by hand"),
-        ({"parts": replace(BAND, objective=DualClip(1.5))}, "loss by hand"),
+        ({"method": replace(BAND, clip=Band(KL(), 0.06))}, "loss by hand"),
+        ({"method": replace(BAND, clip=FixedClip(0.2, 0.2))}, "loss by hand"),
+        ({"method": replace(BAND, objective=DualClip(1.5))}, "loss by hand"),
         ({"scale": 1.001}, "loss by hand"),
         ({"spread": 0.0}, "clip"),
     ],
@@ -172,9 +166,9 @@ def test_without_advantages_the_rule_is_not_judged(tmp_path):
 
 def test_a_rule_that_clips_nothing_is_not_asked_to(tmp_path):
     write_run(tmp_path)
-    parts = Method(Unclipped())
-    record(tmp_path / files.LOSSES.format("first"), parts)
-    assert all(check.ok for check in first_run_checks(tmp_path, 2, expected(parts=parts)))
+    method = Method(Unclipped())
+    record(tmp_path / files.LOSSES.format("first"), method)
+    assert all(check.ok for check in first_run_checks(tmp_path, 2, expected(method=method)))
 
 
 @pytest.mark.parametrize(("share", "failed"), [(0.1, []), (0.0, ["clip"])])

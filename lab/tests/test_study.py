@@ -127,7 +127,11 @@ def one(**options):
     [
         ({"baseline": "clap"}, "baseline 'clap' is none of the arms clip, band"),
         ({"arms": {"clip": {"clip": "FixdClip(0.2)"}}}, "FixedClip"),
-        ({"arms": {"clip": {}}}, "names no clip rule"),
+        ({"arms": {"clip": {}}}, "arm 'clip' names no method"),
+        (
+            {"arms": {"clip": {"clip": "Band()", "objective": "Masked(20)"}}},
+            r"write one method of both, `clip: {method: 'Method\(Band\(\), Masked\(20\)\)'}`",
+        ),
         ({"experiments": {}}, "the study: experiments: Value should have at least 1 item"),
         ({"options": {"seed": 3}}, "options may not set seed"),
         ({"questions": "?"}, "the study: unknown key 'questions'; did you mean question?"),

@@ -91,7 +91,7 @@ def cut(path):
 def test_a_run_leaves_everything_behind(copied):
     folder = RunFolder(copied)
     config = yaml.safe_load((folder.path / "config.yaml").read_text())
-    assert config["arguments"]["clip"] == "Band(divergence=KL(), radius=0.05, max_ratio=10.0)"
+    assert config["arguments"]["method"] == "Band(divergence=KL(), radius=0.05, max_ratio=10.0)"
     assert config["versions"]["trl"]
     assert [row["step"] for row in folder.history()] == [1, 2, 3, 4, 5, 6]
     assert {"reward", "entropy", "clip_ratio/high_mean"} <= folder.history()[0].keys()
@@ -107,7 +107,7 @@ def test_a_run_leaves_everything_behind(copied):
     readme = (folder.path / "README.md").read_text()
     assert "None" not in readme
     assert "`multiplication`, trained by `bandpo train` with GRPO on `multiplication`" in readme
-    assert "| clip rule | `Band(divergence=KL(), radius=0.05, max_ratio=10.0)` |" in readme
+    assert "| method | `Band(divergence=KL(), radius=0.05, max_ratio=10.0)` |" in readme
     assert f"| mean@4 | {scores['before']['mean@4']:.3f} | {scores['after']['mean@4']:.3f} |" in readme
     for name in re.findall(r"^\| `([\w./*-]+)` \| .* \|$", readme.partition("| file |")[2], re.M):
         assert list(folder.path.glob(name)), name
@@ -143,21 +143,25 @@ def test_scores_in_between_are_logged_and_change_nothing(whole, tmp_path):
 
 def test_other_methods_by_name(tmp_path):
     """DPPO and GSPO from the command line, and what the audit logs of them."""
-    dppo = ["--clip", "Band(TotalVariation, 0.15, inf)", "--objective", "Masked(20)"]
-    folder = run_training(small(tmp_path / "dppo", *dppo, "--max_steps=2", "--eval_prompts=0"))
+    dppo = ["--clip", "Method(Band(TotalVariation, 0.15, inf), Masked(20))", "--max_steps=2"]
+    folder = run_training(small(tmp_path / "dppo", *dppo, "--eval_prompts=0"))
     config = yaml.safe_load((folder.path / "config.yaml").read_text())["arguments"]
-    assert config["objective"] == "Masked(max_weight=20, both_sides=False)"
+    rule = "Band(divergence=TotalVariation(), radius=0.15, max_ratio=inf)"
+    objective = "Masked(max_weight=20, both_sides=False)"
+    assert config["method"] == f"Method(clip={rule}, objective={objective})"
     assert {"audit/clip_high", "audit/radius_used"} <= folder.history()[-1].keys()
     assert "audit/if/Band/clip_high" in read_log(folder.path)[-1]
     gspo = small(tmp_path / "gspo", "--clip=FixedClip(3e-4, 4e-4)", "--importance_sampling_level=sequence")
     assert gspo.training.importance_sampling_level == "sequence"
     named = small(tmp_path / "named", "--method=GSPO()")
-    assert named.training.parts.clip == gspo.training.parts.clip
+    assert named.training.whole_method.clip == gspo.training.whole_method.clip
     file = tmp_path / "named.yaml"
     file.write_text("method: GSPO()\n")
-    assert parse_arguments([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"]).training.method is None
+    assert parse_arguments([*CPU, "--config", str(file)]).training.method.startswith("GSPO(")
+    flagged = parse_arguments([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"])
+    assert flagged.training.method == "FixedClip(low=0.3, high=0.3)"
     with pytest.raises(ValueError, match="did you mean Masked"):
-        small(tmp_path / "typo", "--objective=Mask")
+        small(tmp_path / "typo", "--method=Method(FixedClip(), Mask())")
 
 
 @pytest.mark.slow
@@ -338,7 +342,7 @@ def test_yaml_and_flags(tmp_path):
         "clip: FixedClip(0.2, 0.28)\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
     )
     arguments = parse_arguments(["--config", str(tmp_path / "run.yaml"), "--learning_rate", "2e-5"])
-    assert arguments.training.clip == "FixedClip(low=0.2, high=0.28)"
+    assert arguments.training.method == "FixedClip(low=0.2, high=0.28)"
     assert arguments.training.learning_rate == 2e-5
     assert arguments.training.num_generations == 8  # TRL's default, not the embedded task's
     assert [f.__name__ for f in reward_functions(arguments.run)] == ["accuracy_reward", "reward"]
@@ -356,7 +360,7 @@ def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tm
 def test_a_file_may_follow_an_equals_sign(flag, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
-    assert parse_arguments(flag.split()).training.clip == "FixedClip(low=0.2, high=0.2)"
+    assert parse_arguments(flag.split()).training.method == "FixedClip(low=0.2, high=0.2)"
 
 
 def test_flags_may_be_written_with_hyphens():
@@ -381,7 +385,7 @@ def test_the_config_of_a_run_makes_the_run_again(tmp_path):
     assert settings(again) == settings(first)
     assert again.training.output_dir == str(tmp_path / "again")
     changed = parse_arguments(["--config", config, "--output_dir", str(tmp_path / "again"), "--seed=8"])
-    assert (changed.training.seed, changed.training.clip) == (8, first.training.clip)
+    assert (changed.training.seed, changed.training.method) == (8, first.training.method)
 
 
 @pytest.mark.parametrize(

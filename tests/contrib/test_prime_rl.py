@@ -78,7 +78,7 @@ def test_a_sequence_without_counted_tokens_is_zero_and_has_the_same_metrics():
     [
         ({"clip": "Bnd()"}, r"trainer\.loss\.kwargs\.clip: .*did you mean Band"),
         ({"method": "SAP0()"}, r"trainer\.loss\.kwargs\.method: .*did you mean SAPO"),
-        ({"dual_clip": 0.5}, r"trainer\.loss\.kwargs\.dual_clip: dual_clip must be above 1"),
+        ({"clip": "Method(Band(), DualClip(0.5))"}, r"trainer\.loss\.kwargs\.clip: .*must be above 1"),
         ({"kl_tau": -1.0}, "kl_tau must be at least 0"),
     ],
 )

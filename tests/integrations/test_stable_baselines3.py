@@ -72,7 +72,7 @@ def test_a_constant_clip_trains_to_ppos_own_parameters(settings):
 def test_saves_and_loads_with_its_rule(tmp_path):
     BandPPO("MlpPolicy", "CartPole-v1", clip="Band(KL(), 0.02)", **SMALL).save(tmp_path / "model")
     model = BandPPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1"))
-    assert model.parts.clip.radius == 0.02
+    assert model.method.clip.radius == 0.02
     model.learn(64)
 
 

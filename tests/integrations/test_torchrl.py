@@ -102,7 +102,7 @@ def test_a_training_step_moves_the_policy():
 
 
 def test_a_method_is_taken_for_its_bounds_alone():
-    assert BandPPOLoss(actor(), method="DAPO()", **NO_CRITIC).clip == FixedClip(0.2, 0.28)
+    assert BandPPOLoss(actor(), method="DAPO()", **NO_CRITIC).rule == FixedClip(0.2, 0.28)
     with pytest.raises(
         ValueError,
         match=SAPO_IS_MORE_THAN_BOUNDS,

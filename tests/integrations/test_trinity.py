@@ -10,7 +10,8 @@ pytest.importorskip("trinity", reason="needs the extra bandpo[trinity]")
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
 
-from bandpo import DualClip, Surrogate, policy_loss
+from bandpo import DualClip, Method, policy_loss
+from bandpo.text import as_method
 from pages import framework_blocks
 
 PATH = "bandpo.integrations.trinity.BandPolicyLossFn"
@@ -30,7 +31,7 @@ class TestTrinity(Contract):
     shows_clipped_value = False
 
     def ours(self, batch, clip):
-        return call(POLICY_LOSS_FN.get(PATH)(clip=clip, dual_clip=math.inf), batch)[0]
+        return call(POLICY_LOSS_FN.get(PATH)(clip=clip, clip_ratio_c=math.inf), batch)[0]
 
     def stock(self, batch, low, high):
         return call(PPOPolicyLossFn(clip_range_low=low, clip_range_high=high, clip_ratio_c=1e9), batch)[0]
@@ -45,7 +46,7 @@ class TestTrinity(Contract):
 def test_aggregation_and_dual_clip_are_trinitys(mode):
     batch = make_batch(7, spread=1.0)
     stock = PPOPolicyLossFn(clip_range=0.2, clip_ratio_c=1.5, loss_agg_mode=mode)
-    ours = POLICY_LOSS_FN.get(PATH)(clip="FixedClip()", dual_clip=1.5, loss_agg_mode=mode)
+    ours = POLICY_LOSS_FN.get(PATH)(clip="FixedClip()", clip_ratio_c=1.5, loss_agg_mode=mode)
     (expected, theirs), (loss, metrics) = call(stock, batch), call(ours, batch)
     torch.testing.assert_close(loss, expected)
     assert theirs["pg_clipfrac_lower"] > 0
@@ -55,7 +56,7 @@ def test_aggregation_and_dual_clip_are_trinitys(mode):
 
 def test_the_default_args_build_the_default_loss():
     cls = POLICY_LOSS_FN.get(PATH)
-    assert cls(**cls.default_args()).parts == cls().parts
+    assert cls(**cls.default_args()).method == cls().method
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,8 @@ def test_the_default_args_build_the_default_loss():
     [
         ({"clip": "Bnd()"}, "clip: .*did you mean Band"),
         ({"method": "SAP0()"}, "method: .*did you mean SAPO"),
-        ({"method": "SAPO()", "level": "token"}, "method: .*already says what level would"),
+        ({"method": "SAPO()", "clip": "FixedClip()"}, "method: .*two names of one setting"),
+        ({"clip_ratio_c": 0.5}, "clip_ratio_c: dual_clip must be above 1"),
     ],
 )
 def test_bad_settings_are_refused_when_the_trainer_is_built(settings, message):
@@ -78,9 +80,8 @@ def test_a_method_is_the_whole_loss():
     advantages = batch.advantages[:, None].expand_as(batch.logp)
     expected = policy_loss(batch.logp, batch.logp_old, advantages, batch.mask, method="CISPO(0.2, 0.28)").loss
     TestTrinity().compare(batch, found, expected)
-    rule, method = (POLICY_LOSS_FN.get(PATH)(**{k: "FixedClip()"}).parts for k in ("clip", "method"))
-    assert rule.objective == DualClip(3.0)
-    assert method.objective == Surrogate()
+    for name in ("clip", "method"):
+        assert POLICY_LOSS_FN.get(PATH)(**{name: "FixedClip()"}).method.objective == DualClip(3.0)
 
 
 @pytest.mark.parametrize("block", framework_blocks("Trinity-RFT"))
@@ -89,8 +90,13 @@ def test_the_documented_configuration(block):
     settings = yaml.safe_load(block)["algorithm"]
     cls, batch = POLICY_LOSS_FN.get(settings["policy_loss_fn"]), make_batch(17)
     found = call(cls(**settings["policy_loss_fn_args"]), batch)[0]
-    chosen = {k: v for k, v in settings["policy_loss_fn_args"].items() if k in ("clip", "method")}
-    dual_clip = 3.0 if "clip" in chosen else None  # Trinity's own, of a rule alone
+    args = settings["policy_loss_fn_args"]
+    chosen = as_method(args.get("method"), args.get("clip"))
+    if chosen.only_rule:
+        chosen = Method(chosen.clip, DualClip(3.0))  # Trinity's own
     advantages = batch.advantages[:, None].expand_as(batch.logp)
-    expected = policy_loss(batch.logp, batch.logp_old, advantages, batch.mask, **chosen, dual_clip=dual_clip)
+    mode = args["loss_agg_mode"]
+    expected = policy_loss(
+        batch.logp, batch.logp_old, advantages, batch.mask, method=chosen, aggregation=mode
+    )
     TestTrinity().compare(batch, found, expected.loss)

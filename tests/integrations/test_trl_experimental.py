@@ -69,7 +69,7 @@ class TestAsyncGRPO(Contract):
         return made.compute_loss(lambda **_: SimpleNamespace(log_probs=logp, entropy=-logp), inputs)
 
     def ours(self, batch, clip):
-        return self.call(trainer(BandAsyncGRPOTrainer, args=SimpleNamespace(clip=clip)), batch)
+        return self.call(trainer(BandAsyncGRPOTrainer, args=SimpleNamespace(method=clip)), batch)
 
     def stock(self, batch, low, high):
         return self.call(trainer(AsyncGRPOTrainer, low, high), batch)
@@ -77,7 +77,7 @@ class TestAsyncGRPO(Contract):
     test_sequence_level_ratios_are_refused = None  # this trainer has token ratios alone
 
     def test_the_epsilons_are_put_back(self):
-        made = trainer(BandAsyncGRPOTrainer, args=SimpleNamespace(clip="Band(KL(), 0.05)"))
+        made = trainer(BandAsyncGRPOTrainer, args=SimpleNamespace(method="Band(KL(), 0.05)"))
         self.call(made, make_batch())
         assert (made.epsilon_low, made.epsilon_high) == (0.2, 0.2)
         assert made._metrics["train"]["clip_ratio/region_mean"][0] > 0.1
@@ -103,7 +103,7 @@ class TestSDPO(Contract):
     tolerance = {"rtol": 1e-3, "atol": 1e-5}  # noqa: RUF012  (the detour over logits costs digits)
 
     def ours(self, batch, clip):
-        return self.call(trainer(BandSDPOTrainer, args=SimpleNamespace(clip=clip)), batch)
+        return self.call(trainer(BandSDPOTrainer, args=SimpleNamespace(method=clip)), batch)
 
     def stock(self, batch, low, high):
         return self.call(trainer(SDPOTrainer, low, high), batch)
@@ -140,9 +140,9 @@ def test_refuses_what_cannot_work(config, settings, message, tmp_path):
 def test_the_rule_is_text_in_the_config(config, tmp_path):
     settings = {"distillation_weight": 0.5} if config is BandSDPOConfig else {}
     made = config(str(tmp_path), clip="FixedClip(0.2)", **CPU, **settings)
-    assert made.clip == "FixedClip(low=0.2, high=0.2)"
-    for again in ({"clip": made.clip}, {"method": "GRPO()"}):
-        assert config(str(tmp_path), **again, **CPU, **settings).clip == made.clip
+    assert (made.method, made.clip) == ("FixedClip(low=0.2, high=0.2)", None)
+    for again in ({"clip": made.method}, {"method": "GRPO()"}):
+        assert config(str(tmp_path), **again, **CPU, **settings).method == made.method
     assert math.isclose(made.epsilon, 0.2)
 
 

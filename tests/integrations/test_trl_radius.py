@@ -42,8 +42,8 @@ def test_schedules_move_between_batches(tmp_path):
     assert lower == pytest.approx(thirds)
     assert upper == pytest.approx([0.05, 0.05, 0.04, 0.04, 0.02, 0.02])
     assert spread == [None] * 6
-    radius = trainer.parts.clip.lower.radius.resolved(trainer._batch.state)
-    assert trainer.run_method().clip.lower == Band(KL(), radius)
+    radius = trainer.method.clip.lower.radius.resolved(trainer._batch.state)
+    assert trainer.audited_method().clip.lower == Band(KL(), radius)
 
 
 def test_the_spread_over_a_window_of_several_batches(tmp_path):
@@ -74,8 +74,8 @@ def test_entropies_are_the_old_policys_token_by_token(level, tmp_path, monkeypat
     seen, original = [], BandGRPOTrainer._see
 
     def see(self, inputs, logp, entropy):
-        parts = self._now(self._entropy_state(inputs, entropy))
-        bounds = self._view(inputs, logp, entropy)(parts).bounds
+        method = self._now(self._entropy_state(inputs, entropy))
+        bounds = self._batch_of(inputs, logp, entropy).seen_by(method).bounds
         seen.append((dict(inputs), entropy.clone(), logp.clone(), *bounds))
         original(self, inputs, logp, entropy)
 

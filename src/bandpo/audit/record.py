@@ -81,16 +81,14 @@ def told_method(said: Mapping[str, str | None] | None, place: object, quiet: boo
     Nothing is imported for it: a class of the user's own is known only where its module is loaded already.
 
     Args:
-        said: ``method``, or ``clip``, ``objective`` and ``level``, as text.
+        said: ``method``, or ``clip`` and ``objective``, as text; beside a clip rule alone the ``level`` counts.
         place: Where it stands, for the warning.
         quiet: Whether no warning is wanted.
     """
     if said is None:
         return None
     try:
-        if method := said.get("method"):
-            return parse(method, imports=False)
-        told = parse(said.get("clip") or "", imports=False)
+        told = parse(said.get("method") or said.get("clip") or "", imports=False)
         objective, level = said.get("objective"), said.get("level")
         return replace(
             told,

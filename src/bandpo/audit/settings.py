@@ -142,17 +142,11 @@ def _told_by(config: Path, quiet: bool) -> Method | None:
 
     try:
         said: Any = yaml.safe_load(config.read_text())["arguments"]
-        written = (
-            {"method": said["method"]}
-            if said["method"]
-            else {name: said[key] for name, key in _IN_CONFIG.items()}
-        )
+        written = {name: said.get(name) for name in ("method", "clip", "objective")}
+        written["level"] = said["importance_sampling_level"]
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError):
         return None  # there is none, or it is another program's
     return told_method(written, config, quiet)
-
-
-_IN_CONFIG = {"clip": "clip", "objective": "objective", "level": "importance_sampling_level"}
 
 
 def framework_of(rows: Sequence[Row]) -> str | None:

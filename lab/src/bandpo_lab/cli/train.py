@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import typer
 
@@ -15,11 +14,10 @@ def train_command(context: typer.Context) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.integrations._adapt import composed
+    from bandpo.text import parse
 
-    for setting, text in _method_settings(context.args):
-        named: dict[str, Any] = {setting: text}
-        composed(**named)  # refuses a misspelt rule before TRL is imported, which takes seconds
+    for text in _methods(context.args):
+        parse(text)  # refuses a misspelt rule before TRL is imported, which takes seconds
 
     from bandpo_lab.training.arguments import parse_arguments
     from bandpo_lab.training.train import run_training
@@ -38,17 +36,15 @@ def train_command(context: typer.Context) -> None:
         for score in next(iter(folder.evaluations.values())):
             table.add_row(score, *(f"{scores[score]:.3f}" for scores in folder.evaluations.values()))
         console.print(table)
-    training = arguments.training
-    chosen = ("method", training.method) if training.method else ("clip", training.clip)
-    places = (("model", folder.model), ("curves", folder.curves), ("metrics", folder.metrics))
-    for what, value in (chosen, *places):
+    said = {"method": arguments.training.method, "model": folder.model, "curves": folder.curves}
+    for what, value in {**said, "metrics": folder.metrics}.items():
         console.print(f"{what:8} {value}", highlight=False, soft_wrap=True)
 
 
-def _method_settings(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each flag that names a rule, objective or method, and its text."""
+def _methods(arguments: Sequence[str]) -> Iterator[str]:
+    """The text of each flag that names a method."""
     for place, argument in enumerate(arguments):
         flag, equals, text = argument.partition("=")
         has_value = equals or place + 1 < len(arguments)
-        if flag in ("--clip", "--objective", "--method") and has_value:
-            yield flag.removeprefix("--"), text if equals else arguments[place + 1]
+        if flag in ("--clip", "--method") and has_value:
+            yield text if equals else arguments[place + 1]

@@ -49,12 +49,12 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(path) for path in paths if path.name.split("-")[0] == paths[0].name.split("-")[0]]
 
 
-def compare(calls: Sequence[dict[str, Any]], parts: Method) -> Comparison:
-    """Compares the gradients of all calls with the reference for a loss made of these parts.
+def compare(calls: Sequence[dict[str, Any]], method: Method) -> Comparison:
+    """Compares the gradients of all calls with the reference for a loss of a method.
 
     Args:
         calls: Of `load`.
-        parts: Rule, objective and level of the loss.
+        method: Rule, objective and level of the loss.
     """
     difference = largest = 0.0
     tokens = clipped = 0
@@ -63,13 +63,14 @@ def compare(calls: Sequence[dict[str, Any]], parts: Method) -> Comparison:
         wide = {name: call[name].double() for name in ("log_prob", "old_log_prob", "advantages")}
         weights = call.get("rollout_is_weights")
         counts = _counts(call) * (1.0 if weights is None else weights.double())
-        if has_formula(parts):
-            dropped, clipped_out, sure = _dropped(parts, **wide)
+        if has_formula(method):
+            dropped, clipped_out, sure = _dropped(method, **wide)
             ratio = (wide["log_prob"] - wide["old_log_prob"]).exp()
             expected = -torch.where(dropped, 0.0, ratio) * wide["advantages"] * counts
         else:
             expected, free = (
-                _by_library(which, wide, mask, counts) for which in (parts, replace(parts, clip=Unclipped()))
+                _by_library(which, wide, mask, counts)
+                for which in (method, replace(method, clip=Unclipped()))
             )
             clipped_out, sure = expected != free, torch.ones_like(mask)
         tokens += int(mask.sum())
@@ -77,7 +78,7 @@ def compare(calls: Sequence[dict[str, Any]], parts: Method) -> Comparison:
         counted = mask & sure
         difference = max(difference, (call["gradient"].double() - expected)[counted].abs().max().item())
         largest = max(largest, expected[counted].abs().max().item())
-    return Comparison(tokens, clipped, difference / largest if largest else math.nan, has_formula(parts))
+    return Comparison(tokens, clipped, difference / largest if largest else math.nan, has_formula(method))
 
 
 def sync_differences(calls: Sequence[dict[str, Any]], steps: int) -> list[float]:
@@ -92,26 +93,26 @@ def sync_differences(calls: Sequence[dict[str, Any]], steps: int) -> list[float]
     ]
 
 
-def has_formula(parts: Method) -> bool:
+def has_formula(method: Method) -> bool:
     """Whether the loss is PPO's surrogate, with or without a dual clip, under a rule of `_spent`."""
-    objective = parts.objective.objective if isinstance(parts.objective, DualClip) else parts.objective
-    plain = isinstance(parts.clip, FixedClip | Unclipped) or (
-        isinstance(parts.clip, Band) and isinstance(parts.clip.radius, float | int)
+    objective = method.objective.objective if isinstance(method.objective, DualClip) else method.objective
+    plain = isinstance(method.clip, FixedClip | Unclipped) or (
+        isinstance(method.clip, Band) and isinstance(method.clip.radius, float | int)
     )
-    return plain and objective == Surrogate() and parts.level == "token"
+    return plain and objective == Surrogate() and method.level == "token"
 
 
-def _by_library(parts: Method, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
+def _by_library(method: Method, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
     """The gradient as `bandpo.policy_loss` has it in float64."""
     logp = call["log_prob"].clone().requires_grad_()
     loss = reduced_loss(
-        parts, logp, call["old_log_prob"], call["advantages"], mask, lambda losses: (losses * counts).sum()
+        method, logp, call["old_log_prob"], call["advantages"], mask, lambda losses: (losses * counts).sum()
     ).loss
     return torch.autograd.grad(loss, logp)[0]
 
 
 def _dropped(
-    parts: Method, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
+    method: Method, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which tokens have no gradient, which of them by the rule, and where that is sure beyond rounding.
 
@@ -119,11 +120,11 @@ def _dropped(
     that: the divergence that the ratio costs is compared with the radius.
     """
     ratio = (log_prob - old_log_prob).exp()
-    excess = _excess(parts.clip, ratio, old_log_prob)
+    excess = _excess(method.clip, ratio, old_log_prob)
     by_rule = torch.where(advantages > 0, ratio > 1, ratio < 1) & (advantages != 0) & (excess > 0)
-    if not isinstance(parts.objective, DualClip):
+    if not isinstance(method.objective, DualClip):
         return by_rule, by_rule, excess.abs() > NEAR
-    over = ratio / parts.objective.max_ratio - 1
+    over = ratio / method.objective.max_ratio - 1
     by_dual = (advantages < 0) & (over > 0)
     return by_rule | by_dual, by_rule, torch.minimum(excess.abs(), over.abs()) > NEAR
 

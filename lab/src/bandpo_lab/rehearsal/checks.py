@@ -38,7 +38,7 @@ class Expected:
     """What the recipe, in its full size, has the run do."""
 
     loss_mode: str
-    parts: Method | None
+    method: Method | None
     """What its loss is made of; None for a loss that only verl or a plug-in knows."""
     answers: dict[str, str]
     """Planted right answers by prompt."""
@@ -60,7 +60,7 @@ def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check
     return [
         Check("training", True, f"{steps} steps of rollout, reward, advantage and update"),
         Check("policy loss", *_loss(metrics, expected.loss_mode)),
-        *_by_hand(metrics, losses, expected.parts),
+        *_by_hand(metrics, losses, expected.method),
         Check("reward", *_reward(folder, expected.answers)),
         *_reward_time(folder, expected),
         Check("gradient", *_gradient(metrics)),
@@ -116,9 +116,9 @@ def _loss(steps: dict[int, dict[str, float]], loss_mode: str) -> tuple[bool, str
 _IDLE = "A rule that never acts has not been tested: look at the learning rate that the trainer really uses"
 
 
-def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, parts: Method | None) -> list[Check]:
+def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, method: Method | None) -> list[Check]:
     """Whether the rule acted, and whether the worker's gradient is what the rule asks for."""
-    if parts is None:
+    if method is None:
         clipped = [data.get("actor/pg_clipfrac", math.nan) for data in steps.values()]
         shares = ", ".join(f"{share:.2g}" for share in clipped)
         clip = Check("clip", True, "not judged: this loss does not say what it clips", warning=True)
@@ -132,8 +132,8 @@ def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, parts: Method |
         return [Check("clip", False, "the worker called no policy loss")]
     if not any(call["advantages"].any() for call in calls):  # the check of the reward says why
         return [Check("clip", True, "not judged: every advantage is 0", warning=True)]
-    found = by_hand.compare(calls, parts)
-    if parts.clip == Unclipped():
+    found = by_hand.compare(calls, method)
+    if method.clip == Unclipped():
         clip = Check("clip", True, "the rule clips nothing")
     else:
         share = f"the rule changed the gradient of {found.clipped} of {found.tokens} tokens"
@@ -142,7 +142,7 @@ def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, parts: Method |
     same = found.difference <= by_hand.TOLERANCE
     agreement = f"{len(calls)} calls in the worker agree with {means} in float64 to {found.difference:.1g}"
     disagreement = (
-        f"the worker's gradient differs from {means} in float64 for {parts.clip!r} by {found.difference:.2g} of "
+        f"the worker's gradient differs from {means} in float64 for {method.clip!r} by {found.difference:.2g} of "
         "its largest entry: the worker does not run the rule of the config"
     )
     return [clip, Check("loss by hand", same, agreement if same else disagreement)]

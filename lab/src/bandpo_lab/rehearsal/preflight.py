@@ -6,14 +6,11 @@ import contextlib
 import importlib
 import io
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.objectives import DualClip
-from bandpo.rules import FixedClip
 from bandpo_lab.rehearsal.checks import Check
 
 
@@ -55,7 +52,7 @@ def _refused(config: Any) -> str | None:
         return f"verl refuses the settings: {type(error).__name__}: {error}"
     try:
         mode = loss_mode(config)
-        loss_parts(config)
+        loss_method(config)
     except ValueError as error:
         return str(error)
     if mode not in POLICY_LOSS_REGISTRY:
@@ -95,8 +92,8 @@ def loss_mode(config: Any) -> str:
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss).loss_mode
 
 
-def loss_parts(config: Any) -> Method | None:
-    """What the recipe's loss is made of; None for a loss that is not bandpo's nor verl's ``vanilla``.
+def loss_method(config: Any) -> Method | None:
+    """The method that the recipe's loss is; None for a loss that is not bandpo's nor verl's ``vanilla``.
 
     Raises:
         ValueError: It would be refused in the first update, or leaves open what is meant.
@@ -104,31 +101,20 @@ def loss_parts(config: Any) -> Method | None:
     from verl.utils.config import omega_conf_to_dataclass
 
     from bandpo.integrations import verl
+    from bandpo.integrations._adapt import naming
 
     actor = config.actor_rollout_ref.actor
     settings = omega_conf_to_dataclass(actor.policy_loss)
     if isinstance(settings, verl.BandPolicyLossConfig):
-        names = ("method", "clip", "objective", "level")
-        if empty := [name for name in names if name in actor.policy_loss and actor.policy_loss[name] is None]:
+        named = [name for name in ("method", "clip") if name in actor.policy_loss]
+        if empty := [name for name in named if actor.policy_loss[name] is None]:
             raise InvalidValue(
                 f"{verl.WHERE}{empty[0]} is null: leave it out for the default, Band(KL(), 0.05), or write "
                 "clip='Unclipped()' for no clip"
             )
-        parts = verl.loss_parts(settings)
-        if settings.method:
-            return parts
-    elif settings.loss_mode == "vanilla":
-        low, high = (
-            actor.clip_ratio if actor[f"clip_ratio_{side}"] is None else actor[f"clip_ratio_{side}"]
-            for side in ("low", "high")
-        )
-        parts = Method(FixedClip(low, high))
-    else:
-        return None
-    try:
-        return replace(parts, objective=DualClip(actor.clip_ratio_c, parts.objective))
-    except ValueError as error:
-        raise InvalidValue(f"actor_rollout_ref.actor.clip_ratio_c: {error}") from error
+        return verl.loss_method(actor)
+    with naming("actor_rollout_ref.actor.clip_ratio_c"):
+        return verl.method_of("vanilla", actor) if settings.loss_mode == "vanilla" else None
 
 
 def reward(config: Any) -> list[Check]:

@@ -150,7 +150,7 @@ def rehearse(
         command += [change.override for change in made]
         expected = Expected(
             preflight.loss_mode(config),
-            preflight.loss_parts(config),
+            preflight.loss_method(config),
             answers,
             config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
             config.reward.num_workers,

@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_
 
 from bandpo.audit.files import read_yaml
 from bandpo.errors import InvalidValue
-from bandpo.rules import ClipRule
-from bandpo.text import parse
+from bandpo.text import as_method
 from bandpo_lab.file_models import FileModel, checked
 
 PREPARED = "{prepared}"
@@ -159,7 +158,7 @@ class Study(FileModel):
     baseline: str
     """The arm that the others are compared with."""
     arms: Mapping[str, Mapping[str, Any]]
-    """For each arm its own options of `bandpo train`: a clip rule, at least."""
+    """For each arm its own options of `bandpo train`: a ``method``, or ``clip``, at least."""
     options: Mapping[str, Any]
     """Options of `bandpo train` that all runs share."""
     experiments: Annotated[
@@ -178,11 +177,16 @@ class Study(FileModel):
         if self.baseline not in self.arms:
             raise InvalidValue(f"baseline {self.baseline!r} is none of the arms {', '.join(self.arms)}")
         for name, options in self.arms.items():
-            if "clip" not in options:
+            if "objective" in options:
                 raise InvalidValue(
-                    f"arm {name!r} names no clip rule; write `{name}: {{clip: 'Band(KL(), 0.05)'}}`"
+                    f"arm {name!r} has an objective beside its rule; write one method of both, "
+                    f"`{name}: {{method: 'Method({options.get('clip', 'Band()')}, {options['objective']})'}}`"
                 )
-            parse(options["clip"], ClipRule)
+            if not {"method", "clip"} & {*options}:
+                raise InvalidValue(
+                    f"arm {name!r} names no method; write `{name}: {{clip: 'Band(KL(), 0.05)'}}`"
+                )
+            as_method(options.get("method"), options.get("clip"))
         for e in self.experiments.values():
             if unknown := [arm for arm in e.arms if arm not in self.arms]:
                 raise InvalidValue(f"experiment {e.name!r}: unknown arms {', '.join(unknown)}")

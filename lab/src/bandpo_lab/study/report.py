@@ -7,7 +7,7 @@ from typing import Any
 
 from bandpo.audit.style import Look, looks_of
 from bandpo.audit.tables import Table
-from bandpo.integrations._adapt import composed
+from bandpo.text import as_method
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
 from bandpo_lab.study.afterwards import Afterwards, parse_afterwards
@@ -174,7 +174,7 @@ def _terms(study: Study, comparisons: int) -> Section:
             Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
             Table(
                 ["arm", "clip rule"],
-                [[arm, str(options["clip"])] for arm, options in study.arms.items()],
+                [[arm, str(options.get("method") or options["clip"])] for arm, options in study.arms.items()],
                 prose=True,
             ),
         ],
@@ -226,10 +226,7 @@ def _experiment(
 def looks_of_arms(study: Study) -> dict[str, Look]:
     """One look for each arm in all figures: that of its rule, where it is one with a look of its own."""
     return looks_of(
-        {
-            arm: composed(options.get("method"), clip=options.get("clip"), objective=options.get("objective"))
-            for arm, options in study.arms.items()
-        }
+        {arm: as_method(options.get("method"), options.get("clip")) for arm, options in study.arms.items()}
     )
 
 

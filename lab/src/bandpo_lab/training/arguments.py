@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -103,6 +103,7 @@ class Arguments(NamedTuple):
 
 
 PARTS: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
+METHOD = {"method", "clip"}
 KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help"}
 
 
@@ -138,14 +139,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             raise InvalidValue(f"unknown option --{name}{did_you_mean(name, KNOWN)}")
     config = {} if file.config is None else _read(file.config)
     if not {"dataset_name", "datasets", "model_name_or_path"} & {*named, *config}:
-        config = _read(str(resources.files("bandpo_lab.tasks") / "multiplication.yaml")) | config
-    for name, others in (
-        ("method", ("clip", "objective")),
-        ("clip", ("method",)),
-        ("objective", ("method",)),
-    ):
-        if name in named:  # a flag replaces the file's setting
-            config = {key: value for key, value in config.items() if key not in others}
+        task = _read(str(resources.files("bandpo_lab.tasks") / "multiplication.yaml"))
+        config = _below(task, config) | config
+    config = _below(config, named)
     environment = config.pop("env", {})  # as in TRL's own scripts
     if not isinstance(environment, dict):
         raise InvalidValue(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")
@@ -173,6 +169,12 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             "no reward: give --reward_funcs (e.g. accuracy_reward, or package.module.function)"
         )
     return arguments
+
+
+def _below(config: dict[str, Any], above: Iterable[str]) -> dict[str, Any]:
+    """The settings that are left where those named ``above`` stand over them: a method has two names."""
+    over = METHOD if METHOD & {*above} else set[str]()
+    return {name: value for name, value in config.items() if name not in over}
 
 
 def _read(path: str) -> dict[str, Any]:

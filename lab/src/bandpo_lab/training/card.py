@@ -33,11 +33,7 @@ def run_card(arguments: Arguments, folder: RunFolder) -> str:
     on_a_hub = base != EMBEDDED and not Path(base).exists()
     data = [run.dataset_name] if run.dataset_name else [str(part.path) for part in mixture.datasets]
     settings = {
-        **(
-            {"method": training.method}
-            if training.method
-            else {"clip rule": training.clip, "objective": training.objective}
-        ),
+        "method": training.method,
         "updates per batch": training.updates_per_batch,
         "learning rate": training.learning_rate,
         "optimiser steps": training.max_steps
