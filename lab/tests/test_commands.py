@@ -123,7 +123,7 @@ def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypat
     monkeypatch.setattr(training, "run_training", lambda arguments: folder)
     monkeypatch.setenv("COLUMNS", "40")
     lines = CliRunner().invoke(app, ["train", "--use_cpu", "--bf16=False"]).output.splitlines()
-    assert "clip     Band(divergence=KL(), radius=0.05, max_ratio=10.0)" in lines
+    assert "method   Band(divergence=KL(), radius=0.05, max_ratio=10.0)" in lines
     assert "│ mean@4 │ 0.250  │" in lines
     assert "┏" in lines[0]  # no title above
 
