@@ -65,7 +65,7 @@ def test_a_command_of_the_lab_without_it_says_what_to_install():
         SystemExit, match=r"^error: bandpo train comes with bandpo-lab; .* pip install \. \./lab$"
     ):
         without.get_command(None, "train")
-    assert without.get_command(None, "trian") is None
+    assert without.get_command(None, "no-such") is None
 
 
 def raised(error):

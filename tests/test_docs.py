@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import bandpo
+import matrix
 from bandpo.integrations import ADAPTERS
 from bandpo.methods import METHODS
 from pages import PAGES, ROOT, blocks, check_python, follow, python_blocks
@@ -102,3 +103,8 @@ def test_the_tests_of_an_adapter_need_its_framework(adapter):
     tests = (ROOT / f"tests/integrations/test_{adapter.module}.py").read_text()
     needed = rf'^(from|import) {adapter.package}\b|^pytest\.importorskip\("{adapter.package}"'
     assert re.search(needed, tests, re.M)
+
+
+def test_the_table_of_frameworks_is_of_this_core():
+    """Comments, docstrings and layout aside."""
+    assert f"with the core `{matrix.core_digest()}`" in MATRIX, "the core has changed since: make test-matrix"
