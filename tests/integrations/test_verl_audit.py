@@ -22,6 +22,7 @@ from verl.workers.config import PolicyLossConfig
 from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import LOGGED, Audit, logged
 from bandpo.audit.watch import BandWarning
+from bandpo.batch import Batch
 from bandpo.cli.app import app
 from bandpo.integrations._verl_audit import SUMS, Driver, Reporter, method_of
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
@@ -355,11 +356,11 @@ def steps(driver, shift, count=3, **logged_besides):
     reporter, config = Reporter(), actor_config(AuditedPolicyLossConfig())
     method = method_of("vanilla", config)
     old = torch.full((2, 30), -2.0)
-    mask, advantages = torch.ones(2, 30), torch.ones(2, 30)
+    batch = Batch.read(old + shift, old, torch.ones(2, 30))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(count):
-            losses = [reporter(method, old + shift, old, advantages, mask, config) for _ in range(2)]
+            losses = [reporter(method, batch, config) for _ in range(2)]
             driver.look(driver.take({name: [x[name] for x in losses] for name in losses[0]}) | logged_besides)
     return [str(w.message) for w in caught if issubclass(w.category, BandWarning)]
 

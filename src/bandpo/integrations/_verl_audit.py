@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from verl.trainer.ppo.core_algos import agg_loss
 from verl.utils import metric
 
 from bandpo.audit.logs import named_rows
@@ -30,7 +29,6 @@ from bandpo.objectives import DualClip, GeometricMean, Masked, Objective
 from bandpo.rules import Band, FixedClip, Sides, Unclipped
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from torch import Tensor
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
@@ -97,41 +95,26 @@ class Measured(Objective):
 
 
 def measured(
-    loss: Float[Tensor, ""],
-    log_prob: Float[Tensor, "batch time"],
-    old_log_prob: Float[Tensor, "batch time"],
-    advantages: Float[Tensor, "batch time"],
-    response_mask: Tensor,
-    loss_agg_mode: str,
-    config: ActorConfig,
-    rollout_is_weights: Float[Tensor, "batch time"] | None,
+    gradient: Tensor, batch: Batch, reduce: Callable[[Tensor], Tensor], weights: Tensor | None
 ) -> Method:
     """Any loss as a method without a clip rule, with the weights of its own gradient.
 
-    The backward pass is that of the loss alone: it ends at the log-probabilities. A loss that averages in another way
-    than ``loss_agg_mode`` has its weights scaled; which of them are 0 or negative does not depend on that.
+    A loss that averages in another way than ``loss_agg_mode`` has its weights scaled; which of them are 0 or negative
+    does not depend on that.
 
     Args:
-        loss: What verl's loss has returned; its graph is kept.
-        log_prob: And the rest: what it was called with.
-        old_log_prob: See there.
-        advantages: See there.
-        response_mask: See there.
-        loss_agg_mode: See there.
-        config: See there.
-        rollout_is_weights: See there.
+        gradient: The loss's, by the log-probabilities.
+        batch: What it was computed from.
+        reduce: How verl averages values of tokens.
+        weights: Importance weights that verl handed to the loss.
     """
-    (gradient,) = torch.autograd.grad(loss, log_prob, retain_graph=True)
     with torch.no_grad():
-        each = advantages * token_weights(
-            lambda values: agg_loss(values, response_mask, loss_agg_mode, **config.global_batch_info),
-            response_mask,
-        )
-        if rollout_is_weights is not None:
-            each = each * rollout_is_weights
-        silent = (response_mask == 0) | (each == 0)  # where no method could have a gradient
-        log_ratio = (log_prob - old_log_prob).masked_fill(silent, 0.0)
-        return Method(Unclipped(), Measured(torch.where(silent, log_ratio.exp(), -gradient / each).float()))
+        each = batch.advantages * token_weights(reduce, batch.mask)
+        if weights is not None:
+            each = each * weights
+        silent = (batch.mask == 0) | (each == 0)  # where no method could have a gradient
+        ratio = (batch.logp - batch.logp_old).exp()
+        return Method(Unclipped(), Measured(torch.where(silent, ratio, -gradient / each).float()))
 
 
 def check_recorder(settings: PolicyLossConfig) -> None:
@@ -150,33 +133,22 @@ class Reporter:
         self._recorders: dict[str, Recorder] = {}
 
     @torch.no_grad()
-    def __call__(
-        self,
-        run: Method,
-        log_prob: Float[Tensor, "batch time"],
-        old_log_prob: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "batch time"],
-        response_mask: Tensor,
-        config: ActorConfig,
-    ) -> dict[str, float]:
+    def __call__(self, run: Method, batch: Batch, config: ActorConfig) -> dict[str, float]:
         """What the settings ask for of one loss: its record, and its sums as metrics.
 
         Args:
             run: The method that the loss is.
-            log_prob: And the rest: what verl has called the loss with.
-            old_log_prob: See there.
-            advantages: See there.
-            response_mask: See there.
-            config: See there.
+            batch: What verl has called the loss with.
+            config: The actor's settings.
         """
         settings = config.policy_loss
         if folder := settings.get("record"):
             self._recorder(folder, run).add(
-                logp=log_prob, logp_old=old_log_prob, advantages=advantages, mask=response_mask
+                logp=batch.logp, logp_old=batch.logp_old, advantages=batch.advantages, mask=batch.mask
             )
         if not settings.get("audit", True):
             return {}
-        sums = self.sums(run, log_prob, old_log_prob, advantages, response_mask)
+        sums = self.sums(run, batch)
         sums["mini_batch_tokens"] = float(config.global_batch_info.get("batch_num_tokens") or 0.0)
         sums["detail"] = float(settings.get("audit_detail", False))
         return {SUMS + name: value for name, value in sums.items()}
@@ -193,24 +165,8 @@ class Reporter:
             self._recorders[folder] = Recorder(folder, method=known, framework=f"verl {verl.__version__}")
         return self._recorders[folder]
 
-    def sums(
-        self,
-        run: Method,
-        log_prob: Float[Tensor, "batch time"],
-        old_log_prob: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "batch time"],
-        response_mask: Tensor,
-    ) -> dict[str, float]:
-        """The sums of one loss, always under the same names; all are 0 where no token counts.
-
-        Args:
-            run: As for a call; so are the others.
-            log_prob: See there.
-            old_log_prob: See there.
-            advantages: See there.
-            response_mask: See there.
-        """
-        batch = Batch.read(log_prob, old_log_prob, advantages, response_mask)
+    def sums(self, run: Method, batch: Batch) -> dict[str, float]:
+        """The sums of one loss, always under the same names; all are 0 where no token counts."""
         audit = Audit.from_views(batch.seen_by, run, batch.seen_by(run))
         flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
         names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -120,8 +120,8 @@ class BandGRPOTrainer(AuditMixin):
         return with_trl_masks(self._now(), self.args)
 
     def _now(self, state: TrainingState | None = None) -> Method:
-        now = self.method.resolved(self._batch.state)
-        return now if state is None else now.resolved(state)
+        rule = self.method.clip.resolved(self._batch.state)
+        return replace(self.method, clip=rule if state is None else rule.resolved(state))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_p
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import numbers, read_method, reduced_loss, with_dual_clip
@@ -195,7 +197,7 @@ def band(
         old_log_prob,
         advantages,
         response_mask,
-        lambda values: agg_loss(values, response_mask, loss_agg_mode, **config.global_batch_info),
+        _average(response_mask, loss_agg_mode, config),
         rollout_is_weights,
     )
     scalars = numbers(metrics)
@@ -207,8 +209,12 @@ def band(
     }
     found = {f"actor/{name}": value for name, value in scalars.items()}
     if torch.is_grad_enabled() and log_prob.requires_grad:
-        found |= _reporter(method, log_prob, old_log_prob, advantages, response_mask, config)
+        found |= _reporter(method, Batch.read(log_prob, old_log_prob, advantages, response_mask), config)
     return loss, found
+
+
+def _average(mask: Tensor, mode: str, config: ActorConfig) -> Callable[[Tensor], Tensor]:
+    return lambda values: agg_loss(values, mask, mode, **config.global_batch_info)
 
 
 @register_policy_loss("audited")  # type: ignore[arg-type]
@@ -228,12 +234,8 @@ def audited(
 
     Args:
         old_log_prob: And the rest: as for any policy loss of verl, and handed on.
-        log_prob: See there.
-        advantages: See there.
-        response_mask: See there.
-        loss_agg_mode: See there.
-        config: See there; ``policy_loss`` is an `AuditedPolicyLossConfig`.
-        rollout_is_weights: See there.
+        log_prob, advantages, response_mask, loss_agg_mode, rollout_is_weights: As for `band`.
+        config: The actor's settings; ``policy_loss`` is an `AuditedPolicyLossConfig`.
 
     Returns:
         The loss and the metrics of the audited loss, and the sums that verl's driver makes the audit of.
@@ -251,16 +253,10 @@ def audited(
     loss, metrics = get_policy_loss_fn(name)(*tensors, loss_agg_mode, config, rollout_is_weights)
     if not (torch.is_grad_enabled() and log_prob.requires_grad):
         return loss, metrics
+    batch = Batch.read(log_prob, old_log_prob, advantages, response_mask)
     run = method_of(name, config)
     if run is None:
-        run = measured(
-            loss,
-            log_prob,
-            old_log_prob,
-            advantages,
-            response_mask,
-            loss_agg_mode,
-            config,
-            rollout_is_weights,
-        )
-    return loss, metrics | _reporter(run, log_prob, old_log_prob, advantages, response_mask, config)
+        (gradient,) = torch.autograd.grad(loss, log_prob, retain_graph=True)  # ends at the log-probabilities
+        average = _average(response_mask, loss_agg_mode, config)
+        run = measured(gradient, batch, average, rollout_is_weights)
+    return loss, metrics | _reporter(run, batch, config)
