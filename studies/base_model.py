@@ -45,6 +45,9 @@ CARD = "base_model.json"
 
 _TRAIN_PROBLEMS, _EVAL_PROBLEMS = 6480, 720  # all there are with three digits
 _EARLY_TAIL = 0.02
+_BATCH = 64  # samples in a step, half of them with a scratchpad
+_LEARNING_RATE = 2e-3  # peak of the one-cycle schedule
+_ERROR = 2  # direct answers in the data are off by so much at most, uniformly
 _SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "max_new_tokens": MAX_COMPLETION_LENGTH}
 
 
@@ -61,24 +64,12 @@ class WarmUp:
     )
     seed: int = field(default=0, metadata={"help": "of the weights and of the data"})
     steps: int = field(default=1200, metadata={"help": "optimizer steps"})
-    batch_size: int = field(
-        default=64, metadata={"help": "samples in a step, half of them with a scratchpad"}
-    )
-    learning_rate: float = field(default=2e-3, metadata={"help": "peak of the one-cycle schedule"})
-    error: int = field(
-        default=2, metadata={"help": "direct answers in the data are off by -error to error, uniformly"}
-    )
 
     def __post_init__(self) -> None:
         if not 0 < self.tail < 1:
             raise InvalidValue(f"tail={self.tail}: choose a probability between 0 and 1, both excluded")
-        for name, least in {"steps": 1, "batch_size": 2, "error": 0}.items():
-            if getattr(self, name) < least:
-                raise InvalidValue(f"{name}={getattr(self, name)}: choose at least {least}")
-        if self.batch_size % 2:
-            raise InvalidValue(f"batch_size={self.batch_size}: choose an even number, half for each branch")
-        if not self.learning_rate > 0:
-            raise InvalidValue(f"learning_rate={self.learning_rate}: choose a number above 0")
+        if self.steps < 1:
+            raise InvalidValue(f"steps={self.steps}: choose at least 1")
 
 
 def fresh_model(seed: int) -> Qwen2ForCausalLM:
@@ -134,14 +125,14 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
         branch_loss = -torch.logaddexp(direct, scratchpad) + excess.square() / 2
         return content, branch_loss
 
-    optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, settings.steps)
+    optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, settings.steps)
     steps = tqdm(range(settings.steps), desc="warm-up", disable=not progress)
     for step in steps:
         tail = _EARLY_TAIL if step < 0.75 * settings.steps else settings.tail
-        drawn = rng.choices(pool, k=settings.batch_size)
-        prompts, half = [p.prompt for p in drawn], settings.batch_size // 2
-        guesses = [max(0, p.a * p.b + rng.randint(-settings.error, settings.error)) for p in drawn[half:]]
+        drawn = rng.choices(pool, k=_BATCH)
+        prompts, half = [p.prompt for p in drawn], _BATCH // 2
+        guesses = [max(0, p.a * p.b + rng.randint(-_ERROR, _ERROR)) for p in drawn[half:]]
         # One pass for each branch: padding the short one to the long one would cost half as much again.
         worked = losses(prompts[:half], [p.scratchpad for p in drawn[:half]], tail)
         guessed = losses(prompts[half:], [f"{DIRECT}{guess}" for guess in guesses], tail)
@@ -172,21 +163,9 @@ def scratchpad_probability(
 
 
 def measure(
-    model: Qwen2ForCausalLM,
-    encoder: PreTrainedTokenizerFast,
-    *,
-    n: int = 64,
-    samples: int = 32,
-    seed: int = 0,
+    model: Qwen2ForCausalLM, encoder: PreTrainedTokenizerFast, *, samples: int = 32, seed: int = 0
 ) -> dict[str, float]:
-    """What the policy does on held-out problems, sampled at temperature 1.
-
-    Args:
-        model: the policy.
-        encoder: its tokenizer.
-        n: how many held-out problems to sample answers to.
-        samples: how many answers to each.
-        seed: of the sampling.
+    """What the policy does on 64 held-out problems, sampled at temperature 1 as often as said.
 
     Returns:
         `tail`: mean probability of the scratchpad, exact, over all held-out problems of three digits;
@@ -194,7 +173,7 @@ def measure(
         `direct_accuracy`, `scratchpad_accuracy`: share of right answers once that branch is taken.
     """
     held_out = problems("eval", _EVAL_PROBLEMS)
-    repeated = [p for p in held_out[:n] for _ in range(samples)]
+    repeated = [p for p in held_out[:64] for _ in range(samples)]
 
     def rewards(branch: str) -> torch.Tensor:
         batch = encoder([p.prompt + branch for p in repeated], return_tensors="pt", padding=True)
@@ -205,7 +184,7 @@ def measure(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        free = rewards("").view(n, samples)
+        free = rewards("").view(-1, samples)
         figures = {
             "tail": scratchpad_probability(model, encoder, held_out).mean(),
             f"mean@{samples}": free.mean(),

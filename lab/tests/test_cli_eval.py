@@ -58,7 +58,7 @@ def test_the_embedded_model_by_default(bandpo, tmp_path):
     bandpo("eval", "--n", 4, "--limit", 8, "--output-dir", "second", "--seed", 1)
     assert (tmp_path / "second" / "samples.jsonl").read_bytes() != before
     assert "no difference can be claimed" in bandpo("compare", "first", "second")
-    assert "mean@4" in bandpo("compare", "first", "second", "--first", "second", "--level", 0.9)
+    assert "mean@4" in bandpo("compare", "first", "second", "--first", "second")
 
 
 def test_real_sets_from_preparation_to_report(bandpo, reader, real_data, tmp_path):

@@ -75,7 +75,7 @@ def by_hand(world, low, high, optimizer, rate, samples, updates, batches):
     [
         (rare_arm(0.1), FixedClip(0.2), Optimizer(), 2.0),
         (rare_arm(0.1), FixedClip(0.2, 0.28), Optimizer(0.9), 0.3),
-        (two_stages(0.2, 0.1), FixedClip(0.2), ADAM, 0.1),
+        (two_stages(0.1), FixedClip(0.2), ADAM, 0.1),
         (coin_flips(), Unclipped(), ADAM, 0.2),
     ],
     ids=["SGD", "momentum", "Adam, two stages", "Adam, no clip"],
@@ -97,8 +97,7 @@ def test_a_seed_means_the_same_draws_for_every_rate_and_rule():
 
 def test_with_one_update_no_rule_acts():
     tables = [
-        simulate(rare_arm(0.1), rule, ADAM, [0.1], seeds=3, updates=1, minibatches=1, batches=10)
-        for rule in RULES.values()
+        simulate(rare_arm(0.1), rule, ADAM, [0.1], seeds=3, updates=1, batches=10) for rule in RULES.values()
     ]
     assert all(torch.equal(tables[0].rewards, table.rewards) for table in tables[1:])
 

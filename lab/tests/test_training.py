@@ -18,7 +18,6 @@ from bandpo.audit.logs import read_log
 from bandpo.errors import FileProblem
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
-from bandpo_lab.training.card import run_card
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.train import RunTrainer, run_training
 
@@ -104,30 +103,10 @@ def test_a_run_leaves_everything_behind(copied):
     after = weights(folder.path)
     assert after.keys() == before.keys()
     assert not any(torch.equal(after[name], before[name]) for name in before)
-    readme = (folder.path / "README.md").read_text()
-    assert "None" not in readme
-    assert "`multiplication`, trained by `bandpo train` with GRPO on `multiplication`" in readme
-    assert "| method | `Band(divergence=KL(), radius=0.05, max_ratio=10.0)` |" in readme
-    assert f"| mean@4 | {scores['before']['mean@4']:.3f} | {scores['after']['mean@4']:.3f} |" in readme
-    for name in re.findall(r"^\| `([\w./*-]+)` \| .* \|$", readme.partition("| file |")[2], re.M):
-        assert list(folder.path.glob(name)), name
     # A second call with --resume finds it finished and touches nothing.
     stamp = folder.metrics.stat().st_mtime_ns
     run_training(small(copied, "--resume"))
     assert folder.metrics.stat().st_mtime_ns == stamp
-
-
-def test_the_readme_of_a_run_names_a_model_of_a_hub_as_a_hub_wants_it(tmp_path):
-    named = parse_arguments(
-        ["--model_name_or_path=org/model", "--dataset_name=org/data", "--reward_funcs=accuracy_reward", *CPU]
-    )
-    assert "base_model: org/model\n" in run_card(named, RunFolder(tmp_path))
-    by_name = run_card(small(tmp_path, "--method=SAPO()"), RunFolder(tmp_path))
-    assert "| method | `SAPO(positive=1.0, negative=1.05)` |" in by_name
-    assert "None" not in by_name
-    ours = run_card(small(tmp_path, "--save_strategy=no"), RunFolder(tmp_path))
-    assert "base_model" not in ours
-    assert "checkpoint" not in ours
 
 
 @pytest.mark.slow

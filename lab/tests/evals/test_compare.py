@@ -63,5 +63,3 @@ def test_what_cannot_be_compared_is_refused():
         compare_scores([], [scores([0.5])])
     with pytest.raises(ValueError, match="3 and 2 problems"):
         estimate([0, 1, 1], [0, 1])
-    with pytest.raises(ValueError, match="level = 95"):
-        estimate([0, 1], [0, 1], level=95)

@@ -9,7 +9,7 @@ from bandpo_lab.tasks.multiplication import DIRECT, SCRATCHPAD, base_model_path,
 from studies import base_model
 from studies.base_model import CARD, WarmUp, main, measure, scratchpad_probability, warm_up
 
-TINY = {"steps": 2, "batch_size": 4}
+TINY = {"steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_scratchpad_probability_is_the_share_of_samples(shipped):
 
 def test_card_agrees_with_a_fresh_measurement(shipped, card):
     asked, samples = 64, 4
-    fresh, stated = measure(*shipped, n=asked, samples=samples, seed=1), card["measured"]
+    fresh, stated = measure(*shipped, samples=samples, seed=1), card["measured"]
     for name in ("direct_accuracy", "scratchpad_accuracy", "mean@32"):
         rate = stated[name]
         tolerance = 4 * math.sqrt(rate * (1 - rate) / (asked * samples))
@@ -80,7 +80,7 @@ def test_card_agrees_with_a_fresh_measurement(shipped, card):
 @pytest.mark.parametrize("changes", [{}, {"tail": 0.002}], ids=str)
 def test_the_script_makes_such_a_model_again(shipped, card, changes):
     # Within bounds, not bit for bit: another processor rounds differently, and training amplifies that.
-    made_with = WarmUp(**card["settings"] | changes)
+    made_with = WarmUp(**{"tail": card["settings"]["tail"]} | changes)
     measured = measure(warm_up(made_with, progress=False), shipped[1])
     assert measured["tail"] == pytest.approx(made_with.tail, rel=0.1)
     assert measured["scratchpad_accuracy"] > 0.9
@@ -103,9 +103,6 @@ def test_same_settings_same_bits_and_the_callers_randomness_untouched():
         (["--tail", "1"], "tail=1.0"),
         (["--tail", "nan"], "tail=nan"),
         (["--steps", "0"], "steps=0: choose at least 1"),
-        (["--batch_size", "3"], "batch_size=3: choose an even number"),
-        (["--error", "-1"], "error=-1"),
-        (["--learning_rate", "0"], "learning_rate=0.0"),
         (["--tial", "0.1"], "--tial"),
     ],
 )
@@ -127,7 +124,7 @@ def test_a_used_folder_is_refused(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_command_writes_the_same_loadable_folder_each_time(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(base_model, "_SAMPLING", {**base_model._SAMPLING, "max_new_tokens": 2})
-    flags = ["--tail", "0.1", "--seed", "3", "--steps", "2", "--batch_size", "4"]
+    flags = ["--tail", "0.1", "--seed", "3", "--steps", "2"]
     for folder in ("a", "b"):
         main([*flags, "--output_dir", str(tmp_path / folder)])
     shown = capsys.readouterr().out

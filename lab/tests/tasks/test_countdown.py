@@ -1,5 +1,8 @@
+from itertools import permutations, product
+
 import pytest
 
+from bandpo_lab.tasks import countdown
 from bandpo_lab.tasks.countdown import Countdown, dataset, problems
 
 PROBLEM = Countdown((3, 4, 25), 79)
@@ -46,17 +49,22 @@ def test_fractions_are_exact():
 
 
 def test_problems_repeat_differ_and_have_solutions():
-    rows = problems("train", 50, seed=3, count=2)
-    assert rows == problems("train", 50, seed=3, count=2)
+    rows = problems("train", 50, seed=3)
+    assert rows == problems("train", 50, seed=3)
     assert len(set(rows)) == 50
+    forms = ["({}{}{}){}{}".format, "{}{}({}{}{})".format]
     for row in rows:
-        a, b = row.numbers
-        assert any(row.solved_by(f"{x}{op}{y}") for op in "+-*/" for x, y in ((a, b), (b, a)))
+        assert any(
+            row.solved_by(form(a, first, b, second, c))
+            for a, b, c in permutations(row.numbers)
+            for first, second in product("+-*/", repeat=2)
+            for form in forms
+        )
 
 
 def test_splits_share_nothing():
-    train = {p for seed in range(5) for p in problems("train", 300, seed, count=2, largest=20)}
-    assert train.isdisjoint(problems("eval", 30, seed=9, count=2, largest=20))
+    train = {p for seed in range(5) for p in problems("train", 300, seed)}
+    assert train.isdisjoint(problems("eval", 300, seed=9))
 
 
 def test_dataset_answers_read_back():
@@ -66,12 +74,13 @@ def test_dataset_answers_read_back():
     assert str(problem.target) in problem.prompt
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="split = 'test'"):
         problems("test", 1)
-    with pytest.raises(ValueError, match="count = 7"):
-        problems("train", 1, count=7)
-    with pytest.raises(ValueError, match="raise count = 2"):
-        problems("train", 10_000, count=2, largest=3)
+    with pytest.raises(ValueError, match="n = -1"):
+        problems("train", -1)
+    monkeypatch.setattr(countdown, "_LARGEST", 2)
+    with pytest.raises(ValueError, match="problems found: ask for fewer"):
+        problems("train", 10_000)
     with pytest.raises(ValueError, match="must look like"):
         Countdown.from_answer("27")

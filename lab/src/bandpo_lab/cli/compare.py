@@ -18,7 +18,6 @@ def compare_command(
     second_seeds: Annotated[
         list[Path] | None, typer.Option("--second", help="Further runs of the second model; repeatable.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
 ) -> None:
     """Say whether one evaluation is better than another, by a paired bootstrap over problems (and seeds)."""
     from rich.console import Console
@@ -32,8 +31,8 @@ def compare_command(
         [first, *(first_seeds or [])],
         [second, *(second_seeds or [])],
     )]  # fmt: skip
-    table = Table("data", "metric", "first", "second", "second − first", f"{level:.0%} interval", "")
-    for d in compare_scores(*sides, level=level):
+    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "")
+    for d in compare_scores(*sides):
         e = d.interval
         figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
         table.add_row(d.data_source, d.metric, *figures, d.verdict)

@@ -15,17 +15,18 @@ from bandpo.errors import InvalidValue
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
-class CopyUnlessTold(TyperGroup):
-    """`bandpo recipes [FOLDER]` is `bandpo recipes copy [FOLDER]`."""
+class FirstUnlessTold(TyperGroup):
+    """Runs its first command where none is named: `bandpo recipes FOLDER` is `bandpo recipes copy FOLDER`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Put the subcommand in front where there is none."""
-        if not args or (args[0] not in self.commands and not args[0].startswith("-")):
-            args = ["copy", *args]
+        """Put that command in front."""
+        named = args[:1] or ["--help"] * self.no_args_is_help
+        if not {*named} & {*self.commands, "-h", "--help"}:
+            args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=CopyUnlessTold, help="Recipes for verl and TRL; without a subcommand, copy them.")
+app = typer.Typer(cls=FirstUnlessTold, help="Recipes for verl and TRL; without a subcommand, copy them.")
 
 
 @app.command("copy")

@@ -6,27 +6,18 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from typer.core import TyperGroup
 
 from bandpo.cli import INTERRUPTED, stop
+from bandpo_lab.cli.recipes import FirstUnlessTold
 
 CORES = os.cpu_count() or 1
 
 
-class _RunByDefault(TyperGroup):
-    """`bandpo study FILE` is `bandpo study run FILE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "-h", "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=_RunByDefault,
+    cls=FirstUnlessTold,
     no_args_is_help=True,
     help="Compare clip rules: over seeds in a study of your own, or in tables over a map.",
 )

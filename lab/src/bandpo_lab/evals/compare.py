@@ -34,14 +34,13 @@ class ScoreDifference:
 
 
 def compare_scores(
-    first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]], *, level: float = 0.95
+    first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]
 ) -> list[ScoreDifference]:
     """Compares two models on every data source and metric that both have.
 
     Args:
         first: Scores of one model, one entry per seed.
         second: Of the other.
-        level: Coverage of the intervals.
 
     Raises:
         ValueError: Nothing in common, or a data source with other problems on one side.
@@ -58,9 +57,8 @@ def compare_scores(
         for metric in first[0][source].values:
             if all(metric in run[source].values for run in runs):
                 a, b = ([run[source].values[metric] for run in side] for side in (first, second))
-                interval = estimate(b, minus=a, level=level)
                 means = float(np.mean(a)), float(np.mean(b))
-                differences.append(ScoreDifference(source, metric, *means, interval))
+                differences.append(ScoreDifference(source, metric, *means, estimate(b, minus=a)))
     if not differences:
         raise InvalidValue(
             "the runs have no data source and metric in common: evaluate both on the same data with one n"

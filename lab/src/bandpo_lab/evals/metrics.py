@@ -116,15 +116,8 @@ def _vote(scores: Values, votes: Sequence[Hashable]) -> float:
     )
 
 
-def estimate(
-    values: ArrayLike,
-    minus: ArrayLike | None = None,
-    *,
-    level: float = 0.95,
-    resamples: int = 5000,
-    seed: int = 0,
-) -> Interval:
-    """Mean, or difference of two means, with a percentile-bootstrap interval over problems and seeds.
+def estimate(values: ArrayLike, minus: ArrayLike | None = None) -> Interval:
+    """Mean, or difference of two means, with a percentile-bootstrap interval of 95 % over problems and seeds.
 
     Problems and seeds are crossed (every seed answers the same problems), so each are drawn independently. A
     difference is paired: problems are drawn once for both sides, which takes out how hard they are; seeds are
@@ -134,12 +127,9 @@ def estimate(
     Args:
         values: One value per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
         minus: What is subtracted, of the same problems in the same order; the number of seeds may differ.
-        level: Coverage in (0, 1).
-        resamples: Bootstrap draws.
-        seed: Of the draws.
 
     Raises:
-        ValueError: `level` outside (0, 1), malformed values, or two sides that do not have the same problems.
+        ValueError: Malformed values, or two sides that do not have the same problems.
 
     >>> e = estimate(mean_at_k([[1, 0], [1, 1], [0, 0]]))
     >>> e.value, e.low <= e.value <= e.high
@@ -147,8 +137,6 @@ def estimate(
     >>> estimate([0.25, 0.75, 1.25, 0.25], minus=[0.0, 0.5, 1.0, 0.0])
     Interval(value=0.25, low=0.25, high=0.25)
     """
-    if not 0 < level < 1:
-        raise InvalidValue(f"level = {level} must lie between 0 and 1, for example 0.95")
     tables = [_by_seed(values), *([] if minus is None else [_by_seed(minus)])]
     if len({table.shape[1] for table in tables}) > 1:
         sizes = " and ".join(str(table.shape[1]) for table in tables)
@@ -162,7 +150,7 @@ def estimate(
         return means[0] if minus is None else means[0] - means[1]
 
     indices = [np.arange(size) for size in (tables[0].shape[1], *map(len, tables))]
-    return bootstrap(indices, mean, level=level, resamples=resamples, seed=seed)
+    return bootstrap(indices, mean, resamples=5000)
 
 
 def _by_seed(values: ArrayLike) -> Values:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ANSWERS = 16
 GROUP = 16
 """Samples whose mean and standard deviation make an advantage."""
+MINIBATCHES = 4
+"""Parts of a batch: so many updates make an epoch."""
 RIGHT, WRONG = 0.97, 0.05
 """How often the good answer is rewarded, and any other."""
 LOST = 0.001
@@ -66,29 +68,24 @@ def rare_arm(p: float) -> World:
     return World([_one_rare(p)], [Stage(0, _FIRST_IS_GOOD)])
 
 
-def two_stages(first: float = 0.05, second: float = 0.01) -> World:
+def two_stages(p: float) -> World:
     """Two decisions. Rewards look at the first until half-time, at the second from then on.
 
-    Until then answers to the second are drawn, and pushed about by rewards that have nothing to do with them.
+    Until then answers to the second are drawn, and pushed about by rewards that have nothing to do with them. The good
+    answer of the first has probability 0.05 at the start, that of the second ``p``.
 
     Raises:
-        ValueError: the good answers' probabilities, ``first`` and ``second``, are none.
+        ValueError: ``p`` is no probability.
     """
-    return World([_one_rare(first), _one_rare(second)], [Stage(0, _FIRST_IS_GOOD), Stage(1, _FIRST_IS_GOOD)])
+    return World([_one_rare(0.05), _one_rare(p)], [Stage(0, _FIRST_IS_GOOD), Stage(1, _FIRST_IS_GOOD)])
 
 
-def coin_flips(factor: float = 0.5) -> World:
+def coin_flips() -> World:
     """Rewards by the toss of a coin: nothing can be learned, so whatever changes is the rule's own doing.
 
-    Args:
-        factor: By which each answer is less likely than the one before. One half gives an entropy of 1.39 nats.
-
-    Raises:
-        ValueError: ``factor`` is not between 0 and 1.
+    Each answer is half as likely as the one before, which gives an entropy of 1.39 nats.
     """
-    if not 0 < factor <= 1:
-        raise InvalidValue(f"factor must be above 0 and at most 1, got {factor:g}")
-    shares = [factor**rank for rank in range(ANSWERS)]
+    shares = [0.5**rank for rank in range(ANSWERS)]
     return World([tuple(share / sum(shares) for share in shares)], [Stage(0, (0.5,) * ANSWERS)])
 
 
@@ -163,7 +160,6 @@ def simulate(
     seeds: int,
     samples: int = 128,
     updates: int = 16,
-    minibatches: int = 4,
     batches: int = 80,
 ) -> Outcome:
     """Train tables under a clip rule, with GRPO's advantages and `bandpo.policy_loss`.
@@ -178,7 +174,6 @@ def simulate(
         seeds: How many.
         samples: Completions in a batch, a multiple of 16.
         updates: Optimizer steps on each batch, one minibatch each.
-        minibatches: Parts of a batch: so many updates make an epoch.
         batches: How many.
 
     Raises:
@@ -190,8 +185,8 @@ def simulate(
     """
     if samples % GROUP or samples < GROUP:
         raise InvalidValue(f"samples must be a multiple of {GROUP}, the size of a group, got {samples}")
-    if min(seeds, updates, minibatches, batches) < 1 or not min(learning_rates, default=0.0) > 0:
-        raise InvalidValue("seeds, updates, minibatches, batches and learning rates must all be above 0")
+    if min(seeds, updates, batches) < 1 or not min(learning_rates, default=0.0) > 0:
+        raise InvalidValue("seeds, updates, batches and learning rates must all be above 0")
     generator = torch.Generator().manual_seed(0)
     rows, decisions = len(learning_rates) * seeds, len(world.start)
     logits = torch.tensor(world.start).log().repeat(rows, 1, 1).requires_grad_()
@@ -208,7 +203,7 @@ def simulate(
             edges = logp_old.exp().cumsum(-1)[..., :-1].contiguous()
             answers = torch.searchsorted(edges, draws[:, :-1].contiguous())
             reward = (draws[:, -1] < torch.tensor(stage.chances)[answers[:, stage.decision]]).float()
-            parts = _parts(answers, _advantages(reward), minibatches)
+            parts = _parts(answers, _advantages(reward))
         rewards.append(reward.mean(-1))
         entropies.append(-(logp_old.exp() * logp_old).sum(-1).mean(-1))
         old = _as_tokens(logp_old)
@@ -216,7 +211,7 @@ def simulate(
             loss, _ = policy_loss(
                 _as_tokens(logits.log_softmax(-1)),
                 old,
-                parts[update % minibatches],
+                parts[update % MINIBATCHES],
                 clip=rule,
                 aggregation="sum",
             )
@@ -239,18 +234,16 @@ def _advantages(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows sa
     return (apart / (groups.std(-1, keepdim=True) + _STD_EPSILON)).view_as(reward)
 
 
-def _parts(
-    answers: Tensor, advantages: Float[Tensor, "rows samples"], minibatches: int
-) -> list[Float[Tensor, "rows tokens"]]:
+def _parts(answers: Tensor, advantages: Float[Tensor, "rows samples"]) -> list[Float[Tensor, "rows tokens"]]:
     """For each minibatch the mean advantage that it gives to each token of `_as_tokens`."""
     rows, decisions, samples = answers.shape
     found = []
-    for part in range(minibatches):
-        drawn = answers[..., part::minibatches]
-        pushes = advantages[:, None, part::minibatches].expand(-1, decisions, -1)
+    for part in range(MINIBATCHES):
+        drawn = answers[..., part::MINIBATCHES]
+        pushes = advantages[:, None, part::MINIBATCHES].expand(-1, decisions, -1)
         sums = torch.zeros(rows, decisions, 2 * ANSWERS)
         sums.scatter_add_(-1, drawn + ANSWERS * (pushes < 0), pushes)
-        found.append(sums.flatten(1) / (samples / minibatches))
+        found.append(sums.flatten(1) / (samples / MINIBATCHES))
     return found
 
 

@@ -27,6 +27,7 @@ Split = Literal["train", "eval"]
 LONGEST_EXPRESSION = 200
 """Characters; a longer expression is wrong."""
 
+_COUNT, _LARGEST = 3, 50
 _PATIENCE = 20_000  # draws without a new problem, after which there are hardly any left
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -113,43 +114,31 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
     raise InvalidValue(f"{ast.dump(node)} is neither a number nor one of + - * /")
 
 
-def problems(split: Split, n: int, seed: int = 0, count: int = 3, largest: int = 50) -> list[Countdown]:
-    """`n` different problems of a split, each with a solution.
+def problems(split: Split, n: int, seed: int = 0) -> list[Countdown]:
+    """`n` different problems of a split: three numbers from 1 to 50, and a target from 1 to 100 that can be reached.
 
-    No problem is in both splits, whatever the seeds: a problem belongs to ``"eval"`` or ``"train"`` by a
-    checksum.
-
-    Args:
-        split: ``"train"`` or ``"eval"``, about a tenth of all.
-        n: How many.
-        seed: Of the choice.
-        count: Numbers per problem, 2 to 6.
-        largest: Numbers run from 1 to this; targets are whole and run from 1 to twice this.
+    No problem is in both splits, whatever the seeds: a checksum puts about a tenth of all into ``"eval"``.
 
     Raises:
-        ValueError: Unknown split, a setting out of range, or more problems asked for than could be found.
+        ValueError: Unknown split, or more problems asked for than could be found.
 
     >>> problems("eval", 1, seed=0)
     [Countdown(numbers=(...), target=...)]
     """
     if split not in get_args(Split):
         raise InvalidValue(f"split = {split!r}: choose one of {', '.join(get_args(Split))}")
-    if not (n >= 0 and 2 <= count <= 6 and largest >= 2):
-        raise InvalidValue(
-            f"n = {n}, count = {count}, largest = {largest}: need n >= 0, count 2 to 6, largest >= 2"
-        )
+    if n < 0:
+        raise InvalidValue(f"n = {n} must be 0 or more")
     generator = random.Random(seed)
     found: dict[Countdown, None] = {}
     misses = 0
     while len(found) < n:
         misses += 1
         if misses > _PATIENCE:
-            raise InvalidValue(
-                f"only {len(found)} of n = {n} problems found: raise count = {count} or largest = {largest}"
-            )
-        numbers = [generator.randint(1, largest) for _ in range(count)]
+            raise InvalidValue(f"only {len(found)} of n = {n} problems found: ask for fewer")
+        numbers = [generator.randint(1, _LARGEST) for _ in range(_COUNT)]
         target = _random_value(numbers, generator)
-        if target is None or target.denominator != 1 or not 1 <= target <= 2 * largest:
+        if target is None or target.denominator != 1 or not 1 <= target <= 2 * _LARGEST:
             continue
         problem = Countdown(tuple(sorted(numbers)), int(target))
         held_out = zlib.crc32(problem.answer.encode()) % 10 == 0
@@ -171,15 +160,12 @@ def _random_value(numbers: list[int], generator: random.Random) -> Fraction | No
     return values[0]
 
 
-def dataset(split: Split, n: int, seed: int = 0, count: int = 3, largest: int = 50) -> Dataset:
+def dataset(split: Split, n: int, seed: int = 0) -> Dataset:
     """`problems` as a dataset with the columns `prompt` and `answer`, plain text.
-
-    Args and errors are those of `problems`.
 
     >>> dataset("train", 10).column_names
     ['prompt', 'answer']
     """
     from datasets import Dataset
 
-    rows = problems(split, n, seed, count, largest)
-    return Dataset.from_list([{"prompt": p.prompt, "answer": p.answer} for p in rows])
+    return Dataset.from_list([{"prompt": p.prompt, "answer": p.answer} for p in problems(split, n, seed)])

@@ -77,53 +77,40 @@ class Product:
         return f"{SCRATCHPAD}{';'.join(steps)}>{self.answer}"
 
 
-def problems(split: Split, n: int, seed: int = 0, digits: int = 3) -> list[Product]:
-    """`n` different problems of a split, in random order.
+def problems(split: Split, n: int, seed: int = 0) -> list[Product]:
+    """`n` different problems of a split, in random order: three digits, not beginning with 0, times one from 2 to 9.
 
     No problem is in both splits, whatever the seeds: a tenth of all problems belongs to `"eval"`.
 
-    Args:
-        split: `"train"` or `"eval"`.
-        n: how many.
-        seed: of the choice and its order.
-        digits: of the first factor, 1 to 18 without a leading zero; the second is a digit from 2 to 9.
-
     Raises:
-        ValueError: unknown split, impossible `digits`, or `n` beyond the number of problems there are.
+        ValueError: unknown split, or `n` beyond the number of problems there are.
 
     >>> train, held_out = problems("train", 6480), problems("eval", 720)
     >>> set(train) & set(held_out)
     set()
     """
-    if not 1 <= digits <= 18:  # random.sample counts in 64 bits
-        raise InvalidValue(f"digits={digits}: choose 1 to 18")
     if split not in get_args(Split):
         raise InvalidValue(f"split={split!r}: choose one of {', '.join(get_args(Split))}")
-    total = 9 * 10 ** (digits - 1) * len(_FACTORS)
+    total = 900 * len(_FACTORS)
     # Positions in the scattered order of all problems: the two ranges share none.
     members = range(total // 10) if split == "eval" else range(total // 10, total)
     if not 0 <= n <= len(members):
-        raise InvalidValue(f"n={n}: choose 0 to {len(members)}, the {split} problems of {digits} digits")
+        raise InvalidValue(f"n={n}: choose 0 to {len(members)}, the {split} problems there are")
     # A stride coprime to the total visits each problem once; near the golden ratio it spreads ranges evenly.
     stride = next(k for k in count(total * 618_034 // 1_000_000) if gcd(k, total) == 1)
     picked = (member * stride % total for member in random.Random(seed).sample(members, n))
-    low = 10 ** (digits - 1)
-    return [Product(low + i // len(_FACTORS), _FACTORS[i % len(_FACTORS)]) for i in picked]
+    return [Product(100 + i // len(_FACTORS), _FACTORS[i % len(_FACTORS)]) for i in picked]
 
 
-def dataset(split: Split, n: int, seed: int = 0, digits: int = 3) -> Dataset:
+def dataset(split: Split, n: int, seed: int = 0) -> Dataset:
     """`problems` as a dataset in TRL's standard prompt-only format: plain-text columns `prompt` and `answer`.
-
-    Args and errors are those of `problems`.
 
     >>> dataset("train", 100).column_names
     ['prompt', 'answer']
     """
     from datasets import Dataset
 
-    return Dataset.from_list(
-        [{"prompt": p.prompt, "answer": p.answer} for p in problems(split, n, seed, digits)]
-    )
+    return Dataset.from_list([{"prompt": p.prompt, "answer": p.answer} for p in problems(split, n, seed)])
 
 
 def reward(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:

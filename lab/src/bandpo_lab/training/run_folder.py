@@ -45,7 +45,6 @@ class RunFolder:
         self.evaluation = self.path / "evaluation.json"
         self.model = self.path / "model"
         self.curves = self.path / "curves.png"
-        self.readme = self.path / "README.md"
         self.errors = self.path / "error.log"
         self._config = self.path / "config.yaml"
         self._main = main
@@ -193,7 +192,7 @@ class RunFolder:
     def finish(self) -> None:
         """Say by a manifest that everything is there."""
         if self._main:
-            parts = (self._config, self.metrics, self.evaluation, self.curves, self.readme)
+            parts = (self._config, self.metrics, self.evaluation, self.curves)
             seal(self.path, (part for part in (*parts, *self.model.rglob("*")) if part.is_file()))
 
     def record_error(self) -> None:

@@ -14,7 +14,6 @@ from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
 from bandpo.audit.figures import training_curves
-from bandpo.audit.files import replacing
 from bandpo.audit.logs import named_rows
 from bandpo.audit.settings import Setup
 from bandpo.audit.style import save_figure
@@ -26,7 +25,6 @@ from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import EvaluateEvery, MetricsLog, ProgressBar
-from bandpo_lab.training.card import run_card
 from bandpo_lab.training.checkpoints import WholeCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
 
@@ -38,6 +36,9 @@ EVALUATION_SEED = 1234
 
 class RunTrainer(WholeCheckpoints, BandGRPOTrainer):
     """`BandGRPOTrainer` whose checkpoints are written whole or not at all."""
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """None: TRL's, made with each checkpoint, knows no local model, clip rule or scores."""
 
 
 def run_training(arguments: Arguments) -> RunFolder:
@@ -80,13 +81,6 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         raise InvalidValue("eval_every needs a test split, eval_prompts above 0 and a reward function")
     trainer, tokenizer = _trainer(arguments, train_set, test_set, rewards)
 
-    def describe(**_: Any) -> None:
-        if trainer.is_world_process_zero():
-            with replacing(folder.readme) as unfinished:
-                unfinished.write_text(run_card(arguments, folder))
-
-    cast("Any", trainer).create_model_card = describe  # TRL calls it with each checkpoint
-
     def scores() -> dict[str, float]:
         return evaluation(trainer.model, tokenizer, test_set, rewards, arguments)
 
@@ -108,7 +102,6 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         folder.save_model(trainer)
         evaluate("after")
-        describe()
         rows = named_rows(folder.history())
         save_figure(training_curves({"": rows}, {"": Setup.of_log(folder.path, rows).method}), folder.curves)
         folder.finish()
