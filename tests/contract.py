@@ -1,4 +1,4 @@
-"""Five things that hold for every adapter, whatever its framework: subclass `Contract` and say how to call the loss."""
+"""Six things that hold for every adapter, whatever its framework: subclass `Contract` and say how to call the loss."""
 
 import math
 from dataclasses import dataclass, replace
@@ -6,12 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from bandpo import ClipRule, parse
-
-SAPO_IS_MORE_THAN_BOUNDS = (
-    r"^method: 'SAPO\(\)' is SigmoidGate\(.*\) per token, but this framework's loss can only be given bounds"
-)
-"""What an adapter says that can hand its framework bounds and no more."""
+from bandpo import ClipRule, parse, policy_loss
 
 
 @dataclass
@@ -64,14 +59,16 @@ class Contract:
         aggregation: How the framework reduces.
         shows_clipped_value: Whether a clipped token contributes its clipped value to the loss's value, as PPO's does;
             `bandpo.policy_loss` with a Band contributes the same gradient (0) and reports the unclipped value.
+        any_method: Whether the framework takes a loss of ours, or bounds alone.
     """
 
     aggregation = "token-mean"
     shows_clipped_value = True
+    any_method = False
     tolerance = {"rtol": 1e-5, "atol": 1e-6}  # noqa: RUF012
 
     def ours(self, batch, clip):
-        """The adapter's loss under the rule written ``clip``."""
+        """The adapter's loss under the rule or method written ``clip``."""
         raise NotImplementedError
 
     def stock(self, batch, low, high):
@@ -120,3 +117,16 @@ class Contract:
     def test_sequence_level_ratios_are_refused(self):
         with pytest.raises(ValueError, match=r"per token|per action|sequence|shape|rank"):
             self.sequence_level(make_batch(4))
+
+    @pytest.mark.parametrize("method", ["GSPO(0.1, 0.2)", "GMPO()", "SAPO()", "VESPO()"])
+    def test_a_method_is_the_cores_or_more_than_bounds(self, method):
+        batch = make_batch(18, spread=1.5)
+        if self.any_method:
+            tensors = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
+            expected = policy_loss(*tensors, method=method, aggregation=self.aggregation).loss
+            self.compare(batch, self.ours(batch, method), expected)
+        else:
+            with pytest.raises(ValueError, match="but this framework's loss can only be given bounds"):
+                self.ours(batch, method)
+            named, rule = (self.ours(batch, text) for text in ("DAPO()", "FixedClip(0.2, 0.28)"))
+            assert named == rule

@@ -11,7 +11,7 @@ import torch
 
 from bandpo import Band
 from bandpo_slime import policy_loss
-from contract import SAPO_IS_MORE_THAN_BOUNDS, Batch, Contract, dense_loss, make_batch
+from contract import Batch, Contract, dense_loss, make_batch
 
 try:
     from slime.utils.ppo_utils import compute_policy_loss
@@ -71,22 +71,6 @@ class TestSlime(Contract):
 
     def sequence_level(self, batch):
         call(policy_loss, batch, advantage_estimator="gspo")
-
-
-def test_a_method_is_taken_for_its_bounds_alone():
-    batch = make_batch(14)
-    named, rule = (
-        call(policy_loss, batch, method="DAPO()"),
-        call(policy_loss, batch, clip="FixedClip(0.2, 0.28)"),
-    )
-    assert named[0] == rule[0]
-    with pytest.raises(
-        ValueError,
-        match=SAPO_IS_MORE_THAN_BOUNDS,
-    ):
-        call(policy_loss, batch, method="SAPO()")
-    with pytest.raises(ValueError, match=r"'GSPO\(\)' is Surrogate\(.*\) per sequence, but"):
-        call(policy_loss, batch, method="GSPO()")
 
 
 def test_the_anchor_follows_slimes_own_switch():

@@ -35,6 +35,7 @@ def test_the_verl_overrides_compose():
     assert OmegaConf.is_config(config)
 
 
+@pytest.mark.slow
 def test_the_verl_page_composes():
     """Its one override, with each of those that may come second, through hydra and into verl's own config object."""
     hydra = pytest.importorskip("hydra")

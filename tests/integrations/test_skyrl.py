@@ -31,6 +31,7 @@ def call(loss_fn, config, batch, rollout=None):
 
 
 class TestSkyRL(Contract):
+    any_method = True
     aggregation = "sum"
     shows_clipped_value = False
 

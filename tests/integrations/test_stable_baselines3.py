@@ -42,6 +42,7 @@ class TestStableBaselines3(Contract):
 
     # There is no padding in a rollout buffer, and PPO's own loss stands inside `train`: compared whole, below.
     test_padding_may_hold_anything = None
+    test_a_method_is_the_cores_or_more_than_bounds = None  # an action is a sequence: below
     test_constant_bounds_are_the_stock_clip = None
 
     def sequence_level(self, batch):

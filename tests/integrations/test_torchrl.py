@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from contract import SAPO_IS_MORE_THAN_BOUNDS, Contract, make_batch
+from contract import Contract, make_batch
 
 pytest.importorskip("torchrl", reason="needs the extra bandpo[torchrl], which excludes bandpo[verl]")
 
@@ -10,7 +10,6 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch.distributions import Categorical, Normal
 from torchrl.objectives import ClipPPOLoss
 
-from bandpo import FixedClip
 from bandpo.integrations.torchrl import BandPPOLoss
 from pages import framework_blocks
 
@@ -99,15 +98,6 @@ def test_a_training_step_moves_the_policy():
     out["loss_objective"].backward()
     assert {"clip_fraction", "kl_approx", "ESS"} <= set(out.keys())
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in loss_module.parameters())
-
-
-def test_a_method_is_taken_for_its_bounds_alone():
-    assert BandPPOLoss(actor(), method="DAPO()", **NO_CRITIC).rule == FixedClip(0.2, 0.28)
-    with pytest.raises(
-        ValueError,
-        match=SAPO_IS_MORE_THAN_BOUNDS,
-    ):
-        BandPPOLoss(actor(), method="SAPO()", **NO_CRITIC)
 
 
 @pytest.mark.parametrize(

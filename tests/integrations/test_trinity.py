@@ -10,7 +10,7 @@ pytest.importorskip("trinity", reason="needs the extra bandpo[trinity]")
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
 
-from bandpo import DualClip, Method, policy_loss
+from bandpo import DualClip, Method, Surrogate, policy_loss
 from bandpo.text import as_method
 from pages import framework_blocks
 
@@ -28,6 +28,7 @@ def call(loss_fn, batch, old=None):
 
 
 class TestTrinity(Contract):
+    any_method = True
     shows_clipped_value = False
 
     def ours(self, batch, clip):
@@ -73,15 +74,13 @@ def test_bad_settings_are_refused_when_the_trainer_is_built(settings, message):
         POLICY_LOSS_FN.get(PATH)(**settings)
 
 
-def test_a_method_is_the_whole_loss():
-    """Trinity's dual clip of 3 is a rule's, and no method's."""
-    batch = make_batch(18, spread=1.5)
-    found = call(POLICY_LOSS_FN.get(PATH)(method="CISPO(0.2, 0.28)"), batch)[0]
-    advantages = batch.advantages[:, None].expand_as(batch.logp)
-    expected = policy_loss(batch.logp, batch.logp_old, advantages, batch.mask, method="CISPO(0.2, 0.28)").loss
-    TestTrinity().compare(batch, found, expected)
-    for name in ("clip", "method"):
-        assert POLICY_LOSS_FN.get(PATH)(**{name: "FixedClip()"}).method.objective == DualClip(3.0)
+@pytest.mark.parametrize("name", ["clip", "method"])
+def test_trinitys_dual_clip_acts_beside_a_rule_alone(name):
+    def objective(text):
+        return POLICY_LOSS_FN.get(PATH)(**{name: text}).method.objective
+
+    assert objective("FixedClip()") == DualClip(3.0)
+    assert objective("DAPO()") == Surrogate()
 
 
 @pytest.mark.parametrize("block", framework_blocks("Trinity-RFT"))

@@ -101,6 +101,7 @@ def test_entropies_are_the_old_policys_token_by_token(level, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("radius", ["ByEntropy(0.01, 0.1)", "BySurprisal(0.01, 0.1)"])
+@pytest.mark.slow
 def test_per_token_radii_are_logged(radius, tmp_path):
     trainer = trained(tmp_path, f"Band(KL(), {radius})", audit_steps=1)
     mean, low, high = logged(trainer, "radius", "radius_min", "radius_max")
@@ -131,6 +132,7 @@ def test_entropies_without_an_old_policy(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
+@pytest.mark.slow
 def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, otherwise_audited, tmp_path):
     rule, three_batches = f"Band(KL(), {hold})", {"max_steps": 12, "logging_steps": 4}
     audited = trained(tmp_path / "audited", rule, **three_batches, audit_steps=1)
@@ -153,6 +155,7 @@ def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, o
 
 @pytest.mark.parametrize("restore", [False, True])
 @pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
+@pytest.mark.slow
 def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     settings = {
         "clip": "Band(KL(), HoldClipRate(0.2, 0.005, 0.5))",
@@ -173,6 +176,7 @@ def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4}
     trained(tmp_path / "plain", "Band(KL(), 0.05)", max_steps=4, **settings)

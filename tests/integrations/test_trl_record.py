@@ -1,18 +1,15 @@
 """TRL's trainers write records, which changes nothing in training and replays to what they logged."""
 
-import math
 import warnings
 
 import pytest
 import torch
-from test_trl import LOG, SETTINGS, make, varied_reward
-from transformers import AutoTokenizer
+from test_trl import LOG, SETTINGS, half, make
 from trl import GRPOConfig
 
 from bandpo.audit.record import metadata, read_calls
 from bandpo.audit.replay import RUN, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
-from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
@@ -47,6 +44,7 @@ def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_pat
     assert sorted(seen.by_step[RUN]) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_stock_trainer_writes_one_too_and_resuming_appends(tmp_path):
     class Recorded(AuditedGRPOTrainer):
         record = str(tmp_path / "tokens")
@@ -65,29 +63,8 @@ def test_a_stock_trainer_writes_one_too_and_resuming_appends(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_the_engine_s_log_probabilities_are_recorded(tmp_path):
-    path = multiplication.base_model_path()
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-
-    def rollout(prompts, trainer):
-        """An engine whose every token has the probability ½."""
-        ids = [tokenizer.convert_tokens_to_ids(list(f"|{k % 7}{k % 5}")) for k in range(len(prompts))]
-        return {
-            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
-            "completion_ids": ids,
-            "logprobs": [[math.log(0.5)] * 3 for _ in prompts],
-        }
-
-    config = BandGRPOConfig(
-        str(tmp_path), anchor="rollout", record=str(tmp_path / "tokens"), **SETTINGS | LOG
-    )
-    trainer = BandGRPOTrainer(
-        str(path),
-        varied_reward,
-        config,
-        multiplication.dataset("train", 64),
-        processing_class=tokenizer,
-        rollout_func=rollout,
-    )
+    settings = LOG | {"anchor": "rollout", "record": str(tmp_path / "tokens")}
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, **settings)
     trainer.train()
     for call in read_calls(tmp_path / "tokens"):
         where = call.mask.bool()

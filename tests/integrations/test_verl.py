@@ -138,7 +138,8 @@ def test_every_method_is_the_cores(method):
     weights = tensors["rollout_is_weights"]
     loss, expected = bandpo.policy_loss(logp, *rest, weights=weights, method=method, aggregation="token-mean")
     torch.testing.assert_close(gradient, torch.autograd.grad(loss, logp)[0], check_dtype=False)
-    assert metrics["actor/clip_high"] == pytest.approx(expected["clip_high"].item())
+    for name, value in expected.items():
+        assert metrics[f"actor/{name}"] == pytest.approx(value.item()), name
 
 
 def test_the_dual_clip_of_verl_acts_beside_a_rule_alone():
@@ -153,21 +154,6 @@ def test_the_dual_clip_of_verl_acts_beside_a_rule_alone():
         assert torch.equal(gradient(1.5, method=method), gradient(math.inf, method=method))
     rule, method = gradient(2.0, clip="Band(KL(), 0.05)"), gradient(1.5, method="BandPO(dual_clip=2)")
     assert torch.equal(rule, method)
-
-
-def test_metrics_are_the_cores():
-    tensors = batch(2)
-    _, _, metrics = evaluate(actor_config(BandPolicyLossConfig(), clip_ratio_c=10.0), tensors)
-    core = bandpo.policy_loss(
-        tensors["log_prob"],
-        tensors["old_log_prob"],
-        tensors["advantages"],
-        tensors["response_mask"],
-        method=bandpo.Method(bandpo.Band(bandpo.KL(), 0.05), bandpo.DualClip(10.0)),
-    ).metrics
-    assert metrics["actor/clip_high"] > 0
-    for name, value in core.items():
-        assert metrics[f"actor/{name}"] == pytest.approx(value.item()), name
 
 
 def test_the_reported_loss_of_a_token_that_a_band_clips_is_not_clipped():
@@ -288,12 +274,6 @@ def test_another_loss_beside_the_config_class_is_refused(mode):
         Exception, match=rf"loss_mode: '{mode}' .*write loss_mode=band.* or leave _target_ out"
     ):
         composed(("", f"loss_mode={mode}"))
-
-
-def test_settings_are_immutable():
-    config = BandPolicyLossConfig()
-    with pytest.raises((AttributeError, TypeError)):
-        config.clip = "FixedClip()"
 
 
 @pytest.mark.slow
