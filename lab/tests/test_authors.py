@@ -11,6 +11,8 @@ from bandpo_lab.authors import STYLES, compute_score
 from bandpo_lab.data.prepare import prepare_data
 from bandpo_lab.data.sources import HUB
 
+pytestmark = pytest.mark.usefixtures("one_grader")
+
 
 def test_every_set_of_the_authors_is_one_that_we_load():
     assert STYLES.keys() <= HUB.keys()

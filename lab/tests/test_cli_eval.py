@@ -15,6 +15,7 @@ pytest.importorskip("math_verify")
 import byte_model
 from bandpo import cli
 
+pytestmark = pytest.mark.usefixtures("one_grader")
 COMMAND = [sys.executable, "-c", "from bandpo.cli import main; main()"]
 
 
@@ -76,7 +77,7 @@ def test_real_sets_from_preparation_to_report(bandpo, reader, real_data, tmp_pat
 
 
 def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, reader, tmp_path, monkeypatch):
-    rows = [("1+1?", "2"), ("Which N?", "N=n"), ("How much?", "9**9**9**9")]
+    rows = [("1+1?", "2"), ("Which N?", "N=n"), ("When?", "3:00")]
     (tmp_path / "sums.jsonl").write_text(
         "".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows)
     )
@@ -110,44 +111,29 @@ def test_a_chat_template_can_be_given(bandpo, reader, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["eval", "--data", "no.parquet"], "no.parquet does not exist"),
-        (["eval", "--n", "0"], "n = 0 must be at least 1"),
         (["eval", "--limit", "0"], "--limit 0"),
-        (["eval", "--temperature", "-1"], "temperature = -1.0"),
         (["eval", "--server", "http://localhost:1/v1"], "--server needs the name of the model"),
         (["eval", "m", "--server", "http://localhost:1/v1", "--vllm"], "exclude each other"),
         (["eval", "m", "--server", "localhost:1"], "must be an address such as"),
         (["compare", "a", "b"], "a holds no evaluation"),
         (["data", "prepare", "aime99"], "'aime99' is neither"),
-        (["data", "prepare", "multiplication", "--size", "0"], "size = 0 must be at least 1"),
         (["eval", "/nowhere"], "/nowhere cannot be loaded as a model: "),
+        (["eval", "--vllm"], "pip install vllm"),
+        (["eval", "runs/mine"], "runs/mine is a run folder"),
+        (["eval", "runs/mine", "--vllm"], "runs/mine/model"),
     ],
 )
 def test_mistakes_end_in_one_line(monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    (tmp_path / "runs/mine/model").mkdir(parents=True)
+    (tmp_path / "runs/mine/model/config.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["bandpo", *arguments])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
     assert str(stop.value).startswith("error: ")
     assert message in str(stop.value)
-
-
-def test_vllm_is_asked_for_by_name_where_it_is_missing(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr(sys, "argv", ["bandpo", "eval", "--vllm"])
-    with pytest.raises(SystemExit, match="pip install vllm"):
-        cli.main()
-
-
-def test_a_run_folder_is_no_model_and_its_model_is_named(monkeypatch, tmp_path):
-    (tmp_path / "runs" / "mine" / "model").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "model" / "config.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    for options in ([], ["--vllm"]):
-        monkeypatch.setattr(sys, "argv", ["bandpo", "eval", "runs/mine", *options])
-        with pytest.raises(SystemExit, match=r"error: runs/mine is a run folder.*runs/mine/model$"):
-            cli.main()
 
 
 @pytest.mark.slow

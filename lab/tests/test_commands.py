@@ -49,9 +49,7 @@ def options_of_train():
     return {option for action in parser()._actions for option in action.option_strings} | {"--config"}
 
 
-@pytest.mark.parametrize(
-    "words", ["-h", "data -h", "data prepare -h", "--help", "data --help", "study --help"]
-)
+@pytest.mark.parametrize("words", ["-h", "data prepare -h", "study --help"])
 def test_help(words):
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 0, result.output

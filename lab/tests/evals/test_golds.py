@@ -4,15 +4,7 @@ pytest.importorskip("math_verify")
 
 from bandpo_lab.data.sources import load
 from bandpo_lab.evals.golds import Gold, renderings, unreadable, value_of
-from bandpo_lab.evals.grading import MathGrader
 from bandpo_lab.tasks.countdown import Countdown
-
-
-@pytest.fixture(scope="module")
-def grader():
-    with MathGrader(time_limit=2) as grader:
-        yield grader
-
 
 USABLE = [
     "27", "-7", "0", "2.50", "1,234", r"1\,234", "4.5e33", "3e6", "1e-5", "2.7778e-6", r"2.5 \times 10^{3}",

@@ -19,14 +19,8 @@ from bandpo_lab.evals.golds import Gold, unreadable
 from bandpo_lab.evals.grading import MathGrader, compute_score, grade, reward
 from bandpo_lab.tasks.countdown import Countdown
 
-TIME_LIMIT = 1.5
+TIME_LIMIT = 1.5  # as in conftest.py
 WORKER = importlib.util.find_spec("bandpo_lab.evals.math_worker").origin
-
-
-@pytest.fixture(scope="module")
-def grader():
-    with MathGrader(time_limit=TIME_LIMIT, workers=1) as grader:
-        yield grader
 
 
 RIGHT = [
@@ -247,20 +241,19 @@ def test_a_costly_answer_is_graded_once(monkeypatch):
     assert len(asked) <= 2
 
 
-def test_an_answer_whose_process_ended_otherwise_is_asked_once_more():
-    class Dying(MathGrader):
-        deaths = 1
+def test_an_answer_whose_process_ended_otherwise_is_asked_once_more(grader, monkeypatch):
+    deaths, ask = [1], grader._ask
 
-        def _ask(self, *question):
-            if self.deaths:
-                self.deaths -= 1
-                return grading._Verdict(reason="failed")
-            return super()._ask(*question)
+    def dying(*question):
+        if deaths[0]:
+            deaths[0] -= 1
+            return grading._Verdict(reason="failed")
+        return ask(*question)
 
-    with Dying(workers=1) as grader:
-        assert grader.grade("#### 5", "5").reason == "right"
-        grader.deaths = 2
-        assert [grader.grade("#### 6", "6").reason for _ in range(2)] == ["failed", "failed"]
+    monkeypatch.setattr(grader, "_ask", dying)
+    assert grader.grade("#### 9870105", "9870105").reason == "right"
+    deaths[0] = 2
+    assert [grader.grade("#### 9870106", "9870106").reason for _ in range(2)] == ["failed", "failed"]
 
 
 def test_nothing_in_an_answer_is_executed(grader, tmp_path):
@@ -289,6 +282,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 def test_what_sympy_evaluates_holds_no_name():
     """SymPy reads a number by evaluating it as Python: nothing but digits and operators may reach that."""
     code = f"""
@@ -327,19 +321,14 @@ def test_grading_works_from_threads(grader):
     assert [grader.grade(*pair).score for pair in ((r"\boxed{1}", "1"), (r"\boxed{2}", "3"))] == [1.0, 0.0]
 
 
-def test_a_process_that_died_is_replaced():
-    with MathGrader(workers=1) as grader:
-        assert grader.grade("#### 5", "5").score == 1.0
-        worker = grader._slots.get()
-        worker.process.kill()
-        worker.process.wait()
-        grader._slots.put(worker)
-        assert grader.grade("#### 6", "6").score == 1.0
-
-
-def test_processes_end_with_their_grader():
+def test_a_process_that_died_is_replaced_and_ends_with_its_grader():
     grader = MathGrader(workers=1)
-    grader.grade("#### 5", "5")
+    assert grader.grade("#### 5", "5").score == 1.0
+    worker = grader._slots.get()
+    worker.process.kill()
+    worker.process.wait()
+    grader._slots.put(worker)
+    assert grader.grade("#### 6", "6").score == 1.0
     worker = grader._slots.get()
     process = worker.process
     del grader, worker

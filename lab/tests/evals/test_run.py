@@ -156,6 +156,7 @@ def test_the_report_by_hand(tmp_path):
     assert "| sums | 4 | mean@4 | 0.5000 | 0.5000 to 0.5000 |" in as_markdown(scores)
 
 
+@pytest.mark.usefixtures("one_grader")
 def test_problems_from_prepared_files_of_both_forms(tmp_path):
     from bandpo_lab.data.prepare import prepare_data
 
@@ -188,9 +189,7 @@ def test_files_that_cannot_be_evaluated_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "a", "answer": ', "line 2: not a JSON object, EOF"),
         ('{"prompt": "\\ud800", "answer": "1"}', "line 2: not a JSON object, .*hex escape"),
-        ("[1]", "line 2: not a JSON object"),
         ('{"prompt": 5, "answer": "1"}', "row 1 .*5 is neither text nor messages of text"),
         ('{"prompt": "a", "answer": null}', "row 1 .*the answer is empty.*bandpo data prepare"),
         ('{"prompt": "a", "answer": true}', "row 1 .*True is no answer"),

@@ -147,6 +147,7 @@ def test_a_conversation_is_read_as_its_text():
     assert longest == 33 <= MAX_COMPLETION_LENGTH
 
 
+@pytest.mark.slow
 def test_the_task_alone_loads_no_framework():
     code = "import sys, bandpo_lab.tasks.multiplication; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
