@@ -5,16 +5,14 @@ docs/theory.md argues it, and docs/when.md has what tables and networks made of 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import torch
 
+from bandpo.audit.files import shipped
 from bandpo.audit.metrics import BINS, EDGES
 from bandpo.errors import InvalidValue
 from bandpo.rules import Band, ClipRule, FixedClip
@@ -315,12 +313,6 @@ def _closest(
 
     place = min(places, key=lambda place: sum(apart(place)))
     return place, max(apart(place)) <= math.log(FAR)
-
-
-@cache
-def shipped(name: str) -> Any:
-    """What the lab measured, in short: the ``map``, or the worlds of the ``networks`` with a rare strategy."""
-    return json.loads((resources.files("bandpo") / "data" / f"{name}.json").read_text())
 
 
 def _network(run: Placement) -> str:

@@ -9,7 +9,7 @@ import yaml
 
 from bandpo.audit.findings import all_findings
 from bandpo.audit.logs import named_rows, summarize
-from bandpo.audit.published import REPORTED, STUDY, closest, kind, reported
+from bandpo.audit.published import REPORTED, closest, kind, reported
 from bandpo.audit.settings import Setup, framework_of
 from bandpo.text import as_method
 
@@ -63,7 +63,7 @@ def test_a_run_is_compared_with_those_of_as_many_updates():
 
 def test_what_stands_here_of_our_study_is_what_it_measured():
     runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
-    for entry in (entry for entry in REPORTED if entry.source == STUDY):
+    for entry in (entry for entry in REPORTED if entry.source == "our study, results/clipping"):
         arm = "clip 0.2" if entry.rule == "fixed" else "Band-KL"
         curves = [
             run["curves"]
@@ -93,7 +93,7 @@ def test_a_framework_is_told_from_its_log_or_not_at_all():
     assert framework_of([{"step": 1, "actor/pg_loss": 0.1}]) == "verl"
     assert framework_of([{"step": 1, "completions/mean_length": 9.0}]) == "trl"
     assert framework_of([{"step": 1, "entropy": 0.1}]) is None
-    assert Setup().named("learning rate") == Setup("trl").named("age") == ""
+    assert Setup().named("learning rate") == Setup("prime-rl").named("clip") == ""
     advice = usual(0.05, "DAPO()", "slime").try_next
     assert advice.endswith("smaller steps (--lr) or fewer updates per batch (--num-steps-per-rollout)")
 

@@ -59,23 +59,23 @@ def test_a_clip_that_never_acts():
 
 def test_entropy_that_collapses_without_reward():
     (text,) = said(Watch(Band()), ({}, 1.0, 0.5), ({}, 0.3, 0.5), ({}, 0.09, 0.5), ({}, 0.01, 0.4))
-    assert "fallen to 0.09 nats per token from 1" in text
-    assert "and the reward has not risen with it: the policy has stopped exploring" in text
+    assert "1 → 0.09 nats per token, while the reward went 0.5 → 0.5" in text
+    assert "the policy has stopped exploring, and nothing was earned. Try a wider upper bound" in text
     assert len(said(Watch(Band()), ({}, 1.0, -1.0), ({}, 0.05, -1.0))) == 1
     (unknown,) = said(Watch(Band()), ({}, 1.0, None), ({}, 0.05, None))
-    assert "and no reward is known: the policy has stopped exploring" in unknown
+    assert "1 → 0.05 nats per token: the policy has stopped exploring, and no reward is known" in unknown
 
 
 def test_entropy_that_rises():
     (text,) = said(Watch(Band()), ({}, 0.7, 0.1), ({}, 1.6, 0.1), ({}, 1.8, 0.1), ({}, 5.0, 0.1))
-    assert "risen to 1.8 nats per token from 0.7" in text
+    assert "0.7 → 1.8 nats per token" in text
     assert said(Watch(Band()), ({}, 0.01, 0.1), ({}, 0.9, 0.1)) == []  # from almost none to some
 
 
 def test_entropy_falls_back_on_the_audits():
     watch = Watch(Band())
     watch(HEALTHY | {"entropy": 1.0})
-    with pytest.warns(BandWarning, match="fallen to 0.01"):
+    with pytest.warns(BandWarning, match="→ 0.01 nats"):
         watch(HEALTHY | {"entropy": 0.01})
     assert said(Watch(Band()), ({}, math.nan, 0.1), ({}, 1.0, 0.1)) == []
 

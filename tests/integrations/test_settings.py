@@ -21,7 +21,7 @@ def test_verl_s_settings_are_called_so():
         config = hydra.compose("ppo_trainer")
     names = [
         name
-        for what in ("updates", "learning rate", "clip", "entropy bonus", "anchor")
+        for what in ("updates", "learning rate", "clip", "entropy bonus")
         for name in SETTINGS["verl"][what].split(", ")
     ]
     sampling, *others = SETTINGS["verl"]["sampling"].split(", ")

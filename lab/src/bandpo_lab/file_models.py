@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from bandpo.errors import InvalidValue, did_you_mean
@@ -56,3 +57,25 @@ def _fault(fault: Any) -> str:
     if fault["type"] not in ("missing", "value_error"):
         message += f", got {fault['input']!r:.60}"
     return ": ".join(filter(None, (".".join(map(str, fault["loc"])), message)))
+
+
+def read_yaml(text: str, what: str) -> dict[str, Any]:
+    """The keys and values of a YAML file; an empty one has none.
+
+    Args:
+        text: Its content.
+        what: Names it in errors.
+
+    Raises:
+        ValueError: it is no valid YAML, or holds something else.
+
+    >>> read_yaml("seed: 1", "run.yaml")
+    {'seed': 1}
+    """
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InvalidValue(f"{what} is no valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidValue(f"{what} must hold `key: value` lines, got a {type(content).__name__}")
+    return content

@@ -20,6 +20,7 @@ PANELS = {
     "clip_high": "share of tokens clipped, A > 0",
     "clip_low": "share of tokens clipped, A < 0",
 }
+BLOCKED = "blocked_mass_below_0.1"
 STEP, OLD = "optimiser step", "old probability of the token"
 BIN_NAMES = [name.replace("_", " ").replace(" ", "\n", 1) for name in BINS]
 
@@ -91,29 +92,30 @@ def audit_figure(runs: Logs, methods: Methods | None = None) -> Figure:
     entropy, by_bin, blocked = figure.subplots(1, 3)
     summaries = {label: summarize(rows) for label, rows in runs.items()}
     looks = looks_of({label: (methods or {}).get(label) for label in runs})
-    rules = [
-        name for name in ("", *COUNTERFACTUALS) if any(name in d.blocked_mass for d in summaries.values())
-    ]
+    by_rule = {"": BLOCKED} | {name: f"if/{name}/{BLOCKED}" for name in COUNTERFACTUALS}
+    of_bin = {name: f"clip_high/{name}" for name in BINS}
+    rules = {name: key for name, key in by_rule.items() if any(key in d.metrics for d in summaries.values())}
     _curves(entropy, runs, "entropy", looks)
     width = 0.8 / len(runs)
     for k, (label, found) in enumerate(summaries.items()):
-        look, shift = looks[label], (k - (len(runs) - 1) / 2) * width
-        rates = [found.clip_high_by_bin.get(name, (0.0, 0.0))[0] for name in BINS]
-        by_bin.bar([x + shift for x in range(len(BINS))], rates, width * 0.92, color=look.colour)
-        shares = [found.blocked_mass.get(rule, 0.0) for rule in rules]
-        bars = blocked.bar([x + shift for x in range(len(rules))], shares, width * 0.92, color=look.colour)
-        interval = found.rare.interval() if rules[:1] == [""] else None
+        for axes, keys in ((by_bin, of_bin), (blocked, rules)):
+            places = [x + (k - (len(runs) - 1) / 2) * width for x in range(len(keys))]
+            shares = [found.metrics.get(key, 0.0) for key in keys.values()]
+            axes.bar(places, shares, width * 0.92, color=looks[label].colour)
+        interval = found.blocked_interval() if "" in rules else None
         if interval:  # of the run's own rule, in [0, 1]
-            middle, share = bars[0].get_x() + bars[0].get_width() / 2, shares[0]
+            share = found.metrics[BLOCKED]
             sides = [[max(0.0, share - interval[0])], [max(0.0, interval[1] - share)]]
-            blocked.errorbar(middle, share, sides, color="black", capsize=3, linewidth=1.1)
+            blocked.errorbar(
+                (k - (len(runs) - 1) / 2) * width, share, sides, color="black", capsize=3, linewidth=1.1
+            )
     entropy.set(ylabel=PANELS["entropy"], ylim=(0, None))
     by_bin.set(ylabel=PANELS["clip_high"], xlabel=OLD)
     by_bin.set_xticks(range(len(BINS)), BIN_NAMES)
     blocked.set(ylabel="share of gradient blocked, A > 0, p < 0.1", xlabel="rule, on the run's own tokens")
     blocked.set_xticks(range(len(rules)), [r.replace(" ", "\n") or "the\nrun's" for r in rules])
-    told_by_bin = any(d.clip_high_by_bin for d in summaries.values())
-    for axes, told in ((by_bin, told_by_bin), (blocked, bool(rules))):
+    for axes, keys in ((by_bin, of_bin), (blocked, rules)):
+        told = any(key in d.metrics for d in summaries.values() for key in keys.values())
         axes.grid(axis="x", visible=False)
         if not told:
             axes.text(0.5, 0.5, "not in this log", transform=axes.transAxes, ha="center", color="0.4")

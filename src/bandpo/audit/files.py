@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -138,25 +140,7 @@ def drop_unfinished_line(path: Path) -> None:
         file.truncate(end)
 
 
-def read_yaml(text: str, what: str) -> dict[str, Any]:
-    """The keys and values of a YAML file; an empty one has none.
-
-    Args:
-        text: Its content.
-        what: Names it in errors.
-
-    Raises:
-        ValueError: it is no valid YAML, or holds something else.
-
-    >>> read_yaml("seed: 1", "run.yaml")
-    {'seed': 1}
-    """
-    import yaml
-
-    try:
-        content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise InvalidValue(f"{what} is no valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidValue(f"{what} must hold `key: value` lines, got a {type(content).__name__}")
-    return content
+@cache
+def shipped(name: str) -> Any:
+    """One of the package's data files: what was measured, reported, or is called so in other packages."""
+    return json.loads((resources.files("bandpo") / "data" / f"{name}.json").read_text(encoding="utf-8"))

@@ -14,9 +14,12 @@ from bandpo.audit.mismatch import LAGS, Mismatch
 from bandpo.audit.published import FAR, WIDE_FOR_SEQUENCES, Reported, closest, kind, reported
 from bandpo.audit.replay import Replay
 from bandpo.audit.settings import Setup
-from bandpo.audit.watch import ENTROPY_LEFT, ENTROPY_RISE
 from bandpo.rules import FixedClip
 
+ENTROPY_LEFT = 0.1
+"""Share of its start below which entropy has collapsed."""
+ENTROPY_RISE = 2.0
+"""Times its start, and at least a nat more, from which entropy drifts away."""
 STARVED = 0.05
 """Share of the gradient on rare tokens from which blocking it is called a fault: a rule of thumb."""
 FAR_APART = 0.01
@@ -113,15 +116,16 @@ def percent(share: float) -> str:
 def _acts(d: Summary, setup: Setup) -> Finding:
     if d.clipped is None:
         return Finding(None, "no clip rate was logged")
-    if d.on_policy == 1:
+    inert = d.metrics.get("inert")
+    if d.metrics.get("on_policy") == 1:
         return Finding(
             False,
             "never: every ratio was exactly 1, the old policy is the current one",
             f"several optimiser steps on each batch{setup.named('several updates')}; until then no rule makes a "
             "difference",
         )
-    if d.clipped == 0 and d.inert is not None and d.inert < 1:
-        return Finding(True, f"it drops no token, and weights tokens anew in {1 - d.inert:.0%} of losses")
+    if d.clipped == 0 and inert is not None and inert < 1:
+        return Finding(True, f"it drops no token, and weights tokens anew in {1 - inert:.0%} of losses")
     if d.clipped == 0:
         return Finding(
             False,
@@ -129,7 +133,7 @@ def _acts(d: Summary, setup: Setup) -> Finding:
             f"several updates on each batch{setup.named('several updates')}, a larger learning rate"
             f"{setup.named('learning rate')}, or a tighter rule{setup.named('clip')}",
         )
-    idle = "" if d.inert is None else f"; {d.inert:.0%} of losses had no clipped token"
+    idle = "" if inert is None else f"; {inert:.0%} of losses had no clipped token"
     return Finding(True, f"yes, on {percent(d.clipped)} of tokens{idle}")
 
 
@@ -178,18 +182,19 @@ def _said(entry: Reported) -> str:
 
 
 def _rare(d: Summary, setup: Setup) -> Finding:
-    if not d.audited:
+    if "tokens" not in d.metrics:
         advice = f"an audit of the run{setup.named('audit')}, which changes nothing else"
         return Finding(None, "the log does not say", advice)
-    own, band, interval = d.blocked_mass.get(""), d.blocked_mass.get("Band"), d.rare.interval()
+    own, band = (d.metrics.get(f"{of}blocked_mass_below_0.1") for of in ("", "if/Band/"))
+    interval, (tokens, clipped) = d.blocked_interval(), d.rare
     if own is None:
         return Finding(None, "no token below p = 0.1 had a positive advantage")
     beside = "" if band is None else f"; Band, on the same tensors, {band:.1%}"
     within = f" [{interval[0]:.1%}, {interval[1]:.1%}]" if interval else ""
     answer = f"it blocks {own:.1%}{within} of the gradient that would raise tokens below p = 0.1{beside}"
-    answer += f" ({d.rare.blocked:.0f} of {d.rare.tokens:.0f} such tokens)"
+    answer += f" ({clipped:.0f} of {tokens:.0f} such tokens)"
     if interval is None:
-        return Finding(None, f"{answer}, in {len(d.rare.steps)} log steps: too few to tell")
+        return Finding(None, f"{answer}, in {len(d.blocked)} log steps: too few to tell")
     low, high = interval
     if low > STARVED:
         wider = band is not None and band < 0.5 * own
@@ -203,10 +208,24 @@ def _rare(d: Summary, setup: Setup) -> Finding:
 def _entropy(d: Summary, setup: Setup) -> Finding:
     if d.entropy is None:
         return Finding(None, "no entropy was logged")
-    (first, last), reward = d.entropy, d.reward
-    answer, slower = f"{first:.3g} → {last:.3g} nats per token", setup.named("learning rate")
+    return entropy_finding(d.entropy, d.reward, setup)
+
+
+def entropy_finding(
+    entropy: tuple[float, float], reward: tuple[float, float] | None, setup: Setup
+) -> Finding:
+    """Whether entropy is lost, or drifts away. A policy that becomes sure of what earns reward loses it too, rightly.
+
+    Args:
+        entropy: At the start, and now.
+        reward: Likewise, if it is known.
+        setup: Whose settings the advice names.
+    """
+    (first, last), slower = entropy, setup.named("learning rate")
+    answer, earned = f"{first:.3g} → {last:.3g} nats per token", "no reward is known"
     if reward is not None:
         answer += f", while the reward went {reward[0]:.3g} → {reward[1]:.3g}"
+        earned = "nothing was earned"
     if last > max(ENTROPY_RISE * first, first + 1):
         advice = f"a smaller radius or max_ratio, or a smaller learning rate{slower}"
         return Finding(False, f"{answer}: it drifts towards noise", advice)
@@ -221,20 +240,21 @@ def _entropy(d: Summary, setup: Setup) -> Finding:
         )
     return Finding(
         False,
-        f"{answer}: collapsed, and nothing was earned",
+        f"{answer}: the policy has stopped exploring, and {earned}",
         f"a wider upper bound for rare tokens{setup.named('band')}, a tighter lower bound, a smaller learning rate"
-        f"{slower}",
+        f"{slower} or an entropy bonus{setup.named('entropy bonus')}",
     )
 
 
 def _movement(d: Summary, setup: Setup) -> Finding:
-    if d.radius_used is None:
+    used = d.metrics.get("radius_used")
+    if used is None:
         return Finding(None, "the log does not say")
-    answer = f"a token spends on average {d.radius_used:.1%} of the radius"
-    if d.radius_used > 1:
+    answer = f"a token spends on average {used:.1%} of the radius"
+    if used > 1:
         advice = f"{_smaller(setup)}: the updates leave the trust region before the clip acts"
         return Finding(False, answer, advice)
-    if d.radius_used < 1e-3:
+    if used < 1e-3:
         advice = f"a larger learning rate{setup.named('learning rate')} or a smaller radius: the rule hardly matters"
         return Finding(False, answer, f"{advice} here")
     return Finding(True, answer)

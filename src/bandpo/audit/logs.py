@@ -101,22 +101,48 @@ def _checkpoint_step(state: Path) -> int:
 
 
 @dataclass(frozen=True)
-class RareTokens:
-    """Positive-advantage tokens below p = 0.1, each counted once for every update on its batch."""
+class Summary:
+    """What a whole run's log amounts to; fields are None where the log does not tell."""
 
-    tokens: float
-    blocked: float
-    steps: Sequence[tuple[float, float]]
-    """For each log step that had any: how much of their gradient was blocked, of how much."""
+    steps: int
+    metrics: Mapping[str, float]
+    """Named as by `Audit.metrics`. A rate is the mean over log steps, each weighted with what it was taken over; what
+    rates were taken over is added up. Of another log than the audit's: ``clip_high`` and ``clip_low``, as far as it
+    tells them."""
+    entropy: tuple[float, float] | None
+    """At the start and at the end; None where the log does not tell, like the reward."""
+    reward: tuple[float, float] | None
+    blocked: Sequence[tuple[float, float]]
+    """Of positive-advantage tokens below p = 0.1, for each log step that had any: how much of their gradient was
+    blocked, of how much."""
 
-    def interval(self) -> tuple[float, float] | None:
-        """Of 95 %, for the share of their gradient that is blocked; None where log steps are fewer than `FEW_STEPS`.
+    @property
+    def clipped(self) -> float | None:
+        """Share of tokens clipped on either side."""
+        high = self.metrics.get("clip_high")
+        return None if high is None else high + self.metrics.get("clip_low", 0.0)
+
+    @property
+    def updates(self) -> float | None:
+        """Optimiser steps on each batch: of that many losses one is made before any step, with every ratio 1."""
+        on_policy = self.metrics.get("on_policy")
+        return 1 / on_policy if on_policy else None
+
+    @property
+    def rare(self) -> tuple[float, float]:
+        """How many positive-advantage tokens lie below p = 0.1, each counted once for every update on its batch; and
+        how many of them were clipped."""
+        tokens = self.metrics.get("tokens_positive_below_0.1", 0.0)
+        return tokens, tokens * self.metrics.get("clip_high_below_0.1", 0.0)
+
+    def blocked_interval(self) -> tuple[float, float] | None:
+        """Of 95 %, for the share of rare tokens' gradient that is blocked; None with fewer steps than `FEW_STEPS`.
 
         Tokens of one batch are no independent draws, and a few of them carry most of the gradient, so log steps are
         drawn anew, not tokens. That cannot see what has not happened yet: the upper end is at least the exact binomial
         bound on the share of tokens.
         """
-        if len(self.steps) < FEW_STEPS:
+        if len(self.blocked) < FEW_STEPS:
             return None
         from scipy import stats
 
@@ -125,45 +151,29 @@ class RareTokens:
         def share(blocked: Any, mass: Any, axis: int) -> Any:
             return blocked.sum(axis) / mass.sum(axis)
 
-        drawn = bootstrap(tuple(zip(*self.steps, strict=True)), share, paired=True)
-        tokens: Any = stats.binomtest(round(self.blocked), round(self.tokens))
-        return drawn.low, max(drawn.high, float(tokens.proportion_ci(method="exact").high))
+        drawn = bootstrap(tuple(zip(*self.blocked, strict=True)), share, paired=True)
+        tokens, clipped = self.rare
+        exact: Any = stats.binomtest(round(clipped), round(tokens))
+        return drawn.low, max(drawn.high, float(exact.proportion_ci(method="exact").high))
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What a whole run's log amounts to; fields are None where the log does not tell."""
-
-    steps: int
-    clip_high: float | None
-    clip_low: float | None
-    inert: float | None
-    """Share of losses without a clipped token."""
-    on_policy: float | None
-    radius_used: float | None
-    entropy: tuple[float, float] | None
-    """At the start and at the end."""
-    reward: tuple[float, float] | None
-    clip_high_by_bin: Mapping[str, tuple[float, float]]
-    """For each bin of old probability the clip-high rate, and the positive tokens it was taken over."""
-    audited: bool
-    """Whether the log holds the audit's metrics."""
-    blocked_mass: Mapping[str, float]
-    """For each rule ("" for the run's own): share of the positive gradient below p = 0.1 that it blocks."""
-    rare: RareTokens
-    """What the run's own share in ``blocked_mass`` is taken over."""
-    counterfactuals: Mapping[str, tuple[float, float]]
-    """For each rule tried on the run's tensors: its clip-high and clip-low rates."""
-
-    @property
-    def clipped(self) -> float | None:
-        """Share of tokens clipped on either side."""
-        return None if self.clip_high is None else self.clip_high + (self.clip_low or 0.0)
-
-    @property
-    def updates(self) -> float | None:
-        """Optimiser steps on each batch: of that many losses one is made before any step, with every ratio 1."""
-        return 1 / self.on_policy if self.on_policy else None
+_TAKEN_OVER: Mapping[str, str] = {
+    **dict.fromkeys(("clip_high", "clip_low", "radius_used"), "tokens"),
+    **dict.fromkeys(("inert", "on_policy"), "calls"),
+    **{f"clip_high/{name}": f"tokens_positive/{name}" for name in BINS},
+    "clip_high_below_0.1": "tokens_positive_below_0.1",
+    "blocked_mass_below_0.1": "mass_positive_below_0.1",
+    **{
+        f"if/{rule}/{name}": over
+        for rule in COUNTERFACTUALS
+        for name, over in (
+            ("clip_high", "tokens"),
+            ("clip_low", "tokens"),
+            ("blocked_mass_below_0.1", "mass_positive_below_0.1"),
+        )
+    },
+}
+"""For each rate that a summary has, what it is taken over."""
 
 
 def summarize(rows: Sequence[Row]) -> Summary:
@@ -174,12 +184,13 @@ def summarize(rows: Sequence[Row]) -> Summary:
     (1.0, 0.25)
     """
 
-    def column(key: str, default: float = 0.0) -> list[float]:
-        return [row.get(key, default) for row in rows]
+    def column(key: str) -> list[float]:
+        default = 1.0 if key in ("tokens", "calls") else 0.0  # logs of others do not tell these two
+        return [row.get(f"audit/{key}", default) for row in rows]
 
-    def mean(key: str, weights: Sequence[float]) -> float | None:
+    def mean(key: str, over: str) -> float | None:
         """Over the rows that have it; None if none does, or if they weigh nothing."""
-        pairs = [(row[key], weight) for row, weight in zip(rows, weights, strict=True) if key in row]
+        pairs = [(row[key], weight) for row, weight in zip(rows, column(over), strict=True) if key in row]
         total = sum(weight for _, weight in pairs)
         return sum(value * weight for value, weight in pairs) / total if total else None
 
@@ -189,39 +200,18 @@ def summarize(rows: Sequence[Row]) -> Summary:
         n = max(1, len(values) // 10)
         return (sum(values[:n]) / n, sum(values[-n:]) / n) if values else None
 
-    tokens, calls = column("audit/tokens", 1.0), column("audit/calls", 1.0)
-    few, mass = column("audit/tokens_positive_below_0.1"), column("audit/mass_positive_below_0.1")
-    hit, lost = column("audit/clip_high_below_0.1"), column("audit/blocked_mass_below_0.1")
-    by_bin: dict[str, tuple[float, float]] = {}
-    for name in BINS:
-        positive = column(f"audit/tokens_positive/{name}")
-        if (rate := mean(f"audit/clip_high/{name}", positive)) is not None:
-            by_bin[name] = (rate, sum(positive))
-    would: dict[str, tuple[float, float]] = {}
-    blocked: dict[str, float] = {}
-    for name, prefix in {"": "audit/", **{name: f"audit/if/{name}/" for name in COUNTERFACTUALS}}.items():
-        if (share := mean(f"{prefix}blocked_mass_below_0.1", mass)) is not None:
-            blocked[name] = share
-        high, low = (mean(f"{prefix}clip_{side}", tokens) for side in ("high", "low"))
-        if name and high is not None and low is not None:
-            would[name] = (high, low)
-    either, high, low = (mean(name, tokens) for name in ("clip", "clip_high", "clip_low"))
+    found = {
+        name: mean(name if name in NAMES else f"audit/{name}", over) for name, over in _TAKEN_OVER.items()
+    }
+    if found["clip_high"] is None and found["clip_low"] is None:
+        found["clip_high"] = mean("clip", "tokens")  # of either side
+    if any("audit/tokens" in row for row in rows):
+        found |= {name: sum(column(name)) for name in _TAKEN_OVER.values()}
+    lost, mass = column("blocked_mass_below_0.1"), column("mass_positive_below_0.1")
     return Summary(
-        steps=int(rows[-1]["step"]),
-        clip_high=either if high is None and low is None else high,
-        clip_low=low,
-        inert=mean("audit/inert", calls),
-        on_policy=mean("audit/on_policy", calls),
-        radius_used=mean("audit/radius_used", tokens),
-        entropy=ends("entropy"),
-        reward=ends("reward"),
-        clip_high_by_bin=by_bin,
-        audited=any("audit/tokens" in row for row in rows),
-        blocked_mass=blocked,
-        rare=RareTokens(
-            sum(few),
-            sum(n * rate for n, rate in zip(few, hit, strict=True)),
-            [(share * m, m) for share, m in zip(lost, mass, strict=True) if m],
-        ),
-        counterfactuals=would,
+        int(rows[-1]["step"]),
+        {name: x for name, x in found.items() if x is not None},
+        ends("entropy"),
+        ends("reward"),
+        [(share * m, m) for share, m in zip(lost, mass, strict=True) if m],
     )

@@ -38,19 +38,15 @@ LAG_STARTS = (0, 1, 2, 4, 8, 16)
 LAGS = ("0", "1", "2-3", "4-7", "8-15", "16+", "unknown")
 """Groups of version lags, as metrics name them."""
 
-# What is summed over the tokens of each group of lags and bin of probability. g = log(π_old/μ), w = π_old/μ.
-TOKEN_SUMS = ("n", "x", "g", "xx", "xg", "gg", "w", "ww", "k3", "extreme")
-TOKEN_SUMS += ("blocked_before", "blocked_moved", "blocked_total", "spent_before", "spent_moved")
-
 
 @dataclass(frozen=True)
 class Correction:
     """A weight on each token's loss for π_old/μ, kept within ``[low, high]``: what ``weights=`` of a loss would be.
 
     >>> log_weight = torch.tensor([[0.2, 3.0]]).log()
-    >>> Correction(0.5, 2.0).weights(log_weight, torch.ones(1, 2))
+    >>> Correction(0.5, 2.0).weights(log_weight)
     tensor([[0.5000, 2.0000]])
-    >>> Correction(0.5, 2.0, mask=True).weights(log_weight, torch.ones(1, 2))
+    >>> Correction(0.5, 2.0, mask=True).weights(log_weight)
     tensor([[0., 0.]])
     """
 
@@ -61,9 +57,7 @@ class Correction:
     level: str = "token"
     """``sequence``: the weight of all tokens of a sequence is the product of theirs."""
 
-    def weights(
-        self, log_weight: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"]
-    ) -> Float[Tensor, "batch time"]:
+    def weights(self, log_weight: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """The weights, from log(π_old/μ) that is 0 where the mask is."""
         if self.level == "sequence":
             log_weight = log_weight.sum(-1, keepdim=True).expand_as(log_weight)
@@ -93,9 +87,10 @@ class Mismatch:
     (0.5, 0.5, 0.0)
     """
 
-    tokens: Float[Tensor, "lags bins sums"]
-    corrected: Float[Tensor, "corrections 5"]
-    """Of each of `CORRECTIONS`, over tokens: outside, Σ c, Σ c², Σ abs(A)·(w − c where above 0), Σ abs(A)·w."""
+    sums: Mapping[str, Float[Tensor, "lags bins"]]
+    """Over the tokens of each group of lags and bin of the engine's probability."""
+    corrected: Mapping[str, Float[Tensor, " corrections"]]
+    """Over all tokens, for each of `CORRECTIONS`."""
 
     @classmethod
     @torch.no_grad()
@@ -113,11 +108,11 @@ class Mismatch:
         """The sums of one batch, on its device.
 
         Args:
-            logp: As for `bandpo.Audit.from_batch`.
+            logp: Like all that is not named here as for `bandpo.Audit.from_batch`.
             logp_old: The trainer's log-probabilities when the batch was taken up, before any update on it.
             logp_rollout: The engine's, of the tokens that it sampled; tokens where it is NaN are left out.
-            advantages: One per token or per sequence.
-            mask: 1 for tokens that count; all if omitted.
+            advantages: See there.
+            mask: See there.
             method: Whose clip is looked at, at its level.
             lag: Versions by which the engine's weights were behind, one per token.
 
@@ -126,7 +121,6 @@ class Mismatch:
         """
         method = as_method(method)
         mask = Batch.read(logp, logp_old, advantages, mask).mask.masked_fill(logp_rollout.isnan(), 0.0)
-        scored = mask != 0
         batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_rollout)
         new, old, advantages, rollout = batch.logp, batch.logp_old, batch.advantages, batch.logp_anchor
         assert rollout is not None
@@ -136,11 +130,11 @@ class Mismatch:
             return around.tokens(method.clip, method.level)
 
         before, moved, total = at(rollout, old), at(old, new), at(rollout, new)
-        g = old - rollout
+        g = old - rollout  # log(π_old/μ)
         limited = g.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
         w = limited.exp()
-        sums = {
-            "n": mask,
+        each = {
+            "tokens": mask,
             "x": rollout,
             "g": g,
             "xx": rollout.square(),
@@ -148,7 +142,7 @@ class Mismatch:
             "gg": g.square(),
             "w": w,
             "ww": w.square(),
-            "k3": torch.expm1(limited) - limited,
+            "kl_k3": torch.expm1(limited) - limited,
             "extreme": g.abs() > EXTREME,
             "blocked_before": before.blocked,
             "blocked_moved": moved.blocked,
@@ -162,26 +156,35 @@ class Mismatch:
             found = torch.bucketize(lag.contiguous(), lag.new_tensor(LAG_STARTS), right=True) - 1
             groups = torch.where(found < 0, groups, found)  # a version from the future is of unknown lag
         wide = _checks.widest_float(old.device)
-        cell = (groups * len(BINS) + bins)[scored]
-        flat = torch.stack([sums[name].to(wide)[scored] for name in TOKEN_SUMS], dim=-1)
-        tokens = flat.new_zeros(len(LAGS) * len(BINS), len(TOKEN_SUMS)).index_add_(0, cell, flat)
+        cell, counted = (groups * len(BINS) + bins).flatten(), mask.to(wide)
 
-        corrected = []
-        for correction in CORRECTIONS.values():
-            uncorrected = Correction(level=correction.level).weights(g, mask)
-            c = correction.weights(g, mask)
-            parts_of_sum = (c != uncorrected, c, c.square())
-            lost = advantages.abs() * (uncorrected - c).clamp(min=0.0), advantages.abs() * uncorrected
-            corrected.append(torch.stack([(x * mask).to(wide).sum() for x in (*parts_of_sum, *lost)]))
-        return cls(tokens.view(len(LAGS), len(BINS), -1), torch.stack(corrected))
+        def by_cell(x: Tensor) -> Tensor:
+            sums = counted.new_zeros(len(LAGS) * len(BINS)).index_add_(0, cell, (x * counted).flatten())
+            return sums.view(len(LAGS), len(BINS))
+
+        c = torch.stack([how.weights(g) for how in CORRECTIONS.values()])
+        exact = torch.stack([Correction(level=how.level).weights(g) for how in CORRECTIONS.values()])
+        size = advantages.abs()
+        corrected = {
+            "touched": c != exact,
+            "c": c,
+            "cc": c.square(),
+            "lost": size * (exact - c).clamp(min=0.0),
+            "gradient": size * exact,
+        }
+        by_correction = {name: (x * counted).sum((-1, -2)) for name, x in corrected.items()}
+        return cls({name: by_cell(x) for name, x in each.items()}, by_correction)
 
     def __add__(self, other: Mismatch) -> Mismatch:
-        return Mismatch(self.tokens + other.tokens, self.corrected + other.corrected)
+        return Mismatch(
+            {name: x + other.sums[name] for name, x in self.sums.items()},
+            {name: x + other.corrected[name] for name, x in self.corrected.items()},
+        )
 
     @property
     def lags(self) -> list[str]:
         """The groups of lags that hold tokens."""
-        return [name for name, n in zip(LAGS, self.tokens[..., 0].sum(1).tolist(), strict=True) if n]
+        return [name for name, n in zip(LAGS, self.sums["tokens"].sum(1).tolist(), strict=True) if n]
 
     def figures(self, *, lag: str | None = None, bin: str | None = None) -> dict[str, float]:
         """The figures over all tokens, or those of one group of lags, one bin of the engine's probability, or both.
@@ -200,10 +203,10 @@ class Mismatch:
         for what, name, known in (("group of lags", lag, LAGS), ("bin", bin, BINS)):
             if name not in (None, *known):
                 raise InvalidValue(f"unknown {what} {name!r}; known are {', '.join(known)}")
-        chosen = self.tokens if lag is None else self.tokens[LAGS.index(lag)].unsqueeze(0)
-        chosen = chosen if bin is None else chosen[:, BINS.index(bin)].unsqueeze(1)
-        s = dict(zip(TOKEN_SUMS, chosen.sum((0, 1)).tolist(), strict=True))
-        n = s["n"]
+        lags = slice(None) if lag is None else LAGS.index(lag)
+        bins = slice(None) if bin is None else BINS.index(bin)
+        s = {name: float(x[lags, bins].sum()) for name, x in self.sums.items()}
+        n = s["tokens"]
         if not n:
             return {"tokens": 0.0}
         xx, gg = s["xx"] - s["x"] ** 2 / n, s["gg"] - s["g"] ** 2 / n
@@ -212,27 +215,28 @@ class Mismatch:
         return {
             "tokens": n,
             "kl_k1": 0.0 - s["g"] / n,
-            "kl_k3": s["k3"] / n,
-            "extreme": s["extreme"] / n,
             "ess": s["w"] ** 2 / (n * s["ww"]),
             "mean_weight": s["w"] / n,
             "slope": xg / xx if varies else 0.0,
             "fit": xg**2 / (xx * gg) if varies else 0.0,
-            **{name: s[name] / n for name in TOKEN_SUMS[TOKEN_SUMS.index("blocked_before") :]},
+            **{
+                name: x / n
+                for name, x in s.items()
+                if name.startswith(("kl_", "extreme", "blocked_", "spent_"))
+            },
         }
 
     def corrected_figures(self) -> dict[str, dict[str, float]]:
         """For each correction: ``touched``, the share of tokens that it truncates or masks; ``mean_weight`` and ``ess``
         of its weights; ``lost``, the share of Σ w·abs(A), the gradient under exact weights, that it takes away."""
-        n = float(self.tokens[..., 0].sum())
+        n = float(self.sums["tokens"].sum())
         found = {}
-        for name, row in zip(CORRECTIONS, self.corrected.tolist(), strict=True):
-            outside, c, cc, lost, all_of_it = row
-            if n:
-                found[name] = {
-                    "touched": outside / n,
-                    "mean_weight": c / n,
-                    "ess": c**2 / (n * cc) if cc else 0.0,
-                    "lost": lost / all_of_it if all_of_it else 0.0,
-                }
+        for k, name in enumerate(CORRECTIONS if n else ()):
+            s = {what: float(x[k]) for what, x in self.corrected.items()}
+            found[name] = {
+                "touched": s["touched"] / n,
+                "mean_weight": s["c"] / n,
+                "ess": s["c"] ** 2 / (n * s["cc"]) if s["cc"] else 0.0,
+                "lost": s["lost"] / s["gradient"] if s["gradient"] else 0.0,
+            }
         return found

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bandpo.audit.files import shipped
 from bandpo.divergences import KL
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
@@ -29,32 +30,7 @@ class Reported:
     source: str
 
 
-AUTHORS = "training logs in github.com/OpenMOSS/BandPO"
-GSPO_PAPER = "arXiv 2507.18071, figure 2"
-STUDY = "our study, results/clipping"
-DEMO = "our demo, docs/audit.md"
-
-REPORTED = (
-    Reported("fixed", "token", 2.4e-4, 4.0e-4, 4, "Qwen2.5-3B-Instruct, a fixed clip", AUTHORS),
-    Reported("fixed", "token", 3e-4, 3e-4, 4, "GSM8K, clip 0.2/0.28", "verl-project/verl#2775"),
-    Reported("fixed", "token", 1.3e-3, 1.3e-3, 4, "Qwen3-30B-A3B-Base, clip 0.2/0.27", GSPO_PAPER),
-    Reported("Band-KL", "token", 2.5e-6, 3e-5, 4, "Qwen2.5-3B-Instruct, Band-KL 0.05", AUTHORS),
-    Reported("fixed", "sequence", 0.15, 0.15, 4, "Qwen3-30B-A3B-Base, clip 3e-4/4e-4", GSPO_PAPER),
-    Reported("fixed", "sequence", 0.10, 0.30, 4, "GSM8K, clip 3e-4/4e-4", "verl-project/verl#2775"),
-    Reported(
-        "fixed",
-        "sequence",
-        0.35,
-        0.44,
-        None,
-        "Qwen3.5-35B-A3B, clip 3e-4/4e-4, fully asynchronous, its reward rising slowly",
-        "verl-project/verl#7356",
-    ),
-    Reported("fixed", "token", 0.0088, 0.0088, 8, "a toy model, clip 0.2, learning rate 1e-4", DEMO),
-    Reported("Band-KL", "token", 0.0096, 0.0096, 8, "a toy model, Band-KL 0.05, learning rate 1e-4", DEMO),
-    Reported("fixed", "token", 0.045, 0.067, 16, "a toy model, clip 0.2, learning rate 2e-4", STUDY),
-    Reported("Band-KL", "token", 0.042, 0.056, 16, "a toy model, Band-KL 0.05, learning rate 1e-4", STUDY),
-)
+REPORTED = [Reported(**entry) for entry in shipped("clip_rates")]
 """Nothing was found of other methods, nor of Band on sequences."""
 
 FAR = 10.0

@@ -35,9 +35,11 @@ class Call:
     """File and number of the call in it, from 1."""
     step: int | None
     method: Method | None
-    """The run's own, if the record tells it."""
+    """The run's own, if it is known."""
     anchor: str
     """Whose log-probabilities the run's bounds surround."""
+    framework: str
+    """What trained, as the recorder was told."""
     mask: Tensor
     advantages: Tensor
     logp_old: Tensor
@@ -75,18 +77,21 @@ class Call:
         return Tokens(log_ratio, logp_old, self.advantages, self.mask, rule, surround, entropy)
 
 
-def told_method(said: Mapping[str, str | None] | None, place: object, quiet: bool = False) -> Method | None:
-    """The run's method as a file tells it; None where it tells none, or one that cannot be read, with a warning.
+def told_method(
+    said: Mapping[str, str | None] | None, place: object, given: Method | None = None
+) -> Method | None:
+    """The run's method as a file tells it. If it tells none, or one that cannot be read, ``given``.
 
-    Nothing is imported for it: a class of the user's own is known only where its module is loaded already.
+    Nothing is imported for it: a class of the user's own is known only where its module is loaded already. A warning
+    says what cannot be read, unless a method is given.
 
     Args:
         said: ``method``, or ``clip`` and ``objective``, as text; beside a clip rule alone the ``level`` counts.
         place: Where it stands, for the warning.
-        quiet: Whether no warning is wanted.
+        given: What the user says that it is.
     """
     if said is None:
-        return None
+        return given
     try:
         told = parse(said.get("method") or said.get("clip") or "", imports=False)
         objective, level = said.get("objective"), said.get("level")
@@ -96,26 +101,16 @@ def told_method(said: Mapping[str, str | None] | None, place: object, quiet: boo
             level=level if level and told.only_rule else told.level,
         )
     except (AttributeError, TypeError, ValueError) as error:
-        if not quiet:
+        if given is None:
             warnings.warn(
                 f"{place}: the method that the run was trained with is not known: {error}; if you trust it, name it "
                 "yourself by --run-method (method=)",
                 stacklevel=3,
             )
-        return None
+        return given
 
 
-def metadata(file: Path) -> Mapping[str, Any]:
-    """What a file of a record says of itself: ``method``, ``anchor``, ``share``, ``framework``, versions.
-
-    Raises:
-        ValueError: it is no record, or one of another format.
-    """
-    with pyarrow().OSFile(str(file)) as source:
-        return _said(file, _opened(file, source).schema)
-
-
-def read_calls(path: str | Path, *, skip_bad: bool = False) -> Iterator[Call]:
+def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool = False) -> Iterator[Call]:
     """The losses of a record, file by file in the order in which they were recorded.
 
     Of a run that was resumed, the steps that a later file of a process repeats are left out of its earlier ones. A
@@ -123,6 +118,7 @@ def read_calls(path: str | Path, *, skip_bad: bool = False) -> Iterator[Call]:
 
     Args:
         path: The folder, or one file of it.
+        method: The run's own, where the record does not tell it.
         skip_bad: Leave out the sequences whose values cannot be right (NaN, a log-probability above 0), with a
             warning that counts them.
 
@@ -146,7 +142,7 @@ def read_calls(path: str | Path, *, skip_bad: bool = False) -> Iterator[Call]:
     until = _repeated_from(files)
     left_out = 0
     for file in files:
-        for call in _read_file(file):
+        for call in _read_file(file, method):
             if call.step is not None and call.step >= until.get(file, call.step + 1):
                 continue
             bad, first = _bad_rows(call)
@@ -220,13 +216,13 @@ def _batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
             yield (said | json.loads(own) if own else said), read.batch
 
 
-def _read_file(file: Path) -> Iterator[Call]:
+def _read_file(file: Path, given: Method | None) -> Iterator[Call]:
     last: Any = None
-    method = None
+    method = given
     for number, (said, batch) in enumerate(_batches(file), 1):
         place = f"{file}, call {number}"
         if said["method"] != last:
-            last, method = said["method"], told_method(said["method"], file.parent)
+            last, method = said["method"], told_method(said["method"], file.parent, given)
         counts = _lengths(batch.column("logp_old"))
         mask = torch.arange(int(counts.max(initial=1)))[None] < torch.from_numpy(counts)[:, None]
 
@@ -243,6 +239,7 @@ def _read_file(file: Path) -> Iterator[Call]:
             step,
             method,
             said["anchor"],
+            said["framework"],
             mask.float(),
             **needed,
             log_weight=tokens("log_weight"),

@@ -36,7 +36,6 @@ META = b"bandpo"
 """Where a file's schema, and a batch that differs from it, keep what they say of themselves, as JSON."""
 FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")
 """Process and opening."""
-ANCHORS = ("trainer", "rollout")
 
 
 def pyarrow() -> Any:
@@ -122,8 +121,7 @@ class Recorder:
             raise InvalidValue(f"share must be in (0, 1], got {share!r}")
         if dtype not in ("float32", "float16"):
             raise InvalidValue(f"dtype must be 'float32' or 'float16', got {dtype!r}")
-        if anchor not in ANCHORS:
-            raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+        known_anchor(anchor)
         self.every, self.share, self.dtype = every, share, dtype
         process = _rank() if process is None else process
         self._method: dict[str, str] | None = None
@@ -194,29 +192,25 @@ class Recorder:
         kept = (torch.rand(len(counted), generator=self._draws) < self.share).nonzero().flatten()
         if not len(kept):
             return
-        counted = counted[kept]
 
-        def tokens(name: str, x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
+        def tokens(name: str, x: Tensor) -> Tensor:
             if x.shape != logp.shape:
                 raise InvalidValue(
                     f"{name} has shape {tuple(x.shape)}, logp {tuple(logp.shape)}; they must be equal"
                 )
             return x.detach().cpu().float()[kept]
 
-        own, old = tokens("logp", logp), tokens("logp_old", logp_old)
-        rollout, entropy = tokens("logp_rollout", logp_rollout), tokens("entropy", entropy)
-        assert own is not None
-        assert old is not None
+        old = tokens("logp_old", logp_old)
+        each = {"logp_old": old, "log_ratio": tokens("logp", logp) - old}
+        if logp_rollout is not None:
+            each["log_weight"] = old - tokens("logp_rollout", logp_rollout)
+        if entropy is not None:
+            each["entropy"] = tokens("entropy", entropy)
         columns = {
             "step": [step] * len(kept),
-            "version": _by_sequence("version", version, logp.shape, kept, counted, torch.int64),
-            "advantages": _by_sequence("advantages", advantages, logp.shape, kept, counted, torch.float32),
-            "logp_old": (old, counted),
-            "log_ratio": (own - old, counted),
-            "log_weight": None if rollout is None else (old - rollout, counted),
-            "entropy": None if entropy is None else (entropy, counted),
+            "version": _by_sequence("version", version, counted, kept, torch.int64),
+            "advantages": _by_sequence("advantages", advantages, counted, kept, torch.float32),
+            **{name: (x, counted[kept]) for name, x in each.items()},
         }
         batch = _record_batch(columns, self._schema, len(kept))
         text = None if method is None else method_text(as_method(method))
@@ -246,15 +240,21 @@ def _end(stream: Any, file: Any) -> None:
 
 
 def record_files(path: Path) -> Sequence[Path]:
-    """The files of a record: itself, or those in the folder; none if there are none."""
+    """The files of a record: itself, or those in the folder. What is, and holds, no record has none."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
     return [path] if path.suffix == ".arrow" else []
 
 
-def is_record(path: Path) -> bool:
-    """Whether it is, or holds, what a `Recorder` wrote; a run folder with a log of its own is not."""
-    return bool(record_files(path))
+def known_anchor(anchor: str) -> str:
+    """``anchor``, unless there is none of that name.
+
+    Raises:
+        ValueError: see above.
+    """
+    if anchor not in ("trainer", "rollout"):
+        raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+    return anchor
 
 
 def method_text(method: Method) -> dict[str, str]:
@@ -289,17 +289,12 @@ def _new_file(folder: Path, process: int) -> tuple[Path, Any]:
 
 
 def _by_sequence(
-    name: str,
-    x: Any,
-    shape: torch.Size,
-    kept: Tensor,
-    counted: Tensor,
-    dtype: torch.dtype,
+    name: str, x: Any, counted: Tensor, kept: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
     """Values and where they count: one per sequence where its tokens share it, else one per token."""
     if x is None:
         return None
-    x = torch.as_tensor(x).detach().cpu().to(dtype)
+    x, shape = torch.as_tensor(x).detach().cpu().to(dtype), counted.shape
     if x.shape == (shape[0], 1):
         x = x.squeeze(-1)
     if x.shape not in ((), shape[:1], shape):
@@ -307,14 +302,11 @@ def _by_sequence(
             f"{name} of shape {tuple(x.shape)} fits neither the tokens {tuple(shape)} nor the sequences "
             f"{tuple(shape[:1])}"
         )
-    if x.shape != shape:
-        x = x.expand(shape[:1]).unsqueeze(-1)[kept]
-        return x, torch.ones_like(x, dtype=torch.bool)
-    x = x[kept]
+    x = x if x.shape == shape else x.expand(shape[:1]).unsqueeze(-1).expand(shape)
+    x, counted = x[kept], counted[kept]
     first = x.gather(1, counted.int().argmax(1, keepdim=True))
-    if ((x == first) | ~counted).all():
-        return first, torch.ones_like(first, dtype=torch.bool)
-    return x, counted
+    shared = bool(((x == first) | ~counted).all())
+    return (first, torch.ones_like(first, dtype=torch.bool)) if shared else (x, counted)
 
 
 def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
@@ -322,7 +314,7 @@ def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
     pa = pyarrow()
 
     def array(field: Any) -> Any:
-        column = columns[field.name]
+        column = columns.get(field.name)
         if column is None:
             return pa.nulls(rows, field.type)
         if isinstance(column, list):

@@ -14,7 +14,8 @@ from bandpo.audit.logs import Row, named_rows
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
 from bandpo.audit.mismatch import Mismatch
 from bandpo.audit.record import read_calls
-from bandpo.audit.recorder import ANCHORS
+from bandpo.audit.recorder import known_anchor
+from bandpo.audit.settings import Setup
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
@@ -36,6 +37,8 @@ class Replay:
     """None where the record has no log-probabilities of the engine."""
     anchor: str
     """Whose log-probabilities the bounds surrounded."""
+    setup: Setup
+    """What the run was trained with."""
     moves: Mapping[str, Moves]
     """How far tokens moved once the run's own method had blocked them; empty where no sequence was seen three times."""
 
@@ -93,16 +96,16 @@ def replay_record(
     >>> [(name, audit.metrics()["clip_high"]) for name, audit in seen.audits.items()]
     [('the run', 0.5), ('Band', 0.0)]
     """
-    if anchor not in (None, *ANCHORS):
-        raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+    if anchor is not None:
+        known_anchor(anchor)
     given = None if method is None else as_method(method)
     tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
-    mismatch, surrounds, after_block = None, "trainer", AfterBlock()
-    for number, call in enumerate(read_calls(path, skip_bad=skip_bad)):
-        own, view = call.method or given, functools.partial(call.tokens, anchor=anchor)
-        surrounds = anchor or call.anchor
+    mismatch, surrounds, setup, after_block = None, "trainer", None, AfterBlock()
+    for number, call in enumerate(read_calls(path, given, skip_bad=skip_bad)):
+        own, view = call.method, functools.partial(call.tokens, anchor=anchor)
+        surrounds, setup = anchor or call.anchor, setup or Setup.of_record(call)
         each = {} if own is None else {RUN: own}
         level = "token" if own is None else own.level
         each |= {name: tried_at(level, other) for name, other in tried.items()}
@@ -127,6 +130,6 @@ def replay_record(
                 lag=call.lag,
             )
             mismatch = gap if mismatch is None else mismatch + gap
-    if not audits:
+    if setup is None:
         raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
-    return Replay(audits, levels, mismatch, surrounds, after_block.moves())
+    return Replay(audits, levels, mismatch, surrounds, setup, after_block.moves())

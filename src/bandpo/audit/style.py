@@ -60,28 +60,26 @@ OTHERS = (
 """Of further rules, of a second one of the same kind, and of runs whose rule is not known."""
 
 
+KINDS: Mapping[type, str] = {
+    DCPO: "DCPO",
+    KL: "Band-KL",
+    TotalVariation: "Band-TV",
+    PearsonChi2: "Band-χ²",
+    Sides: "Band on one side",
+    Union: "union",
+    Unclipped: "no clip",
+}
+"""The key in `LOOKS`, by class of the rule, or of a Band's divergence."""
+
+
 def _kind(method: Method) -> str | None:
     """The key in `LOOKS`; None for a kind of its own."""
+    clip = method.clip
     if not isinstance(method.objective, Surrogate | DualClip) or method.level != "token":
         return None
-    match method.clip:
-        case FixedClip(low=low, high=high):
-            return "clip" if low == high else "Clip-Higher"
-        case DCPO():
-            return "DCPO"
-        case Band(divergence=KL()):
-            return "Band-KL"
-        case Band(divergence=TotalVariation()):
-            return "Band-TV"
-        case Band(divergence=PearsonChi2()):
-            return "Band-χ²"
-        case Sides():
-            return "Band on one side"
-        case Union():
-            return "union"
-        case Unclipped():
-            return "no clip"
-    return None
+    if isinstance(clip, FixedClip):
+        return "clip" if clip.low == clip.high else "Clip-Higher"
+    return KINDS.get(type(clip.divergence if isinstance(clip, Band) else clip))
 
 
 def looks_of(methods: Mapping[str, Method | ClipRule | str | None]) -> dict[str, Look]:

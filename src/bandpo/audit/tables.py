@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bandpo.audit.metrics import BINS, RARE
+from bandpo.audit.metrics import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
     from bandpo.audit.logs import Summary
@@ -66,51 +66,50 @@ def _told(rows: Mapping[str, Sequence[str]]) -> list[list[str]]:
     return [[name, *cells] for name, cells in rows.items() if set(cells) != {UNKNOWN}]
 
 
+def _cells(columns: Iterable[Mapping[str, float]], key: str, over: str = "") -> list[str]:
+    """A metric in each column, and what it was taken over."""
+    return [share(metrics.get(key), metrics.get(over)) for metrics in columns]
+
+
 def clip_table(runs: Mapping[str, Summary]) -> Table:
     """What each run's rule clipped, and what others would have: a column for each run; rows no run has are left out."""
-    each = runs.values()
+    each = [d.metrics for d in runs.values()]
     rows = {
-        "clip rate": [share(d.clipped) for d in each],
-        "  clip-high": [share(None if d.clip_low is None else d.clip_high) for d in each],
-        "  clip-low": [share(d.clip_low) for d in each],
+        "clip rate": [share(d.clipped) for d in runs.values()],
+        "  clip-high": _cells(
+            [m if "clip_low" in m else {} for m in each], "clip_high"
+        ),  # else it is of both sides
+        "  clip-low": _cells(each, "clip_low"),
     }
-    for name in BINS:
-        rows[f"  clip-high, {bin_label(name)}"] = [
-            share(*d.clip_high_by_bin.get(name, (None, None))) for d in each
-        ]
-    rows["  clip-high, p below 0.1"] = [
-        share(d.rare.blocked / d.rare.tokens, d.rare.tokens) if d.rare.tokens else UNKNOWN for d in each
-    ]
-    rows["positive gradient blocked, p < 0.1"] = [share(d.blocked_mass.get("")) for d in each]
-    rows["radius used"] = [share(d.radius_used) for d in each]
-    for rule in {name: None for d in each for name in d.blocked_mass if name}:
-        rates = [d.counterfactuals.get(rule, (None, None)) for d in each]
-        rows[f"{rule} would clip high"] = [share(high) for high, _ in rates]
-        rows[f"{rule} would clip low"] = [share(low) for _, low in rates]
-        rows[f"{rule} would block, p < 0.1"] = [share(d.blocked_mass.get(rule)) for d in each]
+    for name in (*BINS, "below_0.1"):
+        end = f"_{name}" if name in RARE else f"/{name}"
+        rows[f"  clip-high, {bin_label(name)}"] = _cells(each, f"clip_high{end}", f"tokens_positive{end}")
+    rows["positive gradient blocked, p < 0.1"] = _cells(each, "blocked_mass_below_0.1")
+    rows["radius used"] = _cells(each, "radius_used")
+    for rule in COUNTERFACTUALS:
+        rows[f"{rule} would clip high"] = _cells(each, f"if/{rule}/clip_high")
+        rows[f"{rule} would clip low"] = _cells(each, f"if/{rule}/clip_low")
+        rows[f"{rule} would block, p < 0.1"] = _cells(each, f"if/{rule}/blocked_mass_below_0.1")
     return Table(["", *runs], _told(rows), "on the run's own tensors")
 
 
 def methods_table(seen: Replay) -> Table:
     """Every method of a replay side by side on the same tokens."""
     each = [audit.metrics() for audit in seen.audits.values()]
-
-    def cells(key: str, over: str = "") -> list[str]:
-        return [share(metrics.get(key), metrics.get(over)) for metrics in each]
-
     rows = [["level of ratios", *seen.levels.values()]]
     for word, sign in (("high", "positive"), ("low", "negative")):
         by_bin = {
-            f"  {bin_label(name)}": cells(f"clip_{word}/{name}", f"tokens_{sign}/{name}") for name in BINS
+            f"  {bin_label(name)}": _cells(each, f"clip_{word}/{name}", f"tokens_{sign}/{name}")
+            for name in BINS
         }
-        rows += [[], *_told({f"clip-{word} rate": cells(f"clip_{word}")} | by_bin)]
+        rows += [[], *_told({f"clip-{word} rate": _cells(each, f"clip_{word}")} | by_bin)]
     rest = {
-        "softened": cells("softened"),
-        "amplified": cells("amplified"),
-        "losses untouched": cells("inert"),
-        "positive gradient blocked": cells("blocked_mass"),
+        "softened": _cells(each, "softened"),
+        "amplified": _cells(each, "amplified"),
+        "losses untouched": _cells(each, "inert"),
+        "positive gradient blocked": _cells(each, "blocked_mass"),
     }
-    rest |= {f"  {bin_label(name)}": cells(f"blocked_mass_{name}") for name in RARE}
+    rest |= {f"  {bin_label(name)}": _cells(each, f"blocked_mass_{name}") for name in RARE}
     title = f"on the same tokens, bounds around the {seen.anchor}'s policy"
     return Table(["", *seen.by_step], [*rows, [], *_told(rest)], title)
 

@@ -13,6 +13,7 @@ from typing import cast
 
 from torch import Tensor
 
+from bandpo.audit.findings import entropy_finding
 from bandpo.audit.settings import Setup
 from bandpo.radius import Radius
 from bandpo.rules import ClipRule, Unclipped, bands
@@ -20,8 +21,6 @@ from bandpo.rules import ClipRule, Unclipped, bands
 TEMPERATURE_TOLERANCE = (
     0.1  # mean |log ratio| before any update, to leave room for rounding and other kernels
 )
-ENTROPY_LEFT = 0.1  # of its start
-ENTROPY_RISE = 2.0  # times its start, and at least one nat
 RADIUS_FACTOR = 2.5  # from the divergence's default, either way
 IDLE_CALLS = 200  # losses in a row without one clipped token
 
@@ -44,7 +43,8 @@ class Watch:
     """
 
     def __init__(self, clip: ClipRule, calls_per_batch: float = IDLE_CALLS, *, framework: str | None = None):
-        self._named = Setup(framework).named
+        self._setup = Setup(framework)
+        self._named = self._setup.named
         self._can_clip, self._calls_per_batch = not isinstance(clip, Unclipped), calls_per_batch
         self._said: set[str] = set()
         self._still = self._idle = 0.0
@@ -96,34 +96,12 @@ class Watch:
                 )
         entropy = metrics.get("entropy") if entropy is None else entropy
         if entropy is not None and math.isfinite(entropy):
-            self._check_entropy(entropy, reward)
-
-    def _check_entropy(self, entropy: float, reward: float | None) -> None:
-        if self._start is None:
-            self._start = entropy, reward
-            return
-        first, first_reward = self._start
-        # A sure policy is no trouble where the reward has clearly risen.
-        if reward is None or first_reward is None:
-            earned, judged = False, "no reward is known"
-        else:
-            earned = reward > first_reward + 0.1 * abs(first_reward)
-            judged = "the reward has not risen with it"
-        if entropy < ENTROPY_LEFT * first and not earned:
-            self._say(
-                "collapse",
-                f"entropy has fallen to {entropy:.2g} nats per token from {first:.2g}, and {judged}: the policy has "
-                "stopped exploring. A wider upper bound for rare tokens (Band), a tighter "
-                f"lower bound, a smaller learning rate{self._named('learning rate')} or an entropy bonus"
-                f"{self._named('entropy bonus')} keep it open",
-            )
-        if entropy > max(ENTROPY_RISE * first, first + 1):
-            self._say(
-                "rise",
-                f"entropy has risen to {entropy:.2g} nats per token from {first:.2g}: the policy drifts towards "
-                "noise. Use a smaller radius, a smaller max_ratio, or a smaller learning rate"
-                f"{self._named('learning rate')}",
-            )
+            self._start = self._start or (entropy, reward)
+            first, first_reward = self._start
+            rewards = None if reward is None or first_reward is None else (first_reward, reward)
+            found = entropy_finding((first, entropy), rewards, self._setup)
+            if found.ok is False:
+                self._say(found.try_next, f"entropy: {found.answer}. Try {found.try_next}")
 
     def _say(self, what: str, text: str) -> None:
         if what not in self._said:

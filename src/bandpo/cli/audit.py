@@ -67,11 +67,11 @@ def audit_command(
     from bandpo.audit.figures import audit_figure
     from bandpo.audit.findings import all_findings
     from bandpo.audit.logs import read_log, summarize
-    from bandpo.audit.recorder import is_record
+    from bandpo.audit.recorder import record_files
     from bandpo.audit.settings import Setup
     from bandpo.audit.tables import clip_table
 
-    records = [path for path in runs if is_record(path)]
+    records = [path for path in runs if record_files(path)]
     logs = {str(path): read_log(path) for path in runs if path not in records}
     if logs and (clip or method or anchor):
         raise InvalidValue(
@@ -124,15 +124,13 @@ def _print_record(
     from bandpo.audit.logs import summarize
     from bandpo.audit.metrics import COUNTERFACTUALS
     from bandpo.audit.replay import replay_record
-    from bandpo.audit.settings import Setup
     from bandpo.audit.tables import corrections_table, methods_table, mismatch_table
 
     given = {text: parse(text, ClipRule) for text in clips} | {text: parse(text) for text in methods}
     seen = replay_record(path, given or COUNTERFACTUALS, method=run_method, anchor=anchor, skip_bad=skip_bad)
-    setup = Setup.of_record(path, method=run_method)
     tokens = seen.audits[seen.judged].metrics()["tokens"]
     title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {seen.judged}"
-    _print_findings(console, title, all_findings(summarize(seen.rows), setup) | record_findings(seen))
+    _print_findings(console, title, all_findings(summarize(seen.rows), seen.setup) | record_findings(seen))
     console.print(methods_table(seen).rich())
     # Without a gap the engine is the trainer.
     if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bandpo.audit.files import read_yaml
 from bandpo.errors import InvalidValue
-from bandpo_lab.file_models import FileModel, checked
+from bandpo_lab.file_models import FileModel, checked, read_yaml
 from bandpo_lab.study.plan import Study
 
 FILE = "afterwards.yaml"

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from bandpo.audit.files import read_yaml
 from bandpo.errors import InvalidValue
 from bandpo.text import as_method
-from bandpo_lab.file_models import FileModel, checked
+from bandpo_lab.file_models import FileModel, checked, read_yaml
 
 PREPARED = "{prepared}"
 """Stands in an option's value for the folder that the study's ``prepare`` fills."""

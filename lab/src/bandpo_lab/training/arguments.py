@@ -16,9 +16,9 @@ import trl.rewards
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
-from bandpo.audit.files import read_yaml
 from bandpo.errors import InvalidValue, did_you_mean
 from bandpo.integrations.trl import BandGRPOConfig
+from bandpo_lab.file_models import read_yaml
 
 
 @dataclass
