@@ -93,7 +93,9 @@ def told_method(
     if said is None:
         return given
     try:
-        told = parse(said.get("method") or said.get("clip") or "", imports=False)
+        if method := said.get("method"):
+            return parse(method, imports=False)
+        told = parse(said.get("clip") or "", imports=False)
         objective, level = said.get("objective"), said.get("level")
         return replace(
             told,
