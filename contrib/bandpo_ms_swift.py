@@ -24,7 +24,7 @@ from swift.rlhf_trainers import GRPOTrainer
 from swift.trainers.trainer_factory import TrainerFactory
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import epsilons, read_rule
+from bandpo.integrations._adapt import clamping_at, epsilons, read_rule
 
 CLAMPED = ("grpo", "bnpo", "dr_grpo", "dapo", "fipo")
 """The ``loss_type``s that clamp the ratio on both sides."""
@@ -54,14 +54,9 @@ class BandGRPOTrainer(GRPOTrainer):
     def _compute_loss_and_metrics(self, model: Any, model_inputs: dict[str, Any], grpo_batch: Any) -> Any:
         if grpo_batch.old_per_token_logps is None:
             return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
-        stock = self.epsilon_low, self.epsilon_high
-        _, self.epsilon_low, self.epsilon_high = epsilons(
-            self._rule, grpo_batch.old_per_token_logps, grpo_batch.completion_mask
-        )
-        try:
+        _, low, high = epsilons(self._rule, grpo_batch.old_per_token_logps, grpo_batch.completion_mask)
+        with clamping_at(self, low, high):
             return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
-        finally:
-            self.epsilon_low, self.epsilon_high = stock
 
 
 TrainerFactory.TRAINER_MAPPING["grpo"] = "bandpo_ms_swift.BandGRPOTrainer"

@@ -139,6 +139,17 @@ def epsilons(
     return Epsilons(logp_old, -torch.expm1(bounds.log_lower), torch.expm1(bounds.log_upper))
 
 
+@contextmanager
+def clamping_at(trainer: Any, low: Tensor, high: Tensor) -> Iterator[None]:
+    """A trainer's ``epsilon_low`` and ``epsilon_high`` replaced by a batch's tensors, for one loss."""
+    stock = trainer.epsilon_low, trainer.epsilon_high
+    trainer.epsilon_low, trainer.epsilon_high = low, high
+    try:
+        yield
+    finally:
+        trainer.epsilon_low, trainer.epsilon_high = stock
+
+
 def sum_loss(
     method: Method,
     logp: Tensor,

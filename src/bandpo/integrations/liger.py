@@ -25,7 +25,6 @@ from bandpo.methods import Method
 from bandpo.rules import ClipRule
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
     from torch import Tensor
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
@@ -105,25 +104,11 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
         super().__init__(loss_type=loss_type, **arguments)
         self.epsilon_low, self.epsilon_high = read_rule(method=method, clip=clip), None
 
-    def forward(
-        self,
-        _input: Float[Tensor, "batch time hidden"],
-        lin_weight: Float[Tensor, "vocabulary hidden"],
-        selected_token_ids: Int[Tensor, "batch time"],
-        attention_mask: Tensor,
-        advantages: Float[Tensor, " batch"],
-        bias: Tensor | None = None,
-        ref_per_token_logps: Tensor | None = None,
-        old_per_token_logps: Float[Tensor, "batch time"] | None = None,
-        ref_input: Tensor | None = None,
-        ref_weight: Tensor | None = None,
-        ref_bias: Tensor | None = None,
-        vllm_is_ratio: Tensor | None = None,
-        num_items_in_batch: Tensor | float | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, *arguments: Any, **named: Any) -> tuple[Tensor, list[Tensor]]:
         """Liger's forward, argument for argument."""
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        given["weight"] = given.pop("lin_weight")
+        call = inspect.signature(LigerFusedLinearGRPOLoss.forward).bind(self, *arguments, **named)
+        call.apply_defaults()
+        given = {**call.arguments, "weight": call.arguments["lin_weight"]}
         # The autograd function takes 31 arguments by position; its signature says in which order.
         _, *names = inspect.signature(LigerFusedLinearGRPOFunction.forward).parameters
         return _BandFunction.apply(*(given[n] if n in given else getattr(self, n) for n in names))  # pyright: ignore

@@ -10,8 +10,6 @@ trainers without notice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +17,12 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import Epsilons, epsilons, read_rule
+from bandpo.integrations._adapt import clamping_at, epsilons, read_rule
 from bandpo.integrations._trl_config import MethodSettings
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@contextmanager
-def _clamping_at(trainer: Any, pair: Epsilons) -> Iterator[None]:
-    """The trainer's two floats replaced by the batch's tensors."""
-    stock = trainer.epsilon_low, trainer.epsilon_high
-    trainer.epsilon_low, trainer.epsilon_high = pair.low, pair.high
-    try:
-        yield
-    finally:
-        trainer.epsilon_low, trainer.epsilon_high = stock
 
 
 @dataclass
@@ -65,9 +52,8 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         counted = inputs["token_index"] >= 0  # TRL's own selection: packed tokens, without padding
-        with _clamping_at(
-            self, epsilons(read_rule(method=self.args.method), inputs["old_log_probs"][counted])
-        ):
+        _, low, high = epsilons(read_rule(method=self.args.method), inputs["old_log_probs"][counted])
+        with clamping_at(self, low, high):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
 
@@ -108,8 +94,6 @@ class BandSDPOTrainer(SDPOTrainer):
         logp_old = inputs.get("old_per_token_logps")
         if logp_old is None:  # the current policy is the old one
             return super()._compute_policy_loss(inputs, student_logits)
-        pair = epsilons(read_rule(method=self.args.method), logp_old, inputs["completion_mask"])
-        with _clamping_at(self, pair):
-            return super()._compute_policy_loss(
-                {**inputs, "old_per_token_logps": pair.logp_old}, student_logits
-            )
+        old, low, high = epsilons(read_rule(method=self.args.method), logp_old, inputs["completion_mask"])
+        with clamping_at(self, low, high):
+            return super()._compute_policy_loss({**inputs, "old_per_token_logps": old}, student_logits)
