@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from bandpo.methods import Method
 
 __all__ = ["Batch", "Tokens"]
 
@@ -103,10 +102,6 @@ class Batch(NamedTuple):
         anchor = None if self.logp_anchor is None else at_level(self.logp_anchor, self.mask, level)
         log_ratio = at_level(self.logp, self.mask, level) - old
         return Tokens(log_ratio, old, self.advantages, self.mask, rule, anchor, self.entropy)
-
-    def seen_by(self, method: Method) -> Tokens:
-        """`tokens` under a method's rule, at its level."""
-        return self.tokens(method.clip, method.level)
 
 
 def full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:

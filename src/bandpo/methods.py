@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec
 
 from bandpo import _checks
-from bandpo.batch import LEVELS
+from bandpo.batch import LEVELS, Batch, Tokens
 from bandpo.divergences import KL, Divergence
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.objectives import (
@@ -98,6 +98,10 @@ class Method:
         names = ("objective", "level", "aggregation")
         rest = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(plain, name)}
         return {"clip": self.clip, **rest}
+
+    def tokens(self, batch: Batch) -> Tokens:
+        """A batch as its rule sees it, at its level."""
+        return batch.tokens(self.clip, self.level)
 
     @property
     def only_rule(self) -> bool:

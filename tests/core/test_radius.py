@@ -22,7 +22,7 @@ from bandpo import (
     policy_loss,
 )
 from bandpo.audit.metrics import Audit
-from bandpo.integrations._adapt import read_parts
+from bandpo.integrations._adapt import read_method
 from bandpo.radius import (
     ByEntropy,
     BySurprisal,
@@ -257,11 +257,11 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
         ):
             use()
     with pytest.raises(ValueError, match=f"depends on {needs}, which this framework does not tell"):
-        read_parts(clip=repr(rule))
+        read_method(clip=repr(rule))
 
 
 def test_every_framework_takes_surprisal():
-    assert read_parts(clip="Band(KL(), BySurprisal(0.02, 0.1))").clip == Band(KL(), BySurprisal(0.02, 0.1))
+    assert read_method(clip="Band(KL(), BySurprisal(0.02, 0.1))").clip == Band(KL(), BySurprisal(0.02, 0.1))
 
 
 @pytest.mark.parametrize("form", [float, torch.tensor], ids=["number", "tensor"])

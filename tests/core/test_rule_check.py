@@ -39,7 +39,7 @@ from bandpo.divergences import (
     ReverseKL,
     SquaredHellinger,
 )
-from bandpo.integrations._adapt import read_parts
+from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
 from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Radius
 from bandpo.rules import Capped, Intersection, Outside
@@ -412,11 +412,11 @@ def module(tmp_path, monkeypatch):
 
 def test_every_adapter_refuses_it_where_it_reads_its_settings(module):
     with pytest.raises(ValueError, match=r"^actor\.clip: .*Ratios\(\).*are ratios"):
-        read_parts("actor.", clip=f"{module}.Ratios()")
+        read_method("actor.", clip=f"{module}.Ratios()")
     with pytest.raises(ValueError, match=r"^method: .*ForU\(\).*written for u"):
-        read_parts(method=f"Band({module}.ForU(), 0.05)")
-    with pytest.raises(ValueError, match=r"^objective: .*Number\(\).*weight"):
-        read_parts(objective=f"{module}.Number()")
+        read_method(method=f"Band({module}.ForU(), 0.05)")
+    with pytest.raises(ValueError, match=r"^method: .*Number\(\).*weight"):
+        read_method(method=f"Method(FixedClip(), {module}.Number())")
 
 
 def test_an_adapter_checks_a_text_once(monkeypatch):
@@ -425,7 +425,7 @@ def test_an_adapter_checks_a_text_once(monkeypatch):
     seen = []
     monkeypatch.setattr(_adapt, "check", seen.append)
     for _ in range(3):  # verl reads its settings for each loss
-        read_parts(clip="Band(KL(), 0.0123)", objective="Masked(12.3)")
+        read_method(method="Method(Band(KL(), 0.0123), Masked(12.3))")
     assert seen.count(Band(KL(), 0.0123)) == 1
     assert seen.count(Masked(12.3)) == 1
 
@@ -450,18 +450,17 @@ def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypa
     assert not (tmp_path / "x.png").exists()
 
 
-def test_the_trainer_refuses_it_before_anything_is_loaded(module):
+def test_the_trainer_s_config_refuses_it(module):
     pytest.importorskip("trl")
-    from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+    from bandpo.integrations.trl import BandGRPOConfig
 
     for setting, message in (
         ({"clip": f"{module}.Ratios()"}, "are ratios"),
         ({"clip": f"Band({module}.ForU(), Linear(0.05, 0.01))"}, "written for u"),
-        ({"objective": f"{module}.Number()"}, "weight is a float"),
+        ({"method": f"Method(FixedClip(), {module}.Number())"}, "weight is a float"),
     ):
-        args = BandGRPOConfig("out", use_cpu=True, bf16=False, num_iterations=2, **setting)
         with pytest.raises(ValueError, match=message):
-            BandGRPOTrainer("no/such-model", lambda completions, **_: [0.0] * len(completions), args)
+            BandGRPOConfig("out", use_cpu=True, bf16=False, num_iterations=2, **setting)
 
 
 def test_a_stand_in_moment_knows_every_radius_of_ours():

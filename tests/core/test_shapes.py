@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [
-    "src/bandpo/bounds.py",
-    "src/bandpo/rules.py",
-    "src/bandpo/rules.py",
-    "src/bandpo/rules.py",
-]
-EXAMPLES += ["src/bandpo/loss.py", "src/bandpo/radius.py", "src/bandpo/batch.py", "src/bandpo/methods.py"]
-EXAMPLES += ["src/bandpo/divergences", "src/bandpo/objectives", "src/bandpo/audit/audit.py"]
-TESTS = [f"tests/core/test_{name}.py" for name in ("tokens", "losses", "combinators", "objectives", "dcpo")]
+EXAMPLES = [f"src/bandpo/{name}.py" for name in ("batch", "bounds", "loss", "methods", "radius", "rules")]
+EXAMPLES += ["src/bandpo/divergences", "src/bandpo/objectives", "src/bandpo/audit/metrics.py"]
+TESTS = [f"tests/core/test_{name}.py" for name in ("batch", "loss", "combinators", "objectives", "dcpo")]
 
 
 def run(*arguments):

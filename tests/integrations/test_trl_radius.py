@@ -75,7 +75,7 @@ def test_entropies_are_the_old_policys_token_by_token(level, tmp_path, monkeypat
 
     def see(self, inputs, logp, entropy):
         method = self._now(self._entropy_state(inputs, entropy))
-        bounds = self._batch_of(inputs, logp, entropy).seen_by(method).bounds
+        bounds = method.tokens(self._batch_of(inputs, logp, entropy)).bounds
         seen.append((dict(inputs), entropy.clone(), logp.clone(), *bounds))
         original(self, inputs, logp, entropy)
 

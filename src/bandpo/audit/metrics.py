@@ -111,7 +111,7 @@ class Audit:
         """
         run = as_method(method, clip)
         batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
-        return cls.from_views(batch.seen_by, run, batch.seen_by(run), counterfactuals)
+        return cls.from_views(lambda method: method.tokens(batch), run, run.tokens(batch), counterfactuals)
 
     @classmethod
     @torch.no_grad()

@@ -167,7 +167,7 @@ class Reporter:
 
     def sums(self, run: Method, batch: Batch) -> dict[str, float]:
         """The sums of one loss, always under the same names; all are 0 where no token counts."""
-        audit = Audit.from_views(batch.seen_by, run, batch.seen_by(run))
+        audit = Audit.from_views(lambda method: method.tokens(batch), run, run.tokens(batch))
         flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
         names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
         found = dict(zip(names, flat, strict=True)) | {"clips": float(not isinstance(run.clip, Unclipped))}

@@ -169,7 +169,7 @@ class BandGRPOTrainer(AuditMixin):
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         method, batch = self._now(self._entropy_state(inputs, entropy)), self._batch_of(inputs, logp, entropy)
-        tokens = batch.seen_by(method)
+        tokens = method.tokens(batch)
         self._record_all(method, batch, tokens)
         self._steer(inputs, method, tokens)
 
@@ -191,11 +191,13 @@ class BandGRPOTrainer(AuditMixin):
             self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
         run, own = with_trl_masks(method, self.args), None
         if self._audits_this_step():
-            seen = Audit.from_views(batch.seen_by, run, tokens)
+            seen = Audit.from_views(lambda method: method.tokens(batch), run, tokens)
             self._record(seen)
             own = seen.without_counterfactuals
         if self._controllers:
-            own = Audit.from_views(batch.seen_by, run, tokens, {}) if own is None else own
+            own = (
+                Audit.from_views(lambda method: method.tokens(batch), run, tokens, {}) if own is None else own
+            )
             self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
 
     def _steer(self, inputs: dict[str, Any], method: Method, tokens: Tokens) -> None:
