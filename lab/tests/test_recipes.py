@@ -83,12 +83,10 @@ def checkpoints(*overrides: str) -> str:
         ("actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.1)'", False),
         ("actor_rollout_ref.actor.optim.lr=5e-7", False),
         ("+dapo=overlong", False),
-        ("recipe.data=/elsewhere", False),
         ("trainer.nnodes=2", False),
         ("actor_rollout_ref.actor.optim.lr=1.0e-6", True),  # as it was
         ("trainer.resume_mode=resume_path", True),
         ("trainer.save_freq=1", True),
-        ("trainer.rollout_data_dir=responses", True),
         ("+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:online}", True),
     ],
 )
@@ -244,6 +242,7 @@ def test_slurm_brings_up_ray_on_every_node_and_runs_the_recipe():
     environment = {
         "SLURM_JOB_NUM_NODES": "3",
         "SLURM_GPUS_ON_NODE": "4",
+        "SLURM_CPUS_PER_TASK": "12",
         "SLURM_JOB_ID": "41234",
         "BANDPO_DRY_RUN": "1",
     }
@@ -252,6 +251,8 @@ def test_slurm_brings_up_ray_on_every_node_and_runs_the_recipe():
     assert [c[c.index("--nodelist=node" + str(i + 1))] for i, c in enumerate(starts)] == [
         f"--nodelist=node{i}" for i in (1, 2, 3)
     ]
+    # Steps of Slurm 22.05 and later do not inherit these.
+    assert all({"--cpus-per-task=12", "--mem=0"} <= set(c) for c in commands if c[0] == "srun")
     assert "--head" in starts[0]
     assert all("--address=node1:21234" in c for c in starts[1:])
     (run,) = [c for c in commands if "run" in c]

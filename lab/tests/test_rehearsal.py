@@ -75,18 +75,8 @@ def test_the_samplers_probabilities_may_be_the_old_ones(folder):
 @pytest.mark.exhaustive
 def test_nothing_outlives_a_killed_rehearsal(folder):
     """Killed in the middle of training, it leaves no process, and none writes a checkpoint later."""
-    command = [
-        sys.executable,
-        "-m",
-        "bandpo",
-        "rehearse",
-        "--stand-in",
-        "--folder",
-        str(folder),
-        "--",
-        *RECIPE,
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+    command = [sys.executable, "-m", "bandpo", "rehearse", "--stand-in", "--folder", str(folder), "--"]
+    with subprocess.Popen([*command, *RECIPE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         metrics = folder / "metrics-first.jsonl"
         while not metrics.exists():
             assert run.poll() is None
@@ -148,7 +138,6 @@ def test_a_broken_reward_is_named(body, part, words, folder, tmp_path):
     [
         ("data.train_files", "[{here}, {folder}/dapo-math-71k.parquet]"),
         ("data.val_files", "{folder}/amc32.parquet"),
-        ("actor_rollout_ref.model.path", "{folder}/models/qwen"),
         ("actor_rollout_ref.model.path", "./qwen"),
         ("actor_rollout_ref.model.path", "hdfs://cluster/qwen"),
     ],
@@ -180,23 +169,16 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
     ("override", "words"),
     [
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "write loss_mode=band"),
-        ("actor_rollout_ref.actor.policy_loss.clip='Bnad(KL(), 0.05)'", "did you mean Band"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
         ("actor_rollout_ref.actor.clip_ratio_c=0.5", "clip_ratio_c: dual_clip must be above 1, got 0.5"),
         ("++actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
         ("data.train_files=null", "data.train_files names no file"),
-        ("data.val_files=[]", "data.val_files names no file"),
         ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
         (
             "actor_rollout_ref.rollout.n=0",
             "actor_rollout_ref.rollout.n must be a whole number of at least 1, got 0",
         ),
-        (
-            "actor_rollout_ref.rollout.val_kwargs.n=0",
-            "val_kwargs.n must be a whole number of at least 1, got 0",
-        ),
-        ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node must be a whole number of at least 1, got 0"),
         ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
         ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
         (
@@ -281,8 +263,11 @@ def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
 def test_what_cannot_be_rehearsed_is_refused(override):
     with pytest.raises(CannotRehearse):
         rehearse([*RECIPE, override])
-    with pytest.raises(ValueError, match="ppo_mini_batch_sise"):  # a misspelt key is hydra's to name
-        rehearse([*RECIPE, override, "actor_rollout_ref.actor.ppo_mini_batch_sise=64"])
+
+
+def test_a_misspelt_key_is_named_by_hydra():
+    with pytest.raises(ValueError, match="ppo_mini_batch_sise"):
+        rehearse([*RECIPE, "actor_rollout_ref.actor.ppo_mini_batch_sise=64"])
 
 
 def test_changes_keep_what_the_recipe_is_about(folder):

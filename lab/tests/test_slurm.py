@@ -169,20 +169,6 @@ def test_a_failed_training_fails_the_job_and_leaves_no_ray(tmp_path):
     assert not slurm.ray_folder().exists()
 
 
-def test_every_step_is_given_its_cores_and_memory():
-    """Which steps of Slurm 22.05 and later do not inherit."""
-    commands = subprocess.run(
-        [RECIPES / "slurm.sbatch", *RECIPE],
-        env={"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "12"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    steps = [line for line in commands if line.startswith("srun ")]
-    assert len(steps) == 3
-    assert all("--cpus-per-task=12 --mem=0" in step for step in steps)
-
-
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [

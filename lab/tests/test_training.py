@@ -241,7 +241,8 @@ def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, caps
     assert "made again" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rubbish", [b'{"step": 5, "rew', *slow(b"\x00\xff\n\x00", b"not json\n")])
+@pytest.mark.slow
+@pytest.mark.parametrize("rubbish", [b'{"step": 5, "rew', b"\x00\xff\n\x00", b"not json\n"])
 def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
     (copied / "manifest.json").unlink()
     shutil.rmtree(copied / "checkpoint-6")
@@ -251,6 +252,7 @@ def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
     assert_same(copied, whole)
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_works_in_a_folder(tmp_path):
     code = "import sys, time; from pathlib import Path; from bandpo.audit.files import locked\n"
     code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
@@ -266,14 +268,11 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path):
         RunFolder(tmp_path).check(small(tmp_path))  # and has not used the folder
 
 
-def test_refuses_a_used_folder_and_other_settings(tmp_path):
-    run_training(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
+def test_refuses_a_used_folder_and_other_settings(copied):
     with pytest.raises(ValueError, match="already used; add --resume"):
-        run_training(small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0"))
+        run_training(small(copied))
     with pytest.raises(ValueError, match=r"other settings.*learning_rate: 0.0001 → 0.001"):
-        run_training(
-            small(tmp_path / "run", "--max_steps=2", "--eval_prompts=0", "--resume", "--learning_rate=1e-3")
-        )
+        run_training(small(copied, "--resume", "--learning_rate=1e-3"))
 
 
 def test_refuses_a_checkpoint_in_the_middle_of_a_batch_and_an_unwritable_folder(tmp_path):

@@ -24,14 +24,6 @@ def test_pairing_takes_out_how_hard_the_problems_are():
     assert paired.low > 0
 
 
-def test_seeds_widen_the_interval():
-    first, second = np.zeros((4, 50)), np.stack([np.full(50, level) for level in (-0.3, 0.0, 0.2, 0.4)])
-    assert estimate(second[3], first[0]).low > 0
-    both = estimate(second, first)
-    assert both.value == pytest.approx(0.075)
-    assert both.low < 0 < both.high
-
-
 @pytest.mark.parametrize(
     ("second", "verdict"),
     [

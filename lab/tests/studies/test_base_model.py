@@ -54,12 +54,12 @@ def test_scratchpad_probability_is_the_share_of_samples(shipped):
     model, encoder = shipped
     problem = problems("eval", 1)
     expected = scratchpad_probability(model, encoder, problem).item()
-    prompt = encoder([problem[0].prompt] * 4_000, return_tensors="pt")
+    prompt = encoder([problem[0].prompt] * 2_000, return_tensors="pt")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         first = model.generate(**prompt, do_sample=True, top_k=0, max_new_tokens=1)[:, -1]
     share = (first == encoder.get_vocab()[SCRATCHPAD]).double().mean().item()
-    assert share == pytest.approx(expected, abs=4 * math.sqrt(expected / 4_000))
+    assert share == pytest.approx(expected, abs=4 * math.sqrt(expected / 2_000))
     assert (first == encoder.get_vocab()[DIRECT]).double().mean().item() > 0.97
 
 
@@ -100,7 +100,6 @@ def test_same_settings_same_bits_and_the_callers_randomness_untouched():
     ("flags", "message"),
     [
         (["--tail", "0"], "tail=0.0: choose a probability between 0 and 1"),
-        (["--tail", "1"], "tail=1.0"),
         (["--tail", "nan"], "tail=nan"),
         (["--steps", "0"], "steps=0: choose at least 1"),
         (["--tial", "0.1"], "--tial"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,16 +41,6 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "studies"
 STUDY = parse_study((FOLDER / "network.yaml").read_text())
 PREDICTIONS = read_predictions(FOLDER / "network-predictions.md")
-
-
-def test_what_is_planned_is_what_the_file_says_it_costs():
-    runs = STUDY.reported({})
-    assert f"# {len(runs)} runs" in (FOLDER / "network.yaml").read_text()
-    worlds = Counter(STUDY.experiments[run.experiment].world for run in runs)
-    each = {"active": 280, "two stages": 160, "paper": 100, "plenty": 80, "coin flips": 64, "control": 7}
-    assert worlds == each
-    batches = {run.options["max_steps"] / run.options["logging_steps"] for run in runs}
-    assert batches == {6, 20, 24, 40}
 
 
 def test_predictions_are_about_arms_that_ran(tmp_path):
