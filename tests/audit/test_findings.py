@@ -257,6 +257,21 @@ def test_the_command_compares_runs_and_draws(tmp_path, monkeypatch):
     assert isinstance(failed.exception, ValueError)
 
 
+@pytest.mark.parametrize(
+    ("said", "method"),
+    [
+        ({"method": "FixedClip(0.2)", "clip": None}, "Method(FixedClip(0.2), level='sequence')"),
+        ({"clip": "Band()", "objective": "Masked(20)"}, "Method(Band(), Masked(20), level='sequence')"),
+        ({"method": "DAPO()", "clip": None, "objective": None}, "DAPO()"),
+    ],
+)
+def test_a_run_folder_tells_its_method_in_its_form_of_today_and_before(said, method, tmp_path):
+    said = {"method": None, "importance_sampling_level": "sequence"} | said
+    (tmp_path / "config.yaml").write_text(json.dumps({"arguments": said}))
+    found = Setup.of_log(tmp_path, [row(1)]).method
+    assert repr(found) == repr(parse(method))
+
+
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
     """The current folder, with a module that leaves a file behind where it is imported; and a rule in it, as text."""

@@ -93,14 +93,14 @@ def told_method(
     if said is None:
         return given
     try:
-        if method := said.get("method"):
-            return parse(method, imports=False)
-        told = parse(said.get("clip") or "", imports=False)
+        told = parse(said.get("method") or said.get("clip") or "", imports=False)
+        if not told.only_rule:
+            return told
         objective, level = said.get("objective"), said.get("level")
         return replace(
             told,
             objective=parse(objective, Objective, imports=False) if objective else told.objective,
-            level=level if level and told.only_rule else told.level,
+            level=level or told.level,
         )
     except (AttributeError, TypeError, ValueError) as error:
         if given is None:
