@@ -1,4 +1,3 @@
-import math
 import sys
 import typing
 
@@ -36,7 +35,7 @@ class TestSkyRL(Contract):
     shows_clipped_value = False
 
     def ours(self, batch, clip):
-        return call(band, BandAlgorithmConfig(clip=clip, clip_ratio_c=math.inf), batch)[0]
+        return call(band, BandAlgorithmConfig(clip=clip), batch)[0]
 
     def stock(self, batch, low, high):
         return call(ppo_policy_loss, AlgorithmConfig(eps_clip_low=low, eps_clip_high=high), batch)[0]
@@ -49,7 +48,7 @@ class TestSkyRL(Contract):
 def test_dual_clip_and_importance_correction_are_skyrls():
     batch = make_batch(14, spread=1.0)
     stock = AlgorithmConfig(policy_loss_type="dual_clip", clip_ratio_c=1.5)
-    ours = BandAlgorithmConfig(clip="FixedClip()", clip_ratio_c=1.5)
+    ours = BandAlgorithmConfig(method="Method(FixedClip(), DualClip(1.5))")
     for config in (stock, ours):
         config.off_policy_correction.tis_ratio_type = "token"
         config.off_policy_correction.token_tis_ratio_clip_high = 1.2

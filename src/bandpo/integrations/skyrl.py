@@ -24,7 +24,7 @@ from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_o
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.integrations._adapt import numbers, read_method, sum_loss, with_dual_clip
+from bandpo.integrations._adapt import numbers, read_method, sum_loss
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class BandAlgorithmConfig(AlgorithmConfig):
     """SkyRL's ``trainer.algorithm`` with a method in place of its ``eps_clip_*``.
 
     Attributes:
-        method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. Beside a
-            clip rule alone SkyRL's dual clip ``clip_ratio_c`` acts (``inf`` for none); a whole method brings its own,
-            or none. SkyRL averages, by its ``loss_reduction``.
+        method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. As in
+            SkyRL's default loss there is no dual clip: write ``Method(Band(), DualClip(3))`` for one, which is SkyRL's
+            ``dual_clip`` loss. SkyRL averages, by its ``loss_reduction``.
         clip: Another name of ``method``.
 
     Raises:
@@ -58,8 +58,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
 
 
 def _method(settings: BandAlgorithmConfig) -> Method:
-    chosen = read_method("trainer.algorithm.", settings.method, settings.clip)
-    return with_dual_clip(chosen, settings.clip_ratio_c, "trainer.algorithm.clip_ratio_c")
+    return read_method("trainer.algorithm.", settings.method, settings.clip)
 
 
 def band(
