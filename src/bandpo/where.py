@@ -6,7 +6,7 @@ docs/theory.md argues it, and docs/when.md has what tables and networks made of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,6 @@ class Optimizer:
     Raises:
         ValueError: ``momentum`` outside of [0, 1).
 
-    >>> from bandpo.where import Optimizer
     >>> Optimizer(momentum=0.9, adam=True).overshoot
     10.0
     """
@@ -81,7 +80,6 @@ def lift_from_clipping(clipped: float, updates: int, bound: float = 1.2) -> floa
     Raises:
         ValueError: ``clipped`` is no share below 1.
 
-    >>> from bandpo.where import lift_from_clipping
     >>> round(lift_from_clipping(0.43, updates=16), 3)
     0.02
     """
@@ -96,7 +94,6 @@ def lift_from_rate(learning_rate: float, parameters: float) -> tuple[float, floa
     Raises:
         ValueError: a number that is not above 0.
 
-    >>> from bandpo.where import lift_from_rate
     >>> low, high = lift_from_rate(1e-4, parameters=335e3)
     >>> round(low, 4), round(high, 4)
     (0.0051, 0.081)
@@ -164,27 +161,29 @@ class Placement:
 def advice(run: Placement) -> list[tuple[str, str]]:
     """Headed sentences: whether the rule can matter, which side of it, what to set, how sure, what would tell more."""
     word, why = expected(run)
-    difference = _against_theory(run, word)
-    upper, setting = f"{word}. {why}", _SETTINGS[word]
-    if difference:
-        gains = difference[0] > 0
+    upper = f"{word}. {why}"
+    if difference := _against_theory(run, word):
+        theory, word = word.lower(), "gains" if difference[0] > 0 else "costs"
         upper = (
-            f"Not clear. The theory says {word.lower()}, but at the nearest place of the map Band's upper side "
-            f"{'gains' if gains else 'costs'} ({_signed(difference)}). {why}"
+            f"Not clear. The theory says {theory}, but at the nearest place of the map Band's upper side {word} "
+            f"({_signed(difference)}). {why}"
         )
-        setting = (
-            'Your rule, or method "BandAbove()" at your rate and at half of it. Compare both.'
-            if gains
-            else "A tight upper bound, such as clip 0.2's. More samples in a batch find a rare tail sooner."
-        )
+    name = BINS[sum(run.tail >= edge for edge in EDGES)]
+    told = (
+        f"audit/clip_high/{name}: the share of winners of the tail's probability that were clipped; give it as "
+        f"--clip-high. audit/tokens_positive/{name}: how many such winners there were."
+    )
     return [
         ("Can the upper side matter?", upper),
         ("And the lower side?", _lower(run)),
-        ("What to set", setting),
+        ("What to set", _SETTINGS[word]),
         ("Nearest in the map", _nearest(run)),
         ("Nearest network", _network(run)),
-        ("How sure", _certainty(run)),
-        ("What the audit tells", _audit(run)),
+        (
+            "How sure",
+            f"{_lift(run)} The theory was held against tables of one decision, and one small network.",
+        ),
+        ("What the audit tells", told),
     ]
 
 
@@ -226,8 +225,10 @@ _SETTINGS = {
     "No": "Keep your rule. More samples in a batch find a rare tail sooner.",
     "Perhaps": 'Nothing yet. Audit one run first. If it clips rare winners, try method "BandAbove()".',
     **dict.fromkeys(("Yes", "A little"), 'method "BandAbove()", at your rate and at half of it.'),
+    "gains": 'Your rule, or method "BandAbove()" at your rate and at half of it. Compare both.',
+    "costs": "A tight upper bound, such as clip 0.2's. More samples in a batch find a rare tail sooner.",
 }
-"""What to set, by what is `expected`."""
+"""What to set, by what is `expected`, or by what the map says against it."""
 
 
 def _signed(difference: Sequence[float]) -> str:
@@ -293,34 +294,26 @@ def _place(run: Placement, world: str) -> tuple[Mapping[str, Any], bool]:
     optimizer = min(overshoot, key=lambda name: abs(math.log(overshoot[name] / run.optimizer.overshoot)))
     alike = [row for row in places if row["setting"]["optimizer"] == optimizer]
     # Draws would not do: at equal draws a large batch does not behave like a small one.
-    place, near = _closest(
-        (run.tail, run.batch, run.updates),
-        alike or places,
-        lambda row: [row["setting"][name] for name in ("p", "samples", "updates")],
-    )
+    found = [([row["setting"][name] for name in ("p", "samples", "updates")], row) for row in alike or places]
+    place, near = _closest((run.tail, run.batch, run.updates), found)
     return place, near and bool(alike)
 
 
 def _closest(
-    own: Sequence[float],
-    places: Sequence[Mapping[str, Any]],
-    coordinates: Callable[[Mapping[str, Any]], Sequence[float]],
+    own: Sequence[float], places: Sequence[tuple[Sequence[float], Mapping[str, Any]]]
 ) -> tuple[Mapping[str, Any], bool]:
-    """The place whose coordinates are least off from one's own, and whether each is within a factor of `FAR`."""
-
-    def apart(place: Mapping[str, Any]) -> list[float]:
-        return [abs(math.log(there / here)) for there, here in zip(coordinates(place), own, strict=True)]
-
-    place = min(places, key=lambda place: sum(apart(place)))
-    return place, max(apart(place)) <= math.log(FAR)
+    """What stands at the coordinates least off from one's own, and whether each is within a factor of `FAR`."""
+    apart = [
+        [abs(math.log(there / here)) for there, here in zip(place, own, strict=True)] for place, _ in places
+    ]
+    nearest = min(range(len(places)), key=lambda k: sum(apart[k]))
+    return places[nearest][1], max(apart[nearest]) <= math.log(FAR)
 
 
 def _network(run: Placement) -> str:
-    world, near = _closest(
-        (run.draws, run.updates),
-        shipped("networks"),
-        lambda world: (world["samples"] * world["tail"], world["updates"]),
-    )
+    """What the small networks that the lab trained made of the closest such world."""
+    worlds = [((world["samples"] * world["tail"], world["updates"]), world) for world in shipped("networks")]
+    world, near = _closest((run.draws, run.updates), worlds)
     where = f"{world['samples'] * world['tail']:.2g} draws, {world['updates']} updates, Adam"
     if not near:
         return f"None: your run lies outside of what was trained. The closest has {where}."
@@ -331,19 +324,11 @@ def _network(run: Placement) -> str:
     )
 
 
-def _certainty(run: Placement) -> str:
+def _lift(run: Placement) -> str:
     if not run.lift:
-        lift = "Without a lift (see --clip-high, or --learning-rate with --parameters) the place is a rough one. "
-    elif run.lift[0] == run.lift[1]:
-        lift = "The lift was measured. "
-    else:
-        lift = f"The lift is a guess from the learning rate, good to a factor of {LIFT_FACTOR:g}. "
-    return f"{lift}The theory was held against tables of one decision, and against one small network."
-
-
-def _audit(run: Placement) -> str:
-    name = BINS[sum(run.tail >= edge for edge in EDGES)]
-    return (
-        f"audit/clip_high/{name}: the share of winners of the tail's probability that were clipped; give it as "
-        f"--clip-high. audit/tokens_positive/{name}: how many such winners there were."
-    )
+        return (
+            "Without a lift (see --clip-high, or --learning-rate with --parameters) the place is a rough one."
+        )
+    if run.lift[0] == run.lift[1]:
+        return "The lift was measured."
+    return f"The lift is a guess from the learning rate, good to a factor of {LIFT_FACTOR:g}."

@@ -74,13 +74,23 @@ def test_numbers_worked_by_hand():
     json.dumps(m, allow_nan=False)
 
 
-@pytest.mark.parametrize("rule", [FixedClip(), Band(KL(), 0.01), DCPO()], ids=repr)
-def test_agrees_with_the_loss(rule):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip": FixedClip()},
+        {"clip": Band(KL(), 0.01)},
+        {"clip": DCPO()},
+        {"method": Method(FixedClip(0.01), level="sequence")},
+        {"clip": FixedClip(), "logp_anchor": batch(0)[1] - 0.01},
+    ],
+    ids=["clip", "Band", "DCPO", "sequence", "anchor"],
+)
+def test_agrees_with_the_loss(settings):
     tensors = batch(0)
-    m, loss = Audit.from_batch(*tensors, clip=rule).metrics(), policy_loss(*tensors, clip=rule).metrics
+    m, loss = Audit.from_batch(*tensors, **settings).metrics(), policy_loss(*tensors, **settings).metrics
     for name in ("clip_high", "clip_low", "ratio_mean", "approx_kl"):
         assert m[name] == pytest.approx(loss[name].item(), rel=1e-4)
-    assert 0 < m["clip_high"] < 0.5
+    assert 0 < m["clip_high"] < 0.6
 
 
 def test_each_counterfactual_is_that_rule_s_own_audit():
@@ -134,20 +144,6 @@ def test_on_policy_and_movement():
     m = Audit.from_batch(logp, logp_old, advantages, mask, clip=band).metrics()
     spent = KL().spent(logp - logp_old, logp_old)
     assert m["radius_used"] == pytest.approx((spent * mask).sum().item() / mask.sum().item() / 0.02, rel=1e-4)
-
-
-def test_sequence_level_and_anchor_are_the_losses():
-    logp, logp_old, advantages, mask = batch(5)
-    logp = logp_old + 0.4 * (logp - logp_old)
-    clip = FixedClip(0.01)
-    for settings in (
-        {"method": Method(clip, level="sequence")},
-        {"clip": clip, "logp_anchor": logp_old - 0.01},
-    ):
-        m = Audit.from_batch(logp, logp_old, advantages, mask, **settings).metrics()
-        loss = policy_loss(logp, logp_old, advantages, mask, **settings).metrics
-        assert m["clip_high"] == pytest.approx(loss["clip_high"].item(), rel=1e-5)
-        assert m["clip_high"] > 0
 
 
 def test_padding_may_hold_anything():

@@ -42,12 +42,6 @@ def test_a_torn_tail_is_left_out_and_reported(tail, tmp_path):
         assert list(read_jsonl(path)) == [(1, {"step": 1})]
 
 
-def test_a_last_line_without_its_end_counts_if_it_is_whole(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}')
-    assert [row["step"] for _, row in read_jsonl(path)] == [1, 2]
-
-
 @pytest.mark.parametrize("line", [b"not json", b"\xff\xfe\x00", b"[1, 2]", b'{"step": 1', b"[" * 100_000])
 def test_any_other_broken_line_is_named(line, tmp_path):
     path = tmp_path / "metrics.jsonl"

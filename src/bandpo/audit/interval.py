@@ -45,7 +45,6 @@ def bootstrap(
         resamples: How many are drawn.
         seed: Of the generator.
 
-    >>> from bandpo.audit.interval import bootstrap
     >>> bootstrap([[0.5, 0.75]])
     Interval(value=0.625, low=0.5, high=0.75)
     """
@@ -69,7 +68,6 @@ def bootstrap(
 def student(values: ArrayLike, level: float = 0.95) -> Interval:
     """Student's interval of a mean, right for few values that are roughly normal, such as paired differences.
 
-    >>> from bandpo.audit.interval import student
     >>> interval = student([0.1, 0.2, 0.3])
     >>> round(interval.low, 3), round(interval.high, 3)
     (-0.048, 0.448)

@@ -49,7 +49,6 @@ class Table:
 def share(x: float | None, over: float | None = None) -> str:
     """A share in per cent, and how many tokens it was taken over; a dash where it is not known.
 
-    >>> from bandpo.audit.tables import share
     >>> share(0.4), share(0.4, 20.0), share(None)
     ('40.00%', '40.00% of 20', '–')
     """

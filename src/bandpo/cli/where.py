@@ -22,9 +22,7 @@ def where_command(
     beta1: Annotated[float, typer.Option(help="The optimizer's momentum; sgd has none.")] = 0.9,
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            "--learning-rate", "--learning_rate", help="With --parameters: a rough guess of the lift."
-        ),
+        typer.Option(help="With --parameters: a rough guess of the lift."),
     ] = None,
     parameters: Annotated[
         float | None, typer.Option(help="Trained parameters of the model, such as 3e9.")
