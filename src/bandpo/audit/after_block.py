@@ -6,7 +6,7 @@ Where a batch is used for several epochs, each loss sees the same sequences agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -47,10 +47,8 @@ class _Look:
     step: int | None
     log_ratio: Tensor
     blocked: Tensor
-    moved: Tensor | None
-    """Log-ratio since the look before; None at the first look."""
-    newly: Tensor
-    """Blocked now, and not at the look before."""
+    before: _Look | None = None
+    """The look before this one."""
 
 
 class AfterBlock:
@@ -97,22 +95,22 @@ class AfterBlock:
 
     def _look(self, key: bytes, step: int | None, log_ratio: Tensor, blocked: Tensor, sign: Tensor) -> None:
         last = self._looks.get(key)
-        moved, newly = None, torch.zeros_like(blocked)
         if last is not None:
             if last.call == self._calls:
                 return
             moved = log_ratio - last.log_ratio
             if step is not None and step == last.step and moved.abs().max() <= SAME_WEIGHTS:
                 return
-            newly = blocked & ~last.blocked
-            if last.moved is not None:
+            if last.before is not None:
+                newly, came = last.blocked & ~last.before.blocked, last.log_ratio - last.before.log_ratio
                 for sums, side in zip(self._sums, SIDES.values(), strict=True):
-                    these = last.newly & (sign == side)
+                    these = newly & (sign == side)
                     after = moved[these] * side
                     sums += torch.stack(
-                        [these.sum(), (last.moved[these] * side).sum(), after.sum(), (after > 0).sum()]
+                        [these.sum(), (came[these] * side).sum(), after.sum(), (after > 0).sum()]
                     )
-        self._looks[key] = _Look(self._calls, step, log_ratio.clone(), blocked, moved, newly)
+            last = replace(last, before=None)
+        self._looks[key] = _Look(self._calls, step, log_ratio.clone(), blocked, last)
 
     def moves(self) -> dict[str, Moves]:
         """Of each side, raised tokens and lowered ones, what was seen; a side without such tokens is left out."""

@@ -180,19 +180,19 @@ class Audit:
                 found[f"{prefix}blocked_mass_{name}"] = (
                     blocked_mass[:rare].sum() / mass[rule, positive, :rare].sum()
                 )
-        for name, rare in RARE.items():
-            some = tokens[positive, :rare].sum()
-            found[f"tokens_positive_{name}"] = some
-            found[f"mass_positive_{name}"] = mass[0, positive, :rare].sum()
-            found[f"clip_high_{name}"] = s["blocked"][0, positive, :rare].sum() / some
+        ends = {f"_{name}": slice(rare) for name, rare in RARE.items()}
+        ends |= {f"/{name}": slice(k, k + 1) for k, name in enumerate(BINS)}
+        for end, bins in ends.items():
+            some = tokens[positive, bins].sum()
+            found[f"tokens_positive{end}"] = some
+            found[f"mass_positive{end}"] = mass[0, positive, bins].sum()
+            found[f"clip_high{end}"] = s["blocked"][0, positive, bins].sum() / some
         outside = s["outside"][0] - s["blocked_outside"][0]
         for k, name in enumerate(BINS):
-            for sign, word in ((positive, "positive"), (negative, "negative")):
-                found[f"tokens_{word}/{name}"] = tokens[sign, k]
-                found[f"outside_{word}/{name}"] = outside[sign, k] / tokens[sign, k]
-            found[f"mass_positive/{name}"] = mass[0, positive, k]
-            found[f"clip_high/{name}"] = s["blocked"][0, positive, k] / tokens[positive, k]
+            found[f"tokens_negative/{name}"] = tokens[negative, k]
             found[f"clip_low/{name}"] = s["blocked"][0, negative, k] / tokens[negative, k]
+            for sign, word in ((positive, "positive"), (negative, "negative")):
+                found[f"outside_{word}/{name}"] = outside[sign, k] / tokens[sign, k]
         for name, q in _QUANTILES.items():
             found[f"upper_{name}"] = torch.tensor(1 + _quantile(s["upper_grid"], _UPPER_GRID, q))
             found[f"lower_{name}"] = torch.tensor(_quantile(s["lower_grid"], _LOWER_GRID, q))

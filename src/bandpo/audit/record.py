@@ -37,7 +37,7 @@ class Call:
     method: Method | None
     """The run's own, if it is known."""
     anchor: str
-    """Whose log-probabilities the run's bounds surround."""
+    """Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``; as read, the run's."""
     framework: str
     """What trained, as the recorder was told."""
     mask: Tensor
@@ -51,18 +51,14 @@ class Call:
     lag: Tensor | None
     """``step − version``, int64; None where one of them is not known."""
 
-    def tokens(self, method: Method, anchor: str | None = None) -> Tokens:
+    def tokens(self, method: Method) -> Tokens:
         """The tokens as a method sees them.
 
-        Args:
-            method: The method.
-            anchor: Whose log-probabilities the bounds surround: ``trainer``, ``rollout`` or, by default, the run's.
-
         Raises:
-            ValueError: ``rollout``, but the record has none.
+            ValueError: the bounds surround ``rollout``, but the record has none.
         """
         surround = None
-        if (anchor or self.anchor) == "rollout":
+        if self.anchor == "rollout":
             if self.log_weight is None:
                 raise InvalidValue(
                     f"{self.place} has no log-probabilities of the rollout engine to anchor at; give them to "

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bandpo.audit.after_block import AfterBlock, Moves
@@ -104,17 +104,17 @@ def replay_record(
     levels: dict[str, str] = {}
     mismatch, surrounds, setup, after_block = None, "trainer", None, AfterBlock()
     for number, call in enumerate(read_calls(path, given, skip_bad=skip_bad)):
-        own, view = call.method, functools.partial(call.tokens, anchor=anchor)
-        surrounds, setup = anchor or call.anchor, setup or Setup.of_record(call)
+        own, setup, surrounds = call.method, setup or Setup.of_record(call), anchor or call.anchor
+        call = replace(call, anchor=surrounds)
         each = {} if own is None else {RUN: own}
         level = "token" if own is None else own.level
         each |= {name: tried_at(level, other) for name, other in tried.items()}
         each = each or {"FixedClip(0.2)": Method(FixedClip())}
         for name, judge in each.items():
-            tokens = view(judge)
+            tokens = call.tokens(judge)
             if name == RUN:
                 after_block.add(call, tokens, judge.objective.weight(tokens))
-            seen = Audit.from_views(view, judge, tokens, {})
+            seen = Audit.from_views(call.tokens, judge, tokens, {})
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
             levels[name] = judge.level

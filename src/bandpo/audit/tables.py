@@ -120,28 +120,37 @@ def mismatch_table(m: Mismatch, judged: str) -> Table:
         m: What was seen of it.
         judged: The method whose clip it is measured by.
     """
-    header = ["", "tokens", "KL k1", "KL k3", "off by 2×", "ESS", "before", "moved", "both"]
-    header += ["used before", "used moved"]
-    keys = ("extreme", "ess", "blocked_before", "blocked_moved", "blocked_total")
-    keys += ("spent_before", "spent_moved")
+    shares = {
+        "off by 2×": "extreme",
+        "ESS": "ess",
+        "before": "blocked_before",
+        "moved": "blocked_moved",
+        "both": "blocked_total",
+        "used before": "spent_before",
+        "used moved": "spent_moved",
+    }
 
     def rows(named: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+        told = {name: d for name, d in named.items() if d["tokens"]}
         return [
             [
                 name,
                 f"{d['tokens']:.0f}",
                 f"{d['kl_k1']:.2g}",
                 f"{d['kl_k3']:.2g}",
-                *(share(d[k]) for k in keys),
+                *(share(d[k]) for k in shares.values()),
             ]
-            for name, d in named.items()
-            if d["tokens"]
+            for name, d in told.items()
         ]
 
     by_lag = {f"lag {name}": m.figures(lag=name) for name in m.lags}
     by_bin = {bin_label(name): m.figures(bin=name) for name in BINS}
     title = f"engine against trainer; what {judged} blocks and the interval used"
-    return Table(header, [*rows({"all": m.figures()}), [], *rows(by_lag), [], *rows(by_bin)], title)
+    return Table(
+        ["", "tokens", "KL k1", "KL k3", *shares],
+        [*rows({"all": m.figures()}), [], *rows(by_lag), [], *rows(by_bin)],
+        title,
+    )
 
 
 def corrections_table(m: Mismatch) -> Table:
