@@ -102,7 +102,6 @@ def test_same_settings_same_bits_and_the_callers_randomness_untouched():
         (["--tail", "0"], "tail=0.0: choose a probability between 0 and 1"),
         (["--tail", "nan"], "tail=nan"),
         (["--steps", "0"], "steps=0: choose at least 1"),
-        (["--tial", "0.1"], "--tial"),
     ],
 )
 def test_bad_flags_are_refused_before_any_work(flags, message, tmp_path, capsys):

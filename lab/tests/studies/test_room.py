@@ -51,22 +51,5 @@ def test_the_pages_say_what_the_tables_found():
         apart = [student(scores[arm] - scores[CLIP]) for arm in (ALL, RARE, COMMON)]
         row = [f"{scores[CLIP].mean():.2f}", *(f"{gap.value:+.2f} ± {gap.half:.2f}" for gap in apart)]
         assert f"| {place}{'' if accidents else ', no accidents'} | {' | '.join(row)} |" in page
-
-    def gap(place, arm, minus=CLIP):
-        return student(auc[place, True][arm] - auc[place, True][minus])
-
-    places = [place for place, accidents in auc if accidents]
-    costs, gains = places[:6], places[6:]
-    # “nearly twice as much”, in the three places of one stage; less in the two stages.
-    for place in gains[:3]:
-        assert 1.5 < gap(place, RARE).value / gap(place, ALL).value < 2
-        assert gap(place, RARE, minus=ALL).low > 0
-    assert gap(gains[3], RARE, minus=ALL).high < 0 < gap(gains[3], COMMON).low
-    # Common tokens cost in all six places, and more; rare ones gain in four, cost in one.
-    for place in costs:
-        assert gap(place, COMMON).high < 0
-        assert gap(place, COMMON).value < gap(place, ALL).value
-    rare = [gap(place, RARE) for place in costs]
-    assert (sum(x.low > 0 for x in rare), sum(x.high < 0 for x in rare)) == (4, 1)
     for (_, accidents), scores in auc.items():
         assert accidents or all(abs(scores[arm].mean() - scores[CLIP].mean()) < 0.005 for arm in scores)
