@@ -152,11 +152,7 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
 def scratchpad_probability(
     model: Qwen2ForCausalLM, encoder: PreTrainedTokenizerFast, asked: Sequence[Product]
 ) -> torch.Tensor:
-    """Probability, at temperature 1, that the policy takes the scratchpad; exact, no sampling.
-
-    Returns:
-        One probability for each problem, float64 of shape `(len(asked),)`.
-    """
+    """Probability at temperature 1 that the policy takes the scratchpad: float64, (len(asked),); exact."""
     batch = encoder([p.prompt for p in asked], return_tensors="pt", padding=True)
     logits = model(**batch).logits[:, -1]
     return logits.double().softmax(-1)[:, encoder.get_vocab()[SCRATCHPAD]]

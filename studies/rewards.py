@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from bandpo_lab.tasks import multiplication
-from bandpo_lab.tasks.multiplication import uses_scratchpad
+from bandpo_lab.tasks.multiplication import SCRATCHPAD
 
 if TYPE_CHECKING:
     from transformers import TrainerState
@@ -31,12 +31,7 @@ def two_stages(
     A scratchpad completion of the first half is rewarded by chance, as often as the direct ones beside it: whether it
     is taken has no bearing on the reward.
 
-    Args:
-        completions: What the policy wrote.
-        answer: The product for each.
-        prompts: Completions of one prompt stand side by side.
-        trainer_state: How far training is; without it, as in an evaluation, the second half counts.
-        columns: What else TRL passes; not used.
+    Completions of one prompt stand side by side. Without a state, as in an evaluation, the second half counts.
 
     >>> class Half: global_step, max_steps = 49, 100
     >>> two_stages(["|3222", "|3221", "|12", "|8"], ["3222"] * 4, ["537*6="] * 4, Half())
@@ -50,13 +45,13 @@ def two_stages(
     rewards: list[float] = []
     for _, group in groupby(zip(prompts, completions, strict=True), key=lambda pair: pair[0]):
         texts = [text for _, text in group]
-        even = [text[-1:] in tuple("02468") for text in texts if not uses_scratchpad(text)]
+        even = [text[-1:] in tuple("02468") for text in texts if not text.startswith(SCRATCHPAD)]
         chance = sum(even) / len(even) if even else 0.5
         direct = iter(even)
         for text in texts:
             # A coin is tossed for every completion, so that one more or less shifts no other's.
             coin = rng.random() < chance
-            rewards.append(float(coin if uses_scratchpad(text) else next(direct)))
+            rewards.append(float(coin if text.startswith(SCRATCHPAD) else next(direct)))
     return rewards
 
 

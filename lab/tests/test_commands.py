@@ -44,9 +44,9 @@ def test_the_library_knows_which_commands_come_with_the_lab():
 
 def options_of_train():
     pytest.importorskip("trl")
-    from bandpo_lab.training.arguments import parser
+    from bandpo_lab.training.arguments import Parser
 
-    return {option for action in parser()._actions for option in action.option_strings} | {"--config"}
+    return {option for action in Parser()._actions for option in action.option_strings} | {"--config"}
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

@@ -120,7 +120,7 @@ def test_a_client_that_ends_in_the_middle_leaves_the_server_at_work(server):
 
 def test_a_run_that_takes_too_long_is_stopped_and_its_log_says_so(server):
     (server.folder / "sleeps.py").write_text("import time; print('up', flush=True); time.sleep(600)")
-    train(server, ["sleeps.py"], server.folder, "first", timeout=1.0, report=lambda _: None)
+    train(server, ["sleeps.py"], server.folder, "first", timeout=1.0)
     log = (server.folder / "log-first.txt").read_text()
     assert log.endswith("BANDPO_REHEARSAL: stopped after 1 s\n")
 
@@ -130,7 +130,7 @@ def test_a_run_stops_at_its_first_fatal_message(server):
         "import time\nprint('Error in _run_prompt', flush=True)\n"
         "for i in range(6000):\n    print('KeyError: 1', flush=True)\n    time.sleep(0.1)"
     )
-    train(server, ["goes_on.py"], server.folder, "first", timeout=300.0, report=lambda _: None)
+    train(server, ["goes_on.py"], server.folder, "first", timeout=300.0)
     log = (server.folder / "log-first.txt").read_text()
     assert "KeyError: 1" in log
     assert "stopped after" not in log

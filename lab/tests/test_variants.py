@@ -94,7 +94,7 @@ def test_verl_accepts_them(extra):
 @pytest.mark.slow
 def test_the_table_names_the_models_and_the_rules(monkeypatch):
     some = {"model": ["qwen2.5-3b-instruct", "qwen2.5-7b"], "rule": ["band-kl", "band-tv"]}
-    monkeypatch.setattr(variants, "names", lambda kind, folder: some[kind])
+    monkeypatch.setattr(variants, "names", lambda kind: some[kind])
     table = differences("authors", "recommended")
     rollout = "actor_rollout_ref.rollout"
     assert {d for d in table if "clip" in d.key or d.key.startswith(f"{rollout}.t")} == {

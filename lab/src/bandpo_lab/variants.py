@@ -11,7 +11,7 @@ from typing import Any
 from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
 
-RECIPES = Path(__file__).parent / "recipes"
+PAPER = Path(__file__).parent / "recipes/paper"
 
 NAMES = ("recipe.", "trainer.default_local_dir", "trainer.experiment_name", "actor_rollout_ref.rollout.trace")
 """What only names a run, or stands in other settings too."""
@@ -28,41 +28,33 @@ class Difference:
     """The models or rules in which it is so; empty for all."""
 
 
-def names(kind: str, folder: Path = RECIPES) -> list[str]:
+def names(kind: str) -> list[str]:
     """The models, rules, arms or tasks of the recipes.
 
     >>> names("arm")
     ['dapo', 'filter-groups']
     """
-    return sorted(path.stem for path in (folder / "paper" / kind).glob("*.yaml"))
+    return sorted(path.stem for path in (PAPER / kind).glob("*.yaml"))
 
 
-def differences(
-    first: str, second: str, overrides: Sequence[str] = (), folder: Path = RECIPES
-) -> list[Difference]:
-    """Every setting in which two variants differ.
+def differences(first: str, second: str) -> list[Difference]:
+    """Every setting in which two variants, files of ``paper/``, differ.
 
     A model's settings and a rule's are files of their own, which do not look at each other. So each model is composed
     with one rule, and each rule with one model.
-
-    Args:
-        first: A variant: a file of ``paper/``, without ``.yaml``.
-        second: Another one.
-        overrides: Of both, such as ``+paper/arm=dapo``.
-        folder: Of the recipes.
 
     Raises:
         ValueError: There is no such variant, or a config cannot be composed.
     """
     for variant in (first, second):
-        if not (folder / "paper" / f"{variant}.yaml").exists():
-            known = ", ".join(path.stem for path in sorted((folder / "paper").glob("*.yaml")))
+        if not (PAPER / f"{variant}.yaml").exists():
+            known = ", ".join(path.stem for path in sorted(PAPER.glob("*.yaml")))
             raise InvalidValue(f"{variant!r} is no variant of the paper's experiment; there are {known}")
-    models, rules = names("model", folder), names("rule", folder)
+    models, rules = names("model"), names("rule")
     experiments = [(model, rules[0]) for model in models] + [(models[0], rule) for rule in rules[1:]]
     found: defaultdict[tuple[str, str, str], set[tuple[str, str]]] = defaultdict(set)
     for model, rule in experiments:
-        one, other = (_settings(model, rule, variant, overrides, folder) for variant in (first, second))
+        one, other = (_settings(model, rule, variant) for variant in (first, second))
         for key in one | other:
             values = one.get(key, "unset"), other.get(key, "unset")
             if values[0] != values[1]:
@@ -84,13 +76,13 @@ def as_table(first: str, second: str, found: Sequence[Difference]) -> str:
     return Table(["setting", first, second, "where"], rows, prose=True).markdown()
 
 
-def _settings(model: str, rule: str, variant: str, overrides: Sequence[str], folder: Path) -> dict[str, str]:
+def _settings(model: str, rule: str, variant: str) -> dict[str, str]:
     from omegaconf import OmegaConf
 
     from bandpo_lab.rehearsal.shrink import compose
 
-    chosen = [f"+paper/model={model}", f"+paper/rule={rule}", f"+paper={variant}", *overrides]
-    config = OmegaConf.to_container(compose(chosen, folder, "ppo_trainer"), resolve=True)
+    chosen = [f"+paper/model={model}", f"+paper/rule={rule}", f"+paper={variant}"]
+    config = OmegaConf.to_container(compose(chosen, PAPER.parent, "ppo_trainer"), resolve=True)
     return {key: value for key, value in _leaves(config) if not key.startswith(NAMES)}
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bandpo_lab.tasks.multiplication import (
+    DIRECT,
     EOS,
     MAX_COMPLETION_LENGTH,
     PAD,
@@ -37,7 +38,7 @@ def check_scratchpad(a, b, text):
 def test_right_completions_are_right_step_by_step(problem):
     check_scratchpad(problem.a, problem.b, problem.scratchpad)
     assert problem.prompt == f"{problem.a}*{problem.b}="
-    assert reward([problem.direct, problem.scratchpad], [problem.answer] * 2) == [1.0, 1.0]
+    assert reward([DIRECT + problem.answer, problem.scratchpad], [problem.answer] * 2) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(("a", "b"), [(-1, 3), (12, 10), (12, -1)])
@@ -129,7 +130,7 @@ def test_tokenizer_survives_every_way_to_load_it(tmp_path):
         assert encoder.get_vocab() == made.get_vocab()
         assert (encoder.eos_token, encoder.pad_token, encoder.padding_side) == (EOS, PAD, "left")
         for p in problems("train", 200):
-            for text in (p.prompt + p.direct, p.prompt + p.scratchpad):
+            for text in (p.prompt + DIRECT + p.answer, p.prompt + p.scratchpad):
                 ids = encoder(text + EOS).input_ids
                 assert len(ids) == len(text) + 1  # one token per character
                 assert encoder.decode(ids) == text + EOS

@@ -46,17 +46,11 @@ def copy_command(
 def diff_command(
     first: Annotated[str, typer.Argument(help="A variant of the paper's experiment, such as authors.")],
     second: Annotated[str, typer.Argument(help="Another one, such as recommended.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Of verl, for both, such as +paper/arm=dapo.")
-    ] = None,
-    recipes: Annotated[
-        Path, typer.Option(help="Folder of the recipes; the shipped ones if not given.")
-    ] = SHIPPED,
 ) -> None:
     """Print every setting in which two variants differ, for all models and rules; it takes a minute."""
     from bandpo_lab.variants import as_table, differences
 
-    typer.echo(as_table(first, second, differences(first, second, overrides or (), recipes)))
+    typer.echo(as_table(first, second, differences(first, second)))
 
 
 @app.command("summary")

@@ -19,7 +19,6 @@ from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
 from bandpo_lab.evals.golds import Gold, unreadable
-from bandpo_lab.evals.grading import MathGrader
 from bandpo_lab.file_models import checked
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -112,8 +111,8 @@ def prepare_data(
             `seed` are for.
         out: Folder to write to; sets that are there already and not named stay.
         form: How problems become prompts.
-        golds: Whether problems whose answer cannot be used are dropped or kept; left out, they are dropped
-            from training sets and kept in evaluation sets, which stay comparable with others' figures.
+        golds: Left out, problems whose answer cannot be used are dropped from training sets and kept in evaluation
+            sets, which stay comparable with others' figures.
         overwrite: Whether sets that are in the folder already are written again.
         authors: Whether prompts and data sources are those of the paper's authors (see `bandpo_lab.authors`).
 
@@ -148,8 +147,7 @@ def prepare_data(
     _refuse_leaks(out, manifest, names, evaluation)
     evaluation += [p for problems in _earlier(out, manifest, names, "eval").values() for p in problems]
     dropped = [d for d in _read_dropped(out) if d.set not in names]
-    with MathGrader() as grader:
-        sifted = [_sift(problems, evaluation, golds, grader) for problems in sets]
+    sifted = [_sift(problems, evaluation, golds) for problems in sets]
     for problems, (kept, gone, unusable) in zip(sets, sifted, strict=True):
         dropped += gone
         written, asked = problems, replace(form, instruction="", system="") if problems.complete else form
@@ -177,7 +175,7 @@ def prepare_data(
 
 
 def _sift(
-    problems: ProblemSet, evaluation: Sequence[Problem], golds: Golds | None, grader: MathGrader
+    problems: ProblemSet, evaluation: Sequence[Problem], golds: Golds | None
 ) -> tuple[list[Problem], list[Dropped], dict[str, str]]:
     """What is kept of a set, what is dropped, and which of the kept golds cannot be used."""
     name = problems.name
@@ -193,7 +191,7 @@ def _sift(
             ]
             kept = [p for p in kept if p.id not in {o.problem.id for o in repeats}]
         golds_of = [Gold(p.id, p.answer, problems.data_source) for p in kept if problems.ability == "math"]
-        unusable = {bad.gold.id: bad.reason for bad in unreadable(golds_of, grader)}
+        unusable = {bad.gold.id: bad.reason for bad in unreadable(golds_of)}
         if golds == "drop" or (golds is None and problems.role == "train"):
             dropped += [
                 Dropped(name, p.id, f"answer: {unusable[p.id]}", p.problem) for p in kept if p.id in unusable

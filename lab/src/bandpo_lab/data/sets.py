@@ -29,26 +29,18 @@ class Hub:
     """Which rows of how many to keep; all by default."""
 
 
-def _drawn_by_datasets(count: int) -> Callable[[int], Sequence[int]]:
-    """As ``dataset.shuffle(seed=0).select(range(count))``."""
+def _drawn_by_datasets(rows: int) -> Sequence[int]:
+    """As ``dataset.shuffle(seed=0).select(range(4096))``."""
+    import numpy as np
 
-    def draw(rows: int) -> Sequence[int]:
-        import numpy as np
-
-        return np.random.default_rng(0).permutation(rows)[:count].tolist()
-
-    return draw
+    return np.random.default_rng(0).permutation(rows)[:4096].tolist()
 
 
-def _drawn_by_python(count: int) -> Callable[[int], Sequence[int]]:
-    """As ``random.seed(0); random.shuffle(rows)``."""
-
-    def draw(rows: int) -> Sequence[int]:
-        indices = list(range(rows))
-        random.Random(0).shuffle(indices)
-        return indices[:count]
-
-    return draw
+def _drawn_by_python(rows: int) -> Sequence[int]:
+    """As ``random.seed(0); random.shuffle(rows)``, and the first 1,024."""
+    indices = list(range(rows))
+    random.Random(0).shuffle(indices)
+    return indices[:1024]
 
 
 HUB: Mapping[str, Hub] = {
@@ -72,13 +64,13 @@ HUB: Mapping[str, Hub] = {
     "minerva": Hub("math-ai/minervamath", "test", "eval", "not stated"),
     "olympiadbench": Hub("Hothan/OlympiadBench", "train", "eval", "apache-2.0", config="OE_TO_maths_en_COMP"),
     "commonsenseqa-train": Hub(
-        "tau/commonsense_qa", "train", "train", "mit", ability="commonsense", draw=_drawn_by_datasets(4096)
+        "tau/commonsense_qa", "train", "train", "mit", ability="commonsense", draw=_drawn_by_datasets
     ),
     "arc-challenge": Hub(
         "allenai/ai2_arc", "validation", "eval", "cc-by-sa-4.0", config="ARC-Challenge", ability="commonsense"
     ),
     "apps-train": Hub("codeparrot/apps", "train", "train", "mit", ability="code"),
-    "apps-val": Hub("codeparrot/apps", "test", "eval", "mit", ability="code", draw=_drawn_by_python(1024)),
+    "apps-val": Hub("codeparrot/apps", "test", "eval", "mit", ability="code", draw=_drawn_by_python),
 }
 """The sets of the paper, of its authors' repository, and their usual company.
 

@@ -129,12 +129,6 @@ class TransformersSampler:
     Batches are cut from the whole job and each has its own seed: with the same batch size a resumed run draws
     exactly what an uninterrupted one would. The process's own random generators are left as they were.
 
-    Args:
-        model: Causal language model, on its device.
-        tokenizer: Its tokenizer.
-        sampling: How to draw.
-        batch_size: Completions drawn at once.
-
     Raises:
         ValueError: The batch size is below 1.
     """

@@ -5,16 +5,16 @@ scores 1, and nothing says so. So each gold is graded against spellings of its o
 math-verify, and against other values.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from fractions import Fraction
 
 from bandpo_lab.evals.extraction import LONGEST_ANSWER
-from bandpo_lab.evals.grading import RULES, MathGrader, grade
+from bandpo_lab.evals.grading import RULES, MathGrader, grade, shared_grader
 
 LONGEST_NUMBER = 60
 """Digits of a number that is spelled in other ways."""
@@ -110,19 +110,16 @@ def renderings(gold: str) -> tuple[list[str], list[str]]:
 
 
 def unreadable(golds: Sequence[Gold], grader: MathGrader | None = None) -> list[BadGold]:
-    """The golds that cannot be used, in order, and why; a grader of its own finds out if none is given.
+    """The golds that cannot be used, in order, and why; the process's own grader finds out if none is given.
 
     >>> [bad.gold.id for bad in unreadable([Gold("a", "4.5e33"), Gold("b", "9**9**9**9")])]
     ['b']
     """
-    with (
-        nullcontext(grader) if grader else MathGrader() as grading,
-        ThreadPoolExecutor(grading.workers) as pool,
-    ):
-        different = list(dict.fromkeys((gold.answer, gold.data_source) for gold in golds))
-        reasons = dict(
-            zip(different, pool.map(lambda pair: _reason(pair[0], pair[1], grading), different), strict=True)
-        )
+    grading = grader or shared_grader(os.getpid())
+    different = list(dict.fromkeys((gold.answer, gold.data_source) for gold in golds))
+    with ThreadPoolExecutor(grading.workers) as pool:
+        found = pool.map(lambda pair: _reason(pair[0], pair[1], grading), different)
+        reasons = dict(zip(different, found, strict=True))
     found = ((gold, reasons[gold.answer, gold.data_source]) for gold in golds)
     return [BadGold(gold, reason) for gold, reason in found if reason is not None]
 

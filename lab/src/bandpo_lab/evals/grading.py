@@ -191,8 +191,8 @@ def _stop(process: "subprocess.Popen[str]") -> None:
 
 
 @lru_cache(maxsize=1)
-def _shared_grader(pid: int) -> MathGrader:
-    # One for each process: pipes shared with a forked parent would mix up their answers.
+def shared_grader(pid: int) -> MathGrader:
+    """One for each process: pipes shared with a forked parent would mix up their answers."""
     return MathGrader()
 
 
@@ -229,7 +229,7 @@ def grade(completion: str, gold: str, data_source: str = "math") -> Grade:
     1.0
     """
     rule = RULES.get(data_source)
-    return rule(completion, gold) if rule else _shared_grader(os.getpid()).grade(completion, gold)
+    return rule(completion, gold) if rule else shared_grader(os.getpid()).grade(completion, gold)
 
 
 def reward(

@@ -12,6 +12,9 @@ from bandpo_lab.evals.generate import Completion, GenerationError, Prompt, Sampl
 if TYPE_CHECKING:
     import httpx
 
+TIMEOUT = 1800.0
+"""Seconds one request may take."""
+
 
 class ServerSampler:
     """An OpenAI-compatible server: vLLM, SGLang, ``transformers serve``, llama.cpp, or a hosted one.
@@ -26,7 +29,6 @@ class ServerSampler:
         sampling: How to draw. Each completion has its own seed, for servers that honour one.
         concurrency: Requests in flight.
         attempts: Tries per request.
-        timeout: Seconds one request may take.
     """
 
     def __init__(
@@ -37,12 +39,11 @@ class ServerSampler:
         *,
         concurrency: int = 32,
         attempts: int = 6,
-        timeout: float = 1800.0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InvalidValue(f"server {url!r} must be an address such as http://localhost:8000/v1")
         self.url, self.model, self.sampling = url.rstrip("/"), model, sampling
-        self.concurrency, self.attempts, self.timeout = concurrency, attempts, timeout
+        self.concurrency, self.attempts = concurrency, attempts
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
         """See `Sampler.stream`."""
@@ -53,7 +54,7 @@ class ServerSampler:
         failure: GenerationError | None = None
         stopped = threading.Event()
         executor = ThreadPoolExecutor(self.concurrency)
-        with httpx.Client(timeout=self.timeout, headers=headers) as client:
+        with httpx.Client(timeout=TIMEOUT, headers=headers) as client:
             futures: dict[Future[Completion], int] = {
                 executor.submit(self._ask, client, stopped, prompts[i], self.sampling.seed_of(i)): i
                 for i in sorted(missing)

@@ -9,11 +9,7 @@ from bandpo_lab.evals.generate import Completion, Prompt, Sampling, all_ids
 class VLLMSampler:
     """vLLM in this process. Each completion has its own seed.
 
-    Args:
-        model: Name or folder, as vLLM takes it.
-        sampling: How to draw.
-        batch_size: Completions handed to vLLM at once; results arrive in groups of this size.
-        chat_template: In place of the model's own.
+    Results arrive in groups of the batch size. A chat template takes the place of the model's own.
 
     Raises:
         ImportError: vLLM is not installed.

@@ -72,21 +72,20 @@ def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check
 
 def resumed_run_check(folder: Path, steps: int) -> Check:
     """Whether the resumed run went on from the checkpoint: next step, same weights, still in sync."""
-    return Check("resume", *_resumed(folder, steps))
-
-
-def _resumed(folder: Path, steps: int) -> tuple[bool, str]:
     metrics = _by_step(folder, "resumed")
     if steps + 1 not in metrics:
-        return False, explain(folder, "resumed")
+        return Check("resume", False, explain(folder, "resumed"))
     if min(metrics) != steps + 1:
-        return False, f"went on at step {min(metrics)}, not {steps + 1}: no checkpoint was found"
+        found = f"went on at step {min(metrics)}, not {steps + 1}: no checkpoint was found"
+        return Check("resume", False, found)
     # The last sync of the first run and the first one of the resumed run follow the same step: their models are equal.
     checksums = [sync["checksum"] for sync in records(folder / files.SYNCS) if sync["step"] == steps]
     if len(checksums) < 2 or not math.isclose(checksums[0], checksums[-1], rel_tol=1e-9):
-        return False, "the weights read from the checkpoint are not those that were written to it"
+        return Check(
+            "resume", False, "the weights read from the checkpoint are not those that were written to it"
+        )
     synced, found = _weight_sync(metrics, folder / files.LOSSES.format("resumed"))
-    return synced, "the same weights, one more step" if synced else found
+    return Check("resume", synced, "the same weights, one more step" if synced else found)
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -71,18 +71,10 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -104,10 +96,6 @@ class CpuPlatform(PlatformBase):
     def nvtx_range(self, msg: str):  # type: ignore[override]  # verl's own annotation forgets the context manager
         yield
 
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
-
     def ray_resource_name(self) -> str:
         return "GPU"  # verl counts no other resource; Ray is told of logical GPUs
 
@@ -117,8 +105,10 @@ class CpuPlatform(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False
 
-    def cudart(self) -> None:
+    def cudart(self, *_: Any, **__: Any) -> None:
         return None
+
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart
 
 
 def _replica():

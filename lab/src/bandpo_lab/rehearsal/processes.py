@@ -59,13 +59,7 @@ class Forks(ThreadingUnixStreamServer):
         Thread(target=self.serve_forever, daemon=True).start()
 
     def start(self, arguments: Sequence[str], env: dict[str, str], output: int) -> None:
-        """Forks a Python with these arguments.
-
-        Args:
-            arguments: A file or ``-m`` and a module, and what follows.
-            env: What its environment has beyond the rehearsal's.
-            output: Descriptor that its output goes to.
-        """
+        """Forks a Python with these arguments, an environment beyond the rehearsal's, and a descriptor for output."""
         nothing = os.open(os.devnull, os.O_RDONLY)
         self.fork(arguments, str(self.folder), self._env | env, [nothing, os.dup(output), os.dup(output)])
 

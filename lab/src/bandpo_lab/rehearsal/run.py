@@ -7,7 +7,6 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from bandpo_lab.rehearsal import files
@@ -49,19 +48,10 @@ def train(
     folder: Path,
     run: str,
     timeout: float,
-    report: Callable[[str], None],
 ) -> None:
     """Runs one training to its end, or to its first fatal message, and leaves no process behind.
 
     Whether it succeeded is for the metrics to say: verl exits 0 after runs that went wrong.
-
-    Args:
-        forks: Starts the driver, which starts Ray.
-        command: Arguments for Python.
-        folder: The rehearsal's folder.
-        run: Name of the run, in its files' names.
-        timeout: Seconds after which it is stopped.
-        report: Called with a short text whenever a new stage is reached.
     """
     stopped = threading.Event()
 
@@ -81,9 +71,6 @@ def train(
             for line in output:
                 log.write(line)
                 log.flush()
-                for stage in _STAGES:
-                    if stage in line:
-                        report(_STAGES[stage])
                 if FATAL.search(line) and not stopping:
                     stopping = time.monotonic()
                 if stopping and time.monotonic() - stopping > 2:  # its traceback follows within this time
@@ -93,14 +80,3 @@ def train(
         finally:
             late.cancel()
             forks.end_forks()
-
-
-_STAGES = {
-    "Started a local Ray instance": "Ray is up",
-    "Using dataset class": "reading the prompts",
-    "checkpoint engine manager initialized": "model and reference are loaded",
-    "LLMServerManager:": "rollout server is up",
-    "Training Progress:   0%": "training",
-    "local_global_step_folder": "writing a checkpoint",
-    "Setting global step to": "reading the checkpoint",
-}

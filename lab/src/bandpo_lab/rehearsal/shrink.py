@@ -95,14 +95,7 @@ def samples(config: Any) -> int:
 
 
 def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
-    """Every setting of `config` that the rehearsal replaces, in groups with one reason each.
-
-    Args:
-        config: The composed recipe.
-        folder: Where model, prompts, checkpoints and rollouts of the rehearsal lie.
-        ranks: Training processes, in place of GPUs.
-        steps: Training steps.
-    """
+    """Every setting of `config` that the rehearsal replaces, in groups with one reason each."""
     from omegaconf import OmegaConf
 
     actor, ref, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))

@@ -88,13 +88,9 @@ def rehearse(
 ) -> Rehearsal:
     """Runs a recipe for verl end to end on the CPU, small.
 
+    Options of `bandpo rehearse` are explained there.
+
     Args:
-        overrides: What follows `python -m verl.trainer.main_ppo` on the cluster, save the next two.
-        config_dir: Its `--config-dir`.
-        config_name: Its `--config-name`.
-        steps: Training steps before the checkpoint; one more follows after the resume.
-        ranks: Training processes.
-        timeout: Seconds for each of the two runs.
         right_answer: How a right answer is written, `{0}` being the ground truth. Such answers are planted among
             the samples, so that the reward function sees right ones.
         stand_in: Go on where a data file or the model's folder is not on this machine, with prompts made up and a
@@ -155,11 +151,13 @@ def rehearse(
             config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
             config.reward.num_workers,
         )
-        train(forks, command, folder, "first", timeout, lambda stage: report(f"first run: {stage}"))
+        report("first run")
+        train(forks, command, folder, "first", timeout)
         checks += first_run_checks(folder, steps, expected)
         if all(check.ok for check in checks):
             command.append(f"++trainer.total_training_steps={steps + 1}")
-            train(forks, command, folder, "resumed", timeout, lambda stage: report(f"resumed run: {stage}"))
+            report("resumed run")
+            train(forks, command, folder, "resumed", timeout)
             checks.append(resumed_run_check(folder, steps))
     return Rehearsal(made, checks, "; ".join(origins), folder)
 

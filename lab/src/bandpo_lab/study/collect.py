@@ -90,11 +90,7 @@ METRICS: Mapping[str, Callable[[RunResult], float]] = {
 
 
 def collect_run(folder: Path) -> dict[str, Any]:
-    """The log, scores and versions of one finished run, as JSON can hold them.
-
-    Args:
-        folder: A run folder of `bandpo train` that logged once per batch.
-    """
+    """The log and scores of one finished run, which logged once per batch, as JSON can hold them."""
     rows = [row for row in read_log(folder) if "reward" in row]  # other rows hold scores of evaluations
     scores = (
         json.loads((folder / "evaluation.json").read_text()) if (folder / "evaluation.json").exists() else {}

@@ -53,12 +53,7 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 @house_style()
 def curves(arms: Mapping[str, Sequence[RunResult]], looks: Mapping[str, Look]) -> Figure:
-    """Everything that is kept of each batch, mean over seeds, with its 95 % bootstrap interval.
-
-    Args:
-        arms: For each arm its runs, one per seed.
-        looks: The colour, line and marker of each arm.
-    """
+    """Everything that is kept of each batch, mean over the runs of an arm, with its 95 % bootstrap interval."""
     figure = Figure(figsize=(11, 7))
     for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
         for arm, records in arms.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -88,22 +87,13 @@ def on_cores(
             raise
 
 
-def _launch(job: Job) -> Outcome:
-    start = time.monotonic()
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("w") as log:
-        command = [sys.executable, "-m", job.module, *job.arguments]
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
-    return Outcome(code, time.monotonic() - start)
-
-
 def on_ray(jobs: Sequence[Job], cores: int) -> Iterator[tuple[int, Outcome]]:
     """Run jobs as Ray tasks of so many cores each, on the running cluster; its nodes must share the folder."""
     import ray
     from ray.exceptions import RayError
 
     ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-    task = ray.remote(num_cpus=cores, max_retries=0)(_launch)
+    task = ray.remote(num_cpus=cores, max_retries=0)(_fork)
     places = {task.remote(job): place for place, job in enumerate(jobs)}
     while places:
         [done], _ = ray.wait(list(places))

@@ -84,8 +84,7 @@ def _order(place: Place) -> tuple[object, ...]:
 def draw_map(found: Map) -> Figure:
     """What each side of Band brings where: difference of mean reward, each rule at its own best learning rate.
 
-    Args:
-        found: A map; its rare arm with 128 samples and Adam is shown.
+    Of the map its rare arm with 128 samples and Adam is shown.
 
     Raises:
         ValueError: that is not all there.

@@ -216,8 +216,7 @@ class Study(FileModel):
     def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[PlannedRun]:
         """The runs that are reported: of a sweep, every point with one seed before the next seed.
 
-        Args:
-            chosen: For each experiment that tunes, and each of its arms, the values chosen.
+        ``chosen`` has, for each experiment that tunes and each of its arms, the values chosen.
         """
         worlds = [list(points) for _, points in groupby(self.experiments.values(), key=lambda e: e.world)]
         return [

@@ -73,13 +73,7 @@ def study_page(content: Mapping[str, Any], afterwards: str = "") -> Page:
 
 
 def sentence(found: Results, e: Experiment, apart: Sequence[ArmDifference]) -> str:
-    """A few sentences on an experiment: what can be claimed, and what is left open.
-
-    Args:
-        found: The study and its runs.
-        e: The experiment.
-        apart: Every arm against the baseline, by what decides.
-    """
+    """A few sentences on an experiment: what can be claimed, and what is left open."""
     study, apart = found.study, [d for d in apart if d.experiment == e.name]
     if not any(r.experiment == e.name and r.tuning is None for r in found.runs):
         return "no run has ended."
@@ -250,13 +244,7 @@ def _tuned_values(found: Results, e: Experiment) -> str:
 
 
 def made(content: Mapping[str, Any], found: Results, page_by: str) -> Section:
-    """What the runs were made with, and the study file.
-
-    Args:
-        content: What the study's ``results.json`` holds.
-        found: The same, read.
-        page_by: The command that wrote the page.
-    """
+    """What the runs were made with, the study file, and the command that wrote the page."""
     hours = sum(r.seconds for r in found.runs) / 3600
     packages = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     if content.get("commit"):

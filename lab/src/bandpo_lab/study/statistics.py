@@ -97,9 +97,7 @@ class Results:
     ) -> list[ArmDifference]:
         """Every arm against the baseline in every experiment, paired by seed, corrected for their number after Holm.
 
-        Args:
-            metric: What is compared.
-            without: Seeds to leave out, by experiment.
+        Without some seeds of an experiment, if so told.
         """
         found: list[tuple[str, str, list[float]]] = []
         for e in self.study.experiments.values():

@@ -18,10 +18,7 @@ SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 def glance_table(found: Results, metric: str, differences: Sequence[ArmDifference]) -> Table:
     """One row per arm, one column per experiment: the metric, and its difference from the baseline.
 
-    Args:
-        found: The study and its runs.
-        metric: None but the primary one is marked with stars: no other was announced.
-        differences: By this metric.
+    Only of the primary metric differences are marked with stars: no other was announced.
     """
     study = found.study
     compared = [e for e in study.experiments.values() if not e.identical]
@@ -99,13 +96,8 @@ def differences_table(
 ) -> Table:
     """One row per arm: its difference from the baseline, on all seeds and on those that had not been seen.
 
-    Args:
-        found: The study and its runs.
-        e: The experiment.
-        decided: Differences by what the study is decided by.
-        unseen: The same without seeds that had been seen before others were added.
-        early: By AUC.
-        seen: Those seeds.
+    ``decided`` are those by what the study is decided by, ``unseen`` the same without the seeds ``seen`` before others
+    were added, and ``early`` those by AUC.
     """
     study = found.study
     new = [seed for seed in e.seeds if seed not in seen]

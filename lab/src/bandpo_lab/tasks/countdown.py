@@ -15,12 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from bandpo.errors import InvalidValue
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 Split = Literal["train", "eval"]
 
@@ -158,14 +155,3 @@ def _random_value(numbers: list[int], generator: random.Random) -> Fraction | No
             return None
         values.append(operation(left, right))
     return values[0]
-
-
-def dataset(split: Split, n: int, seed: int = 0) -> Dataset:
-    """`problems` as a dataset with the columns `prompt` and `answer`, plain text.
-
-    >>> dataset("train", 10).column_names
-    ['prompt', 'answer']
-    """
-    from datasets import Dataset
-
-    return Dataset.from_list([{"prompt": p.prompt, "answer": p.answer} for p in problems(split, n, seed)])

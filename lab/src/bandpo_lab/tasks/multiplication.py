@@ -62,11 +62,6 @@ class Product:
         return str(self.a * self.b)
 
     @property
-    def direct(self) -> str:
-        """The right completion without a scratchpad."""
-        return DIRECT + self.answer
-
-    @property
     def scratchpad(self) -> str:
         """The right completion with a scratchpad: `digit*b+carry=sum` for each digit, last one first."""
         steps, carry = [], 0
@@ -135,15 +130,6 @@ def reward(completions: Sequence[str], answer: Sequence[str], **columns: Any) ->
         float(match is not None and (match[1] or match[2]) == right)
         for match, right in zip(matches, answer, strict=True)
     ]
-
-
-def uses_scratchpad(completion: str) -> bool:
-    """Whether a completion took the scratchpad branch, rightly or not.
-
-    >>> uses_scratchpad("<7*6"), uses_scratchpad("|3222")
-    (True, False)
-    """
-    return completion.startswith(SCRATCHPAD)
 
 
 def tokenizer() -> Qwen2Tokenizer:

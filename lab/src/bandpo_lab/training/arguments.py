@@ -108,15 +108,13 @@ KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help"}
 
 
 class Parser(TrlParser):
-    """TRL's, without the usage of two hundred lines before an error."""
+    """TRL's, of every flag and YAML key, without the usage of two hundred lines before an error."""
+
+    def __init__(self) -> None:
+        super().__init__(PARTS, prog="bandpo train")
 
     def error(self, message: str) -> NoReturn:
         raise InvalidValue(f"{message}; bandpo train --help lists all options")
-
-
-def parser() -> TrlParser:
-    """The parser of every flag and YAML key."""
-    return Parser(PARTS, prog="bandpo train")
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
@@ -146,7 +144,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     if not isinstance(environment, dict):
         raise InvalidValue(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")
     os.environ.update({str(name): str(value) for name, value in environment.items()})
-    parsing = parser()
+    parsing = Parser()
     try:
         parsing.set_defaults_with_config(**config)
         arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
