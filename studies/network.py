@@ -112,8 +112,7 @@ class OnCurve(NamedTuple):
 def on_curves(*studies: Results) -> list[OnCurve]:
     """The runs of rate curves, of worlds of which every run has ended: the others are not looked at before.
 
-    Args:
-        studies: The study, and further seeds of it, each a study of its own.
+    Further seeds of a study are a study of their own.
     """
     runs: list[OnCurve] = []
     for found in studies:

@@ -53,9 +53,7 @@ from studies.network import (
 def network_page(predictions: Sequence[Prediction], *contents: Mapping[str, Any]) -> Page:
     """The whole report; a world says nothing until all of its runs have ended, nor do further seeds of it.
 
-    Args:
-        predictions: What was expected.
-        contents: What the ``results.json`` of the study holds, and those of further seeds of it.
+    ``contents`` are what the ``results.json`` of the study holds, and those of further seeds of it.
     """
     first, *more = studies = [Results.from_file(content) for content in contents]
     runs, ended = on_curves(*studies), progress(first)

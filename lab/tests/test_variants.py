@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from bandpo.cli.app import app
 from bandpo_lab import variants
 from bandpo_lab.rehearsal.shrink import compose
-from bandpo_lab.variants import RECIPES, Difference, as_table, differences
+from bandpo_lab.variants import PAPER, Difference, as_table, differences
 
 EXPERIMENT = ("+paper/model=qwen2.5-7b", "+paper/rule=band-tv", "+paper=authors")
 
 
 def settings(*overrides: str, experiment=EXPERIMENT):
-    return compose([*experiment, *overrides], RECIPES, "ppo_trainer")
+    return compose([*experiment, *overrides], PAPER.parent, "ppo_trainer")
 
 
 def found(config, expected: dict) -> dict:
@@ -112,7 +112,7 @@ def test_the_table_names_the_models_and_the_rules(monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_has_the_commands_table():
-    page = (RECIPES / "paper/README.md").read_text()
+    page = (PAPER / "README.md").read_text()
     (printed,) = re.findall(r"^\| setting \| authors (?:\|.*\n)+", page, re.M)
     output = (
         CliRunner().invoke(app, ["recipes", "diff", "authors", "recommended"], catch_exceptions=False).output

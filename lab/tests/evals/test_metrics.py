@@ -12,7 +12,6 @@ from bandpo_lab.evals.metrics import (
     mean_at_k,
     pass_at_k,
     per_problem,
-    powers_of_two,
     verl_best_at_k,
 )
 
@@ -78,8 +77,6 @@ def test_one_problem_has_an_interval_without_width():
 
 
 def test_names_and_powers():
-    assert powers_of_two(1) == [1]
-    assert powers_of_two(32) == [1, 2, 4, 8, 16, 32]
     table = per_problem([[1, 0, 0], [0, 0, 0]], [["a", "b", "b"], ["x", "y", "z"]])
     assert list(table) == ["mean@3", "pass@1", "pass@2", "pass@3", "verl_best@3", "maj@3"]
     assert table["pass@3"].mean() == 0.5

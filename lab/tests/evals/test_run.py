@@ -35,7 +35,7 @@ class Counting:
 
 
 def test_samples_come_back_graded_and_in_order(tmp_path):
-    samples = evaluate(Counting(), PROBLEMS, 2, tmp_path / "run", progress=False)
+    samples = evaluate(Counting(), PROBLEMS, 2, tmp_path / "run")
     assert [(s.problem, s.sample, s.score) for s in samples] == [
         (f"sum-{i}", j, float(j == 0)) for i in range(4) for j in range(2)
     ]
@@ -45,16 +45,16 @@ def test_samples_come_back_graded_and_in_order(tmp_path):
 
 @pytest.mark.parametrize("error", [GenerationError("the server is gone"), KeyboardInterrupt()])
 def test_a_run_that_stops_loses_and_repeats_nothing(tmp_path, error):
-    whole = evaluate(Counting(), PROBLEMS, 3, tmp_path / "whole", progress=False)
+    whole = evaluate(Counting(), PROBLEMS, 3, tmp_path / "whole")
     generators = [Counting(5, error), Counting(0, error), Counting(4, error), Counting()]
     for generator in generators[:-1]:
         with pytest.raises(type(error)) as stop:
-            evaluate(generator, PROBLEMS, 3, tmp_path / "run", progress=False)
+            evaluate(generator, PROBLEMS, 3, tmp_path / "run")
         kept = sum(map(len, (g.asked for g in generators)))
         assert isinstance(error, KeyboardInterrupt) or f"gone\n{kept} of 12 samples are kept in" in str(
             stop.value
         )
-    assert evaluate(generators[-1], PROBLEMS, 3, tmp_path / "run", progress=False) == whole
+    assert evaluate(generators[-1], PROBLEMS, 3, tmp_path / "run") == whole
     assert sum((g.asked for g in generators), Counter()) == Counter(range(12))
     assert (tmp_path / "run" / "samples.jsonl").read_text() == (
         tmp_path / "whole" / "samples.jsonl"
@@ -68,17 +68,17 @@ def test_each_sample_is_in_the_file_before_the_next_is_drawn(tmp_path):
                 assert (tmp_path / "samples.jsonl").read_bytes().count(b"\n") == written
                 yield answer
 
-    evaluate(Watching(), PROBLEMS, 2, tmp_path, progress=False)
+    evaluate(Watching(), PROBLEMS, 2, tmp_path)
 
 
 def test_a_line_cut_by_a_kill_is_drawn_again(tmp_path):
-    whole = evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+    whole = evaluate(Counting(), PROBLEMS, 2, tmp_path)
     path = tmp_path / "samples.jsonl"
     content = path.read_bytes()
     for cut in (1, 2, 40):
         path.write_bytes(content[:-cut])
         generator = Counting()
-        assert evaluate(generator, PROBLEMS, 2, tmp_path, progress=False) == whole
+        assert evaluate(generator, PROBLEMS, 2, tmp_path) == whole
         assert list(generator.asked) == [7]
         assert path.read_bytes() == content
 
@@ -108,29 +108,29 @@ def test_another_run_does_not_go_on_in_the_folder(tmp_path, change, message):
 
 @pytest.mark.parametrize("damage", ["not json\n", '{"problem": "sum-0"}\n', None])
 def test_a_damaged_file_is_refused_with_its_line(tmp_path, damage):
-    evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+    evaluate(Counting(), PROBLEMS, 2, tmp_path)
     path = tmp_path / "samples.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], damage or lines[0], *lines[1:]]))
     with pytest.raises(ValueError, match="line 2"):
-        evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+        evaluate(Counting(), PROBLEMS, 2, tmp_path)
 
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path):
     class Nested(Counting):
         def stream(self, prompts, missing):
             with pytest.raises(FileProblem, match="another process is writing"):
-                evaluate(Counting(), PROBLEMS, 2, tmp_path, progress=False)
+                evaluate(Counting(), PROBLEMS, 2, tmp_path)
             return super().stream(prompts, missing)
 
-    assert len(evaluate(Nested(), PROBLEMS, 2, tmp_path, progress=False)) == 8
+    assert len(evaluate(Nested(), PROBLEMS, 2, tmp_path)) == 8
 
 
 def test_unfinished_runs_have_no_report(tmp_path):
     with pytest.raises(FileProblem, match="holds no evaluation"):
         read_samples(tmp_path)
     with pytest.raises(GenerationError):
-        evaluate(Counting(3), PROBLEMS, 2, tmp_path, progress=False)
+        evaluate(Counting(3), PROBLEMS, 2, tmp_path)
     with pytest.raises(ValueError, match="3 samples of 8"):
         read_samples(tmp_path)
 
@@ -143,7 +143,7 @@ def test_n_must_be_positive(tmp_path):
 
 def test_the_report_by_hand(tmp_path):
     problems = [*PROBLEMS, EvalProblem("other-0", "1+1=", "3", "others")]
-    scores = score(evaluate(Counting(), problems, 4, tmp_path, progress=False))
+    scores = score(evaluate(Counting(), problems, 4, tmp_path))
     assert set(scores) == {"sums", "others"}
     sums = {name: e.value for name, e in scores["sums"].estimates().items()}
     # Two right of four for each: pass@2 misses with 1 pair of 6; two right votes against two for one wrong answer.
@@ -211,7 +211,7 @@ def test_message_parts_and_list_golds_are_read(tmp_path):
 
 
 def test_golds_that_cannot_be_used_are_in_the_report(tmp_path):
-    samples = evaluate(Counting(), PROBLEMS, 1, tmp_path, progress=False)
+    samples = evaluate(Counting(), PROBLEMS, 1, tmp_path)
     bad = [BadGold(Gold("sum-1", "2", "sums"), "why"), BadGold(Gold("z", "1", "others"), "other")]
     kept, dropped = score(samples, kept=bad), score(samples, dropped=bad)
     assert as_json(kept)["sums"]["unreadable golds"] == {"kept": {"sum-1": "why"}, "dropped": {}}

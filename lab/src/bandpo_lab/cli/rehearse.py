@@ -71,7 +71,6 @@ def rehearse_command(
         raise typer.Exit(2) from None
 
     say = functools.partial(console.print, highlight=False, soft_wrap=True)
-    say(f"[bold {'green' if found.ok else 'red'}]{found.verdict}[/]")
     if found.changes:
         say("[bold]What was changed, and why[/bold]")
         for why in dict.fromkeys(change.why for change in found.changes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import typer
 
@@ -16,8 +16,10 @@ def train_command(context: typer.Context) -> None:
 
     from bandpo.text import parse
 
-    for text in _methods(context.args):
-        parse(text)  # refuses a misspelt rule before TRL is imported, which takes seconds
+    words = [word for a in context.args for word in (a.split("=", 1) if a.startswith("--") else [a])]
+    for flag, text in pairwise(words):
+        if flag in ("--clip", "--method"):
+            parse(text)  # refuses a misspelt rule before TRL is imported, which takes seconds
 
     from bandpo_lab.training.arguments import parse_arguments
     from bandpo_lab.training.train import run_training
@@ -39,12 +41,3 @@ def train_command(context: typer.Context) -> None:
     said = {"method": arguments.training.method, "model": folder.model, "curves": folder.curves}
     for what, value in {**said, "metrics": folder.metrics}.items():
         console.print(f"{what:8} {value}", highlight=False, soft_wrap=True)
-
-
-def _methods(arguments: Sequence[str]) -> Iterator[str]:
-    """The text of each flag that names a method."""
-    for place, argument in enumerate(arguments):
-        flag, equals, text = argument.partition("=")
-        has_value = equals or place + 1 < len(arguments)
-        if flag in ("--clip", "--method") and has_value:
-            yield text if equals else arguments[place + 1]

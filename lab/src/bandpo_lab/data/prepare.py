@@ -109,11 +109,9 @@ def prepare_data(
     Args:
         specs: Names and files, as `bandpo_lab.data.sources.load` takes them, which `role`, `revision`, `size` and
             `seed` are for.
-        out: Folder to write to; sets that are there already and not named stay.
-        form: How problems become prompts.
+        out: Sets that are there already and not named stay.
         golds: Left out, problems whose answer cannot be used are dropped from training sets and kept in evaluation
             sets, which stay comparable with others' figures.
-        overwrite: Whether sets that are in the folder already are written again.
         authors: Whether prompts and data sources are those of the paper's authors (see `bandpo_lab.authors`).
 
     Returns:

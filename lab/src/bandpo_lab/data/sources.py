@@ -82,8 +82,7 @@ def load(
         role: Of a file. Left out, a file is for training if its name has the word ``train`` (``train``,
             ``my-train``, ``my_train``), and for evaluation if not.
         revision: Of the hub's repository; default the newest, whose hash the manifest records.
-        size: Problems to make, for generated sets.
-        seed: Of generated sets.
+        size: Problems to make, for generated sets, with this seed.
 
     Raises:
         ValueError: Unknown name, a role that is not the set's own, a size that the set cannot have, or a file that

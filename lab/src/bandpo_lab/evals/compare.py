@@ -36,11 +36,7 @@ class ScoreDifference:
 def compare_scores(
     first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]
 ) -> list[ScoreDifference]:
-    """Compares two models on every data source and metric that both have.
-
-    Args:
-        first: Scores of one model, one entry per seed.
-        second: Of the other.
+    """Compares two models, each with scores by seed, on every data source and metric that both have.
 
     Raises:
         ValueError: Nothing in common, or a data source with other problems on one side.

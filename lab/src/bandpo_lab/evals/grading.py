@@ -240,11 +240,7 @@ def reward(
 ) -> list[float]:
     """Reward function for TRL, on the columns that `bandpo data prepare` writes: ``reward_funcs=reward``.
 
-    Args:
-        completions: Texts, or messages of which the last is the model's.
-        answer: The right answer for each.
-        data_source: Name of the data set for each; left out, all are mathematics.
-        columns: What else TRL passes; not used.
+    Completions are texts, or messages of which the last is the model's. Without data sources all are mathematics.
 
     Raises:
         ValueError: The sequences differ in length.

@@ -91,9 +91,7 @@ def maj_at_k(correct: ArrayLike, answers: Sequence[Sequence[Hashable]]) -> Value
 
     A sample without an answer (``None``) abstains. Tied answers share the vote, so order is irrelevant.
 
-    Args:
-        correct: Scores.
-        answers: The answers voted on, one per score; answers that mean the same must compare equal.
+    There is one answer per score, and answers that mean the same must compare equal.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv 2203.11171.
 
@@ -161,31 +159,18 @@ def _by_seed(values: ArrayLike) -> Values:
     return np.tile(table, [2 if size == 1 else 1 for size in table.shape])
 
 
-def powers_of_two(n: int) -> list[int]:
-    """The k at which a table of n samples is reported: 1, 2, 4, … and n.
-
-    >>> powers_of_two(12)
-    [1, 2, 4, 8, 12]
-    """
-    return sorted({2**i for i in range(n.bit_length())} | {n})
-
-
 def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None) -> dict[str, Values]:
     """Every metric of one evaluation, one value per problem.
 
-    Args:
-        correct: Scores.
-        answers: What majority voting counts; left out, there is no maj@n.
+    These are ``mean@n``, ``pass@1, 2, 4 … n``, ``verl_best@n``, and ``maj@n`` where answers are given.
 
-    Returns:
-        ``mean@n``, ``pass@1, 2, 4 … n``, ``verl_best@n``, and ``maj@n`` where answers are given.
-
-    >>> list(per_problem([[1, 0]]))
-    ['mean@2', 'pass@1', 'pass@2', 'verl_best@2']
+    >>> list(per_problem([[1, 0, 0]]))
+    ['mean@3', 'pass@1', 'pass@2', 'pass@3', 'verl_best@3']
     """
     n = _scores(correct).shape[1]
     metrics = {f"mean@{n}": mean_at_k(correct)}
-    metrics |= {f"pass@{k}": pass_at_k(correct, k) for k in powers_of_two(n)}
+    powers = sorted({2**i for i in range(n.bit_length())} | {n})
+    metrics |= {f"pass@{k}": pass_at_k(correct, k) for k in powers}
     metrics[f"verl_best@{n}"] = verl_best_at_k(correct, n)
     if answers is not None:
         metrics[f"maj@{n}"] = maj_at_k(correct, answers)

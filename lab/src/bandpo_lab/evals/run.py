@@ -55,20 +55,13 @@ def evaluate(
     folder: Path,
     *,
     settings: Mapping[str, Any] | None = None,
-    progress: bool = True,
 ) -> list[Sample]:
     """Completes each problem n times and grades every completion.
 
     Each sample is written to ``folder/samples.jsonl`` as it comes. A run into a folder that holds samples
     already draws only those that are missing; it refuses a folder with other data, n or settings.
 
-    Args:
-        generator: Where completions come from.
-        problems: With ids of their own.
-        n: Completions per problem.
-        folder: To write to.
-        settings: What else identifies the run, such as the model's name; compared when it goes on.
-        progress: Shows a bar.
+    The settings are what else identifies the run, such as the model's name.
 
     Raises:
         ValueError: n below 1, or a folder of another run, or a file of samples that is damaged.
@@ -93,7 +86,7 @@ def evaluate(
         job = [problem.prompt for problem in problems for _ in range(n)]
         with (
             (folder / SAMPLES).open("a", encoding="utf-8") as file,
-            tqdm(total=len(job), initial=len(done), desc="samples", disable=not progress) as bar,
+            tqdm(total=len(job), initial=len(done), desc="samples") as bar,
         ):
             try:
                 for position, completion in generator.stream(job, missing) if missing else ():

@@ -50,12 +50,7 @@ def load(folder: Path) -> list[dict[str, Any]]:
 
 
 def compare(calls: Sequence[dict[str, Any]], method: Method) -> Comparison:
-    """Compares the gradients of all calls with the reference for a loss of a method.
-
-    Args:
-        calls: Of `load`.
-        method: Rule, objective and level of the loss.
-    """
+    """Compares the gradients of all calls with the reference for a loss of a method."""
     difference = largest = 0.0
     tokens = clipped = 0
     for call in calls:

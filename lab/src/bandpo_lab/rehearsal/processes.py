@@ -37,9 +37,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Forks(ThreadingUnixStreamServer):
     """Forks on request; ends all of them when left.
 
-    Args:
-        folder: Working folder of what is started here; the socket and the script lie there.
-        env: Environment of what is started here.
+    The folder is the working folder of what is started here; the socket and the script lie there.
     """
 
     daemon_threads = True

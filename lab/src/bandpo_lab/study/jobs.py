@@ -71,10 +71,7 @@ def on_cores(
 ) -> Iterator[tuple[int, Outcome]]:
     """Make calls side by side on this machine; yields each one's place and outcome as it ends.
 
-    Args:
-        calls: What to do; each must survive pickling, and so must what it returns.
-        workers: How many at once.
-        preload: Modules that every process finds imported.
+    Calls must survive pickling, and so must what they return. Every process finds the modules of ``preload`` imported.
     """
     _FORKS.set_forkserver_preload(list(preload))
     with ThreadPoolExecutor(workers) as pool:

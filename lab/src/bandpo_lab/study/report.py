@@ -28,9 +28,7 @@ from bandpo_lab.study.tables import (
 def study_page(content: Mapping[str, Any], afterwards: str = "") -> Page:
     """The whole report of a study. If its results say ``unfinished``, the report does too.
 
-    Args:
-        content: What its ``results.json`` holds.
-        afterwards: The text of the ``afterwards.yaml`` beside it, if there is one.
+    ``content`` is what its ``results.json`` holds, ``afterwards`` the text of an ``afterwards.yaml`` beside it.
     """
     found = Results.from_file(content)
     study = found.study

@@ -34,9 +34,7 @@ DAMAGED = "damaged"
 class RunFolder:
     """One run's files: config.yaml, metrics.jsonl, evaluation.json, checkpoint-*/, model/, curves.png, manifest.json.
 
-    Args:
-        path: Where it is, or is to be.
-        main: Whether this process writes into it; of several that train together, one does.
+    Of several processes that train together only the main one writes into it.
     """
 
     def __init__(self, path: str | Path, main: bool = True):
