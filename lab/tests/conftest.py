@@ -1,7 +1,5 @@
 """What the lab's tests share."""
 
-from contextlib import nullcontext
-
 import pytest
 
 TIME_LIMIT = 1.5
@@ -20,6 +18,5 @@ def grader():
 @pytest.fixture
 def one_grader(grader, monkeypatch):
     """For whatever asks for a grader of its own."""
-    for owner in ("data.prepare", "evals.golds"):
-        monkeypatch.setattr(f"bandpo_lab.{owner}.MathGrader", lambda: nullcontext(grader))
-    monkeypatch.setattr("bandpo_lab.evals.grading._shared_grader", lambda pid: grader)
+    for owner in ("grading", "golds"):
+        monkeypatch.setattr(f"bandpo_lab.evals.{owner}.shared_grader", lambda pid: grader)

@@ -99,7 +99,6 @@ def test_another_run_does_not_go_on_in_the_folder(tmp_path, change, message):
         "problems": PROBLEMS,
         "n": 2,
         "settings": {"model": "a"},
-        "progress": False,
     }
     evaluate(**call, folder=tmp_path)
     with pytest.raises(ValueError, match=message):
