@@ -84,9 +84,8 @@ def positive(name: str, value: object) -> None:
 
 def broadcasts_to(x: Tensor, shape: torch.Size) -> bool:
     """Whether ``x`` can be expanded to ``shape``."""
-    return x.dim() <= len(shape) and all(
-        a in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
-    )
+    trailing = shape[len(shape) - x.dim() :]
+    return x.dim() <= len(shape) and all(a in (1, b) for a, b in zip(x.shape, trailing, strict=True))
 
 
 def as_radius(radius: Tensor, logp: Float[Tensor, "*shape"]) -> Tensor:

@@ -59,9 +59,10 @@ class Method:
     CISPO(low=1.0, high=4.0)
     """
 
-    clip: ClipRule = Band()
+    # Made when asked for: older compilers break the graph at defaults that are objects of ours.
+    clip: ClipRule = field(default_factory=Band)
     """Which ratios are inside."""
-    objective: Objective = Surrogate()
+    objective: Objective = field(default_factory=Surrogate)
     """What the loss makes of them."""
     level: str = "token"
     """Whether ratios are formed per ``token`` or per ``sequence``, see `bandpo.policy_loss`."""

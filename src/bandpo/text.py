@@ -25,6 +25,9 @@ __all__ = ["as_method", "as_text", "parse"]
 Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
 Setting = ClipRule | Divergence | Objective | Method | Radius
 
+DEFAULT = Method()
+"""What is meant where no method is given."""
+
 EXAMPLES: dict[type, str] = {
     ClipRule: "a clip rule such as Band(KL(), 0.05) or FixedClip(0.2, 0.28)",
     Divergence: "a divergence such as KL() or TotalVariation()",
@@ -80,11 +83,11 @@ def as_method(
         raise InvalidValue(f"method={method!r} and clip={clip!r} are two names of one setting; leave one out")
     given = clip if method is None else method
     if given is None:
-        return Method()
+        return DEFAULT
     if isinstance(given, str):
         return parse(given)
     if isinstance(given, ClipRule):
-        return Method(given)
+        return Method(given, DEFAULT.objective)  # newer compilers break the graph where a default is made
     if not _checks.is_a(given, Method):
         raise InvalidType(f"method must be {EXAMPLES[Method]}, or its text, got {given!r}")
     return given
