@@ -84,9 +84,7 @@ class Sampler(Protocol):
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
         """Yields ``(position, completion)`` for every missing position of `prompts`, in any order.
 
-        Args:
-            prompts: The whole job; a prompt to be sampled n times stands there n times.
-            missing: Positions wanted.
+        A prompt to be sampled n times stands there n times.
 
         Raises:
             GenerationError: It cannot go on.

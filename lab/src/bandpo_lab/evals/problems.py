@@ -21,9 +21,7 @@ class EvalProblem:
 
     Attributes:
         id: Unique among the problems of an evaluation.
-        prompt: Text or messages.
-        answer: What a completion is graded against.
-        data_source: Decides how (see `bandpo_lab.evals.grading.grade`), and under which name scores are reported.
+        data_source: Decides how it is graded (see `bandpo_lab.evals.grading.grade`). Scores go by it.
     """
 
     id: str

@@ -26,15 +26,13 @@ class Sample:
     """One graded completion: a line of ``samples.jsonl``.
 
     Attributes:
-        problem: Id of the problem.
+        problem: Id.
         sample: Which of its n completions, from 0.
-        data_source: Of the problem.
         score: 1.0 right, 0.0 wrong.
         answer: The answer read, None where there is none; what majority voting counts.
         reason: Of the score (see `bandpo_lab.evals.grading.Grade`).
         finish: ``stop`` where the model ended the completion, ``length`` where it was cut.
         tokens: Length of the completion.
-        completion: What the model wrote.
     """
 
     problem: str

@@ -25,10 +25,8 @@ class ServerSampler:
 
     Args:
         url: Up to and including the version, such as ``http://localhost:8000/v1``.
-        model: As the server calls it.
-        sampling: How to draw. Each completion has its own seed, for servers that honour one.
+        sampling: Each completion has its own seed, for servers that honour one.
         concurrency: Requests in flight.
-        attempts: Tries per request.
     """
 
     def __init__(

@@ -34,11 +34,9 @@ class Execution:
     from: a run that stands there is not made again, even if its own folder is gone.
 
     Args:
-        study: What to run.
-        text: Its file, kept beside the results.
-        folder: Where everything goes; a folder with the same study is resumed.
+        text: The study's file, kept beside the results.
+        folder: A folder with the same study is resumed.
         run_jobs: `on_cores` or `on_ray`, with its number filled in.
-        say: Takes one line of progress for each run that ends.
     """
 
     study: Study

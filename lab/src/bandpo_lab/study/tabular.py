@@ -166,15 +166,11 @@ def simulate(
 
     A seed draws the same random numbers for every rule, optimizer and learning rate.
 
+    Each learning rate is run with every seed. The optimizer's state goes on from batch to batch.
+
     Args:
-        world: Where it starts and what is rewarded.
-        rule: The clip rule.
-        optimizer: Its state goes on from batch to batch.
-        learning_rates: Each is run with every seed.
-        seeds: How many.
         samples: Completions in a batch, a multiple of 16.
         updates: Optimizer steps on each batch, one minibatch each.
-        batches: How many.
 
     Raises:
         ValueError: a number that does not fit.

@@ -77,11 +77,7 @@ AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_
 
 @dataclass
 class TrainingConfig(BandGRPOConfig):
-    """`BandGRPOConfig` that refuses numbers with which a run would end late, or never begin.
-
-    Raises:
-        ValueError: such a number.
-    """
+    """`BandGRPOConfig` that refuses, by a ValueError, numbers with which a run would end late or never begin."""
 
     def __post_init__(self) -> None:
         _refuse(self, ABOVE_0, lambda value: value > 0, "above 0")
