@@ -220,7 +220,9 @@ class BandGRPOTrainer(AuditMixin):
                 by_trl |= (advantages < 0) & (ratio > self.args.delta)
                 upper = upper.masked_fill(advantages < 0, 1.0)  # so that delta decides these tokens
             share = (weight / ratio).masked_fill(by_trl, 1.0)
-        scaled = advantages * share
+        # TRL 1.8's luspo averages over padding too, where the advantages stay as they are.
+        stock = inputs["advantages"] if inputs["advantages"].dim() == 2 else inputs["advantages"].unsqueeze(1)
+        scaled = torch.where(tokens.mask > 0, advantages * share, stock)
         if method.level == "sequence" and inputs["advantages"].dim() == 1:
             # One value per sequence, as TRL's ratio has.
             first = tokens.mask.argmax(1, keepdim=True)
