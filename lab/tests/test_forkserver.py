@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
+    forkserver._forkserver._stop()  # one that another test has started, with other modules in it
     with Forks(tmp_path_factory.mktemp("f"), dict(os.environ)) as server:
         yield server
 

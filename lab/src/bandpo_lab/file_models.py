@@ -36,9 +36,9 @@ def checked(kind: type[T], raw: Any, what: str) -> T:
     Raises:
         ValueError: keys that are missing or unknown, or values of another type, all in one line.
 
-    >>> checked(dict[str, int], {"seeds": "many"}, "run.yaml")
+    >>> checked(list[int], 3, "run.yaml")
     Traceback (most recent call last):
-    ValueError: run.yaml: seeds: Input should be a valid integer, unable to parse string as an integer, got 'many'
+    bandpo.errors.InvalidValue: run.yaml: Input should be a valid list, got 3
     """
     try:
         return _adapter(kind).validate_python(raw)

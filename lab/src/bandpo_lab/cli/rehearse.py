@@ -71,6 +71,8 @@ def rehearse_command(
         raise typer.Exit(2) from None
 
     say = functools.partial(console.print, highlight=False, soft_wrap=True)
+    verdict = f"[bold {'green' if found.ok else 'red'}]{found.verdict}[/]"
+    say(verdict)
     if found.changes:
         say("[bold]What was changed, and why[/bold]")
         for why in dict.fromkeys(change.why for change in found.changes):
@@ -89,6 +91,6 @@ def rehearse_command(
     for part in NOT_COVERED:
         say(escape(f"  {part}"))
     say(f"{time.monotonic() - started:.0f} s; logs and metrics are in {found.folder}")
-    say(f"[bold {'green' if found.ok else 'red'}]{found.verdict}[/]")
+    say(verdict)
     if not found.ok:
         raise typer.Exit(1)
