@@ -11,7 +11,7 @@ from scipy import stats
 
 
 class Interval(NamedTuple):
-    """A figure, and the interval that holds its true value as often as the level says."""
+    """A figure, and the interval of 95 % around it."""
 
     value: float
     low: float
@@ -28,9 +28,7 @@ def bootstrap(
     statistic: Callable[..., Any] = np.mean,
     *,
     paired: bool = False,
-    level: float = 0.95,
     resamples: int = 9999,
-    seed: int = 0,
 ) -> Interval:
     """The percentile bootstrap: it stays within the range of the values, so a share stays in [0, 1].
 
@@ -41,9 +39,7 @@ def bootstrap(
             not tokens.
         statistic: Of the samples, as numpy has it, with an ``axis`` argument.
         paired: Whether the samples belong together, value by value, and are drawn together.
-        level: Of confidence, in (0, 1).
-        resamples: How many are drawn.
-        seed: Of the generator.
+        resamples: How many are drawn, always the same ones.
 
     >>> bootstrap([[0.5, 0.75]])
     Interval(value=0.625, low=0.5, high=0.75)
@@ -57,15 +53,14 @@ def bootstrap(
         statistic,
         paired=paired,
         method="percentile",
-        confidence_level=level,
         n_resamples=resamples,
         batch=100,
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
     return Interval(value, *map(float, drawn.confidence_interval))
 
 
-def student(values: ArrayLike, level: float = 0.95) -> Interval:
+def student(values: ArrayLike) -> Interval:
     """Student's interval of a mean, right for few values that are roughly normal, such as paired differences.
 
     >>> interval = student([0.1, 0.2, 0.3])
@@ -77,5 +72,5 @@ def student(values: ArrayLike, level: float = 0.95) -> Interval:
     if len(array) < 2 or not np.ptp(array):  # undefined where all are equal
         return Interval(mean, mean, mean)
     error = float(array.std(ddof=1)) / len(array) ** 0.5
-    reach = float(stats.t.ppf((1 + level) / 2, len(array) - 1)) * error
+    reach = float(stats.t.ppf(0.975, len(array) - 1)) * error
     return Interval(mean, mean - reach, mean + reach)

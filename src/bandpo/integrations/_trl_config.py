@@ -68,7 +68,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):
             ``"DPPO()"``, ``"Method(FixedClip(0.2), Masked(20))"``) or as an object; text from then on. By default
             ``Band(KL(), 0.05)``. A radius may be one of `bandpo.radius`. At the level of sequences a rule bounds
             GSPO's ratio, see `bandpo.policy_loss`.
-        clip: Another name of ``method``, where the text ends up.
+        clip: Another name of ``method``; None from then on.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
