@@ -6,14 +6,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bandpo import GSPO, Band, FixedClip, Recorder
+from bandpo import GSPO, Recorder, parse
 from bandpo.audit.findings import mismatch_findings, record_findings
 from bandpo.audit.metrics import BINS
 from bandpo.audit.mismatch import Mismatch
 from bandpo.audit.replay import replay_record
+from bandpo.batch import Batch
 from bandpo.cli.app import app
 
 pytest.importorskip("pyarrow")
+
+
+def seen_of(new, old, rollout, advantages, mask=None, *, clip="FixedClip(0.2)", lag=None):
+    batch = Batch.read(new, old, advantages, mask)._replace(logp_anchor=rollout)
+    return Mismatch.from_batch(batch, parse(clip), lag)
 
 
 def figures(m):
@@ -34,7 +40,7 @@ def test_numbers_worked_by_hand():
     old = torch.tensor([[0.4, 0.3, 0.02, 0.1]]).log()
     new = torch.tensor([[0.4, 0.36, 0.03, 0.9]]).log()
     mask = torch.tensor([[1, 1, 1, 0]])
-    m = Mismatch.from_batch(new, old, rollout, torch.ones(1), mask, method="FixedClip(0.25, 0.25)")
+    m = seen_of(new, old, rollout, torch.ones(1), mask, clip="FixedClip(0.25, 0.25)")
     found = figures(m)
     w = [0.8, 3.0, 1.0]
     assert found == pytest.approx(
@@ -84,7 +90,7 @@ def test_k1_and_ess_are_those_of_verl():
         rollout_is_threshold=1e9,
         rollout_is_threshold_lower=1e-9,
     )
-    m = Mismatch.from_batch(old, old, rollout, torch.ones(6), mask, method=FixedClip()).figures()
+    m = seen_of(old, old, rollout, torch.ones(6), mask).figures()
     assert m["kl_k1"] == pytest.approx(theirs["kl"], rel=1e-4)
     assert m["kl_k3"] == pytest.approx(theirs["k3_kl"], rel=1e-4)
     assert m["ess"] == pytest.approx(weights["rollout_is_eff_sample_size"], rel=1e-4)
@@ -96,11 +102,8 @@ def test_sums_over_parts_are_the_whole():
     old = (rollout + 0.2 * torch.randn(6, 20, generator=g)).clamp(max=-0.01)
     lag = torch.arange(6)[:, None].expand(6, 20)
     tensors = old - 0.1, old, rollout, torch.randn(6, generator=g), torch.ones(6, 20)
-    whole = Mismatch.from_batch(*tensors, method=Band(), lag=lag)
-    one, two = (
-        Mismatch.from_batch(*(x[k] for x in tensors), method=Band(), lag=lag[k])
-        for k in (slice(2), slice(2, 6))
-    )
+    whole = seen_of(*tensors, clip="Band()", lag=lag)
+    one, two = (seen_of(*(x[k] for x in tensors), clip="Band()", lag=lag[k]) for k in (slice(2), slice(2, 6)))
     assert figures(one + two) == pytest.approx(figures(whole), rel=1e-5)
     assert whole.lags == ["0", "1", "2-3", "4-7"]
     with pytest.raises(ValueError, match="unknown bin 'rare'; known are below_1e-4,"):
@@ -110,9 +113,9 @@ def test_sums_over_parts_are_the_whole():
 def test_what_the_engine_could_not_score_is_left_out():
     old = torch.tensor([[0.4, 0.3]]).log()
     rollout = torch.tensor([[0.4, math.nan]]).log()
-    m = Mismatch.from_batch(old, old, rollout, torch.ones(1), method=FixedClip())
+    m = seen_of(old, old, rollout, torch.ones(1))
     assert (m.figures()["tokens"], m.figures()["kl_k3"]) == (1, pytest.approx(0, abs=1e-12))
-    none = Mismatch.from_batch(old, old, torch.full_like(old, math.nan), torch.ones(1), method=FixedClip())
+    none = seen_of(old, old, torch.full_like(old, math.nan), torch.ones(1))
     assert none.figures()["tokens"] == 0
     assert mismatch_findings(none)[SAME].ok is None
 

@@ -49,15 +49,13 @@ def test_what_is_added_is_read_back(tmp_path):
         )
     (call,) = read_calls(tmp_path)
     mask = given["mask"].bool()
-    assert torch.equal(call.mask.sum(1), mask.sum(1).float())
-    where = call.mask.bool()
-    assert torch.equal(call.logp_old[where], given["logp_old"][mask])
-    assert torch.equal(call.log_ratio[where], (given["logp"] - given["logp_old"])[mask])
-    assert torch.equal(
-        call.log_weight[where].nan_to_num(9), (given["logp_old"] - rollout)[mask].nan_to_num(9)
-    )
-    assert torch.equal(call.advantages[where], given["advantages"][:, None].expand(4, 16)[mask])
-    torch.testing.assert_close(call.entropy[where], entropy[mask], rtol=1e-3, atol=1e-4)
+    assert torch.equal(call.batch.mask.sum(1), mask.sum(1).float())
+    found, where = call.batch, call.batch.mask.bool()
+    assert torch.equal(found.logp_old[where], given["logp_old"][mask])
+    torch.testing.assert_close(found.logp[where], given["logp"][mask], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.logp_anchor[where], rollout[mask], rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert torch.equal(found.advantages[where], given["advantages"][:, None].expand(4, 16)[mask])
+    torch.testing.assert_close(found.entropy[where], entropy[mask], rtol=1e-3, atol=1e-4)
     assert (call.lag[where].unique().tolist(), call.lag[1, 0].item(), call.step) == ([0, 1, 2], 1, 9)
     assert replay_record(tmp_path).setup == Setup("verl", replace(GSPO(), aggregation=None))
     assert json.loads(pa.ipc.open_stream(recorder.path).schema.metadata[META])["bandpo"] == bandpo.__version__
@@ -97,9 +95,9 @@ def test_advantages_and_versions_of_tokens(tmp_path):
         recorder.add(**constant)
     first, second = read_calls(tmp_path)
     mask = given["mask"].bool()
-    assert torch.equal(first.advantages[first.mask.bool()], per_token["advantages"][mask])
-    assert torch.equal(first.lag[first.mask.bool()], 3 - versions[mask])
-    assert torch.equal(second.advantages[second.mask.bool()], constant["advantages"][mask])
+    assert torch.equal(first.batch.advantages[first.batch.mask.bool()], per_token["advantages"][mask])
+    assert torch.equal(first.lag[first.batch.mask.bool()], 3 - versions[mask])
+    assert torch.equal(second.batch.advantages[second.batch.mask.bool()], constant["advantages"][mask])
     with pa.OSFile(str(recorder.path)) as source:
         read = pa.ipc.open_stream(source).read_all()
     lengths = read.column("advantages").combine_chunks().value_lengths().to_pylist()
@@ -150,7 +148,7 @@ def test_every_and_share(tmp_path):
             recorder.add(**batch(number))
     assert len(list(read_calls(tmp_path / "calls"))) == 2
     record(tmp_path / "share", range(100), share=0.25)
-    rows = sum(len(call.mask) for call in read_calls(tmp_path / "share"))
+    rows = sum(len(call.batch.mask) for call in read_calls(tmp_path / "share"))
     assert 70 < rows < 130
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -314,12 +312,12 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
     with Recorder(tmp_path) as recorder:
         recorder.add(**given)
         recorder.add(**spoilt)  # training goes on
-    place = r"tokens-00000-0000.arrow, call 2, row 2: log_ratio is nan at counted token 3"
+    place = r"tokens-00000-0000.arrow, call 2, row 2: logp is nan at counted token 3"
     with pytest.raises(ValueError, match=place):
         list(read_calls(tmp_path))
     with pytest.warns(UserWarning, match="2 sequences with values that cannot be right are left out"):
         _, second = read_calls(tmp_path, skip_bad=True)
-    assert second.mask.sum(1).tolist() == [16, 0, 16, 0]
+    assert second.batch.mask.sum(1).tolist() == [16, 0, 16, 0]
     with pytest.warns(UserWarning, match="2 sequences"):
         seen = replay_record(tmp_path, skip_bad=True)
     expected = Audit.from_batch(*given.values(), clip=FixedClip()) + Audit.from_batch(
@@ -331,8 +329,8 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("logp_rollout", -math.inf, "log_weight is inf"),
-        ("logp_rollout", 0.3, "log_weight is"),
+        ("logp_rollout", -math.inf, "logp_rollout is -inf"),
+        ("logp_rollout", 0.3, "logp_rollout is 0.3"),
         ("logp_old", 0.7, "logp_old is 0.7 at counted token 1"),
         ("advantages", math.inf, "advantages is inf at counted token 1"),
     ],

@@ -67,10 +67,8 @@ def test_the_engine_s_log_probabilities_are_recorded(tmp_path):
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, **settings)
     trainer.train()
     for call in read_calls(tmp_path / "tokens"):
-        where = call.mask.bool()
-        torch.testing.assert_close(
-            (call.logp_old - call.log_weight)[where].exp(), torch.full_like(call.mask[where], 0.5)
-        )
+        rollout = call.batch.logp_anchor[call.batch.mask.bool()]
+        torch.testing.assert_close(rollout.exp(), torch.full_like(rollout, 0.5))
         assert call.anchor == "rollout"
     seen = replay_record(tmp_path / "tokens")
     assert seen.mismatch.figures()["kl_k3"] > 0.01

@@ -81,12 +81,11 @@ class AfterBlock:
             weight: What the method's objective makes of each token; 0 or less blocks it.
         """
         self._calls += 1
-        lengths = call.mask.sum(1).int().tolist()
-        blocked = (weight <= 0) & (tokens.advantages != 0)
-        for row, length in enumerate(lengths):
-            advantages = call.advantages[row, :length]
+        batch, blocked = call.batch, (weight <= 0) & (tokens.advantages != 0)
+        for row, length in enumerate(batch.mask.sum(1).int().tolist()):
+            advantages = batch.advantages[row, :length]
             if advantages.any():
-                key = call.logp_old[row, :length].numpy().tobytes() + advantages.numpy().tobytes()
+                key = batch.logp_old[row, :length].numpy().tobytes() + advantages.numpy().tobytes()
                 log_ratio = tokens.log_ratio[row, :length]
                 self._look(key, call.step, log_ratio, blocked[row, :length], advantages.sign())
         if self._calls % FORGOTTEN == 0:

@@ -23,8 +23,6 @@ from bandpo.audit.metrics import BINS, bin_of
 from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.rules import ClipRule
-from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -81,8 +79,8 @@ class Mismatch:
     """Sums over one or more batches; they add up with ``+``.
 
     >>> rollout, old = torch.tensor([[0.5, 0.1]]).log(), torch.tensor([[0.5, 0.3]]).log()
-    >>> seen = Mismatch.from_batch(old, old, rollout, torch.ones(1), method="FixedClip(0.2)")
-    >>> found = seen.figures()
+    >>> batch = Batch.read(old, old, torch.ones(1), logp_anchor=rollout)
+    >>> found = Mismatch.from_batch(batch, Method(FixedClip(0.2))).figures()
     >>> found["extreme"], found["blocked_before"], found["blocked_moved"]
     (0.5, 0.5, 0.0)
     """
@@ -94,40 +92,21 @@ class Mismatch:
 
     @classmethod
     @torch.no_grad()
-    def from_batch(
-        cls,
-        logp: Float[Tensor, "batch time"],
-        logp_old: Float[Tensor, "batch time"],
-        logp_rollout: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
-        mask: Tensor | None = None,
-        *,
-        method: Method | ClipRule | str,
-        lag: Tensor | None = None,
-    ) -> Mismatch:
+    def from_batch(cls, batch: Batch, method: Method, lag: Tensor | None = None) -> Mismatch:
         """The sums of one batch, on its device.
 
         Args:
-            logp: Like all that is not named here as for `bandpo.Audit.from_batch`.
-            logp_old: The trainer's log-probabilities when the batch was taken up, before any update on it.
-            logp_rollout: The engine's, of the tokens that it sampled; tokens where it is NaN are left out.
-            advantages: See there.
-            mask: See there.
+            batch: ``logp_old`` is the trainer's before any update on it, ``logp_anchor`` the engine's, of the tokens
+                that it sampled; tokens where that is NaN are left out.
             method: Whose clip is looked at, at its level.
             lag: Versions by which the engine's weights were behind, one per token.
-
-        Raises:
-            TypeError, ValueError: see `bandpo.batch.Batch.read`.
         """
-        method = as_method(method)
-        mask = Batch.read(logp, logp_old, advantages, mask).mask.masked_fill(logp_rollout.isnan(), 0.0)
-        batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_rollout)
-        new, old, advantages, rollout = batch.logp, batch.logp_old, batch.advantages, batch.logp_anchor
-        assert rollout is not None
+        new, old, advantages, engine = batch.logp, batch.logp_old, batch.advantages, batch.logp_anchor
+        assert engine is not None
+        mask, rollout = batch.mask.masked_fill(engine.isnan(), 0.0), torch.where(engine.isnan(), old, engine)
 
         def at(anchor: Tensor, to: Tensor) -> Tokens:
-            around = batch._replace(logp=to, logp_old=anchor, logp_anchor=None)
-            return around.tokens(method.clip, method.level)
+            return method.tokens(batch._replace(logp=to, logp_old=anchor, mask=mask, logp_anchor=None))
 
         before, moved, total = at(rollout, old), at(old, new), at(rollout, new)
         g = old - rollout  # log(π_old/μ)

@@ -13,7 +13,7 @@ import torch
 
 from bandpo._checks import LOGP_SLACK
 from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files, record_schema
-from bandpo.batch import Tokens, at_level
+from bandpo.batch import Batch, Tokens, at_level
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.objectives import Objective
@@ -23,13 +23,15 @@ from bandpo.text import parse
 if TYPE_CHECKING:
     from torch import Tensor
 
+TENSORS = ("version", "advantages", "logp_old", "log_ratio", "log_weight", "entropy")
+"""Columns of lists."""
 STREAM_START = b"\xff\xff\xff\xff"
 """How an Arrow stream, and each message in it, begins."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The tokens of one loss; tensors have the shape (batch, time), in float32, 0 where the mask is."""
+    """The tokens of one loss."""
 
     place: str
     """File and number of the call in it, from 1."""
@@ -40,16 +42,16 @@ class Call:
     """Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``; as read, the run's."""
     framework: str
     """What trained, as the recorder was told."""
-    mask: Tensor
-    advantages: Tensor
-    logp_old: Tensor
-    log_ratio: Tensor
-    """log(π/π_old)."""
-    log_weight: Tensor | None
-    """log(π_old/π_rollout), NaN where the engine gave no log-probability; None without an engine."""
-    entropy: Tensor | None
+    batch: Batch
+    """``logp_anchor`` is the rollout engine's: NaN where it gave no log-probability, None without an engine."""
     lag: Tensor | None
     """``step − version``, int64; None where one of them is not known."""
+
+    @property
+    def engine(self) -> Tensor | None:
+        """Its log-probabilities; the trainer's where it gave none."""
+        logp = self.batch.logp_anchor
+        return None if logp is None else torch.where(logp.isnan(), self.batch.logp_old, logp)
 
     def tokens(self, method: Method) -> Tokens:
         """The tokens as a method sees them.
@@ -57,20 +59,17 @@ class Call:
         Raises:
             ValueError: the bounds surround ``rollout``, but the record has none.
         """
-        surround = None
-        if self.anchor == "rollout":
-            if self.log_weight is None:
-                raise InvalidValue(
-                    f"{self.place} has no log-probabilities of the rollout engine to anchor at; give them to "
-                    "Recorder.add(logp_rollout=…)"
-                )
-            surround = at_level(self.logp_old - self.log_weight.nan_to_num(nan=0.0), self.mask, method.level)
-        log_ratio, logp_old = (at_level(x, self.mask, method.level) for x in (self.log_ratio, self.logp_old))
-        rule, entropy = method.clip, None
-        if self.entropy is not None:
-            entropy = at_level(self.entropy, self.mask, method.level)
+        batch, rule = self.batch, method.clip
+        surround = self.engine if self.anchor == "rollout" else None
+        if self.anchor == "rollout" and surround is None:
+            raise InvalidValue(
+                f"{self.place} has no log-probabilities of the rollout engine to anchor at; give them to "
+                "Recorder.add(logp_rollout=…)"
+            )
+        if batch.entropy is not None:
+            entropy = at_level(batch.entropy, batch.mask, method.level)
             rule = rule.resolved(TrainingState(entropy=entropy))
-        return Tokens(log_ratio, logp_old, self.advantages, self.mask, rule, surround, entropy)
+        return batch._replace(logp_anchor=surround).tokens(rule, method.level)
 
 
 def told_method(
@@ -128,8 +127,8 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
     >>> folder = tempfile.mkdtemp()
     >>> with Recorder(folder) as recorder:
     ...     recorder.add(logp=-torch.ones(1, 3), logp_old=-torch.ones(1, 3), advantages=torch.ones(1), step=7)
-    >>> [(call.step, call.log_ratio) for call in read_calls(folder)]
-    [(7, tensor([[0., 0., 0.]]))]
+    >>> [(call.step, call.batch.advantages) for call in read_calls(folder)]
+    [(7, tensor([[1., 1., 1.]]))]
     """
     path = Path(path)
     files = record_files(path)
@@ -149,7 +148,8 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
                     f"{call.place}, {first}; --skip-bad (skip_bad=True) leaves such sequences out"
                 )
             left_out += int(bad.sum())
-            yield _without(call, bad) if first else call
+            kept = (None if x is None else x.masked_fill(bad[:, None], 0.0) for x in call.batch)
+            yield replace(call, batch=Batch(*kept))
     if left_out:
         warnings.warn(
             f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2
@@ -217,33 +217,21 @@ def _batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
 def _read_file(file: Path, given: Method | None) -> Iterator[Call]:
     last: Any = None
     method = given
-    for number, (said, batch) in enumerate(_batches(file), 1):
+    for number, (said, rows) in enumerate(_batches(file), 1):
         place = f"{file}, call {number}"
         if said["method"] != last:
             last, method = said["method"], told_method(said["method"], file.parent, given)
-        counts = _lengths(batch.column("logp_old"))
+        counts = _lengths(rows.column("logp_old"))
         mask = torch.arange(int(counts.max(initial=1)))[None] < torch.from_numpy(counts)[:, None]
-
-        def tokens(name: str, batch: Any = batch, mask: Tensor = mask, place: str = place) -> Any:
-            return _padded(name, batch.column(name), mask, place)
-
-        step, version = batch.column("step")[0].as_py(), tokens("version")
-        needed = {name: tokens(name) for name in ("advantages", "logp_old", "log_ratio")}
-        empty = [name for name, x in needed.items() if x is None]
-        if empty:
-            raise InvalidValue(f"{place}: the column {empty[0]} is empty")
-        yield Call(
-            place,
-            step,
-            method,
-            said["anchor"],
-            said["framework"],
-            mask.float(),
-            **needed,
-            log_weight=tokens("log_weight"),
-            entropy=tokens("entropy"),
-            lag=None if step is None or version is None else (step - version) * mask,
-        )
+        columns = {name: _padded(name, rows.column(name), mask, place) for name in TENSORS}
+        advantages, old, ratio = (columns[name] for name in ("advantages", "logp_old", "log_ratio"))
+        if advantages is None or old is None or ratio is None:
+            raise InvalidValue(f"{place}: one of the columns advantages, logp_old and log_ratio is empty")
+        rollout = None if columns["log_weight"] is None else old - columns["log_weight"]
+        batch = Batch(old + ratio, old, advantages, mask.float(), rollout, columns["entropy"])
+        step, version = rows.column("step")[0].as_py(), columns["version"]
+        lag = None if step is None or version is None else (step - version) * mask
+        yield Call(place, step, method, said["anchor"], said["framework"], batch, lag)
 
 
 def _lengths(column: Any) -> Any:
@@ -288,27 +276,15 @@ def _repeated_from(files: Sequence[Path]) -> dict[Path, int]:
 
 def _bad_rows(call: Call) -> tuple[Tensor, str]:
     """Which rows hold a value that cannot be right, and what stands in the first of them; empty if there is none."""
-    faults = {
-        "advantages": ~call.advantages.isfinite(),
-        "logp_old": ~(call.logp_old.isfinite() & (call.logp_old <= LOGP_SLACK)),
-        "log_ratio": ~(call.log_ratio.isfinite() & (call.logp_old + call.log_ratio <= LOGP_SLACK)),
-    }
-    if call.log_weight is not None:  # NaN where the engine gave nothing
-        above = call.logp_old - call.log_weight > LOGP_SLACK
-        faults["log_weight"] = call.log_weight.isinf() | above
+    batch = call.batch
+    values = {"advantages": batch.advantages, "logp_old": batch.logp_old, "logp": batch.logp}
+    if call.engine is not None:
+        values["logp_rollout"] = call.engine
+    faults = {name: ~x.isfinite() | ((x > LOGP_SLACK) & (name != "advantages")) for name, x in values.items()}
     bad = torch.stack([*faults.values()]).any(0).any(1)
     if not bad.any():
         return bad, ""
     row = int(bad.int().argmax())
     name = next(name for name, wrong in faults.items() if wrong[row].any())
     token = int(faults[name][row].int().argmax())
-    return bad, f"row {row + 1}: {name} is {getattr(call, name)[row, token]:g} at counted token {token + 1}"
-
-
-def _without(call: Call, bad: Tensor) -> Call:
-    """The call with nothing counted in these rows."""
-    names = ("mask", "advantages", "logp_old", "log_ratio", "log_weight", "entropy", "lag")
-    values = {name: getattr(call, name) for name in names}
-    return replace(
-        call, **{name: x.masked_fill(bad[:, None], 0) for name, x in values.items() if x is not None}
-    )
+    return bad, f"row {row + 1}: {name} is {values[name][row, token]:g} at counted token {token + 1}"

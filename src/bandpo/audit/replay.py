@@ -118,17 +118,8 @@ def replay_record(
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
             levels[name] = judge.level
-        if call.log_weight is not None:
-            rollout = call.logp_old - call.log_weight
-            gap = Mismatch.from_batch(
-                call.logp_old + call.log_ratio,
-                call.logp_old,
-                rollout,
-                call.advantages,
-                call.mask,
-                method=next(iter(each.values())),
-                lag=call.lag,
-            )
+        if call.batch.logp_anchor is not None:
+            gap = Mismatch.from_batch(call.batch, next(iter(each.values())), call.lag)
             mismatch = gap if mismatch is None else mismatch + gap
     if setup is None:
         raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
