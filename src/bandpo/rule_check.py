@@ -7,7 +7,7 @@ where it gets ``log u``, trains and clips nothing. A few points tell.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-PAGE = "see docs/write-your-own.md"
 LOGP = torch.tensor(
     [[-30, -20, -10, -5], [-3, -2, -1, -0.5], [-0.1, -1e-2, -1e-3, -1e-4]], dtype=torch.float64, device="cpu"
 )
@@ -91,11 +90,9 @@ def _check_rule(rule: ClipRule) -> None:
 
 def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
     if not _checks.is_a(bounds, RatioBounds):
-        raise InvalidValue(
-            f"{rule!r}: bounds returns a {type(bounds).__name__}, not RatioBounds(log_lower, log_upper); {PAGE}"
-        )
+        _refuse(rule, f"bounds returns a {type(bounds).__name__}, not RatioBounds(log_lower, log_upper)")
     for name in ("log_lower", "log_upper"):
-        _check_shape(f"{rule!r}: {name}", getattr(bounds, name), LOGP, PAGE)
+        _check_shape(rule, name, getattr(bounds, name))
     where = ~((bounds.log_lower <= ROUNDING) & (bounds.log_upper >= -ROUNDING))
     if where.any():
         logp, lower, upper = (x[where][0].item() for x in (LOGP, bounds.log_lower, bounds.log_upper))
@@ -108,9 +105,7 @@ def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
         else:
             side = "log_lower must not be above 0" if lower > 0 else "log_upper must not be below 0"
             reason = f"{side}, else the ratio 1 is outside"
-        raise InvalidValue(
-            f"{rule!r}: at {_token(logp)} log_lower is {lower:g} and log_upper {upper:g}; {reason}; {PAGE}"
-        )
+        _refuse(rule, f"at {_token(logp)} log_lower is {lower:g} and log_upper {upper:g}; {reason}")
 
 
 def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
@@ -120,67 +115,54 @@ def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
         log_ratio = torch.minimum(log_ratio.clamp(min=-30.0), -LOGP)  # within the simplex
         outside = now.outside(log_ratio, LOGP)
         if not _checks.is_a(outside, Outside):
-            raise InvalidValue(
-                f"{rule!r}: outside returns a {type(outside).__name__}, not Outside(below, above); {PAGE}"
-            )
-        for side, said, bound, told in (
-            ("below", outside.below, bounds.log_lower, log_ratio < bounds.log_lower),
-            ("above", outside.above, bounds.log_upper, log_ratio > bounds.log_upper),
+            _refuse(rule, f"outside returns a {type(outside).__name__}, not Outside(below, above)")
+        for side, name, said, bound, told in (
+            ("below", "log_lower", outside.below, bounds.log_lower, log_ratio < bounds.log_lower),
+            ("above", "log_upper", outside.above, bounds.log_upper, log_ratio > bounds.log_upper),
         ):
-            _check_shape(f"{rule!r}: outside.{side}", said, LOGP, PAGE)
+            _check_shape(rule, f"outside.{side}", said)
             if said.dtype != torch.bool:
-                raise InvalidValue(f"{rule!r}: outside returns {said.dtype}, not booleans; {PAGE}")
+                _refuse(rule, f"outside returns {said.dtype}, not booleans")
             # Ratios this close to a bound are left out: rounding decides them.
             near = bound.isfinite() & ((log_ratio - bound).abs() <= 0.05 * bound.abs() + ROUNDING)
             if (wrong := (said != told) & ~near).any():
-                logp, ratio, at = (x[wrong][0].item() for x in (LOGP, log_ratio, bound))
-                raise InvalidValue(_contradiction(rule, now, side, logp, ratio, at))
-
-
-def _contradiction(
-    rule: ClipRule, now: ClipRule, side: str, logp: float, log_ratio: float, bound: float
-) -> str:
-    name, within = ("log_lower", log_ratio >= bound) if side == "below" else ("log_upper", log_ratio <= bound)
-    bound_of = f"{name} is {bound:g}"
-    if type(now).outside is Band.outside and isinstance(now, Band):
-        logps = torch.tensor(logp, dtype=torch.float64)
-        spends = now.divergence.spent(torch.full_like(logps, log_ratio), logps).item()
-        radius = now.radius_for(logps)
-        return (
-            f"{now.divergence!r}: at {_token(logp)} {bound_of} by log_bounds, but the log-ratio {log_ratio:g} spends "
-            f"{spends:g} of the radius {radius:g}; {PAGE}"
-        )
-    return (
-        f"{rule!r}: at {_token(logp)} outside says that the log-ratio {log_ratio:g} is {'' if within else 'not '}"
-        f"{side}, but {bound_of}; {PAGE}"
-    )
+                logp, ratio, at = (x[wrong][0] for x in (LOGP, log_ratio, bound))
+                if isinstance(now, Band) and type(now).outside is Band.outside:
+                    _refuse(
+                        now.divergence,
+                        f"at {_token(logp)} {name} is {at:g} by log_bounds, but the log-ratio {ratio:g} spends "
+                        f"{now.divergence.spent(ratio, logp):g} of the radius {now.radius_for(logp):g}",
+                    )
+                verdict = side if said[wrong][0] else f"not {side}"
+                _refuse(
+                    rule,
+                    f"at {_token(logp)} outside says that the log-ratio {ratio:g} is {verdict}, but {name} is {at:g}",
+                )
 
 
 def _check_f(divergence: Divergence) -> None:
-    def refuse(reason: str) -> None:
-        raise InvalidValue(f"{divergence!r}: {reason}; {PAGE}")
-
     f = divergence.f(LOG_U)
     for name, values in (("f", f), ("df", divergence.df(LOG_U))):
         if not _checks.is_a(values, torch.Tensor) or values.shape != LOG_U.shape:
-            refuse(f"{name} must be elementwise, and map a tensor to one of equal shape")
+            _refuse(divergence, f"{name} must be elementwise, and map a tensor to one of equal shape")
     f, df = f.double(), divergence.df(LOG_U).double()
     at_1 = f[LOG_U == 0].item()
     if not abs(at_1) <= ROUNDING:
         of_u = divergence.f(torch.ones_like(LOG_U))[0].item()
         hint = ", and f(1) is 0: it seems to be written for u" if abs(of_u) <= ROUNDING else ""
-        refuse(f"f gets log u, so f(0) must be 0; f(0) is {at_1:g}{hint}")
+        _refuse(divergence, f"f gets log u, so f(0) must be 0; f(0) is {at_1:g}{hint}")
     if (bad := ~(f >= -ROUNDING)).any():
         reason = "f must be a number ≥ 0, with its minimum at log u = 0 (subtract f'(1)·(u − 1))"
-        refuse(f"f({LOG_U[bad][0]:g}) is {f[bad][0]:g}, a NaN or below 0; {reason}")
+        _refuse(divergence, f"f({LOG_U[bad][0]:g}) is {f[bad][0]:g}, a NaN or below 0; {reason}")
     if not f.max() > 0:
-        refuse("f is 0 everywhere, so it puts no bound on the ratio")
+        _refuse(divergence, "f is 0 everywhere, so it puts no bound on the ratio")
     u = LOG_U.exp()
     gap = u.diff()
     slopes, noise = f.diff() / gap, ROUNDING * (f[1:] + f[:-1] + u[1:]) / gap
     if (falls := slopes.diff() < -(noise[1:] + noise[:-1])).any():
-        refuse(
-            f"f is not convex: as a function of u its slope falls around log u = {LOG_U[1:-1][falls][0]:g}"
+        _refuse(
+            divergence,
+            f"f is not convex: as a function of u its slope falls around log u = {LOG_U[1:-1][falls][0]:g}",
         )
     # A convex function's derivative lies between the slopes on both sides, at a kink too.
     step = 1e-3
@@ -190,10 +172,15 @@ def _check_f(divergence: Divergence) -> None:
     room = 1e-2 * torch.maximum(left.abs(), right.abs()) + 1e-4
     if (bad := ~((left - room <= df) & (df <= right + room))).any():
         slope = (left[bad][0] + right[bad][0]) / 2
-        refuse(f"df({LOG_U[bad][0]:g}) is {df[bad][0]:g}, but f's derivative by log u is {slope:g} there")
+        _refuse(
+            divergence,
+            f"df({LOG_U[bad][0]:g}) is {df[bad][0]:g}, but f's derivative by log u is {slope:g} there",
+        )
     limit = divergence.f(torch.full_like(LOG_U, -math.inf))[0].item()
     if not limit >= f[0] - ROUNDING:
-        refuse(f"f(-inf) is {limit:g}, but must be f's limit for u → 0; f({LOG_U[0]:g}) is {f[0]:g}")
+        _refuse(
+            divergence, f"f(-inf) is {limit:g}, but must be f's limit for u → 0; f({LOG_U[0]:g}) is {f[0]:g}"
+        )
 
 
 def _check_spent(divergence: Divergence) -> None:
@@ -201,13 +188,14 @@ def _check_spent(divergence: Divergence) -> None:
     for log_ratio in LOG_RATIOS:
         ratios = torch.minimum(torch.full_like(LOGP, log_ratio), -LOGP / 2)
         spent, defined = divergence.spent(ratios, LOGP), Divergence.spent(divergence, ratios, LOGP)
-        _check_shape(f"{divergence!r}: spent", spent, LOGP, PAGE)
+        _check_shape(divergence, "spent", spent)
         wrong = ~torch.isclose(spent.double(), defined.double(), rtol=1e-3, atol=1e-9)
         if wrong.any():
             at, ratio, value, right = (x[wrong][0].item() for x in (LOGP, ratios, spent, defined))
-            raise InvalidValue(
-                f"{divergence!r}: spent at {_token(at)} and the log-ratio {ratio:g} is {value:g}, but p·f(r) + (1 − p)·"
-                f"f(c) is {right:g}; {PAGE}"
+            _refuse(
+                divergence,
+                f"spent at {_token(at)} and the log-ratio {ratio:g} is {value:g}, but p·f(r) + (1 − p)·f(c) is "
+                f"{right:g}",
             )
 
 
@@ -223,22 +211,25 @@ def _check_objective(objective: Objective) -> None:
     )
     for name in ("weight", "value"):
         values = getattr(objective, name)(tokens)
-        _check_shape(f"{objective!r}: {name}", values, logp_old, PAGE)
+        _check_shape(objective, name, values)
         if (bad := ~values.isfinite()).any():
-            raise InvalidValue(
-                f"{objective!r}: {name} returns {values[bad][0].item():g} at {_token(logp_old[bad][0].item())} and the "
-                f"log-ratio {tokens.log_ratio[bad][0].item():g}, but must be finite; {PAGE}"
+            value, logp, ratio = (x[bad][0] for x in (values, logp_old, tokens.log_ratio))
+            _refuse(
+                objective,
+                f"{name} returns {value:g} at {_token(logp)} and the log-ratio {ratio:g}, but must be finite",
             )
 
 
-def _check_shape(what: str, x: object, like: Tensor, page: str) -> None:
+def _check_shape(setting: object, name: str, x: object) -> None:
     if not isinstance(x, torch.Tensor):
-        raise InvalidValue(f"{what} is a {type(x).__name__}, not a tensor of the tokens' shape; {page}")
-    if x.shape != like.shape:
-        raise InvalidValue(
-            f"{what} has the shape {tuple(x.shape)}, not the tokens' {tuple(like.shape)}; {page}"
-        )
+        _refuse(setting, f"{name} is a {type(x).__name__}, not a tensor of the tokens' shape")
+    if x.shape != LOGP.shape:
+        _refuse(setting, f"{name} has the shape {tuple(x.shape)}, not the tokens' {tuple(LOGP.shape)}")
 
 
-def _token(logp: float) -> str:
+def _token(logp: float | Tensor) -> str:
     return f"logp_old = {logp:g} (p = {math.exp(logp):.4g})"
+
+
+def _refuse(setting: object, reason: str) -> NoReturn:
+    raise InvalidValue(f"{setting!r}: {reason}; see docs/write-your-own.md")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bandpo.audit.files import replacing
-from bandpo.audit.style import save_figure
+from bandpo.audit.style import house_style, save_figure
 from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
 
@@ -31,7 +31,8 @@ class Picture:
     def data_uri(self) -> str:
         """As SVG that stands in the page itself."""
         buffer = io.BytesIO()
-        save_figure(self.figure, buffer, format="svg", metadata={"Date": None})
+        with house_style():
+            self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"
 
 

@@ -95,29 +95,27 @@ def audit_figure(runs: Logs, methods: Methods | None = None) -> Figure:
     by_rule = {"": BLOCKED} | {name: f"if/{name}/{BLOCKED}" for name in COUNTERFACTUALS}
     of_bin = {name: f"clip_high/{name}" for name in BINS}
     rules = {name: key for name, key in by_rule.items() if any(key in d.metrics for d in summaries.values())}
+    bars = (by_bin, of_bin), (blocked, rules)
     _curves(entropy, runs, "entropy", looks)
     width = 0.8 / len(runs)
     for k, (label, found) in enumerate(summaries.items()):
-        for axes, keys in ((by_bin, of_bin), (blocked, rules)):
-            places = [x + (k - (len(runs) - 1) / 2) * width for x in range(len(keys))]
+        shift = (k - (len(runs) - 1) / 2) * width
+        for axes, keys in bars:
             shares = [found.metrics.get(key, 0.0) for key in keys.values()]
-            axes.bar(places, shares, width * 0.92, color=looks[label].colour)
+            axes.bar([x + shift for x in range(len(keys))], shares, width * 0.92, color=looks[label].colour)
         interval = found.blocked_interval() if "" in rules else None
         if interval:  # of the run's own rule, in [0, 1]
             share = found.metrics[BLOCKED]
             sides = [[max(0.0, share - interval[0])], [max(0.0, interval[1] - share)]]
-            blocked.errorbar(
-                (k - (len(runs) - 1) / 2) * width, share, sides, color="black", capsize=3, linewidth=1.1
-            )
+            blocked.errorbar(shift, share, sides, color="black", capsize=3, linewidth=1.1)
     entropy.set(ylabel=PANELS["entropy"], ylim=(0, None))
     by_bin.set(ylabel=PANELS["clip_high"], xlabel=OLD)
     by_bin.set_xticks(range(len(BINS)), BIN_NAMES)
     blocked.set(ylabel="share of gradient blocked, A > 0, p < 0.1", xlabel="rule, on the run's own tokens")
     blocked.set_xticks(range(len(rules)), [r.replace(" ", "\n") or "the\nrun's" for r in rules])
-    for axes, keys in ((by_bin, of_bin), (blocked, rules)):
-        told = any(key in d.metrics for d in summaries.values() for key in keys.values())
+    for axes, keys in bars:
         axes.grid(axis="x", visible=False)
-        if not told:
+        if not any(d.metrics.keys() & keys.values() for d in summaries.values()):
             axes.text(0.5, 0.5, "not in this log", transform=axes.transAxes, ha="center", color="0.4")
     add_legend(figure)
     return figure

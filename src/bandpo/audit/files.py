@@ -86,12 +86,8 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _parse(line: bytes) -> Any:
-    return json.loads(line.decode("utf-8"))
-
-
 def read_jsonl(
-    path: Path, *, growing: bool = True, parse: Callable[[bytes], Any] = _parse
+    path: Path, *, growing: bool = True, parse: Callable[[bytes], Any] = json.loads
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
 

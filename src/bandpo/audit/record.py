@@ -149,7 +149,7 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
                 )
             left_out += int(bad.sum())
             kept = (None if x is None else x.masked_fill(bad[:, None], 0.0) for x in call.batch)
-            yield replace(call, batch=Batch(*kept))
+            yield replace(call, batch=Batch._make(kept))
     if left_out:
         warnings.warn(
             f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2

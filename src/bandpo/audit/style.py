@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain, cycle
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib import style
 from matplotlib.figure import Figure
 
 from bandpo.audit.files import replacing
 from bandpo.divergences import KL, PearsonChi2, TotalVariation
+from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Sides, Unclipped, Union
 from bandpo.text import as_method
-
-__all__ = ["LOOKS", "Look", "add_legend", "house_style", "looks_of", "save_figure"]
 
 SHEET = "bandpo.audit.house"
 
@@ -118,17 +117,14 @@ def add_legend(figure: Figure, columns: int = 5) -> None:
         figure.legend(list(handles.values()), list(handles), **options)
 
 
-def save_figure(figure: Figure, output: Path | IO[bytes], **options: Any) -> None:
+def save_figure(figure: Figure, output: Path) -> None:
     """Write a figure in the house's style; if that fails, an earlier file of this name stays as it was.
 
-    Args:
-        figure: What to write.
-        output: A file, whose suffix says its kind, or a stream.
-        options: Of ``Figure.savefig``.
+    Raises:
+        ValueError: the suffix is another than .png, .svg and .pdf.
     """
-    with house_style():
-        if not isinstance(output, Path):
-            figure.savefig(output, **options)
-            return
-        with replacing(output) as unfinished:
-            figure.savefig(unfinished, **options)
+    if output.suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidValue(f"{output}: a figure is written as .png, .svg or .pdf")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with house_style(), replacing(output) as unfinished:
+        figure.savefig(unfinished)

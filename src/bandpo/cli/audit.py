@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bandpo.cli.plot import save
 from bandpo.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -69,6 +68,7 @@ def audit_command(
     from bandpo.audit.logs import read_log, summarize
     from bandpo.audit.recorder import record_files
     from bandpo.audit.settings import Setup
+    from bandpo.audit.style import save_figure
     from bandpo.audit.tables import clip_table
 
     records = [path for path in runs if record_files(path)]
@@ -91,7 +91,7 @@ def audit_command(
     for label, summary in summaries.items():
         _print_findings(console, f"{label}, {summary.steps} steps", all_findings(summary, setups[label]))
     console.print(clip_table(summaries).rich())
-    save(audit_figure(logs, {label: setup.method for label, setup in setups.items()}), output)
+    save_figure(audit_figure(logs, {label: setup.method for label, setup in setups.items()}), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)
 
 

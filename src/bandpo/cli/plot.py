@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-
-from bandpo.errors import InvalidValue
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEFAULT = ("FixedClip(0.2, 0.2)", "FixedClip(0.2, 0.28)", "DCPO(0.16, 0.2)", "Band(KL(), 0.05)")
 
@@ -38,6 +33,7 @@ def plot_command(
     from bandpo.audit import figures
     from bandpo.audit.logs import read_log
     from bandpo.audit.settings import Setup
+    from bandpo.audit.style import save_figure
 
     if (figure == "training") != bool(runs):
         raise typer.BadParameter("runs are drawn by --figure training, and it needs at least one")
@@ -52,15 +48,5 @@ def plot_command(
         drawn = figures.clipped_regions(named)
     else:
         drawn = figures.allowed_change(named)
-    save(drawn, output)
+    save_figure(drawn, output)
     typer.echo(output)
-
-
-def save(figure: Figure, output: Path) -> None:
-    """Write a figure; if that fails, an earlier one of this name stays as it was."""
-    from bandpo.audit.style import save_figure
-
-    if output.suffix not in (".png", ".svg", ".pdf"):
-        raise InvalidValue(f"{output}: a figure is written as .png, .svg or .pdf")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(figure, output)

@@ -96,8 +96,7 @@ def _read(method: Any, clip: Any, moves: bool) -> Method:
                 f"{band.radius!r} depends on {band.radius.needs}, which this framework does not tell its loss; give "
                 "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
             )
-    check(read.clip)
-    check(read.objective)
+    check(read)
     return read
 
 

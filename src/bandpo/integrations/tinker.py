@@ -31,7 +31,6 @@ from bandpo.methods import Method
 from bandpo.rules import Band, ClipRule
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from tinker import Datum
     from torch import Tensor
 
@@ -137,14 +136,4 @@ def traceable_loss(clip: Band | str = "Band(KL(), 0.05)") -> Callable[..., tuple
             "custom/clip_low:mean": low.sum() / tokens,
         }
 
-    graph = torch.fx.GraphModule({}, _TypedTracer().trace(surrogate))
-
-    def band(
-        logprobs: Float[Tensor, " tokens"],
-        old_logprobs: Float[Tensor, " tokens"],
-        advantages: Float[Tensor, " tokens"],
-        mask: Float[Tensor, " tokens"],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return graph.forward(logprobs, old_logprobs, advantages, mask)
-
-    return band
+    return torch.fx.GraphModule({}, _TypedTracer().trace(surrogate))
