@@ -1,7 +1,6 @@
 import json
 import math
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, Sides, Unclipped, policy_loss
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
 from bandpo.audit.mismatch import Mismatch
+from bandpo.batch import Batch
 from bandpo.rules import Capped
 
 
@@ -169,7 +169,7 @@ def test_what_the_loss_refuses_every_look_at_a_batch_refuses(wrong, message, tmp
     """All come in by one door. A record keeps values that are wrong, so that training goes on."""
     given = {name: torch.tensor([[-1.0, -2.0]]) for name in ("logp", "logp_old")}
     given |= {"advantages": torch.ones(1), "mask": torch.ones(1, 2)} | wrong
-    for look in (policy_loss, Audit.from_batch, partial(Mismatch.from_batch, logp_rollout=given["logp_old"])):
+    for look in (policy_loss, Audit.from_batch):
         with pytest.raises(ValueError, match=message):
             look(**given, method="FixedClip(0.2)")
     if "mask" in wrong:
@@ -184,7 +184,8 @@ def test_double_precision_is_kept():
     moved = torch.tensor([[math.log(1.2) - 1e-9, math.log(1.2) + 1e-9]], dtype=torch.float64)
     tensors = logp_old + moved, logp_old
     assert Audit.from_batch(*tensors, torch.ones(1), clip=FixedClip(0.2)).metrics()["clip_high"] == 0.5
-    seen = Mismatch.from_batch(*tensors, logp_old, torch.ones(1), method=FixedClip(0.2))
+    batch = Batch.read(*tensors, torch.ones(1), logp_anchor=logp_old)
+    seen = Mismatch.from_batch(batch, Method(FixedClip(0.2)))
     assert seen.figures()["blocked_moved"] == 0.5
 
 

@@ -157,21 +157,17 @@ class Summary:
         return drawn.low, max(drawn.high, float(exact.proportion_ci(method="exact").high))
 
 
+_OF_EACH_RULE = {
+    **dict.fromkeys(("clip_high", "clip_low"), "tokens"),
+    "blocked_mass_below_0.1": "mass_positive_below_0.1",
+}
 _TAKEN_OVER: Mapping[str, str] = {
-    **dict.fromkeys(("clip_high", "clip_low", "radius_used"), "tokens"),
-    **dict.fromkeys(("inert", "on_policy"), "calls"),
+    **_OF_EACH_RULE,
+    **{f"if/{rule}/{name}": over for rule in COUNTERFACTUALS for name, over in _OF_EACH_RULE.items()},
     **{f"clip_high/{name}": f"tokens_positive/{name}" for name in BINS},
     "clip_high_below_0.1": "tokens_positive_below_0.1",
-    "blocked_mass_below_0.1": "mass_positive_below_0.1",
-    **{
-        f"if/{rule}/{name}": over
-        for rule in COUNTERFACTUALS
-        for name, over in (
-            ("clip_high", "tokens"),
-            ("clip_low", "tokens"),
-            ("blocked_mass_below_0.1", "mass_positive_below_0.1"),
-        )
-    },
+    **dict.fromkeys(("inert", "on_policy"), "calls"),
+    "radius_used": "tokens",
 }
 """For each rate that a summary has, what it is taken over."""
 

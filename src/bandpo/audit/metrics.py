@@ -57,7 +57,6 @@ KEPT_WHOLE = 1e-5
 # Bounds are counted on these grids, so that quantiles can be read from sums: upper − 1, and lower.
 _UPPER_GRID = tuple(10 ** (k / 10) for k in range(-30, 31))
 _LOWER_GRID = tuple(k / 50 for k in range(51))
-_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,8 @@ class Audit:
         s = self.reduced(lambda flat: flat).sums
         counted, calls = s["counted"], s["calls"]
         tokens, mass, (positive, negative) = s["tokens"][0], s["mass"], (0, 1)
-        found = {
-            name: s[name] / counted for name in ("approx_kl", "radius_used", "entropy", "upper", "lower")
-        }
-        found |= {"ratio_mean": s["ratio"] / counted, "log_ratio_abs": s["log_ratio_abs"] / counted}
+        means = ("approx_kl", "radius_used", "entropy", "upper", "lower", "ratio_mean", "log_ratio_abs")
+        found = {name: s[name] / counted for name in means}
         found |= {"tokens": counted, "calls": calls, "on_policy": s["on_policy"] / calls}
         for rule, prefix in enumerate(["", *(f"if/{name}/" for name in self.counterfactuals)]):
             blocked, blocked_mass = s["blocked"][rule], s["blocked_mass"][rule, positive]
@@ -193,10 +190,10 @@ class Audit:
             found[f"clip_low/{name}"] = s["blocked"][0, negative, k] / tokens[negative, k]
             for sign, word in ((positive, "positive"), (negative, "negative")):
                 found[f"outside_{word}/{name}"] = outside[sign, k] / tokens[sign, k]
-        for name, q in _QUANTILES.items():
-            found[f"upper_{name}"] = torch.tensor(1 + _quantile(s["upper_grid"], _UPPER_GRID, q))
-            found[f"lower_{name}"] = torch.tensor(_quantile(s["lower_grid"], _LOWER_GRID, q))
         values = {name: float(x) for name, x in found.items()}
+        for percent in (10, 50, 90):
+            values[f"upper_p{percent}"] = 1 + _quantile(s["upper_grid"], _UPPER_GRID, percent / 100)
+            values[f"lower_p{percent}"] = _quantile(s["lower_grid"], _LOWER_GRID, percent / 100)
         return {name: x for name, x in values.items() if math.isfinite(x)}
 
 
@@ -263,7 +260,7 @@ def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) ->
         "upper": total(own.bounds.upper),
         "lower": total(own.bounds.lower),
         "counted": mask.sum(),
-        "ratio": total(own.ratio),
+        "ratio_mean": total(own.ratio),
         "log_ratio_abs": total(own.log_ratio.abs()),
         "approx_kl": total(own.ratio - 1 - own.log_ratio),
         "radius_used": total(_radius_used(own)),

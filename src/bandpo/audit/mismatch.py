@@ -21,7 +21,6 @@ import torch
 from bandpo import _checks
 from bandpo.audit.metrics import BINS, bin_of
 from bandpo.batch import Batch, Tokens
-from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -175,13 +174,7 @@ class Mismatch:
         tokens that the rule, around μ, blocks at π_old, before any update; ``blocked_moved``: around π_old, at π;
         ``blocked_total``: around μ, at π. ``spent_before``, ``spent_moved``: mean share of the interval used, at most
         1 a token.
-
-        Raises:
-            ValueError: there is no such group or bin.
         """
-        for what, name, known in (("group of lags", lag, LAGS), ("bin", bin, BINS)):
-            if name not in (None, *known):
-                raise InvalidValue(f"unknown {what} {name!r}; known are {', '.join(known)}")
         lags = slice(None) if lag is None else LAGS.index(lag)
         bins = slice(None) if bin is None else BINS.index(bin)
         s = {name: float(x[lags, bins].sum()) for name, x in self.sums.items()}

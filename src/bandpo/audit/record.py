@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo._checks import LOGP_SLACK
-from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files, record_schema
+from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files
 from bandpo.batch import Batch, Tokens, at_level
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -156,21 +156,18 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
         )
 
 
-def _opened(file: Path, source: Any) -> Any:
-    """The stream of a file that is no record of another kind."""
+def _opened(file: Path, source: Any) -> tuple[Any, dict[str, Any]]:
+    """The stream of a file that is no record of another kind, and what its schema says."""
     start = source.read(len(STREAM_START))
     if start and not STREAM_START.startswith(start):
         raise InvalidValue(f"{file} is no record of bandpo.Recorder: it is no Arrow stream")
     source.seek(0)
     pa = pyarrow()
     try:
-        return pa.ipc.open_stream(source)
+        stream = pa.ipc.open_stream(source)
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidValue(f"{file} ends or breaks before its first tokens ({error})") from error
-
-
-def _said(file: Path, schema: Any) -> dict[str, Any]:
-    written = (schema.metadata or {}).get(META)
+    written = (stream.schema.metadata or {}).get(META)
     if written is None:
         raise InvalidValue(f"{file} is no record of bandpo.Recorder: its schema says nothing of bandpo")
     said = json.loads(written)
@@ -179,10 +176,10 @@ def _said(file: Path, schema: Any) -> dict[str, Any]:
             f"{file} is in format {said['format']} (bandpo {said['bandpo']}), this version reads format {FORMAT}; "
             "read it with that version"
         )
-    lacks = [name for name in record_schema("float32").names if name not in schema.names]
+    lacks = [name for name in ("step", *TENSORS) if name not in stream.schema.names]
     if lacks:
         raise InvalidValue(f"{file} lacks the column{'s'[: len(lacks) > 1]} {', '.join(lacks)}")
-    return said
+    return stream, said
 
 
 def _batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -192,8 +189,7 @@ def _batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
         size = source.size()
         if not size:  # killed before it could say anything
             return
-        reader = _opened(file, source)
-        said, number = _said(file, reader.schema), 0
+        (reader, said), number = _opened(file, source), 0
         while True:
             start = source.tell()
             try:

@@ -14,6 +14,7 @@ import os
 import re
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,12 +141,14 @@ class Recorder:
         }
         self._schema = record_schema(dtype).with_metadata({META: json.dumps(said).encode()})
         self._draws, self._calls = torch.Generator().manual_seed(process), 0
+        closing = ExitStack()
         self.path, self._file = _new_file(Path(folder), process)
+        closing.enter_context(self._file)
         options = pa.ipc.IpcWriteOptions(compression="zstd")
-        self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
+        self._stream = closing.enter_context(pa.ipc.new_stream(self._file, self._schema, options=options))
         self._file.flush()
         # It runs at exit too, if nobody calls close.
-        self._end = weakref.finalize(self, _end, self._stream, self._file)
+        self._end = weakref.finalize(self, closing.close)
 
     @torch.no_grad()
     def add(
@@ -234,11 +237,6 @@ class Recorder:
         self.close()
 
 
-def _end(stream: Any, file: Any) -> None:
-    stream.close()
-    file.close()
-
-
 def record_files(path: Path) -> Sequence[Path]:
     """The files of a record: itself, or those in the folder. What is, and holds, no record has none."""
     if path.is_dir():
@@ -247,11 +245,7 @@ def record_files(path: Path) -> Sequence[Path]:
 
 
 def known_anchor(anchor: str) -> str:
-    """``anchor``, unless there is none of that name.
-
-    Raises:
-        ValueError: see above.
-    """
+    """``anchor``, unless there is none of that name."""
     if anchor not in ("trainer", "rollout"):
         raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
     return anchor

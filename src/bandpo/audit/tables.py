@@ -130,27 +130,17 @@ def mismatch_table(m: Mismatch, judged: str) -> Table:
         "used moved": "spent_moved",
     }
 
-    def rows(named: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-        told = {name: d for name, d in named.items() if d["tokens"]}
-        return [
-            [
-                name,
-                f"{d['tokens']:.0f}",
-                f"{d['kl_k1']:.2g}",
-                f"{d['kl_k3']:.2g}",
-                *(share(d[k]) for k in shares.values()),
-            ]
-            for name, d in told.items()
-        ]
-
     by_lag = {f"lag {name}": m.figures(lag=name) for name in m.lags}
     by_bin = {bin_label(name): m.figures(bin=name) for name in BINS}
+    rows: list[list[str]] = []
+    for section in ({"all": m.figures()}, by_lag, by_bin):
+        for name, d in section.items():
+            if d["tokens"]:
+                sizes = f"{d['tokens']:.0f}", f"{d['kl_k1']:.2g}", f"{d['kl_k3']:.2g}"
+                rows.append([name, *sizes, *(share(d[key]) for key in shares.values())])
+        rows.append([])
     title = f"engine against trainer; what {judged} blocks and the interval used"
-    return Table(
-        ["", "tokens", "KL k1", "KL k3", *shares],
-        [*rows({"all": m.figures()}), [], *rows(by_lag), [], *rows(by_bin)],
-        title,
-    )
+    return Table(["", "tokens", "KL k1", "KL k3", *shares], rows, title)
 
 
 def corrections_table(m: Mismatch) -> Table:
