@@ -31,6 +31,7 @@ from bandpo.methods import Method
 from bandpo.rules import Band, ClipRule
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from tinker import Datum
     from torch import Tensor
 
@@ -136,4 +137,14 @@ def traceable_loss(clip: Band | str = "Band(KL(), 0.05)") -> Callable[..., tuple
             "custom/clip_low:mean": low.sum() / tokens,
         }
 
-    return torch.fx.GraphModule({}, _TypedTracer().trace(surrogate))
+    graph = torch.fx.GraphModule({}, _TypedTracer().trace(surrogate))
+
+    def band(
+        logprobs: Float[Tensor, " tokens"],
+        old_logprobs: Float[Tensor, " tokens"],
+        advantages: Float[Tensor, " tokens"],
+        mask: Float[Tensor, " tokens"],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return graph.forward(logprobs, old_logprobs, advantages, mask)
+
+    return band
