@@ -98,8 +98,7 @@ def test_a_run_folder_says_its_method(tmp_path):
     assert Setup.of_log(tmp_path, rows, framework="slime", method="GSPO()") == Setup(
         "slime", as_method("GSPO()")
     )
-    said = dict.fromkeys(("method", "clip", "objective", "importance_sampling_level"))
-    said |= {"clip": "FixedClip(0.2)", "importance_sampling_level": "sequence"}
+    said = {"method": "FixedClip(0.2)", "importance_sampling_level": "sequence"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said}))
     known = Setup.of_log(tmp_path, rows, method="GSPO()").method
     assert known is not None

@@ -3,7 +3,6 @@
 import json
 import math
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def test_what_is_added_is_read_back(tmp_path):
     assert torch.equal(found.advantages[where], given["advantages"][:, None].expand(4, 16)[mask])
     torch.testing.assert_close(found.entropy[where], entropy[mask], rtol=1e-3, atol=1e-4)
     assert (call.lag[where].unique().tolist(), call.lag[1, 0].item(), call.step) == ([0, 1, 2], 1, 9)
-    assert replay_record(tmp_path).setup == Setup("verl", replace(GSPO(), aggregation=None))
+    assert replay_record(tmp_path).setup == Setup("verl", GSPO())
     assert json.loads(pa.ipc.open_stream(recorder.path).schema.metadata[META])["bandpo"] == bandpo.__version__
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files
 from bandpo.batch import Batch, Tokens, at_level
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.objectives import Objective
 from bandpo.radius import TrainingState
 from bandpo.text import parse
 
@@ -72,31 +71,21 @@ class Call:
         return batch._replace(logp_anchor=surround).tokens(rule, method.level)
 
 
-def told_method(
-    said: Mapping[str, str | None] | None, place: object, given: Method | None = None
-) -> Method | None:
+def told_method(text: str | None, place: object, given: Method | None = None) -> Method | None:
     """The run's method as a file tells it. If it tells none, or one that cannot be read, ``given``.
 
     Nothing is imported for it: a class of the user's own is known only where its module is loaded already. A warning
     says what cannot be read, unless a method is given.
 
     Args:
-        said: ``method``, or ``clip`` and ``objective``, as text; beside a clip rule alone the ``level`` counts.
+        text: What the file says.
         place: Where it stands, for the warning.
         given: What the user says that it is.
     """
-    if said is None:
+    if text is None:
         return given
     try:
-        told = parse(said.get("method") or said.get("clip") or "", imports=False)
-        if not told.only_rule:
-            return told
-        objective, level = said.get("objective"), said.get("level")
-        return replace(
-            told,
-            objective=parse(objective, Objective, imports=False) if objective else told.objective,
-            level=level or told.level,
-        )
+        return parse(text, imports=False)
     except (AttributeError, TypeError, ValueError) as error:
         if given is None:
             warnings.warn(

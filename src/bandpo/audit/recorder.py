@@ -125,9 +125,8 @@ class Recorder:
         known_anchor(anchor)
         self.every, self.share, self.dtype = every, share, dtype
         process = _rank() if process is None else process
-        self._method: dict[str, str] | None = None
-        if method is not None or clip is not None:
-            self._method = method_text(as_method(method, clip))
+        told = method is not None or clip is not None
+        self._method = as_text(as_method(method, clip)) if told else None
         said = {
             "format": FORMAT,
             "method": self._method,
@@ -216,7 +215,7 @@ class Recorder:
             **{name: (x, counted[kept]) for name, x in each.items()},
         }
         batch = _record_batch(columns, self._schema, len(kept))
-        text = None if method is None else method_text(as_method(method))
+        text = None if method is None else as_text(as_method(method))
         said = {META: json.dumps({"method": text}).encode()} if text != self._method and text else None
         self._stream.write_batch(batch, custom_metadata=said)
         self._file.flush()
@@ -249,18 +248,6 @@ def known_anchor(anchor: str) -> str:
     if anchor not in ("trainer", "rollout"):
         raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
     return anchor
-
-
-def method_text(method: Method) -> dict[str, str]:
-    """What a method is made of, each part as text: the form in which a record keeps it.
-
-    Raises:
-        ValueError: a part has no text form, see `bandpo.as_text`.
-
-    >>> method_text(GSPO())["level"]
-    'sequence'
-    """
-    return {"clip": as_text(method.clip), "objective": as_text(method.objective), "level": method.level}
 
 
 def _rank() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,11 @@ def _told_by(config: Path, given: Method | None) -> Method | None:
 
     try:
         said: Any = yaml.safe_load(config.read_text())["arguments"]
-        parts = {name: said.get(name) for name in ("method", "clip", "objective")}
-        parts["level"] = said.get("importance_sampling_level")
-    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError):
+        text, level = said["method"], said["importance_sampling_level"]
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError):
         return given  # there is none, or it is another program's
-    return told_method(parts, config, given) if parts["method"] or parts["clip"] else given
+    told = told_method(text, config, given)
+    return replace(told, level=level) if told and told.only_rule else told
 
 
 def framework_of(rows: Sequence[Row]) -> str | None:
