@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
-from bandpo.audit.files import locked
 from bandpo.cli.app import app
 from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER, Optimizer, shipped
+from bandpo_lab.files import locked
 from bandpo_lab.study.cells import RULES, TAILS, Cell, Map, Place, Plan, run_cell, run_map
 from bandpo_lab.study.map_page import draw_map, map_tables, other_worlds_table
 from bandpo_lab.study.statistics import random_halves

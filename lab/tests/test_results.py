@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from bandpo.audit.interval import Interval, student
+from bandpo.audit.interval import Interval
 from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.report import study_page
-from bandpo_lab.study.statistics import Contrast, Results
+from bandpo_lab.study.statistics import Contrast, Results, student
 from bandpo_lab.tasks import multiplication
 from studies.network import SMALLEST
 

@@ -14,17 +14,17 @@ import yaml
 from scipy import stats
 from typer.testing import CliRunner
 
-from bandpo.audit.files import locked
-from bandpo.audit.interval import bootstrap, student
+from bandpo.audit.interval import bootstrap
 from bandpo.cli.app import app
 from bandpo.errors import FileProblem
+from bandpo_lab.files import locked
 from bandpo_lab.study.afterwards import parse_afterwards
 from bandpo_lab.study.collect import RunResult, batches_to_half
 from bandpo_lab.study.execute import Execution
 from bandpo_lab.study.jobs import on_cores
 from bandpo_lab.study.plan import Study, parse_study, study_text
 from bandpo_lab.study.report import sentence, study_page
-from bandpo_lab.study.statistics import Results, coverage
+from bandpo_lab.study.statistics import Results, coverage, student
 from pages import ROOT, blocks
 
 SMALL = """

@@ -254,7 +254,7 @@ def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
 
 @pytest.mark.slow
 def test_one_process_at_a_time_works_in_a_folder(tmp_path):
-    code = "import sys, time; from pathlib import Path; from bandpo.audit.files import locked\n"
+    code = "import sys, time; from pathlib import Path; from bandpo_lab.files import locked\n"
     code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         try:

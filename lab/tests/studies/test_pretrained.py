@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("trl")
-from bandpo.audit.interval import student
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
-from bandpo_lab.study.statistics import Results
+from bandpo_lab.study.statistics import Results, student
 from bandpo_lab.study.tables import signed
 from studies.network import verdict
 

@@ -10,10 +10,9 @@ import torch
 
 pytest.importorskip("scipy")
 from bandpo import Band, FixedClip
-from bandpo.audit.interval import student
 from bandpo_lab.study.cells import Place
 from bandpo_lab.study.execute import read_results
-from bandpo_lab.study.statistics import Results
+from bandpo_lab.study.statistics import Results, student
 from studies.network import effects, on_curves, read_predictions, verdict
 from studies.room import RoomFor
 

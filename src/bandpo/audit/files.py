@@ -7,22 +7,18 @@ import gzip
 import json
 import os
 import shutil
-import socket
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import FileProblem, InvalidValue
+from bandpo.errors import InvalidValue
 
 UNFINISHED = ".unfinished"
 """How the names of files and folders begin that are still being written."""
-LOCK = ".lock"
-"""How the names of files begin that keep other processes out of a folder."""
 
 
 @contextmanager
@@ -49,33 +45,6 @@ def replacing(path: Path) -> Generator[Path, None, None]:
         unfinished.replace(path)
     finally:
         remove(unfinished)
-
-
-@contextmanager
-def locked(folder: Path) -> Generator[None, None, None]:
-    """Keep other processes that lock a folder out of it, until the block or the process ends, however it ends.
-
-    Raises:
-        FileProblem: another process has locked it; the message says which.
-    """
-    from filelock import FileLock, Timeout
-
-    holder = folder / f"{LOCK}-holder"
-    try:
-        lock = FileLock(folder / LOCK, timeout=0).acquire()
-    except Timeout as error:
-        who = f" ({holder.read_text()})" if holder.exists() else ""
-        raise FileProblem(
-            f"another process is writing to {folder}{who}: wait for it, or choose another folder"
-        ) from error
-    with lock:
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        with replacing(holder) as unfinished:
-            unfinished.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {now}")
-        try:
-            yield
-        finally:
-            remove(holder)
 
 
 def remove(path: Path) -> None:
@@ -127,13 +96,6 @@ def read_jsonl(
                     raise InvalidValue(f"{path}, line {number}: not a JSON object, {fault}: {line[:60]!r}")
             if not ended:
                 return  # what is written later belongs to this line
-
-
-def drop_unfinished_line(path: Path) -> None:
-    """Remove what a kill has left of a file's last line, so that the next line starts on its own."""
-    end = path.read_bytes().rfind(b"\n") + 1
-    with path.open("r+b") as file:
-        file.truncate(end)
 
 
 @cache

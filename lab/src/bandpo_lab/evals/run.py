@@ -11,12 +11,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bandpo.audit.files import drop_unfinished_line, locked, read_jsonl
+from bandpo.audit.files import read_jsonl
 from bandpo.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.generate import GenerationError, Sampler
 from bandpo_lab.evals.grading import grade
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
 from bandpo_lab.file_models import checked
+from bandpo_lab.files import drop_unfinished_line, locked
 
 SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
 

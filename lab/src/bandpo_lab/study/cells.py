@@ -18,14 +18,15 @@ import numpy as np
 import torch
 
 import bandpo
-from bandpo.audit.files import drop_unfinished_line, read_jsonl
-from bandpo.audit.interval import Interval, student
+from bandpo.audit.files import read_jsonl
+from bandpo.audit.interval import Interval
 from bandpo.divergences import KL
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.rules import Band, FixedClip, Sides, Unclipped
 from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER
+from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.study.jobs import on_cores
-from bandpo_lab.study.statistics import Curve, halves
+from bandpo_lab.study.statistics import Curve, halves, student
 from bandpo_lab.study.tabular import World, coin_flips, rare_arm, simulate, two_stages
 
 Size = Literal["quick", "full"]

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bandpo.audit.files import LOCK, UNFINISHED, locked, read_jsonl, remove, replacing
+from bandpo.audit.files import UNFINISHED, read_jsonl, remove, replacing
 from bandpo.errors import FileProblem, InvalidValue
+from bandpo_lab.files import LOCK, locked
 from bandpo_lab.training.checkpoints import MANIFEST, damage, saved_checkpoints, seal, step_of
 
 if TYPE_CHECKING:
