@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bandpo.audit.findings import Finding
+    from bandpo.audit.replay import Replay
 
 MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]?[/dim]"}
 
@@ -63,10 +64,13 @@ def audit_command(
     """Say what the clip does to a run: whether it acts, what it blocks, what other rules would block, what to try."""
     from rich.console import Console
 
+    from bandpo import ClipRule, parse
     from bandpo.audit.figures import audit_figure
     from bandpo.audit.findings import all_findings
     from bandpo.audit.logs import read_log, summarize
+    from bandpo.audit.metrics import COUNTERFACTUALS
     from bandpo.audit.recorder import record_files
+    from bandpo.audit.replay import replay_record
     from bandpo.audit.settings import Setup
     from bandpo.audit.style import save_figure
     from bandpo.audit.tables import clip_table
@@ -79,8 +83,14 @@ def audit_command(
             "bandpo.Recorder"
         )
     console = Console()
+    tried = {text: parse(text, ClipRule) for text in clip or ()} | {
+        text: parse(text) for text in method or ()
+    }
     for path in records:
-        _print_record(console, path, clip or [], method or [], run_method, anchor, skip_bad)
+        seen = replay_record(
+            path, tried or COUNTERFACTUALS, method=run_method, anchor=anchor, skip_bad=skip_bad
+        )
+        _print_record(console, path, seen)
     if not logs:
         return
     setups = {
@@ -109,25 +119,12 @@ def _print_findings(console: Console, title: str, findings: Mapping[str, Finding
     console.print()
 
 
-def _print_record(
-    console: Console,
-    path: Path,
-    clips: Sequence[str],
-    methods: Sequence[str],
-    run_method: str | None,
-    anchor: str | None,
-    skip_bad: bool,
-) -> None:
-    """Replay a record under its own method and these, or those that every audit tries, and print what is seen."""
-    from bandpo import ClipRule, parse
+def _print_record(console: Console, path: Path, seen: Replay) -> None:
+    """What is seen of a record under its own method and others."""
     from bandpo.audit.findings import all_findings, record_findings
     from bandpo.audit.logs import summarize
-    from bandpo.audit.metrics import COUNTERFACTUALS
-    from bandpo.audit.replay import replay_record
     from bandpo.audit.tables import corrections_table, methods_table, mismatch_table
 
-    given = {text: parse(text, ClipRule) for text in clips} | {text: parse(text) for text in methods}
-    seen = replay_record(path, given or COUNTERFACTUALS, method=run_method, anchor=anchor, skip_bad=skip_bad)
     tokens = seen.audits[seen.judged].metrics()["tokens"]
     title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {seen.judged}"
     _print_findings(console, title, all_findings(summarize(seen.rows), seen.setup) | record_findings(seen))

@@ -41,9 +41,9 @@ def plot_command(
     for rule in named.values():
         check(rule)
     if figure == "training":
-        logs = {path: read_log(path) for path in runs or []}
-        known = {path.name: Setup.of_log(path, rows).method for path, rows in logs.items()}
-        drawn = figures.training_curves({path.name: rows for path, rows in logs.items()}, known)
+        logs = {path.name: read_log(path) for path in runs or []}
+        known = {path.name: Setup.of_log(path, logs[path.name]).method for path in runs or []}
+        drawn = figures.training_curves(logs, known)
     elif figure == "regions":
         drawn = figures.clipped_regions(named)
     else:
