@@ -21,13 +21,13 @@ from matplotlib.figure import Figure
 
 from bandpo.audit.interval import bootstrap
 from bandpo.audit.style import Look, add_legend, house_style
-from bandpo.audit.tables import Table
 from bandpo_lab.page import Page, Picture, Section
 from bandpo_lab.study.collect import SOLVED, WINDOW, RunResult
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.report import looks_of_arms, made
 from bandpo_lab.study.statistics import Curve, Results
 from bandpo_lab.study.tables import half_text, mean_of
+from bandpo_lab.tables import Table
 from studies.network import (
     COLLAPSED,
     SIDES,

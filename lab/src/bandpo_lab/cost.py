@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from statistics import median
 
-from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
+from bandpo_lab.tables import Table
 
 _STEP = re.compile(r"\bstep:(\d+) - (.*)")
 _METRIC = re.compile(r"([\w/@.-]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))\)?(?= - |\s*$)")

@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bandpo.audit.files import replacing
 from bandpo.audit.style import house_style, save_figure
-from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
+from bandpo_lab.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

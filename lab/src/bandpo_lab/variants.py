@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
+from bandpo_lab.tables import Table
 
 PAPER = Path(__file__).parent / "recipes/paper"
 

@@ -1,10 +1,11 @@
-"""Tables, for pages, Markdown and the terminal; and those that `bandpo audit` prints."""
+"""The tables that `bandpo audit` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rich.table import Table
 
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, RARE
 
@@ -16,34 +17,15 @@ if TYPE_CHECKING:
 UNKNOWN = "–"
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a header; the first column names the row."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    """An empty one is a line between sections."""
-    caption: str = ""
-    prose: bool = False
-    """Whether the cells hold words, which are set flush left and broken over lines, rather than numbers."""
-
-    def markdown(self) -> str:
-        """As a Markdown table, without the caption and lines between sections."""
-        rules = ["---" if k == 0 or self.prose else "---:" for k in range(len(self.header))]
-        rows = [self.header, rules, *filter(None, self.rows)]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-
-    def rich(self) -> Any:
-        """For a rich console, with the caption above."""
-        from rich.table import Table as Drawn
-
-        drawn = Drawn(*self.header, title=self.caption or None)
-        for cells in self.rows:
-            if cells:
-                drawn.add_row(*cells)
-            else:
-                drawn.add_section()
-        return drawn
+def _drawn(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
+    """Cells under a header; an empty row is a line between sections."""
+    table = Table(*header, title=title)
+    for cells in rows:
+        if cells:
+            table.add_row(*cells)
+        else:
+            table.add_section()
+    return table
 
 
 def share(x: float | None, over: float | None = None) -> str:
@@ -89,7 +71,7 @@ def clip_table(runs: Mapping[str, Summary]) -> Table:
         rows[f"{rule} would clip high"] = _cells(each, f"if/{rule}/clip_high")
         rows[f"{rule} would clip low"] = _cells(each, f"if/{rule}/clip_low")
         rows[f"{rule} would block, p < 0.1"] = _cells(each, f"if/{rule}/blocked_mass_below_0.1")
-    return Table(["", *runs], _told(rows), "on the run's own tensors")
+    return _drawn(["", *runs], _told(rows), "on the run's own tensors")
 
 
 def methods_table(seen: Replay) -> Table:
@@ -110,7 +92,7 @@ def methods_table(seen: Replay) -> Table:
     }
     rest |= {f"  {bin_label(name)}": _cells(each, f"blocked_mass_{name}") for name in RARE}
     title = f"on the same tokens, bounds around the {seen.anchor}'s policy"
-    return Table(["", *seen.by_step], [*rows, [], *_told(rest)], title)
+    return _drawn(["", *seen.by_step], [*rows, [], *_told(rest)], title)
 
 
 def mismatch_table(m: Mismatch, judged: str) -> Table:
@@ -140,7 +122,7 @@ def mismatch_table(m: Mismatch, judged: str) -> Table:
                 rows.append([name, *sizes, *(share(d[key]) for key in shares.values())])
         rows.append([])
     title = f"engine against trainer; what {judged} blocks and the interval used"
-    return Table(["", "tokens", "KL k1", "KL k3", *shares], rows, title)
+    return _drawn(["", "tokens", "KL k1", "KL k3", *shares], rows, title)
 
 
 def corrections_table(m: Mismatch) -> Table:
@@ -150,4 +132,4 @@ def corrections_table(m: Mismatch) -> Table:
         for name, d in m.corrected_figures().items()
     ]
     header = ["", "tokens touched", "mean weight", "ESS", "gradient lost"]
-    return Table(header, rows, "weights for π_old/π_rollout")
+    return _drawn(header, rows, "weights for π_old/π_rollout")

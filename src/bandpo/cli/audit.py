@@ -100,7 +100,7 @@ def audit_command(
     summaries = {label: summarize(rows) for label, rows in logs.items()}
     for label, summary in summaries.items():
         _print_findings(console, f"{label}, {summary.steps} steps", all_findings(summary, setups[label]))
-    console.print(clip_table(summaries).rich())
+    console.print(clip_table(summaries))
     save_figure(audit_figure(logs, {label: setup.method for label, setup in setups.items()}), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)
 
@@ -128,8 +128,8 @@ def _print_record(console: Console, path: Path, seen: Replay) -> None:
     tokens = seen.audits[seen.judged].metrics()["tokens"]
     title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {seen.judged}"
     _print_findings(console, title, all_findings(summarize(seen.rows), seen.setup) | record_findings(seen))
-    console.print(methods_table(seen).rich())
+    console.print(methods_table(seen))
     # Without a gap the engine is the trainer.
     if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):
-        console.print(mismatch_table(seen.mismatch, seen.judged).rich())
-        console.print(corrections_table(seen.mismatch).rich())
+        console.print(mismatch_table(seen.mismatch, seen.judged))
+        console.print(corrections_table(seen.mismatch))

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from bandpo.audit.interval import Interval
-from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
 from bandpo_lab.evals.golds import BadGold
 from bandpo_lab.evals.metrics import Values, estimate, per_problem
 from bandpo_lab.evals.run import Sample
+from bandpo_lab.tables import Table
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bandpo.audit.style import house_style
-from bandpo.audit.tables import Table
 from bandpo.errors import InvalidValue
 from bandpo.where import BAND, BASELINE, UPPER
 from bandpo_lab.study.cells import MAIN, RULES, TAILS, Map, Place
+from bandpo_lab.tables import Table
 
 HIGH_RATE = 0.32
 """Where entropy is compared: the greatest learning rate but one of the quick map."""

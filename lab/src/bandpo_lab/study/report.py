@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bandpo.audit.style import Look, looks_of
-from bandpo.audit.tables import Table
 from bandpo.text import as_method
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
@@ -23,6 +22,7 @@ from bandpo_lab.study.tables import (
     signed,
     tuning_table,
 )
+from bandpo_lab.tables import Table
 
 
 def study_page(content: Mapping[str, Any], afterwards: str = "") -> Page:
