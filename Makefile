@@ -20,8 +20,8 @@ STUDIES := lab/tests/studies studies
 # Where Python must not keep what it compiled, each process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test test-frameworks test-lab test-studies slow-test nightly test-matrix rehearsals coverage mutation lint \
-  docs release-check audit-deps gpu-check lock clean
+.PHONY: demo setup test test-frameworks test-lab test-studies slow-test nightly test-matrix conformance rehearsals coverage \
+  mutation lint docs release-check audit-deps gpu-check lock clean
 
 demo: $(DEMO)
 	$(BIN)/bandpo train --output_dir runs/demo --resume
@@ -58,6 +58,10 @@ nightly: rehearsals mutation
 # build/matrix: about 20 GB the first time.
 test-matrix: $(DEMO)
 	$(BIN)/python scripts/matrix.py build/matrix
+
+# Each loss that a framework ships, against the method here: docs/conformance.md. Environments under build/conformance.
+conformance: $(DEMO)
+	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
 rehearsals: $(TEST)

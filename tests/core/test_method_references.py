@@ -1,16 +1,12 @@
 """The oracle of `method_references`, held: to verl's, TRL's and SkyRL's own losses, and to weights worked by hand."""
 
-import importlib
 import math
-import sys
-import typing
-from collections import defaultdict
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+import framework_losses
 import method_references as reference
 
 
@@ -24,6 +20,11 @@ def batch(seed=0, shape=(40, 9), spread=0.7, whole_sequences=False):
     if whole_sequences:
         advantages = advantages[:, :1].expand(shape)
     return new.requires_grad_(), old, advantages, (torch.arange(shape[1]) < lengths).double()
+
+
+def given(logp, old, advantages, mask):
+    """The same for `framework_losses`; the rollout engine's policy is the trainer's old one."""
+    return framework_losses.Batch(logp, old, old, advantages, mask)
 
 
 def token_mean(loss, mask):
@@ -84,99 +85,23 @@ OF_SEQUENCES = ("gspo", "geo_mean")
 @pytest.mark.parametrize("name", VERL)
 def test_verl(name):
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import ActorConfig, PolicyLossConfig
-
     settings, ours = VERL[name]
-    config = ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        policy_loss=PolicyLossConfig(loss_mode=name),
-        **settings,
-    )
-    logp, old, advantages, mask = batch(whole_sequences=name in OF_SEQUENCES)
-    theirs, _ = get_policy_loss_fn(name)(
-        old_log_prob=old,
-        log_prob=logp,
-        advantages=advantages,
-        response_mask=mask,
-        loss_agg_mode="seq-mean-token-mean",
-        config=config,
-    )
+    loss = framework_losses.verl(name, loss_agg_mode="seq-mean-token-mean", **settings)
+    logp, old, advantages, mask = tensors = batch(whole_sequences=name in OF_SEQUENCES)
     found = gradient(sequence_mean(ours(logp, old, advantages, mask), mask), logp)
-    assert_same_and_varied(found, gradient(theirs, logp), mask)
+    assert_same_and_varied(found, gradient(loss(given(*tensors)), logp), mask)
 
 
 def test_verl_icepop():
     """verl's bypass mode with the REINFORCE loss, whose weight is the ratio to the rollout engine."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
-    from verl.trainer.config.algorithm import RolloutCorrectionConfig
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import ActorConfig, PolicyLossConfig
-
-    correction = RolloutCorrectionConfig.bypass_pg_token_icepop(threshold=2.0, threshold_lower=0.5)
-    config = ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        policy_loss=PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction),
-    )
-    logp, old, advantages, mask = batch()
-    theirs, _ = get_policy_loss_fn("bypass_mode")(
-        old_log_prob=old, log_prob=logp, advantages=advantages, response_mask=mask, config=config
-    )
+    loss = framework_losses.verl("bypass_mode", threshold=2.0, threshold_lower=0.5)
+    logp, old, advantages, mask = tensors = batch()
     ours = token_mean(reference.icepop(logp, old, advantages, mask, lower=0.5, upper=2.0), mask)
-    assert_same_and_varied(gradient(ours, logp), gradient(theirs, logp), mask)
+    assert_same_and_varied(gradient(ours, logp), gradient(loss(given(*tensors)), logp), mask)
 
 
 # --- TRL --------------------------------------------------------------------------------------------------------------
-
-
-def trl_loss(trainer_class, batch, **settings):
-    """The trainer's own loss method, on given log-probabilities in place of a model's."""
-    logp, old, advantages, mask = batch
-    given = {
-        "importance_sampling_level": "token",
-        "epsilon_low": 0.2,
-        "epsilon_high": 0.2,
-        "off_policy_mask_threshold": None,
-        "delta": None,
-        "sapo_temperature_pos": 1.0,
-        "sapo_temperature_neg": 1.05,
-        "vespo_k_pos": 2.0,
-        "vespo_lambda_pos": 3.0,
-        "vespo_k_neg": 3.0,
-        "vespo_lambda_neg": 2.0,
-    } | settings
-    stub = SimpleNamespace(
-        args=SimpleNamespace(**given, steps_per_generation=1),
-        accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x),
-        model=SimpleNamespace(training=True),
-        aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        beta=0.0,
-        use_vllm=False,
-        current_gradient_accumulation_steps=1,
-        max_completion_length=logp.shape[1],
-        _entropy_bonus_enabled=False,
-        _metrics=defaultdict(lambda: defaultdict(list)),
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logp, torch.zeros_like(logp), None),
-        get_off_policy_mask=trainer_class.get_off_policy_mask,
-        get_gamma_weights=trainer_class.get_gamma_weights,
-        **given,
-    )
-    ids, ones = torch.zeros(logp.shape, dtype=torch.long), torch.ones(logp.shape, dtype=torch.long)
-    inputs = {
-        "prompt_ids": ids[:, :1],
-        "prompt_mask": ones[:, :1],
-        "completion_ids": ids,
-        "completion_mask": mask,
-        "advantages": advantages[:, 0],
-        "old_per_token_logps": old,
-        "num_items_in_batch": mask.sum(),
-    }
-    return trainer_class._compute_loss(stub, None, inputs)
 
 
 TRL = {
@@ -206,6 +131,11 @@ TRL = {
         sequence_mean,
     ),
     "vespo": ({"loss_type": "vespo"}, reference.vespo, token_mean),
+    "gmpo": (
+        {"kind": "GMPO", "epsilon": 0.3, "epsilon_high": 0.4},
+        partial(reference.gmpo, low=0.3, high=0.4),
+        sequence_mean,
+    ),
     "off-policy mask": (
         {"loss_type": "grpo", "off_policy_mask_threshold": 0.1},
         partial(reference.opsm, delta=0.1),
@@ -216,21 +146,11 @@ TRL = {
 
 @pytest.mark.parametrize("name", TRL)
 def test_trl(name):
-    trl = pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
     settings, ours, mean = TRL[name]
     logp, old, advantages, mask = tensors = batch(1, whole_sequences=True)
-    theirs = gradient(trl_loss(trl.GRPOTrainer, tensors, **settings), logp)
+    theirs = gradient(framework_losses.trl(**settings)(given(*tensors)), logp)
     found = gradient(mean(ours(logp, old, advantages, mask), mask), logp)
-    assert_same_and_varied(found, theirs, mask)
-
-
-def test_trl_gmpo():
-    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
-    from trl.experimental.gmpo import GMPOTrainer
-
-    logp, _, _, mask = tensors = batch(2, whole_sequences=True)
-    theirs = gradient(trl_loss(GMPOTrainer, tensors, epsilon_low=0.3, epsilon_high=0.4), logp)
-    found = gradient(sequence_mean(reference.gmpo(*tensors, low=0.3, high=0.4), mask), logp)
     assert_same_and_varied(found, theirs, mask)
 
 
@@ -259,15 +179,15 @@ SKYRL = {
         partial(reference.gspo, low=0.1, high=0.2),
     ),
     "cispo": (
-        {"cispo": {"cispo_eps_clip_low": 0.3, "cispo_eps_clip_high": 0.5}},
+        {"cispo.cispo_eps_clip_low": 0.3, "cispo.cispo_eps_clip_high": 0.5},
         partial(reference.cispo, low=0.3, high=0.5),
     ),
     "dppo": (
-        {"dppo": {"dppo_type": "binary_tv", "delta_low": 0.1, "delta_high": 0.15}},
+        {"dppo.delta_low": 0.1, "dppo.delta_high": 0.15},
         partial(reference.dppo_tv, low=0.1, high=0.15, max_weight=torch.inf),
     ),
     "sapo": (
-        {"sapo": {"tau_pos": 1.5, "tau_neg": 3.0}},
+        {"sapo.tau_pos": 1.5, "sapo.tau_neg": 3.0},
         partial(reference.sapo, positive=1.5, negative=3.0),
     ),
     "rollout_is": (
@@ -278,24 +198,12 @@ SKYRL = {
 
 
 @pytest.mark.parametrize("name", SKYRL)
-def test_skyrl(name, monkeypatch):
+def test_skyrl(name):
     pytest.importorskip("skyrl", reason="needs skyrl, which needs Python 3.12")
-    if sys.version_info < (3, 12):
-        # SkyRL declares 3.12 because pydantic refuses typing.TypedDict below it; the rest of it runs on 3.11.
-        monkeypatch.setattr(typing, "TypedDict", importlib.import_module("typing_extensions").TypedDict)
-    from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
-    from skyrl.train.config import AlgorithmConfig
-
     settings, ours = SKYRL[name]
-    config = AlgorithmConfig(policy_loss_type=name)
-    for key, value in settings.items():
-        for inner, number in value.items() if isinstance(value, dict) else [(None, value)]:
-            setattr(*((getattr(config, key), inner) if inner else (config, key)), number)
-    logp, old, advantages, mask = batch(3, whole_sequences=name in OF_SEQUENCES)
-    theirs, _ = PolicyLossRegistry.get(name)(
-        logp, old, advantages, config, loss_mask=mask, rollout_logprobs=old if name == "rollout_is" else None
-    )
-    found = gradient((ours(logp, old, advantages, mask) * mask).sum(), logp)
+    logp, old, advantages, mask = tensors = batch(3, whole_sequences=name in OF_SEQUENCES)
+    theirs = framework_losses.skyrl(name, **settings)(given(*tensors))
+    found = gradient(token_mean(ours(logp, old, advantages, mask), mask), logp)
     assert_same_and_varied(found, gradient(theirs, logp), mask, rtol=1e-5)
 
 
