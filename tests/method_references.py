@@ -73,6 +73,9 @@ def trgppo(logp, logp_old, advantages, mask, *, delta=0.05):
     return -torch.where(outside & outward, ratio.detach(), ratio) * advantages
 
 
+BAPO = {"share": 0.5, "lower": (0.6, 0.9), "upper": (1.2, 3.0), "steps": (0.05, 0.05), "upper_first": False}
+
+
 def bapo_bounds(logp, logp_old, advantages, mask, *, share, lower, upper, steps, upper_first):
     """BAPO 2510.18927: move the bounds until positive advantages carry that share of the clipped objective.
 
@@ -84,12 +87,9 @@ def bapo_bounds(logp, logp_old, advantages, mask, *, share, lower, upper, steps,
     ends, step = {"lower": lower[1], "upper": upper[1]}, dict(zip(("lower", "upper"), steps, strict=True))
 
     def reached():
-        positive = (ratio.clamp(max=bounds["upper"]) * advantages * mask)[
-            advantages.expand_as(logp) >= 0
-        ].sum()
-        negative = -(ratio.clamp(min=bounds["lower"]) * advantages * mask)[
-            advantages.expand_as(logp) < 0
-        ].sum()
+        gained, lost = advantages.clamp(min=0) * mask, advantages.clamp(max=0) * mask
+        positive = (ratio.clamp(max=bounds["upper"]) * gained).sum()
+        negative = -(ratio.clamp(min=bounds["lower"]) * lost).sum()
         return negative == 0 or positive >= share * (positive + negative)
 
     for side in ("upper", "lower") if upper_first else ("lower", "upper"):
@@ -98,31 +98,9 @@ def bapo_bounds(logp, logp_old, advantages, mask, *, share, lower, upper, steps,
     return bounds["lower"], bounds["upper"]
 
 
-def bapo(
-    logp,
-    logp_old,
-    advantages,
-    mask,
-    *,
-    share=0.5,
-    lower=(0.6, 0.9),
-    upper=(1.2, 3.0),
-    steps=(0.05, 0.05),
-    upper_first=False,
-    dual=math.inf,
-):
+def bapo(logp, logp_old, advantages, mask, *, dual=math.inf, **settings):
     """BAPO 2510.18927: PPO between the bounds of `bapo_bounds`, found anew for each batch."""
-    found = bapo_bounds(
-        logp,
-        logp_old,
-        advantages,
-        mask,
-        share=share,
-        lower=lower,
-        upper=upper,
-        steps=steps,
-        upper_first=upper_first,
-    )
+    found = bapo_bounds(logp, logp_old, advantages, mask, **BAPO | settings)
     return surrogate((logp - logp_old).exp(), *found, advantages, dual)
 
 
@@ -182,10 +160,8 @@ def gpg(logp, logp_old, advantages, mask):
 def up(logp, logp_old, advantages, mask, *, low=0.2, dual=math.inf):
     """UP 2607.06987, eq. 15: for A > 0 the ratio of the policy to itself, for others PPO."""
     itself = (logp - logp.detach()).exp()
-    ratio = (logp - logp_old).exp()
-    return torch.where(
-        advantages > 0, -itself * advantages, surrogate(ratio, 1 - low, math.inf, advantages, dual)
-    )
+    clipped = surrogate((logp - logp_old).exp(), 1 - low, math.inf, advantages, dual)
+    return torch.where(advantages > 0, -itself * advantages, clipped)
 
 
 def gppo(logp, logp_old, advantages, mask, *, low=0.2, high=0.28, beta_low=1.0, beta_high=1.0, dual=math.inf):

@@ -45,9 +45,8 @@ def commands(page: Path) -> list[list[str]]:
     fenced = "".join(block.text for block in blocks(page, "sh", "console"))
     indented = "".join(re.findall(r"^    .*\n", page.read_text(), re.M))
     lines = (fenced + indented).replace("\\\n", " ")
-    found = re.findall(r"^(?: *|\$ )bandpo (.*)$", lines, re.M) + re.findall(
-        r"`bandpo ([^`]+)`", page.read_text()
-    )
+    found = re.findall(r"^(?: *|\$ )bandpo (.*)$", lines, re.M)
+    found += re.findall(r"`bandpo ([^`]+)`", page.read_text())
     return [shlex.split(command, comments=True) for command in found]
 
 
@@ -103,8 +102,7 @@ def _shell(command: str, folder: Path, source: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     packages = f"{source}{os.pathsep}{ROOT / 'lab/src'}"
     variables = {"PATH": path, "PYTHONPATH": packages, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
-    run = subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env=os.environ | variables, capture_output=True, text=True
-    )
+    words, environment = ["bash", "-ec", command], os.environ | variables
+    run = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, f"{command}\n{run.stdout}{run.stderr}"
     return run.stdout

@@ -12,14 +12,7 @@ from jaxtyping import install_import_hook
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as type checkers have it
 
-CORE = [
-    "_checks",
-    "rule_check",
-    "bounds",
-    "rules",
-    "audit.metrics",
-    "divergences",
-]
+CORE = ["_checks", "rule_check", "bounds", "rules", "audit.metrics", "divergences"]
 CORE += ["loss", "methods", "objectives", "radius", "batch"]
 
 typing.TYPE_CHECKING = True

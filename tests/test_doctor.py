@@ -23,7 +23,7 @@ def framework(tmp_path, monkeypatch):
 
     monkeypatch.setattr(bandpo.integrations, "__path__", [*bandpo.integrations.__path__, str(tmp_path)])
 
-    def make(source, tested="1.0"):
+    def make(source, tested):
         (tmp_path / "house_adapter.py").write_text(source)
         return Adapter("House", "house", "house", "house_adapter", tested)
 
@@ -31,25 +31,21 @@ def framework(tmp_path, monkeypatch):
     sys.modules.pop("bandpo.integrations.house_adapter", None)
 
 
-def test_an_adapter_that_loads(framework):
-    assert doctor.adapter_state(framework("import warnings; warnings.warn('noise')")) == ("1.0", "ok", "")
-
-
-def test_another_version_than_the_tested_one(framework):
-    assert doctor.adapter_state(framework("", tested="2.0")) == ("1.0", "ok", "tested with 2.0")
-
-
-def test_an_adapter_that_the_framework_breaks(framework):
-    found = doctor.adapter_state(framework("raise AttributeError('module house has no attribute loss')"))
-    assert found == ("1.0", "fails", "AttributeError: module house has no attribute loss")
+@pytest.mark.parametrize(
+    ("source", "tested", "said"),
+    [
+        ("import warnings; warnings.warn('noise')", "1.0", ("ok", "")),
+        ("", "2.0", ("ok", "tested with 2.0")),
+        ("raise AttributeError('no loss')", "1.0", ("fails", "AttributeError: no loss")),
+    ],
+)
+def test_what_is_said_of_an_adapter(source, tested, said, framework):
+    assert doctor.adapter_state(framework(source, tested)) == ("1.0", *said)
 
 
 def test_a_framework_that_is_not_there():
-    assert doctor.adapter_state(Adapter("Nobody's", "nobodys-rl", "nobodys_rl", "trl", "1")) == (
-        "",
-        "absent",
-        "",
-    )
+    nobodys = Adapter("Nobody's", "nobodys-rl", "nobodys_rl", "trl", "1")
+    assert doctor.adapter_state(nobodys) == ("", "absent", "")
 
 
 def test_verl_without_its_entry_point_or_with_a_filter(monkeypatch):
@@ -67,24 +63,9 @@ def test_verl_without_its_entry_point_or_with_a_filter(monkeypatch):
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("absent", 0), ("fails", 1)])
 def test_the_command_has_a_row_for_each_and_fails_if_one_does(monkeypatch, state, code):
-    monkeypatch.setattr(
-        doctor,
-        "adapter_state",
-        lambda adapter: ("1.0", state, "why") if adapter is ADAPTERS[2] else ("", "ok", ""),
-    )
+    states = dict.fromkeys(ADAPTERS, ("", "ok", "")) | {ADAPTERS[2]: ("1.0", state, "why")}
+    monkeypatch.setattr(doctor, "adapter_state", states.get)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == code
     assert result.output.count("\n") > len(ADAPTERS)
     assert state in result.output
-
-
-def test_every_adapter_has_its_file_and_its_tests():
-    from pathlib import Path
-
-    import bandpo.integrations
-
-    folder = Path(bandpo.integrations.__file__).parent
-    tests = Path(__file__).parent
-    for adapter in ADAPTERS:
-        assert (folder / f"{adapter.module}.py").exists()
-        assert (tests / "integrations" / f"test_{adapter.module}.py").exists()

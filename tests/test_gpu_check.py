@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,25 +13,18 @@ import torch
 import gpu_check
 import gpu_check_docs
 import gpu_check_sections as sections
+from pages import ROOT
 
-ROOT = Path(__file__).parents[1]
 
-
-def test_the_page_says_what_the_data_say():
+def test_the_page_says_what_the_data_say_and_these_are_of_a_full_run_on_a_gpu(tmp_path):
     page = gpu_check_docs.PAGE.read_text()
     assert gpu_check_docs.renewed(page) == page
-
-
-def test_only_a_full_run_on_a_gpu_is_published():
+    with pytest.raises(ValueError, match="has lost its marks"):
+        gpu_check_docs.renewed("# Benchmarks\n", tmp_path / "none.json")
     results = gpu_check_docs.RESULTS
     stamp = json.loads(results.read_text())["stamp"] if results.exists() else None
     assert stamp is None or (stamp["cuda"] and not stamp["small"])
     assert (stamp is None) == ("On a GPU: not yet measured." in gpu_check_docs.PAGE.read_text())
-
-
-def test_a_page_without_marks_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has lost its marks"):
-        gpu_check_docs.renewed("# Benchmarks\n", tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -40,26 +32,21 @@ def test_the_sections_fit_into_20_minutes(small):
     assert sum(section.seconds for section in gpu_check.plan(small)) < 20 * 60
 
 
-def one_row_and(end):
-    """Rows of a section that ends in a way of its own; here, because the section's process imports them."""
-
-    def rows(allowance, device):
-        yield {"device": device}
-        end()
-
-    return rows
+# Sections that end in ways of their own; named here, because the process of a section imports them.
 
 
 def raises(allowance, device):
-    yield from one_row_and(lambda: 1 / 0)(allowance, device)
+    yield {"device": device}
+    raise ZeroDivisionError
 
 
 def dies(allowance, device):
-    yield from one_row_and(lambda: os._exit(3))(allowance, device)
+    yield {"device": device}
+    os._exit(3)
 
 
 def ends(allowance, device):
-    yield from one_row_and(lambda: None)(allowance, device)
+    yield {"device": device}
 
 
 @pytest.mark.slow
@@ -69,12 +56,7 @@ def ends(allowance, device):
         (raises, 120, (), {"status": "failed", "rows": [{"device": "cpu"}], "error": "ZeroDivisionError"}),
         (dies, 120, (), {"status": "failed", "error": "its process ended with exit code 3"}),
         (ends, 0.01, (), {"status": "failed", "rows": [], "error": "stopped after its 0.01 s"}),
-        (
-            ends,
-            120,
-            ("no_such_module",),
-            {"status": "skipped", "rows": [], "reason": "no_such_module not installed"},
-        ),
+        (ends, 120, ("no_such",), {"status": "skipped", "rows": [], "reason": "no_such not installed"}),
     ],
     ids=["raises", "dies", "too slow", "skipped"],
 )
@@ -96,9 +78,8 @@ def test_another_piece_is_begun_while_one_as_slow_as_the_slowest_fits(monkeypatc
 def test_an_inaccurate_margin_fails_the_section(monkeypatch):
     monkeypatch.setattr(sections, "ACCURACY", 1e-12)
     names = ("TotalVariation()",)
-    rows = sections.accuracy(
-        sections.Allowance(float("inf")), "cpu", points=4, backend="eager", eager=names, compiled=names
-    )
+    few = {"points": 4, "backend": "eager", "eager": names, "compiled": names}
+    rows = sections.accuracy(sections.Allowance(float("inf")), "cpu", **few)
     with pytest.raises(AssertionError, match="more than 1e-12"):
         assert all(row["error"] > 0 for row in rows)
 
@@ -112,21 +93,16 @@ def test_a_failed_check_is_named_and_the_others_run(monkeypatch):
 
     monkeypatch.setattr(lean, "SETTINGS", lean.SETTINGS[2:3])
     monkeypatch.setattr(lean, "graphs_over_shapes", lambda settings, device: 3)
-    monkeypatch.setattr(
-        speed, "LOSSES", {"textbook": speed.textbook_clip, "FixedClip": speed.LOSSES["FixedClip(0.2)"]}
-    )
-    monkeypatch.setattr(
-        speed, "compiled", lambda loss, backend: wrong if loss is speed.textbook_clip else loss
-    )
+    two = {"textbook": speed.textbook_clip, "FixedClip": speed.LOSSES["FixedClip(0.2)"]}
+    monkeypatch.setattr(speed, "LOSSES", two)
+    monkeypatch.setattr(speed, "compiled", lambda loss, _: wrong if loss is two["textbook"] else loss)
     found = sections.habits(sections.Allowance(float("inf")), "cpu", tokens=1024, backend="eager")
     rows = list(islice(found, 9))
     with pytest.raises(AssertionError, match="2 checks failed"):
         next(found)
     outcomes = {(row["check"], row["of"]): row.get("failed", row.get("found")) for row in rows}
-    assert (
-        outcomes["graphs", "clip=FixedClip(low=0.2, high=0.28), aggregation=seq-mean-token-mean"]
-        == "AssertionError: 3 graphs for 6 shapes"
-    )
+    settings = "clip=FixedClip(low=0.2, high=0.28), aggregation=seq-mean-token-mean"
+    assert outcomes["graphs", settings] == "AssertionError: 3 graphs for 6 shapes"
     assert "not close" in outcomes["compiled equals eager", "textbook"]
     assert outcomes["compiled equals eager", "FixedClip"] == "holds"
     assert outcomes["peak buffers", "FixedClip"] == "skipped: needs CUDA"
@@ -146,38 +122,21 @@ def test_goals_are_judged_at_the_largest_size():
     def step(arm, ratio):
         return {"model": "135M", "arm": arm, "batch": {"ratio": ratio}}
 
-    text = gpu_check_docs.goals(
-        {
-            "speed": {
-                "rows": [
-                    {"what": "copy"},
-                    loss("Band(KL)", 2**24, 1.2, 0.85),
-                    loss("textbook clip 0.2", 2**24, 1.0, 0.9),
-                    loss("Band(KL)", 2**16, 1.0, 0.1),
-                    {"what": "loss", "tokens": 2**26, "skipped": "no time left"},
-                ]
-            },
-            "trl 135M": {"rows": [step("GRPOTrainer", 1.0), step("BandGRPOTrainer", 1.02)]},
-        }
-    )
+    speed = [{"what": "copy"}, {"what": "loss", "tokens": 2**26, "skipped": "no time left"}]
+    speed += [loss("Band(KL)", 2**24, 1.2, 0.85), loss("textbook clip 0.2", 2**24, 1.0, 0.9)]
+    speed += [loss("Band(KL)", 2**16, 1.0, 0.1)]
+    steps = [step("GRPOTrainer", 1.0), step("BandGRPOTrainer", 1.02)]
+    text = gpu_check_docs.goals({"speed": {"rows": speed}, "trl 135M": {"rows": steps}})
     judged = [line.split(" | ")[-3:] for line in text.splitlines()[2:]]
-    assert judged == [
-        ["at least 0.8", "0.850", "yes |"],
-        ["at most 1.1", "1.200", "no |"],
-        ["at most 1.01", "1.020", "no |"],
-    ]
+    assert judged[0] == ["at least 0.8", "0.850", "yes |"]
+    assert judged[1:] == [["at most 1.1", "1.200", "no |"], ["at most 1.01", "1.020", "no |"]]
     assert "16,777,216 tokens" in text
 
 
 def run(*arguments, paths=("src", "tests")):
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in paths)}
-    return subprocess.run(
-        [sys.executable, "benchmarks/gpu_check.py", *map(str, arguments)],
-        cwd=ROOT,
-        env=variables,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "benchmarks/gpu_check.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +183,6 @@ def test_the_small_form_runs_to_its_end(tmp_path):
     assert "error: failed: accuracy; see" in part.stderr
     after = json.loads(output.read_text())["sections"]
     assert "No module named 'oracle'" in after["accuracy"]["error"]
-    assert (
-        "**Accuracy: worst relative error of the margins** (failed: ModuleNotFoundError"
-        in gpu_check_docs.block({"stamp": results["stamp"], "sections": after})
-    )
+    printed = gpu_check_docs.block({"stamp": results["stamp"], "sections": after})
+    assert "**Accuracy: worst relative error of the margins** (failed: ModuleNotFoundError" in printed
     assert after | {"accuracy": None} == found | {"accuracy": None}

@@ -14,10 +14,6 @@ from bandpo_lab.data.sources import HUB
 pytestmark = pytest.mark.usefixtures("one_grader")
 
 
-def test_every_set_of_the_authors_is_one_that_we_load():
-    assert STYLES.keys() <= HUB.keys()
-
-
 def test_their_prompt_and_data_source(tmp_path):
     for name in ("dapo-math-17k", "amc23"):
         row = {"problem": f"What is 1 + {len(name)}?", "answer": str(1 + len(name))}
@@ -52,6 +48,9 @@ def test_tests_of_programs_are_not_taken_for_numbers(tmp_path):
 def test_a_set_that_they_do_not_have_is_refused_before_it_is_loaded(tmp_path):
     with pytest.raises(ValueError, match=r"no prompt for minerva, only for dapo-math-17k, "):
         prepare_data(["amc23", "minerva"], tmp_path, authors=True)
+    assert STYLES.keys() <= HUB.keys()
+    with pytest.raises(ValueError, match=r"no reward for the data source 'gsm8k'.*--authors"):
+        compute_score("gsm8k", "Answer: 1", "1")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +86,3 @@ def test_mathematics_is_graded_as_theirs(source, text, gold, score):
 )
 def test_a_choice_is_graded_by_its_letter(text, score):
     assert compute_score("commonsense_qa", text, "C")["score"] == score
-
-
-def test_another_data_source_is_refused():
-    with pytest.raises(ValueError, match=r"no reward for the data source 'gsm8k'.*--authors"):
-        compute_score("gsm8k", "Answer: 1", "1")

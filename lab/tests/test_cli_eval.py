@@ -1,10 +1,7 @@
 """`bandpo data prepare`, `bandpo eval` and `bandpo compare` as commands, one after the other."""
 
 import json
-import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,22 +13,20 @@ import byte_model
 from bandpo import cli
 
 pytestmark = pytest.mark.usefixtures("one_grader")
-COMMAND = [sys.executable, "-c", "from bandpo.cli import main; main()"]
 
 
 @pytest.fixture
 def bandpo(monkeypatch, capsys, tmp_path):
-    """Runs a command in this process, in an empty folder, and returns what it printed."""
+    """Runs a command in this process, in an empty folder; what it printed, or the error that it ended with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*arguments):
+    def run(*arguments, code=0):
         monkeypatch.setattr(sys, "argv", ["bandpo", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
-        output = capsys.readouterr()
-        assert stop.value.code in (None, 0), stop.value.code
-        return output.out
+        assert (stop.value.code or 0) == code, stop.value
+        return str(stop.value) if code else capsys.readouterr().out
 
     return run
 
@@ -64,9 +59,8 @@ def test_the_embedded_model_by_default(bandpo, tmp_path):
 
 def test_real_sets_from_preparation_to_report(bandpo, reader, real_data, tmp_path):
     names = ("aime24", "aime25", "amc23")
-    table = bandpo(
-        "data", "prepare", *(real_data / f"{name}.jsonl" for name in names), "--output-dir", "data"
-    )
+    files = [real_data / f"{name}.jsonl" for name in names]
+    table = bandpo("data", "prepare", *files, "--output-dir", "data")
     assert all(name in table for name in names)
     data = [part for name in names for part in ("--data", f"data/trl/{name}.parquet")]
     bandpo("eval", reader, *data, "--n", 2, "--max-new-tokens", 4, "--batch-size", 16, "--output-dir", "run")
@@ -76,11 +70,10 @@ def test_real_sets_from_preparation_to_report(bandpo, reader, real_data, tmp_pat
     assert len({(s["problem"], s["sample"]) for s in samples(tmp_path / "run")}) == 200
 
 
-def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, reader, tmp_path, monkeypatch):
+def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, reader, tmp_path):
     rows = [("1+1?", "2"), ("Which N?", "N=n"), ("When?", "3:00")]
-    (tmp_path / "sums.jsonl").write_text(
-        "".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows)
-    )
+    lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
+    (tmp_path / "sums.jsonl").write_text("\n".join(lines))
     evaluate = ["eval", reader, "--data", "sums.jsonl", "--n", 1, "--max-new-tokens", 4]
     assert "2 golds cannot be used, 2 kept" in bandpo(*evaluate, "--output-dir", "kept")
     assert len(samples(tmp_path / "kept")) == 3
@@ -88,23 +81,18 @@ def test_golds_that_cannot_be_graded_are_found_before_an_evaluation(bandpo, read
     report = json.loads((tmp_path / "left" / "report.json").read_text())["sums"]
     assert (report["problems"], list(report["unreadable golds"]["dropped"])) == (1, ["sums-1", "sums-2"])
     (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "Which?", "answer": "N=n"}) + "\n")
-    arguments = ["bandpo", *map(str, evaluate), "--golds", "drop", "--output-dir", "none"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit, match="no problem is left"):
-        cli.main()
+    ended = bandpo(*evaluate, "--golds", "drop", "--output-dir", "none", code=2)
+    assert "no problem is left" in ended
 
 
-def test_a_chat_template_can_be_given(bandpo, reader, tmp_path, monkeypatch):
+def test_a_chat_template_can_be_given(bandpo, reader, tmp_path):
     (tmp_path / "sums.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
     (tmp_path / "nothing.jinja").write_text("{% if false %}{{ messages }}{% endif %}")
     assert " train " in bandpo("data", "prepare", "sums.jsonl", "--output-dir", "data", "--role", "train")
     evaluate = ["eval", reader, "--data", "data/trl/sums.parquet", "--n", 1, "--max-new-tokens", 4]
     bandpo(*evaluate)
-    monkeypatch.setattr(
-        sys, "argv", ["bandpo", *map(str, evaluate), "--output-dir", "x", "--chat-template", "nothing.jinja"]
-    )
-    with pytest.raises(SystemExit, match="has no tokens"):
-        cli.main()
+    ended = bandpo(*evaluate, "--output-dir", "x", "--chat-template", "nothing.jinja", code=2)
+    assert "has no tokens" in ended
 
 
 @pytest.mark.parametrize(
@@ -123,38 +111,10 @@ def test_a_chat_template_can_be_given(bandpo, reader, tmp_path, monkeypatch):
         (["eval", "runs/mine", "--vllm"], "runs/mine/model"),
     ],
 )
-def test_mistakes_end_in_one_line(monkeypatch, tmp_path, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_end_in_one_line(bandpo, monkeypatch, tmp_path, arguments, message):
     monkeypatch.setitem(sys.modules, "vllm", None)
     (tmp_path / "runs/mine/model").mkdir(parents=True)
     (tmp_path / "runs/mine/model/config.json").write_text("{}")
-    monkeypatch.setattr(sys, "argv", ["bandpo", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2
-    assert str(stop.value).startswith("error: ")
-    assert message in str(stop.value)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_without_losing_or_repeating_a_sample(tmp_path):
-    def command(folder):
-        return [*COMMAND, "eval", "--n", "8", "--batch-size", "4", "--output-dir", str(tmp_path / folder)]
-
-    subprocess.run(command("whole"), check=True, capture_output=True)
-    whole = (tmp_path / "whole" / "samples.jsonl").read_text()
-    path = tmp_path / "killed" / "samples.jsonl"
-    enough = 1
-    for _ in range(3):
-        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not path.exists() or path.read_bytes().count(b"\n") < enough:
-            assert process.poll() is None, "ended before it could be killed"
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        enough = path.read_bytes().count(b"\n") + 30
-        assert enough - 30 < 512, "finished before it was killed"
-    with path.open("a") as file:
-        file.write('{"problem": "multipl')  # as a kill in the middle of a line leaves it
-    subprocess.run(command("killed"), check=True, capture_output=True)
-    assert path.read_text() == whole
+    ended = bandpo(*arguments, code=2)
+    assert ended.startswith("error: ")
+    assert message in ended

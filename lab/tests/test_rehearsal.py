@@ -51,11 +51,8 @@ def _no_processes(request, monkeypatch):
 
 
 def failure(overrides: list[str], folder: Path) -> tuple[str, str]:
-    failed = [
-        check
-        for check in rehearse([*RECIPE, *overrides], folder=folder, steps=2, stand_in=True).checks
-        if not check.ok
-    ]
+    found = rehearse([*RECIPE, *overrides], folder=folder, steps=2, stand_in=True)
+    failed = [check for check in found.checks if not check.ok]
     assert len(failed) == 1, failed
     return failed[0].name, failed[0].detail
 
@@ -92,9 +89,8 @@ def test_nothing_outlives_a_killed_rehearsal(folder):
         run.kill()
         _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
-    assert not [
-        p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())
-    ]
+    commands = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(folder) in command]
 
 
 BROKEN_SYNC = """
@@ -131,9 +127,7 @@ def test_a_cut_weight_sync_is_named(working, folder, tmp_path, monkeypatch):
 )
 def test_a_broken_reward_is_named(body, part, words, folder, tmp_path):
     path = tmp_path / "my_reward.py"
-    path.write_text(
-        f"def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n"
-    )
+    path.write_text(f"def compute_score(data_source, solution_str, *_, **__):\n    {body}\n")
     name, detail = failure([f"reward.custom_reward_function.path={path}"], folder)
     assert name == part
     assert words in detail
@@ -181,16 +175,10 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
         ("actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
         ("data.train_files=null", "data.train_files names no file"),
         ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
-        (
-            "actor_rollout_ref.rollout.n=0",
-            "actor_rollout_ref.rollout.n must be a whole number of at least 1, got 0",
-        ),
+        ("actor_rollout_ref.rollout.n=0", "rollout.n must be a whole number of at least 1, got 0"),
         ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
         ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
-        (
-            "actor_rollout_ref.actor.policy_loss.clip='Band(KL(), -1)'",
-            "verl refuses the settings: actor_rollout_ref.actor.policy_loss.clip: in 'Band(KL(), -1)': radius must be",
-        ),
+        ("actor_rollout_ref.actor.policy_loss.clip='Band(KL(), -1)'", "verl refuses the settings: actor_"),
     ],
 )
 def test_settings_that_no_run_can_have_are_named(composed, override, words):
@@ -198,13 +186,6 @@ def test_settings_that_no_run_can_have_are_named(composed, override, words):
     assert not check.ok
     assert words in check.detail
     assert "\n" not in check.detail
-
-
-def test_a_number_of_processes_that_cannot_share_the_responses_is_refused():
-    with pytest.raises(
-        ValueError, match=r"ranks=3 cannot share the 8 responses of an update: choose 1, 2, 4 or 8"
-    ):
-        rehearse(RECIPE, ranks=3, stand_in=True)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +226,7 @@ def test_a_reward_that_cannot_be_loaded_is_named_before_ray_starts(override, wor
     assert words in check.detail
 
 
-def test_a_folder_of_an_earlier_rehearsal_is_cleared(folder, monkeypatch):
+def test_a_folder_of_an_earlier_rehearsal_is_cleared_and_another_refused(folder, monkeypatch, tmp_path):
     monkeypatch.setattr("bandpo_lab.rehearsal.stages.train", lambda *_: None)
     rehearse(RECIPE, folder=folder, stand_in=True)
     (folder / "checkpoints/global_step_2").mkdir(parents=True)
@@ -253,9 +234,6 @@ def test_a_folder_of_an_earlier_rehearsal_is_cleared(folder, monkeypatch):
     rehearse(RECIPE, folder=folder, stand_in=True)
     assert not (folder / "checkpoints").exists()
     assert not (folder / "metrics-first.jsonl").exists()
-
-
-def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ValueError, match=r"no rehearsal's and not empty \(checkpoints\)"):
         rehearse(RECIPE, folder=tmp_path, stand_in=True)
@@ -263,17 +241,18 @@ def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["algorithm.adv_estimator=gae", "actor_rollout_ref.model.lora_rank=8", "model_engine=megatron"],
+    ("overrides", "ranks", "error", "message"),
+    [
+        (["algorithm.adv_estimator=gae"], 2, CannotRehearse, "a critic"),
+        (["actor_rollout_ref.model.lora_rank=8"], 2, CannotRehearse, "LoRA"),
+        (["model_engine=megatron"], 2, CannotRehearse, "megatron"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_sise=64"], 2, ValueError, "ppo_mini_batch_sise"),
+        ([], 3, ValueError, r"ranks=3 cannot share the 8 responses .*: choose 1, 2, 4 or 8"),
+    ],
 )
-def test_what_cannot_be_rehearsed_is_refused(override):
-    with pytest.raises(CannotRehearse):
-        rehearse([*RECIPE, override])
-
-
-def test_a_misspelt_key_is_named_by_hydra():
-    with pytest.raises(ValueError, match="ppo_mini_batch_sise"):
-        rehearse([*RECIPE, "actor_rollout_ref.actor.ppo_mini_batch_sise=64"])
+def test_what_cannot_be_rehearsed_is_refused(overrides, ranks, error, message):
+    with pytest.raises(error, match=message):
+        rehearse([*RECIPE, *overrides], ranks=ranks, stand_in=True)
 
 
 def test_changes_keep_what_the_recipe_is_about(composed, folder):
@@ -298,10 +277,9 @@ def test_a_local_model_keeps_its_architecture_and_tokenizer(tmp_path):
 
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<think>"])
-    tokenizer.save_pretrained(tmp_path / "own")
-    Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=4).save_pretrained(
-        tmp_path / "own"
-    )
+    model = Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=4)
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "own")
     kept = write_model(str(tmp_path / "own"), tmp_path / "tiny")
     assert "<think>" in kept.get_vocab()
     config = AutoConfig.from_pretrained(tmp_path / "tiny")
@@ -310,13 +288,11 @@ def test_a_local_model_keeps_its_architecture_and_tokenizer(tmp_path):
 
 
 def test_prompts_come_from_the_recipes_files_and_know_their_answers(tmp_path):
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": f"{'x' * (2000 * (i % 2))} {i}?"}],
-            "reward_model": {"ground_truth": i},
-        }
-        for i in range(12)
-    ]
+    def row(i):
+        text = f"{'x' * (2000 * (i % 2))} {i}?"
+        return {"prompt": [{"role": "user", "content": text}], "reward_model": {"ground_truth": i}}
+
+    rows = [row(i) for i in range(12)]
     path = tmp_path / "train.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     chosen = choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=4)
@@ -337,9 +313,8 @@ def command(*arguments: str):
 
 
 def test_the_command_reports_and_exits_by_what_it_found(folder):
-    found = command(
-        "--folder", str(folder), "--", *RECIPE[:-2], "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
-    )
+    misspelt = "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
+    found = command("--folder", str(folder), "--", *RECIPE[:-2], misspelt)
     assert found.exit_code == 1
     assert "FAIL settings: there is no policy loss named 'bnad'" in found.output
     lines = found.output.strip().splitlines()

@@ -18,11 +18,8 @@ from rehearse_recipes import CHECKED, SHIPPED, main, overrides, recipes, write_c
 
 
 def test_every_file_that_the_launcher_takes_is_a_recipe():
-    found = recipes()
-    assert {"paper/authors", "paper/arm/dapo", "paper/task/apps", "dapo/overlong", "paper/rule/dcpo"} <= set(
-        found
-    )
-    assert set(CHECKED) < set(found)
+    some = {"paper/authors", "paper/arm/dapo", "paper/task/apps", "dapo/overlong", "paper/rule/dcpo"}
+    assert some | set(CHECKED) < set(recipes())
 
 
 @pytest.mark.slow
@@ -65,9 +62,8 @@ def test_the_made_up_choices_are_rewarded_as_choices(tmp_path):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """The script, with rehearsals that take no time; gives what was rehearsed and the table."""
-    monkeypatch.setattr(
-        rehearse_recipes, "validate", lambda config: SimpleNamespace(ok=True, detail="accepted")
-    )
+    accepted = SimpleNamespace(ok=True, detail="accepted")
+    monkeypatch.setattr(rehearse_recipes, "validate", lambda config: accepted)
     monkeypatch.setattr(rehearse_recipes, "compose", lambda *_: None)
     monkeypatch.setattr(rehearse_recipes, "ROOT", tmp_path)
     page = tmp_path / "docs/rehearsal.md"
@@ -81,9 +77,8 @@ def run(tmp_path, monkeypatch):
             done.append(" ".join(chosen))
             ok = not fails or fails not in done[-1]
             checks = [SimpleNamespace(name="clip", ok=ok, detail="3 of 9 tokens")]
-            return SimpleNamespace(
-                ok=ok, verdict="PASSED" if ok else "FAILED", checks=checks, folder=Path("/x")
-            )
+            verdict = "PASSED" if ok else "FAILED"
+            return SimpleNamespace(ok=ok, verdict=verdict, checks=checks, folder=Path("/x"))
 
         monkeypatch.setattr(rehearse_recipes, "rehearse", rehearsed)
         monkeypatch.setattr("sys.argv", ["rehearse_recipes.py", str(tmp_path / "results"), *arguments])

@@ -21,8 +21,7 @@ FAKES = {
         exec "$@" """,
     "scontrol": """
         echo "scontrol $*" >> "$FAKE/calls"
-        if [ "$1" = show ]; then printf 'nodea\\nnodeb\\n'; fi
-        if [ "$1" = requeue ]; then touch "$FAKE/requeued"; fi """,
+        if [ "$1" = show ]; then printf 'nodea\\nnodeb\\n'; fi """,
     "getent": """
         printf '127.0.1.1 STREAM nodea\\n10.0.0.5 STREAM\\n' """,
 }
@@ -55,31 +54,24 @@ WITHOUT_RAY = FAKES | {
 }
 
 
-def install(fakes: dict[str, str], folder: Path) -> None:
-    folder.mkdir()
-    for name, text in fakes.items():
-        (folder / name).write_text(f"#!/usr/bin/env bash\n{text}")
-        (folder / name).chmod(0o755)
-
-
 class Slurm:
     """Runs a batch script as one job: the signal before the time limit, and a run more after each requeue."""
 
     def __init__(self, folder: Path, fakes: dict[str, str], **environment: str) -> None:
         self.folder = folder
         self.job = str(os.getpid())
-        install(fakes, folder / "bin")
+        (folder / "bin").mkdir()
+        for name, text in fakes.items():
+            (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}")
+            (folder / "bin" / name).chmod(0o755)
         shutil.copytree(RECIPES, folder / "recipes")
+        job = {"SUBMIT_DIR": str(folder), "JOB_ID": self.job, "JOB_NODELIST": "node[a-b]"}
+        job |= {"JOB_NUM_NODES": "2", "GPUS_ON_NODE": "4", "CPUS_PER_TASK": "16"}
         self.environment = os.environ | {
             "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "FAKE": str(folder),
             "BANDPO_OUTPUT": str(folder / "runs"),
-            "SLURM_SUBMIT_DIR": str(folder),
-            "SLURM_JOB_ID": self.job,
-            "SLURM_JOB_NODELIST": "node[a-b]",
-            "SLURM_JOB_NUM_NODES": "2",
-            "SLURM_GPUS_ON_NODE": "4",
-            "SLURM_CPUS_PER_TASK": "16",
+            **{f"SLURM_{name}": value for name, value in job.items()},
             **environment,
         }
 
@@ -90,15 +82,12 @@ class Slurm:
     def submit(self, *arguments: str, out_of_time=lambda: False, limit: float = 60) -> list[int]:
         """The exit status of each run; the first is sent the signal as soon as its time is over."""
         statuses = []
-        while not statuses or self.requeued():
+        while self.calls().count(f"scontrol requeue {self.job}") == len(statuses):
+            variables = self.environment | {"SLURM_RESTART_COUNT": str(len(statuses))}
             with (self.folder / f"bandpo-{self.job}.log").open("a") as log:
-                script = subprocess.Popen(
-                    ["bash", str(self.folder / "recipes/slurm.sbatch"), *arguments],
-                    env=self.environment | {"SLURM_RESTART_COUNT": str(len(statuses))},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+                command = ["bash", str(self.folder / "recipes/slurm.sbatch"), *arguments]
+                printed = {"stdout": log, "stderr": log}
+                script = subprocess.Popen(command, env=variables, start_new_session=True, **printed)
                 try:
                     ends, signalled = time.monotonic() + limit, bool(statuses)
                     while script.poll() is None and time.monotonic() < ends:
@@ -113,12 +102,6 @@ class Slurm:
                     script.wait()
             statuses.append(script.returncode)
         return statuses
-
-    def requeued(self) -> bool:
-        mark = self.folder / "requeued"
-        there = mark.exists()
-        mark.unlink(missing_ok=True)
-        return there
 
     def log(self) -> str:
         return (self.folder / f"bandpo-{self.job}.log").read_text()
@@ -183,13 +166,9 @@ def test_a_failed_training_fails_the_job_and_leaves_no_ray(tmp_path):
     ],
 )
 def test_a_job_is_looked_after_in_one_place(arguments, command):
-    found = subprocess.run(
-        [RECIPES / "job.sh", "--dry-run", *arguments],
-        env={"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "http://head:8265"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = [RECIPES / "job.sh", "--dry-run", *arguments]
+    variables = {"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "http://head:8265"}
+    found = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == command
 
 

@@ -22,19 +22,9 @@ from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.train import RunTrainer, run_training
 
 # The embedded task, made small: three batches of two updates.
-SMALL = [
-    "--per_device_train_batch_size=8",
-    "--num_generations=4",
-    "--steps_per_generation=2",
-    "--num_iterations=1",
-    "--max_steps=6",
-    "--save_steps=2",
-    "--logging_steps=1",
-    "--max_completion_length=8",
-    "--train_prompts=32",
-    "--eval_prompts=2",
-    "--eval_samples=4",
-]
+SMALL = ["--per_device_train_batch_size=8", "--num_generations=4", "--steps_per_generation=2"]
+SMALL += ["--num_iterations=1", "--max_steps=6", "--save_steps=2", "--logging_steps=1"]
+SMALL += ["--max_completion_length=8", "--train_prompts=32", "--eval_prompts=2", "--eval_samples=4"]
 CPU = ["--use_cpu", "--bf16=False"]
 
 
@@ -64,15 +54,17 @@ def copied(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
-def assert_same(folder, whole):
-    """Weights bit for bit, every row logged but for times, scores, and a picture."""
+def assert_same_weights(folder, whole):
     expected = weights(whole)
     assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
-    ours, theirs = (
-        [{**row, "step_time": 0} for row in RunFolder(place).history()] for place in (folder, whole)
-    )
-    assert ours == theirs
-    assert RunFolder(folder).evaluations == RunFolder(whole).evaluations
+
+
+def assert_same(folder, whole):
+    """Weights bit for bit, every row logged but for times, scores, and a picture."""
+    assert_same_weights(folder, whole)
+    run, other = RunFolder(folder), RunFolder(whole)
+    rows, others = ([row | {"step_time": 0} for row in one.history()] for one in (run, other))
+    assert (rows, run.evaluations) == (others, other.evaluations)
     assert (folder / "curves.png").read_bytes() == (whole / "curves.png").read_bytes()
     assert yaml.safe_load((folder / "config.yaml").read_text())
     assert not list(folder.glob(".unfinished*"))
@@ -80,11 +72,6 @@ def assert_same(folder, whole):
 
 def slow(*values):
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
-
-
-def cut(path):
-    """Leave the first half of a file."""
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def test_a_run_leaves_everything_behind(copied):
@@ -115,9 +102,7 @@ def test_scores_in_between_are_logged_and_change_nothing(whole, tmp_path):
     rows = [row for row in scored.history() if "mean@4" in row]
     assert [row["step"] for row in rows] == [4]
     assert rows[0].keys() == {"step", "mean@4", "pass@4"}
-    assert all(
-        torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(scored.path).values(), strict=True)
-    )
+    assert_same_weights(scored.path, whole)
 
 
 def test_other_methods_by_name(tmp_path):
@@ -157,9 +142,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     argv = [*SMALL, steered, "--eval_every=2", "--output_dir", str(tmp_path / "cut")]
     code = "import sys; from bandpo_lab.training import arguments, train; "
     code += "train.run_training(arguments.parse_arguments(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([sys.executable, "-c", code, *argv], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while not (tmp_path / "cut" / "checkpoint-2" / "trainer_state.json").exists() and process.poll() is None:
         assert time.monotonic() < deadline
@@ -171,32 +154,47 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     assert_same(cut.path, whole.path)
 
 
+AT_THE_END = ("manifest.json", "curves.png", "model")
+"""What a run leaves only then."""
+CHECKPOINT = r"checkpoint-6 is damaged \({0} (has|cannot).*going on from step 4"
+
+
+def damaged(*names, folder="", gone=(), said="was finished, but {0} has"):
+    """Cases: a file of which half is left, what is gone besides, what is said; all but the first are slow."""
+    cases = [(folder + name, gone, said.format(name)) for name in names]
+    return [cases[0], *slow(*cases[1:])]
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", *slow("manifest.json", "optimizer.pt", "trainer_state.json", "config.json")],
+    "case",
+    [
+        *damaged("metrics.jsonl", "evaluation.json", "config.yaml", "curves.png", "model/model.safetensors"),
+        *damaged(
+            *("model.safetensors", "manifest.json", "optimizer.pt", "trainer_state.json", "config.json"),
+            folder="checkpoint-6/",
+            gone=AT_THE_END,
+            said=CHECKPOINT,
+        ),
+        (None, AT_THE_END, ""),  # killed after the last step
+        *slow(
+            (None, ("manifest.json", "checkpoint-*/optimizer.pt"), "no checkpoint is whole: .* from step 0")
+        ),
+    ],
+    ids=str,
 )
-def test_goes_on_from_the_newest_whole_checkpoint(name, whole, copied, capsys):
-    """Killed after the last checkpoint, which is damaged: those before it are whole."""
-    for left in ("manifest.json", "curves.png"):
-        (copied / left).unlink()
-    shutil.rmtree(copied / "model")
-    cut(copied / "checkpoint-6" / name)
+def test_goes_on_from_what_is_whole(case, whole, copied, capsys):
+    """To the same run, after which there is nothing to do."""
+    name, gone, said = case
+    for path in [path for pattern in gone for path in copied.glob(pattern)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if name is not None:
+        os.truncate(copied / name, (copied / name).stat().st_size // 2)
     run_training(small(copied, "--resume"))
-    said = capsys.readouterr().err
-    assert re.search(rf"checkpoint-6 is damaged \({name} (has|cannot)", said)
-    assert "going on from step 4" in said
+    assert re.search(said, capsys.readouterr().err, re.DOTALL)
     assert_same(copied, whole)
-    assert (copied / "damaged" / "checkpoint-6" / name).exists()
-
-
-@pytest.mark.slow
-def test_starts_again_where_no_checkpoint_is_whole(whole, copied, capsys):
-    (copied / "manifest.json").unlink()
-    for checkpoint in copied.glob("checkpoint-*"):
-        (checkpoint / "optimizer.pt").unlink()
+    assert not said.startswith("checkpoint") or (copied / "damaged" / name).exists()
     run_training(small(copied, "--resume"))
-    assert "no checkpoint is whole: starting again from step 0" in capsys.readouterr().err
-    assert_same(copied, whole)
+    assert "made again" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -219,26 +217,6 @@ def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
     assert "No space left on device" in logged
     run_training(small(tmp_path, "--resume"))
     assert_same(tmp_path, whole)
-
-
-def test_resumed_after_the_last_step_it_trains_no_further(whole, copied):
-    (copied / "manifest.json").unlink()
-    shutil.rmtree(copied / "model")
-    run_training(small(copied, "--resume"))
-    assert_same(copied, whole)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["metrics.jsonl", *slow("evaluation.json", "config.yaml", "curves.png", "model/model.safetensors")],
-)
-def test_makes_again_what_is_damaged_in_a_finished_run(name, whole, copied, capsys):
-    cut(copied / name)
-    run_training(small(copied, "--resume"))
-    assert f"was finished, but {name} has" in capsys.readouterr().err
-    assert_same(copied, whole)
-    run_training(small(copied, "--resume"))
-    assert "made again" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -268,20 +246,17 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path):
         RunFolder(tmp_path).check(small(tmp_path))  # and has not used the folder
 
 
-def test_refuses_a_used_folder_and_other_settings(copied):
+def test_refuses_a_checkpoint_in_the_middle_of_a_batch_and_a_folder_it_cannot_use(tmp_path, copied):
+    with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
+        run_training(small(tmp_path / "new", "--save_steps=3"))
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written"):
+        run_training(small(tmp_path / "file" / "run"))
     with pytest.raises(ValueError, match="already used; add --resume"):
         run_training(small(copied))
     with pytest.raises(ValueError, match=r"other settings.*learning_rate: 0.0001 → 0.001"):
         run_training(small(copied, "--resume", "--learning_rate=1e-3"))
-
-
-def test_refuses_a_checkpoint_in_the_middle_of_a_batch_and_an_unwritable_folder(tmp_path):
-    with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
-        run_training(small(tmp_path / "run", "--save_steps=3"))
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written"):
-        run_training(small(tmp_path / "file" / "run"))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +294,11 @@ def test_yaml_and_flags(tmp_path):
     assert arguments.training.method == "FixedClip(low=0.2, high=0.28)"
     assert arguments.training.learning_rate == 2e-5
     assert arguments.training.num_generations == 8  # TRL's default, not the embedded task's
+    assert arguments.training.trust_remote_code is False
     assert [f.__name__ for f in reward_functions(arguments.run)] == ["accuracy_reward", "reward"]
+    nowhere = parse_arguments(["--reward_funcs", "no_such.module.reward"])
+    with pytest.raises(ValueError, match=r"reward_funcs: 'no_such.module.reward' is neither one of TRL's"):
+        reward_functions(nowhere.run)
 
 
 def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tmp_path):
@@ -340,9 +319,7 @@ def test_flags_may_be_written_with_hyphens():
 
 
 def test_the_config_of_a_run_makes_the_run_again(tmp_path):
-    first = parse_arguments(
-        [*SMALL, "--clip=FixedClip(0.2, 0.28)", "--seed=7", f"--output_dir={tmp_path}/run"]
-    )
+    first = small(tmp_path / "run", "--clip=FixedClip(0.2, 0.28)", "--seed=7")
     folder = RunFolder(tmp_path / "run")
     with folder.held():
         folder.check(first)
@@ -380,14 +357,6 @@ def test_refuses_bad_arguments(content, argv, message, tmp_path, monkeypatch):
         argv = ["--config", "run.yaml", *CPU]
     with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("[", r"\[")):
         parse_arguments(argv)
-
-
-def test_refuses_a_reward_that_leads_nowhere():
-    arguments = parse_arguments(["--reward_funcs", "no_such.module.reward"])
-    with pytest.raises(
-        ValueError, match=r"reward_funcs: 'no_such.module.reward' is neither one of TRL's nor"
-    ):
-        reward_functions(arguments.run)
 
 
 @pytest.mark.parametrize("missing", ["model_name_or_path", "dataset_name"])

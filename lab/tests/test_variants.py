@@ -30,33 +30,19 @@ def found(config, expected: dict) -> dict:
 def test_the_authors_settings_are_those_of_their_scripts():
     """As read from the 48 scripts of RLtraining/verl/baselinescripts; all those on mathematics agree in these."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    expected = {
-        "data.train_batch_size": 256,
-        "data.max_prompt_length": 1024,
-        "data.max_response_length": 4096,
-        "data.truncation": "error",
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.norm_adv_by_std_in_grpo": True,
-        f"{actor}.policy_loss.clip": "Band(TotalVariation(), 0.05, max_ratio=10)",
-        f"{actor}.clip_ratio_c": 10.0,
-        f"{actor}.loss_agg_mode": "seq-mean-token-mean",
-        f"{actor}.ppo_mini_batch_size": 64,
-        f"{actor}.use_kl_loss": True,
-        f"{actor}.kl_loss_coef": 0.001,
-        f"{actor}.kl_loss_type": "low_var_kl",
-        f"{actor}.entropy_coeff": 0,
-        f"{actor}.optim.lr": 1e-6,
-        f"{actor}.fsdp_config.param_offload": False,
-        f"{rollout}.tensor_model_parallel_size": 1,
-        f"{rollout}.n": 16,
-        f"{rollout}.val_kwargs.n": 32,
-        f"{rollout}.val_kwargs.temperature": 1.0,
-        f"{rollout}.val_kwargs.do_sample": True,
-        "trainer.total_epochs": 10,
-        "trainer.test_freq": 5,
-        "trainer.save_freq": 10,
-        "trainer.val_before_train": True,
+    lengths = {"max_prompt_length": 1024, "max_response_length": 4096, "truncation": "error"}
+    loss = {"policy_loss.clip": "Band(TotalVariation(), 0.05, max_ratio=10)", "clip_ratio_c": 10.0}
+    kl = {"use_kl_loss": True, "kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl", "entropy_coeff": 0}
+    steps = {"ppo_mini_batch_size": 64, "optim.lr": 1e-6, "fsdp_config.param_offload": False}
+    parts = {
+        "data": {"train_batch_size": 256} | lengths,
+        "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True},
+        actor: {"loss_agg_mode": "seq-mean-token-mean"} | loss | kl | steps,
+        rollout: {"tensor_model_parallel_size": 1, "n": 16},
+        f"{rollout}.val_kwargs": {"n": 32, "temperature": 1.0, "do_sample": True},
+        "trainer": {"total_epochs": 10, "test_freq": 5, "save_freq": 10, "val_before_train": True},
     }
+    expected = {f"{part}.{name}": value for part, of_it in parts.items() for name, value in of_it.items()}
     assert found(settings(), expected) == expected
 
 
@@ -114,15 +100,8 @@ def test_the_table_names_the_models_and_the_rules(monkeypatch):
 def test_the_page_has_the_commands_table():
     page = (PAPER / "README.md").read_text()
     (printed,) = re.findall(r"^\| setting \| authors (?:\|.*\n)+", page, re.M)
-    output = (
-        CliRunner().invoke(app, ["recipes", "diff", "authors", "recommended"], catch_exceptions=False).output
-    )
-    assert printed == output
-
-
-def test_an_unknown_variant_is_named():
-    with pytest.raises(ValueError, match=r"'ours' is no variant .* authors, base, recommended"):
-        differences("authors", "ours")
+    command = ["recipes", "diff", "authors", "recommended"]
+    assert printed == CliRunner().invoke(app, command, catch_exceptions=False).output
 
 
 def test_the_command_copies_unless_told(tmp_path, monkeypatch):
@@ -130,3 +109,5 @@ def test_the_command_copies_unless_told(tmp_path, monkeypatch):
     for arguments, folder in ([], "recipes"), (["mine"], "mine"), (["copy", "other"], "other"):
         assert CliRunner().invoke(app, ["recipes", *arguments]).output == f"{folder}/README.md\n"
         assert (Path(folder) / "paper/authors.yaml").exists()
+    with pytest.raises(ValueError, match=r"'ours' is no variant .* authors, base, recommended"):
+        differences("authors", "ours")

@@ -26,7 +26,7 @@ def near(tokens, before, after, onward):
     return tokens, pytest.approx(before), pytest.approx(after, abs=1e-6), onward
 
 
-def test_numbers_worked_by_hand(tmp_path):
+def test_numbers_worked_by_hand_and_what_two_looks_or_no_method_tell(tmp_path):
     looks = [
         [0.0, 0.0, 0.0, 0.0],
         [0.3, -0.5, 0.1, 0.3],  # the first is blocked above ln 1.2, the second below ln 0.8
@@ -36,6 +36,9 @@ def test_numbers_worked_by_hand(tmp_path):
     seen = replay_record(record(tmp_path, looks, [1.0, -2.0, 0.5, 0.0]))
     assert seen.moves["raised"] == near(2, (0.3 + 0.4) / 2, (0.1 - 0.2) / 2, 0.5)
     assert seen.moves["lowered"] == near(1, 0.5, 0.1, 1.0)
+    assert not replay_record(record(tmp_path / "two", [[0.0], [0.3]], [1.0])).moves
+    unknown = record(tmp_path / "unknown", [[0.0], [0.3], [0.4]], [1.0], method=None)
+    assert not replay_record(unknown).moves
 
 
 @pytest.mark.parametrize(
@@ -52,12 +55,6 @@ def test_numbers_worked_by_hand(tmp_path):
 def test_looks_at_one_token(looks, steps, expected, tmp_path):
     [moves] = replay_record(record(tmp_path, [[x] for x in looks], [1.0], steps=steps)).moves.values()
     assert moves == expected
-
-
-def test_two_looks_or_no_method_tell_nothing(tmp_path):
-    assert not replay_record(record(tmp_path / "two", [[0.0], [0.3]], [1.0])).moves
-    unknown = record(tmp_path / "unknown", [[0.0], [0.3], [0.4]], [1.0], method=None)
-    assert not replay_record(unknown).moves
 
 
 def test_what_is_not_seen_again_is_forgotten(tmp_path, monkeypatch):

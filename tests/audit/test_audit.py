@@ -1,7 +1,6 @@
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
 from bandpo.audit.mismatch import Mismatch
 from bandpo.batch import Batch
 from bandpo.rules import Capped
+from pages import ROOT
 
 
 def batch(seed, rows=8, columns=64):
@@ -28,10 +28,8 @@ def test_numbers_worked_by_hand():
     p = torch.tensor([[0.005, 0.05, 0.5], [0.05, 0.5, 0.9]])
     ratio = torch.tensor([[4.0, 2.0, 1.1], [0.5, 1.5, 9.0]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    seen = Audit.from_batch(
-        (p * ratio).log(), p.log(), torch.tensor([1.0, -2.0]), mask, clip=FixedClip(0.2), entropy=p * 2
-    )
-    m = seen.metrics()
+    tensors = (p * ratio).log(), p.log(), torch.tensor([1.0, -2.0]), mask
+    m = Audit.from_batch(*tensors, clip=FixedClip(0.2), entropy=p * 2).metrics()
     expected = {
         "tokens": 5,
         "calls": 1,
@@ -189,23 +187,17 @@ def test_double_precision_is_kept():
     assert seen.figures()["blocked_moved"] == 0.5
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
-
-
-def test_the_page_s_example(capsys):
-    block = next(
-        b for b in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "Audit.from_batch" in b
-    )
-    exec(block, {})
-    assert capsys.readouterr().out == "0.25\n"
-
-
-def test_the_glossary_has_every_metric():
-    for name in Audit.from_batch(*batch(7, rows=200), clip=Band()).metrics():
+def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():
+    page = (ROOT / "docs/audit.md").read_text()
+    metrics = Audit.from_batch(*batch(7, rows=200), clip=Band()).metrics()
+    assert logged(metrics) == {f"audit/{name}": metrics[name] for name in LOGGED}
+    assert logged(metrics, detail=True) == {f"audit/{name}": value for name, value in metrics.items()}
+    assert len(LOGGED) == 12 < len(metrics)
+    for name in metrics:
         general = re.sub(r"^if/[^/]+/", "if/RULE/", name)
         general = re.sub("/(" + "|".join(map(re.escape, BINS)) + ")$", "/BIN", general)
-        assert f"`{general}`" in PAGE, name
-    assert all(f"`{name}`" in PAGE for name in (*BINS, *COUNTERFACTUALS))
+        assert f"`{general}`" in page, name
+    assert all(f"`{name}`" in page for name in (*BINS, *COUNTERFACTUALS))
 
 
 @pytest.mark.parametrize("wrap", [lambda band: Capped(band, 4.0), lambda band: Sides(FixedClip(), band)])
@@ -218,10 +210,3 @@ def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
     assert default == pytest.approx(10 * used, rel=1e-5)  # Band's own, 0.05
     both = Sides(Band(KL(), 0.5), Band(KL(), 0.05))  # of two bands, the one that is spent most
     assert Audit.from_batch(*tensors, clip=both).metrics()["radius_used"] == pytest.approx(default)
-
-
-def test_what_is_logged_is_measured():
-    metrics = Audit.from_batch(*batch(7, rows=200), clip=Band()).metrics()
-    assert logged(metrics) == {f"audit/{name}": metrics[name] for name in LOGGED}
-    assert logged(metrics, detail=True) == {f"audit/{name}": value for name, value in metrics.items()}
-    assert len(LOGGED) == 12 < len(metrics)

@@ -18,40 +18,18 @@ from bandpo.text import parse
 
 def row(step, **changed):
     """One log step of an audited TRL run."""
-    audit = {
-        "tokens": 1000,
-        "calls": 4,
-        "on_policy": 0.25,
-        "inert": 0.5,
-        "clip_high": 0.01,
-        "clip_low": 0.02,
-        "radius_used": 0.1,
-        "blocked_mass_below_0.1": 0.3,
-        "blocked_mass_below_0.01": 0.5,
-        "if/Band/clip_high": 0.005,
-        "if/Band/clip_low": 0.01,
-        "if/Band/blocked_mass_below_0.1": 0.02,
-        "tokens_positive/0.01_to_0.1": 100,
-        "clip_high/0.01_to_0.1": 0.4,
-        "tokens_positive_below_0.1": 100,
-        "mass_positive_below_0.1": 50,
-        "mass_positive_below_0.01": 20,
-        "clip_high_below_0.1": 0.4,
-    }
-    trl = {
-        "step": step,
-        "entropy": 1.0,
-        "reward": 0.1,
-        "clip_ratio/high_mean": 0.5,
-        "note": "text",
-        "nan": None,
-    }
-    return trl | {f"audit/{k}": v for k, v in (audit | changed).items()}
+    audit = {"tokens": 1000, "calls": 4, "on_policy": 0.25, "inert": 0.5, "radius_used": 0.1}
+    audit |= {"clip_high": 0.01, "clip_low": 0.02, "clip_high/0.01_to_0.1": 0.4, "clip_high_below_0.1": 0.4}
+    audit |= {"blocked_mass_below_0.1": 0.3, "blocked_mass_below_0.01": 0.5}
+    audit |= {"if/Band/clip_high": 0.005, "if/Band/clip_low": 0.01, "if/Band/blocked_mass_below_0.1": 0.02}
+    audit |= {"tokens_positive/0.01_to_0.1": 100, "tokens_positive_below_0.1": 100}
+    audit |= {"mass_positive_below_0.1": 50, "mass_positive_below_0.01": 20}
+    trl = {"step": step, "entropy": 1.0, "reward": 0.1, "clip_ratio/high_mean": 0.5, "note": "text"}
+    return trl | {"nan": None} | {f"audit/{k}": v for k, v in (audit | changed).items()}
 
 
 def verdicts(*rows, framework=None):
-    named = [dict(r) for r in rows]
-    return all_findings(summarize(named), Setup(framework))
+    return all_findings(summarize([dict(r) for r in rows]), Setup(framework))
 
 
 def write(path, rows):
@@ -64,10 +42,8 @@ def test_reads_three_formats_alike(tmp_path):
     rows = [row(1), row(2) | {"audit_detail": {"audit/upper": 2.0}}]
     write(tmp_path / "run" / "metrics.jsonl", rows)
     for step in (9, 10):  # of several checkpoints the newest counts
-        state = tmp_path / "trl" / f"checkpoint-{step}" / "trainer_state.json"
-        state.parent.mkdir(parents=True)
         history = [*rows, {"step": 2, "train_runtime": 1.0}] if step == 10 else rows[:1]
-        state.write_text(json.dumps({"log_history": history}))
+        write(tmp_path / f"trl/checkpoint-{step}/trainer_state.json", [{"log_history": history}])
     ours, trl = read_log(tmp_path / "run"), read_log(tmp_path / "trl")
     assert ours == trl
     assert [r["step"] for r in ours] == [1, 2]
@@ -85,11 +61,7 @@ def test_reads_three_formats_alike(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "trainer_state.json",
-            '{"log_history": [{"step": 1',
-            "is no trainer_state.json, or only a part of one",
-        ),
+        ("trainer_state.json", '{"log_history": [{"step": 1', "is no trainer_state.json, or only a part"),
         ("metrics.jsonl", None, "is no log of a run; give a run folder"),
         ("metrics.jsonl", '{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is a int, not an object"),
         ("metrics.jsonl", '{"step": 1, "loss": 2.0}\n', "logs none of entropy, reward"),
@@ -140,20 +112,11 @@ NONE = dict.fromkeys(READ, 0.0)
     ("question", "logged", "ok", "text"),
     [
         ("Does the clip act?", row(1), None, "no clip rate was logged"),
-        (
-            "Does the clip act?",
-            row(1) | READ,
-            True,
-            "yes, on 3% of tokens; 50% of losses had no clipped token",
-        ),
+        ("Does the clip act?", row(1) | READ, True, "yes, on 3% of tokens; 50% of losses had no clipped"),
         ("Does the clip act?", row(1, on_policy=1.0) | READ, False, "exactly 1"),
         ("Does the clip act?", row(1, inert=1.0) | NONE, False, "no token was clipped"),
-        (
-            "Does the clip act?",
-            row(1, inert=0.25) | NONE,
-            True,
-            "weights tokens anew in 75% of losses",
-        ),  # CISPO, SAPO
+        # CISPO, SAPO
+        ("Does the clip act?", row(1, inert=0.25) | NONE, True, "weights tokens anew in 75% of losses"),
         ("Is the step the right size?", row(1), True, "spends on average 10.0% of the radius"),
         ("Is the step the right size?", row(1, radius_used=3.0), False, "300.0%"),
         ("Is the step the right size?", {"step": 1, "entropy": 1.0}, None, "does not say"),
@@ -196,18 +159,14 @@ def test_six_clipped_tokens_of_146_are_no_verdict():
     assert found.try_next == ""
 
 
-def test_that_none_of_a_few_tokens_was_clipped_is_no_verdict_either():
+def test_few_tokens_without_a_clipped_one_and_few_steps_are_no_verdict_either():
     none = {"clip_high_below_0.1": 0.0, "blocked_mass_below_0.1": 0.0}
     few, many = ({"tokens_positive_below_0.1": count} for count in (3, 30))
     found = rare(*(row(k, **none, **few) for k in range(12)))
     assert found.ok is None
-    assert (
-        "0.0% [0.0%, 9.7%]" in found.answer
-    )  # 1 - 0.025 ** (1 / 36): what 36 tokens without a clipped one exclude
+    # 1 - 0.025 ** (1 / 36): what 36 tokens without a clipped one exclude
+    assert "0.0% [0.0%, 9.7%]" in found.answer
     assert rare(*(row(k, **none, **many) for k in range(12))).ok is True
-
-
-def test_a_log_of_a_few_steps_is_no_verdict():
     found = rare(*(row(k) for k in range(9)))
     assert found.ok is None
     assert "in 9 log steps: too few to tell" in found.answer
@@ -250,10 +209,8 @@ def test_the_command_compares_runs_and_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     write(tmp_path / "a" / "metrics.jsonl", [row(1), row(2)])
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "trainer_state.json").write_text(
-        json.dumps({"log_history": [{"step": 1, "entropy": 0.4, "clip_ratio/high_mean": 0.0}]})
-    )
+    history = [{"step": 1, "entropy": 0.4, "clip_ratio/high_mean": 0.0}]
+    write(tmp_path / "b" / "trainer_state.json", [{"log_history": history}])
     result = CliRunner().invoke(app, ["audit", "a", "b", "--output", "figure.png"])
     assert result.exit_code == 0, result.output
     assert "it blocks 30.0% of the gradient" in result.output
@@ -272,7 +229,7 @@ def test_the_command_compares_runs_and_draws(tmp_path, monkeypatch):
 def test_a_run_folder_tells_its_method(said, method, tmp_path):
     said = {"method": said, "importance_sampling_level": "sequence"}
     (tmp_path / "config.yaml").write_text(json.dumps({"arguments": said}))
-    found = Setup.of_log(tmp_path, [row(1)]).method
+    found = Setup.of_log(tmp_path, [row(1)], method="GMPO()").method  # which the folder overrules
     assert repr(found) == repr(parse(method))
 
 

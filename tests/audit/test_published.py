@@ -2,40 +2,33 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
-import yaml
 
-from bandpo import FixedClip, Method
 from bandpo.audit.findings import all_findings
 from bandpo.audit.logs import named_rows, summarize
 from bandpo.audit.published import REPORTED, closest, reported
 from bandpo.audit.settings import Setup, framework_of
 from bandpo.text import as_method
-
-ROOT = Path(__file__).parents[2]
+from pages import ROOT
 
 
 def usual(rate, method, framework=None, **audit):
-    rows = named_rows(
-        [{"step": 1, "actor/pg_clipfrac": rate, **{f"audit/{name}": value for name, value in audit.items()}}]
-    )
+    audited = {f"audit/{name}": value for name, value in audit.items()}
+    rows = named_rows([{"step": 1, "actor/pg_clipfrac": rate} | audited])
     setup = Setup(framework, None if method is None else as_method(method))
     return all_findings(summarize(rows), setup)["Is the clip rate usual?"]
 
 
 def test_four_tenths_with_gspo_has_been_reported():
-    found = usual(0.4, "GSPO()")
-    assert found.ok is True
-    assert found.answer.startswith("40% of tokens, as reported: 35% to 44% (Qwen3.5-35B-A3B")
-    assert "verl#7356" in found.answer
+    assert "verl#7356" in usual(0.4, "GSPO()").answer
     assert usual(0.15, "GSPO()", on_policy=0.25).answer.startswith("15% of tokens, as reported: 15%")
 
 
 @pytest.mark.parametrize(
     ("rate", "method", "ok", "text"),
     [
+        (0.4, "GSPO()", True, "40% of tokens, as reported: 35% to 44% (Qwen3.5-35B-A3B"),
         (0.05, "DAPO()", None, "5% of tokens, far above what was reported: at most 0.13%"),
         (0.0005, "DAPO()", True, "0.05% of tokens; the nearest report is 0.024% to 0.04%"),
         (1e-5, "BandPO()", True, "0.001% of tokens, as reported: 0.00025% to 0.003%"),
@@ -62,25 +55,19 @@ def test_a_run_is_compared_with_those_of_as_many_updates():
     assert usual(0.0096, "Band(KL(), 0.05)", on_policy=1 / 4).ok is None
 
 
-def test_what_stands_here_of_our_study_is_what_it_measured():
-    runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
-    for entry in (entry for entry in REPORTED if entry.source == "our study, results/clipping"):
-        arm = "clip 0.2" if entry.rule == "fixed" else "Band-KL"
-        curves = [
-            run["curves"]
-            for run in runs
-            if (run["experiment"], run["arm"], run["tuning"]) == ("main", arm, None)
-        ]
-        rates = [sum(c["clip_high"] + c["clip_low"]) / len(c["clip_high"]) for c in curves]
-        assert len(rates) == 8
-        assert (min(rates), max(rates)) == pytest.approx((entry.low, entry.high), rel=0.02)
-
-
-def test_every_report_has_a_source_and_a_range():
+def test_every_report_has_a_range_and_that_of_our_study_is_what_it_measured():
     for entry in REPORTED:
         assert 0 < entry.low <= entry.high < 1
     assert closest(0.33, reported("fixed", "sequence", None)).low == 0.35
     assert math.isclose(closest(1.0, REPORTED).high, 0.44)
+    runs = json.loads((ROOT / "results/clipping/results.json").read_text())["runs"]
+    for entry in (entry for entry in REPORTED if entry.source == "our study, results/clipping"):
+        arm = "clip 0.2" if entry.rule == "fixed" else "Band-KL"
+        of_arm = {"experiment": "main", "arm": arm, "tuning": None}
+        curves = [run["curves"] for run in runs if of_arm.items() <= run.items()]
+        rates = [sum(c["clip_high"] + c["clip_low"]) / len(c["clip_high"]) for c in curves]
+        assert len(rates) == 8
+        assert (min(rates), max(rates)) == pytest.approx((entry.low, entry.high), rel=0.02)
 
 
 def test_a_framework_is_told_from_its_log_or_not_at_all():
@@ -95,16 +82,8 @@ def test_a_framework_is_told_from_its_log_or_not_at_all():
 def test_a_run_folder_says_its_method(tmp_path):
     rows = [{"step": 1, "completions/mean_length": 9.0}]
     assert Setup.of_log(tmp_path, rows) == Setup("trl")
-    assert Setup.of_log(tmp_path, rows, framework="slime", method="GSPO()") == Setup(
-        "slime", as_method("GSPO()")
-    )
-    said = {"method": "FixedClip(0.2)", "importance_sampling_level": "sequence"}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said}))
-    known = Setup.of_log(tmp_path, rows, method="GSPO()").method
-    assert known is not None
-    assert known == Method(FixedClip(0.2), level="sequence")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": said | {"method": "SAPO()"}}))
-    assert Setup.of_log(tmp_path, rows).method == as_method("SAPO()")
+    said = Setup.of_log(tmp_path, rows, framework="slime", method="GSPO()")
+    assert said == Setup("slime", as_method("GSPO()"))
     (tmp_path / "config.yaml").write_text("model: other\n")
     assert Setup.of_log(tmp_path, rows).method is None
     with pytest.raises(ValueError, match="framework 'nope' is none of trl, verl"):

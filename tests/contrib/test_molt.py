@@ -2,13 +2,13 @@
 registry and the interface of a surrogate, with a PPO surrogate of our own in it."""
 
 import sys
-from types import ModuleType
 
 import pytest
 import torch
 
 from bandpo_molt import install
 from contract import Contract, make_batch
+from stand_ins import stand_in
 
 
 def ppo_policy_loss(
@@ -24,11 +24,9 @@ def ppo_policy_loss(
 
 @pytest.fixture(autouse=True)
 def molt(monkeypatch):
-    for name in ("molt", "molt.models", "molt.models.loss"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    module = sys.modules["molt.models.loss"]
+    losses = {"ppo_policy_loss": ppo_policy_loss, "POLICY_LOSSES": {"ppo": ppo_policy_loss}}
+    module = stand_in(monkeypatch, "molt.models.loss", **losses)
     sys.modules["molt.models"].loss = module
-    module.ppo_policy_loss, module.POLICY_LOSSES = ppo_policy_loss, {"ppo": ppo_policy_loss}
     return module
 
 

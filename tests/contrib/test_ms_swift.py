@@ -3,12 +3,13 @@ that it reads, the batch that its loss takes, PPO's clamp in between, and the ma
 
 import importlib
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from contract import Contract, make_batch
+from stand_ins import stand_in
 
 
 class GRPOTrainer:
@@ -17,10 +18,8 @@ class GRPOTrainer:
         self._prepare_algorithm_params()
 
     def _prepare_algorithm_params(self):
-        self.loss_type, self.importance_sampling_level = (
-            self.args.loss_type,
-            self.args.importance_sampling_level,
-        )
+        self.loss_type = self.args.loss_type
+        self.importance_sampling_level = self.args.importance_sampling_level
         self.epsilon_low = self.args.epsilon
         self.epsilon_high = self.args.epsilon if self.args.epsilon_high is None else self.args.epsilon_high
 
@@ -38,11 +37,9 @@ class GRPOTrainer:
 
 @pytest.fixture(autouse=True)
 def adapter(monkeypatch):
-    for name in ("swift", "swift.rlhf_trainers", "swift.trainers", "swift.trainers.trainer_factory"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["swift.rlhf_trainers"].GRPOTrainer = GRPOTrainer
+    stand_in(monkeypatch, "swift.rlhf_trainers", GRPOTrainer=GRPOTrainer)
     factory = SimpleNamespace(TRAINER_MAPPING={"grpo": "swift.rlhf_trainers.GRPOTrainer"})
-    sys.modules["swift.trainers.trainer_factory"].TrainerFactory = factory
+    stand_in(monkeypatch, "swift.trainers.trainer_factory", TrainerFactory=factory)
     sys.modules.pop("bandpo_ms_swift", None)
     yield importlib.import_module("bandpo_ms_swift")
     sys.modules.pop("bandpo_ms_swift", None)
@@ -88,9 +85,8 @@ def test_its_own_settings_come_back_after_each_loss(adapter):
 
 def test_with_one_update_per_batch_it_is_left_alone(adapter):
     batch = make_batch(19)
-    assert torch.equal(
-        call(adapter.BandGRPOTrainer(), batch, old=False)[0], call(GRPOTrainer(), batch, old=False)[0]
-    )
+    ours, stock = (call(made, batch, old=False)[0] for made in (adapter.BandGRPOTrainer(), GRPOTrainer()))
+    assert torch.equal(ours, stock)
 
 
 def test_what_it_cannot_do_is_refused_at_construction(adapter, monkeypatch):

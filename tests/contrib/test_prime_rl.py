@@ -88,10 +88,7 @@ def test_the_documented_configuration(block):
     batch, kwargs = make_batch(16), settings["kwargs"]
     found = torch.stack([custom(inputs, **kwargs).loss for inputs in sequences(batch)]).sum()
     kl_tau = kwargs.pop("kl_tau", 0.0)
-    expected = (
-        policy_loss(
-            batch.logp, batch.logp_old, batch.advantages, batch.mask, **kwargs, aggregation="sum"
-        ).loss
-        + kl_tau * (((batch.logp - batch.logp_old) ** 2) * batch.mask).sum()
-    )
+    tensors = batch.logp, batch.logp_old, batch.advantages, batch.mask
+    penalty = kl_tau * (((batch.logp - batch.logp_old) ** 2) * batch.mask).sum()
+    expected = policy_loss(*tensors, **kwargs, aggregation="sum").loss + penalty
     TestPrimeRL().compare(batch, found, expected)

@@ -4,7 +4,6 @@ Where slime's CPU-only ``slime.utils.ppo_utils`` is importable, its ``compute_po
 
 import sys
 from argparse import Namespace
-from types import ModuleType
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from bandpo import Band
 from bandpo_slime import policy_loss
 from contract import Batch, Contract, dense_loss, make_batch
+from stand_ins import stand_in
 
 try:
     from slime.utils.ppo_utils import compute_policy_loss
@@ -33,22 +33,13 @@ def policy_loss_function(args, batch, logits, sum_of_sample_mean):
 
 @pytest.fixture(autouse=True)
 def _slime(monkeypatch):
-    module = ModuleType("slime.backends.megatron_utils.loss")
-    module.policy_loss_function = policy_loss_function
-    for name in ("slime", "slime.backends", "slime.backends.megatron_utils"):
-        if name not in sys.modules:
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    stand_in(monkeypatch, "slime.backends.megatron_utils.loss", policy_loss_function=policy_loss_function)
 
 
 def call(loss_fn, batch, **settings):
     """Samples one after another; ``logits`` are already the log-probabilities that slime would compute from them."""
-    defaults = {
-        "use_rollout_logprobs": False,
-        "advantage_estimator": "grpo",
-        "eps_clip": 0.2,
-        "eps_clip_high": 0.28,
-    }
+    defaults = {"use_rollout_logprobs": False, "advantage_estimator": "grpo"}
+    defaults |= {"eps_clip": 0.2, "eps_clip_high": 0.28}
     args = Namespace(**defaults | settings)
     mask = batch.mask.flatten()
     micro_batch = {

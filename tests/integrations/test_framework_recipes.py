@@ -6,16 +6,17 @@ The stand-ins are written from the frameworks' interfaces: PPO's loss with the a
 import functools
 import re
 import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import bandpo
 from contract import Contract, make_batch
+from pages import ROOT
+from stand_ins import stand_in
 
-PAGE = (Path(__file__).parents[2] / "docs/frameworks.md").read_text()
+PAGE = (ROOT / "docs/frameworks.md").read_text()
 RECIPES = dict(re.findall(r'```python title="(\w+)\.py"\n(.*?)```', PAGE, flags=re.DOTALL))
 
 
@@ -33,17 +34,13 @@ class OpenRLHFPolicyLoss(torch.nn.Module):
         self.policy_loss_type = policy_loss_type
 
     def forward(self, log_probs, old_log_probs, advantages, action_mask=None, rollout_log_probs=None):
-        return surrogate(
-            log_probs, old_log_probs, advantages, action_mask, self.clip_eps_low, self.clip_eps_high
-        ), 0
+        pair = self.clip_eps_low, self.clip_eps_high
+        return surrogate(log_probs, old_log_probs, advantages, action_mask, *pair), 0
 
 
 class NeMoClippedPGLossFn:
     def __init__(self, cfg, use_fused_linear_logprobs=False):
-        self.ratio_clip_min, self.ratio_clip_max = (
-            cfg.get("ratio_clip_min", 0.2),
-            cfg.get("ratio_clip_max", 0.2),
-        )
+        self.ratio_clip_min, self.ratio_clip_max = (cfg.get(f"ratio_clip_{x}", 0.2) for x in ("min", "max"))
         self.sequence_level_importance_ratios = cfg.get("sequence_level_importance_ratios", False)
         self.disable_ppo_ratio = False
 
@@ -56,9 +53,8 @@ class NeMoClippedPGLossFn:
 
 class ROLLActorWorker:
     def __init__(self, low=0.2, high=0.2, importance_sampling="token"):
-        self.pipeline_config = SimpleNamespace(
-            pg_clip_low=low, pg_clip_high=high, importance_sampling=importance_sampling
-        )
+        settings = {"pg_clip_low": low, "pg_clip_high": high, "importance_sampling": importance_sampling}
+        self.pipeline_config = SimpleNamespace(**settings)
 
     def get_old_log_probs_with_cache(self, data, log_probs):
         return data.batch["old_log_probs"]
@@ -70,14 +66,8 @@ class ROLLActorWorker:
 
 
 def areal_grpo_loss_fn(logprobs, entropy, input_data, eps_clip, eps_clip_higher):
-    return surrogate(
-        logprobs,
-        input_data["prox_logp"],
-        input_data["advantages"],
-        input_data["loss_mask"],
-        eps_clip,
-        eps_clip_higher,
-    )
+    tensors = (input_data[name] for name in ("prox_logp", "advantages", "loss_mask"))
+    return surrogate(logprobs, *tensors, eps_clip, eps_clip_higher)
 
 
 STAND_INS = {
@@ -91,21 +81,7 @@ STAND_INS = {
 @pytest.fixture(autouse=True)
 def _frameworks(monkeypatch):
     for path, names in STAND_INS.items():
-        parts = path.split(".")
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            module = sys.modules.get(name) or ModuleType(name)
-            module.__path__ = []
-            monkeypatch.setitem(sys.modules, name, module)
-            if depth > 1:
-                setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], module)
-        vars(sys.modules[path]).update(names)
-
-
-@pytest.fixture(autouse=True)
-def _monkeypatch_for_methods(monkeypatch, request):
-    if request.instance is not None:
-        request.instance.monkeypatch = monkeypatch
+        stand_in(monkeypatch, path, **names)
 
 
 def recipe(name, monkeypatch=None, clip=None):
@@ -126,9 +102,15 @@ def tokens(batch):
     return batch.advantages[:, None].expand_as(batch.mask)
 
 
-class TestOpenRLHF(Contract):
+class OfARule(Contract):
     test_a_method_is_the_cores_or_more_than_bounds = None  # the page takes a rule
 
+    @pytest.fixture(autouse=True)
+    def _monkeypatch_for_methods(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+
+class TestOpenRLHF(OfARule):
     def call(self, loss_fn, batch):
         return loss_fn(batch.logp, batch.logp_old, tokens(batch), action_mask=batch.mask)[0]
 
@@ -146,15 +128,10 @@ class TestOpenRLHF(Contract):
         assert sys.modules["openrlhf.trainer.ray.ppo_actor"].PolicyLoss.__name__ == "BandPolicyLoss"
 
 
-class TestNeMoRL(Contract):
-    test_a_method_is_the_cores_or_more_than_bounds = None  # the page takes a rule
-
+class TestNeMoRL(OfARule):
     def call(self, loss_fn, batch):
-        data = {
-            "prev_logprobs": padded(batch.logp_old),
-            "token_mask": padded(batch.mask),
-            "advantages": padded(tokens(batch)),
-        }
+        data = {"prev_logprobs": batch.logp_old, "token_mask": batch.mask, "advantages": tokens(batch)}
+        data = {name: padded(tensor) for name, tensor in data.items()}
         return loss_fn(batch.logp, data, None, None)[0]
 
     def ours(self, batch, clip):
@@ -167,9 +144,7 @@ class TestNeMoRL(Contract):
         recipe("band_nemo_rl").BandPGLossFn({"sequence_level_importance_ratios": True})
 
 
-class TestROLL(Contract):
-    test_a_method_is_the_cores_or_more_than_bounds = None  # the page takes a rule
-
+class TestROLL(OfARule):
     def call(self, worker, batch):
         data = SimpleNamespace(batch={"old_log_probs": batch.logp_old, "response_mask": padded(batch.mask)})
         return worker.loss_func(data, batch.logp, tokens(batch))
@@ -184,8 +159,7 @@ class TestROLL(Contract):
         self.call(recipe("band_roll").BandActorWorker(importance_sampling="seq"), batch)
 
 
-class TestAReaL(Contract):
-    test_a_method_is_the_cores_or_more_than_bounds = None  # the page takes a rule
+class TestAReaL(OfARule):
     # AReaL has no sequence-level switch in this loss.
     test_sequence_level_ratios_are_refused = None
 

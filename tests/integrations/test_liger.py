@@ -44,9 +44,8 @@ def test_every_loss_type_and_its_metric_are_ligers(loss_type):
     batch = make_batch(8)
     settings = SETTINGS | {"loss_type": loss_type, "max_completion_length": 9}
     # CISPO's epsilon_high is the bound itself.
-    stock = LigerFusedLinearGRPOLoss(
-        epsilon_low=0.2, epsilon_high=1.28 if loss_type == "cispo" else 0.28, **settings
-    )
+    high = 1.28 if loss_type == "cispo" else 0.28
+    stock = LigerFusedLinearGRPOLoss(epsilon_low=0.2, epsilon_high=high, **settings)
     expected, theirs = call(stock, batch)
     loss, metrics = call(BandFusedLinearGRPOLoss("FixedClip(0.2, 0.28)", **settings), batch)
     torch.testing.assert_close(loss, expected)

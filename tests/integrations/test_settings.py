@@ -19,15 +19,9 @@ def test_verl_s_settings_are_called_so():
     pytest.importorskip("verl")
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra.compose("ppo_trainer")
-    names = [
-        name
-        for what in ("updates", "learning rate", "clip", "entropy bonus")
-        for name in SETTINGS["verl"][what].split(", ")
-    ]
+    said = [SETTINGS["verl"][what] for what in ("updates", "learning rate", "clip", "entropy bonus")]
     sampling, *others = SETTINGS["verl"]["sampling"].split(", ")
-    names += [sampling, *(sampling.rpartition(".")[0] + other for other in others)]
-    names += ["data.train_batch_size"]
-    for name in names:
-        assert OmegaConf.select(config, name, throw_on_missing=False, default="none such") != "none such", (
-            name
-        )
+    names = [*", ".join(said).split(", "), "data.train_batch_size", sampling]
+    names += [sampling.rpartition(".")[0] + other for other in others]
+    absent = [name for name in names if OmegaConf.select(config, name, default="none such") == "none such"]
+    assert absent == []

@@ -23,10 +23,8 @@ from bandpo.integrations.skyrl import BandAlgorithmConfig, band, settings
 
 def call(loss_fn, config, batch, rollout=None):
     """As SkyRL's worker does: three by position, the rest by name."""
-    advantages = batch.advantages[:, None].expand_as(batch.mask)
-    return loss_fn(
-        batch.logp, batch.logp_old, advantages, config=config, loss_mask=batch.mask, rollout_logprobs=rollout
-    )
+    tensors = batch.logp, batch.logp_old, batch.advantages[:, None].expand_as(batch.mask)
+    return loss_fn(*tensors, config=config, loss_mask=batch.mask, rollout_logprobs=rollout)
 
 
 class TestSkyRL(Contract):
@@ -61,13 +59,12 @@ def test_dual_clip_and_importance_correction_are_skyrls():
     assert loss != unweighted
 
 
-def test_the_command_line_reaches_the_loss():
-    arguments = [
-        "trainer.override_entrypoint=bandpo.integrations.skyrl",
-        "trainer.algorithm.clip=FixedClip(0.1, 0.3)",
-    ]
-    algorithm = settings(arguments).trainer.algorithm
+def test_the_command_line_reaches_the_loss_and_the_registry_takes_it():
+    ours = "trainer.override_entrypoint=bandpo.integrations.skyrl"
+    algorithm = settings([ours, "trainer.algorithm.clip=FixedClip(0.1, 0.3)"]).trainer.algorithm
     assert (algorithm.policy_loss_type, algorithm.clip) == ("band", "FixedClip(0.1, 0.3)")
+    PolicyLossRegistry.register("band", band)
+    assert PolicyLossRegistry.get("band") is band
 
 
 def test_a_method_from_the_command_line_is_the_cores():
@@ -84,8 +81,3 @@ def test_a_method_from_the_command_line_is_the_cores():
 def test_a_bad_setting_is_refused_before_training(name, near):
     with pytest.raises(ValueError, match=rf"trainer\.algorithm\.{name[:4]}.*: .*did you mean {near}"):
         settings([f"trainer.algorithm.{name}"])
-
-
-def test_the_registry_takes_it():
-    PolicyLossRegistry.register("band", band)
-    assert PolicyLossRegistry.get("band") is band

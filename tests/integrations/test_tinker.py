@@ -45,9 +45,8 @@ class _Evaluated(torch.autograd.Function):
         )
         with torch.enable_grad():
             result = TrainingClient._compute_custom_loss(data, loss_fn, output)
-        ctx.save_for_backward(
-            torch.stack([-datum.loss_fn_inputs["weights"].to_torch() for datum in result.data])
-        )
+        weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in result.data]
+        ctx.save_for_backward(-torch.stack(weights))
         return torch.tensor(result.loss_sum)
 
     @staticmethod
@@ -129,12 +128,11 @@ def test_the_documented_calls():
     for datum in data:
         datum.loss_fn_inputs["old_logprobs"] = datum.loss_fn_inputs["logprobs"]
     handle = trace_loss(traceable_loss(), INPUT_RANKS, "session")
+    created = SimpleNamespace(result=lambda: handle)
     names = {
         "data": data,
         "training_client": SimpleNamespace(forward_backward_custom=evaluate),
-        "service_client": SimpleNamespace(
-            create_custom_loss=lambda *_: SimpleNamespace(result=lambda: handle)
-        ),
+        "service_client": SimpleNamespace(create_custom_loss=lambda *_: created),
     }
     exec(framework_blocks("Tinker")[0], names)
     rule, method, server = results

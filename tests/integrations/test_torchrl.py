@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from contract import Contract, make_batch
+from contract import Contract
 
 pytest.importorskip("torchrl", reason="needs the extra bandpo[torchrl], which excludes bandpo[verl]")
 
@@ -20,9 +20,7 @@ def actor(distribution=Categorical, keys=("logits",), network=None):
     """A policy without parameters: the observation is its logits."""
     return ProbabilisticTensorDictSequential(
         TensorDictModule(network or torch.nn.Identity(), in_keys=["observation"], out_keys=list(keys)),
-        ProbabilisticTensorDictModule(
-            in_keys=list(keys), out_keys=["action"], distribution_class=distribution
-        ),
+        ProbabilisticTensorDictModule(list(keys), ["action"], distribution_class=distribution),
     )
 
 
@@ -81,9 +79,7 @@ def test_continuous_actions_are_refused():
         },
         batch_size=4,
     )
-    with pytest.raises(
-        ValueError, match=r"Normal, and the log-probability of a continuous action is a density"
-    ):
+    with pytest.raises(ValueError, match=r"Normal, .* log-probability of a continuous action is a density"):
         loss_module(data)
 
 
@@ -106,17 +102,6 @@ def test_a_training_step_moves_the_policy():
 def test_refuses_what_cannot_work(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         BandPPOLoss(actor(), **{**NO_CRITIC, **settings})
-
-
-def test_metrics_count_what_is_outside():
-    batch = make_batch(11)
-    counted = batch.mask > 0
-    loss_module = BandPPOLoss(actor(), clip="Band(KL(), 0.05)", **NO_CRITIC)
-    call(loss_module, batch)
-    lower, upper = loss_module._clip_bounds
-    log_ratio = (batch.logp - batch.logp_old)[counted]
-    outside = (log_ratio < lower[:, 0]) | (log_ratio > upper[:, 0])
-    assert 0.1 < outside.float().mean() < 0.9
 
 
 def test_the_documented_call():

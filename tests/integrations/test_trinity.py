@@ -86,16 +86,12 @@ def test_trinitys_dual_clip_acts_beside_a_rule_alone(name):
 @pytest.mark.parametrize("block", framework_blocks("Trinity-RFT"))
 def test_the_documented_configuration(block):
     yaml = pytest.importorskip("yaml")
-    settings = yaml.safe_load(block)["algorithm"]
-    cls, batch = POLICY_LOSS_FN.get(settings["policy_loss_fn"]), make_batch(17)
-    found = call(cls(**settings["policy_loss_fn_args"]), batch)[0]
+    settings, batch = yaml.safe_load(block)["algorithm"], make_batch(17)
     args = settings["policy_loss_fn_args"]
+    found = call(POLICY_LOSS_FN.get(settings["policy_loss_fn"])(**args), batch)[0]
     chosen = as_method(args.get("method"), args.get("clip"))
     if chosen.only_rule:
         chosen = Method(chosen.clip, DualClip(3.0))  # Trinity's own
-    advantages = batch.advantages[:, None].expand_as(batch.logp)
-    mode = args["loss_agg_mode"]
-    expected = policy_loss(
-        batch.logp, batch.logp_old, advantages, batch.mask, method=chosen, aggregation=mode
-    )
+    tensors = batch.logp, batch.logp_old, batch.advantages, batch.mask
+    expected = policy_loss(*tensors, method=chosen, aggregation=args["loss_agg_mode"])
     TestTrinity().compare(batch, found, expected.loss)

@@ -117,9 +117,8 @@ def test_per_token_radii_are_logged(radius, tmp_path):
 def test_entropies_without_an_old_policy(tmp_path):
     """One update per batch: TRL computes no old log-probabilities, and the current policy is the old one."""
     settings = {"steps_per_generation": 1, "num_iterations": 1, "max_steps": 2, "beta": 0.1}
-    low, high = logged(
-        trained(tmp_path, "Band(KL(), ByEntropy(0.01, 0.1))", **settings), "radius_min", "radius_max"
-    )
+    trainer = trained(tmp_path, "Band(KL(), ByEntropy(0.01, 0.1))", **settings)
+    low, high = logged(trainer, "radius_min", "radius_max")
     assert all(0.01 <= a < b <= 0.1 for a, b in zip(low, high, strict=True))
 
 
@@ -136,11 +135,8 @@ def test_entropies_without_an_old_policy(tmp_path):
 def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, otherwise_audited, tmp_path):
     rule, three_batches = f"Band(KL(), {hold})", {"max_steps": 12, "logging_steps": 4}
     audited = trained(tmp_path / "audited", rule, **three_batches, audit_steps=1)
-    controller, radii, metrics = (
-        parse(rule, ClipRule).radius,
-        *logged(audited, "radius"),
-        logged(audited, *measured),
-    )
+    controller = parse(rule, ClipRule).radius
+    (radii,), metrics = logged(audited, "radius"), logged(audited, *measured)
     expected = controller.start
     for radius, quantities in zip(radii, zip(*metrics, strict=True), strict=True):
         assert radius == pytest.approx(expected, rel=1e-9)
@@ -182,13 +178,8 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
     trained(tmp_path / "plain", "Band(KL(), 0.05)", max_steps=4, **settings)
     state = tmp_path / "plain" / "checkpoint-4" / "trainer_state.json"
     assert "HeldRadii" not in json.loads(state.read_text())["stateful_callbacks"]
-    trainer = make(
-        BandGRPOTrainer,
-        BandGRPOConfig,
-        tmp_path / "on",
-        clip=Band(KL(), HoldClipRate(0.2, 0.05)),
-        **TWO_BATCHES | settings,
-    )
+    settings |= TWO_BATCHES | {"clip": Band(KL(), HoldClipRate(0.2, 0.05))}
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "on", **settings)
     trainer.train(resume_from_checkpoint=str(state.parent))
     assert logged(trainer, "radius")[0][-4:] == pytest.approx([0.05] * 4)
     assert (tmp_path / "on" / "checkpoint-8").exists()

@@ -27,15 +27,12 @@ from bandpo.cli.app import app
 from bandpo.integrations._verl_audit import SUMS, Driver, Reporter, method_of
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
 from bandpo.text import as_method
-from integrations.test_verl import SAME, actor_config, batch, composed, evaluate
+from integrations.test_verl import SAME, actor_config, batch, batch_for, composed, evaluate, ranges
 
 OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})
-RANGES = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 3.0}
-MORE = {
-    "dro": {"dro_beta": 0.5},
-    "clip_cov": {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1},
-    "kl_cov": {"kl_cov_ratio": 0.1},
-}
+RANGES = ranges(0.1, 0.3)
+MORE = {"dro": {"dro_beta": 0.5}, "kl_cov": {"kl_cov_ratio": 0.1}}
+MORE["clip_cov"] = {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +90,7 @@ def test_the_audit_changes_nothing_of_band(method):
 def test_what_is_measured_of_a_loss_is_what_its_method_says(name):
     """The gradient that verl takes, against the method whose audit is logged."""
     settings, _, always = SAME[name]
-    tensors = batch(5, spread=1.2)
-    if name == "geo_mean":
-        tensors["advantages"] = tensors["advantages"][:, :1].expand_as(tensors["log_prob"])
-        tensors["rollout_is_weights"] = None
+    tensors = batch_for(name, 5)
     config = actor_config(AuditedPolicyLossConfig(loss_mode=name, audit_detail=True), **settings)
     by_method = read(evaluate(config, tensors, always or "token-mean")[2])
     with pytest.MonkeyPatch.context() as patch:
@@ -116,20 +110,12 @@ def test_what_is_measured_of_a_loss_is_what_its_method_says(name):
 @pytest.mark.parametrize("name", SAME)
 def test_sides_of_verls_that_differ_are_those_of_the_method(name):
     config = actor_config(AuditedPolicyLossConfig(loss_mode=name), **RANGES)
-    tensors = batch(9, spread=1.2)
-    if name == "geo_mean":
-        tensors["advantages"] = tensors["advantages"][:, :1].expand_as(tensors["log_prob"])
-        tensors["rollout_is_weights"] = None
+    tensors = batch_for(name, 9)
     _, gradient, metrics = evaluate(config, tensors)
-    blocked = (gradient == 0) & tensors["response_mask"]
-    positive = tensors["advantages"] > 0
-    found = read(metrics)
-    assert found["audit/clip_high"] == pytest.approx(
-        ((blocked & positive).sum() / tensors["response_mask"].sum()).item()
-    )
-    assert found["audit/clip_low"] == pytest.approx(
-        ((blocked & ~positive).sum() / tensors["response_mask"].sum()).item()
-    )
+    mask, positive = tensors["response_mask"], tensors["advantages"] > 0
+    for side, of_sign in ("high", positive), ("low", ~positive):
+        share = ((gradient == 0) & mask & of_sign).sum() / mask.sum()
+        assert read(metrics)[f"audit/clip_{side}"] == pytest.approx(share.item())
 
 
 def test_a_loss_without_a_name_here_is_told_by_its_gradient():
@@ -164,9 +150,7 @@ def test_clip_cov_is_audited_with_the_tokens_it_drops_at_random():
     config = actor_config(AuditedPolicyLossConfig(loss_mode="clip_cov", **MORE["clip_cov"]), **RANGES)
     _, gradient, metrics = evaluate(config, tensors)
     found = read(metrics)
-    dropped = ((gradient == 0) & tensors["response_mask"]).sum().item() / tensors[
-        "response_mask"
-    ].sum().item()
+    dropped = (gradient[tensors["response_mask"]] == 0).double().mean().item()
     assert found["audit/clip_high"] + found["audit/clip_low"] == pytest.approx(dropped)
     plain = method_of("vanilla", config)
     by_clip_alone = the_audit(tensors, plain).metrics()
@@ -201,9 +185,8 @@ def trained(config, cuts, ranks, lengths=60):
             per_rank.append(of_rank)
             everything += rank
         gathered = {key: [of_rank[key] for of_rank in per_rank] for key in per_rank[0]}
-        append_to_dict(
-            by_mini_batch, {key: metric.Metric.aggregate_dp(values) for key, values in gathered.items()}
-        )
+        means = {key: metric.Metric.aggregate_dp(values) for key, values in gathered.items()}
+        append_to_dict(by_mini_batch, means)
     reduced = metric.reduce_metrics(rename_dict(by_mini_batch, "actor/"))
     names = ("log_prob", "old_log_prob", "advantages", "response_mask")
     whole = {name: torch.cat([tensors[name] for tensors in everything]) for name in names}
@@ -226,11 +209,8 @@ def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, policy_loss):
     """Micro-batches of unequal size, mini-batches of unequal number, several ranks: as if it had been one batch."""
     config = actor_config(policy_loss, clip_ratio_low=0.02, clip_ratio_high=0.03)
     found, tensors, losses = trained(config, cuts, ranks)
-    parts = (
-        as_method(policy_loss.method)
-        if policy_loss.audited is None
-        else method_of(policy_loss.audited, config)
-    )
+    audited = policy_loss.audited
+    parts = as_method(policy_loss.method) if audited is None else method_of(audited, config)
     expected = logged(the_audit(tensors, parts).metrics(), detail=True)
     of_losses = {name for name in expected if name.rpartition("/")[2] in ("calls", "inert", "on_policy")}
     assert found["audit/calls"] == pytest.approx(losses)
@@ -264,14 +244,10 @@ def test_a_micro_batch_without_tokens_adds_nothing():
     empty = tensors | {"response_mask": torch.zeros_like(tensors["response_mask"])}
     none = own_sums(evaluate(config, empty)[2])
     assert none.keys() == full.keys()
-    assert not any(
-        value for name, value in none.items() if name != f"{SUMS}clips" and name != f"{SUMS}detail"
-    )
+    assert {name for name, value in none.items() if value} <= {f"{SUMS}clips", f"{SUMS}detail"}
     both = {name: [full[name], none[name]] for name in full}
-    assert Driver().take(both) == pytest.approx(
-        Driver().take({name: [value] for name, value in full.items()})
-    )
-    assert Driver().take({name: [value] for name, value in none.items()}) == {}
+    assert Driver().take(both) == pytest.approx(read(full))
+    assert read(none) == {}
 
 
 @pytest.mark.parametrize("junk", [-torch.inf, torch.nan])
@@ -293,9 +269,8 @@ def test_nothing_is_audited_where_nothing_is_trained():
     for policy_loss in (BandPolicyLossConfig(), AuditedPolicyLossConfig()):
         config, tensors = actor_config(policy_loss), batch(2)
         with torch.no_grad():
-            _, metrics = POLICY_LOSS_REGISTRY[policy_loss.loss_mode](
-                **tensors, loss_agg_mode="token-mean", config=config
-            )
+            loss = POLICY_LOSS_REGISTRY[policy_loss.loss_mode]
+            _, metrics = loss(**tensors, loss_agg_mode="token-mean", config=config)
         assert not own_sums(metrics)
         assert "actor/pg_clipfrac" in metrics
 
@@ -310,10 +285,7 @@ def test_the_config_class_audits_what_loss_mode_names():
         composed(("", "loss_mode=band"), target="AuditedPolicyLossConfig")
     with pytest.raises(ValueError, match="set by AuditedPolicyLossConfig; name the loss itself"):
         evaluate(actor_config(PolicyLossConfig(loss_mode="audited")), batch(0))
-
-
-def test_a_loss_that_verl_does_not_know_is_verls_own_error():
-    with pytest.raises(ValueError, match="Unsupported loss mode: gpso"):
+    with pytest.raises(ValueError, match="Unsupported loss mode: gpso"):  # verl's own error
         evaluate(actor_config(AuditedPolicyLossConfig(loss_mode="gpso")), batch(0))
 
 
@@ -356,7 +328,7 @@ def steps(driver, shift, count=3, **logged_besides):
     return [str(w.message) for w in caught if issubclass(w.category, BandWarning)]
 
 
-def test_the_driver_warns_once_of_what_wastes_a_run():
+def test_the_driver_warns_once_of_what_wastes_a_run_and_judges_entropy_beside_the_reward():
     never_moved = steps(Driver(), 0.0)
     assert len(never_moved) == 1
     assert "no clip rule can act" in never_moved[0]
@@ -365,9 +337,6 @@ def test_the_driver_warns_once_of_what_wastes_a_run():
     assert len(other_temperature) == 1
     assert "before any update the mean ratio is 1.16" in other_temperature[0]
     assert steps(Driver(), 0.05) == []
-
-
-def test_entropy_is_judged_beside_the_reward_that_verl_logs():
     driver = Driver()
     assert steps(driver, 0.05, 1, **{"actor/entropy": 1.0, "critic/score/mean": 0.1}) == []
     (lost,) = steps(driver, 0.05, 1, **{"actor/entropy": 0.05, "critic/score/mean": 0.1})
@@ -403,34 +372,29 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import metric
 from verl.utils.tracking import Tracking
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 """
 WRAPPED = """
 print([f.__wrapped__.__module__ for f in (
     ray_trainer.reduce_metrics, trainer_base.reduce_metrics, metric.reduce_metrics, Tracking.log
-)])
+)], get_policy_loss_fn("band").__module__)
 """
 BY_TARGET = """
 from hydra.utils import instantiate
 instantiate({"_target_": "bandpo.integrations.verl.BandPolicyLossConfig"})
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
-get_policy_loss_fn("band"), get_policy_loss_fn("audited")
+get_policy_loss_fn("audited")
 """
-HOOKED = str(["verl.utils.metric.utils"] * 3 + ["verl.utils.tracking"])
+HOOKED = f"{['verl.utils.metric.utils'] * 3 + ['verl.utils.tracking']} bandpo.integrations.verl"
 
 
 def said(script, **environment):
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-    )
+    command, variables = [sys.executable, "-c", script], {**os.environ, **environment}
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
     return found.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_verls_trainers_reduce_and_log_with_the_audit():
+def test_import_verl_registers_the_loss_and_its_trainers_reduce_and_log_with_the_audit():
     """In a fresh process that never names bandpo, as verl's driver is."""
     try:
         version("bandpo")

@@ -12,23 +12,22 @@ def found(train, evaluation=()):
     return [(o.problem.id, o.other) for o in overlaps(train, evaluation)]
 
 
-def test_same_words_whatever_the_layout():
-    assert found(["  what is $1 + 1$ ?"], ["What is \\left(1+1\\right)?"]) == [("t0", "e0")]
+OTHER = "Find the number of pairs of positive integers x and y such that 3x + 5y = 100 and x < y holds."
 
 
-def test_one_changed_word_and_added_text_are_found():
-    assert found([LONG.replace("whose sum", "where the sum")], [LONG]) == [("t0", "e0")]
-    assert found(["Solve this. " + LONG + " Answer as a whole number."], [LONG]) == [("t0", "e0")]
-
-
-def test_common_phrases_are_not_enough():
-    other = "Find the number of pairs of positive integers x and y such that 3x + 5y = 100 and x < y holds."
-    assert found([other], [LONG]) == []
-    assert found(["What is 2 + 2?"], ["What is 1 + 1?"]) == []
-
-
-def test_repeats_inside_the_training_set():
-    assert found([LONG, "Another.", LONG.upper()]) == [("t2", "t0")]
+@pytest.mark.parametrize(
+    ("train", "evaluation", "repeats"),
+    [
+        (["  what is $1 + 1$ ?"], ["What is \\left(1+1\\right)?"], [("t0", "e0")]),  # whatever the layout
+        ([LONG.replace("whose sum", "where the sum")], [LONG], [("t0", "e0")]),  # one changed word
+        (["Solve this. " + LONG + " Answer as a whole number."], [LONG], [("t0", "e0")]),  # added text
+        ([OTHER], [LONG], []),  # common phrases are not enough
+        (["What is 2 + 2?"], ["What is 1 + 1?"], []),
+        ([LONG, "Another.", LONG.upper()], [], [("t2", "t0")]),  # inside the training set
+    ],
+)
+def test_repeated_problems_are_found(train, evaluation, repeats):
+    assert found(train, evaluation) == repeats
 
 
 def test_words_keep_letters_of_all_scripts_and_numbers():

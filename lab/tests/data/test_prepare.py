@@ -23,6 +23,12 @@ def rows(out, framework, name):
     return pyarrow.parquet.read_table(out / framework / f"{name}.parquet").to_pylist()
 
 
+def dropped(out):
+    """Why, by the row's id."""
+    lines = map(json.loads, (out / "dropped.jsonl").read_text().splitlines())
+    return {line["id"]: line["reason"] for line in lines}
+
+
 @pytest.fixture
 def sets(tmp_path):
     return [
@@ -41,10 +47,10 @@ def test_both_forms_the_manifest_and_what_was_dropped(sets, tmp_path):
     out = tmp_path / "out"
     manifest = prepare_data(sets, out)
     assert manifest == json.loads((out / "manifest.json").read_text())
+    assert manifest == prepare_data(sets, tmp_path / "again")  # with the digest of each file
     user = {"role": "user", "content": f"What is 7 + 8 * 3?\n{INSTRUCTION}"}
-    assert rows(out, "trl", "my-train") == [
-        {"prompt": [user], "answer": "31", "data_source": "my", "id": "my-train-1"}
-    ]
+    for_trl = {"prompt": [user], "answer": "31", "data_source": "my", "id": "my-train-1"}
+    assert rows(out, "trl", "my-train") == [for_trl]
     assert rows(out, "verl", "my-train") == [
         {
             "data_source": "my",
@@ -59,9 +65,7 @@ def test_both_forms_the_manifest_and_what_was_dropped(sets, tmp_path):
     assert manifest["held"]["rows"] == 1
     for framework, digest in entry["sha256"].items():
         assert hashlib.sha256((out / framework / "my-train.parquet").read_bytes()).hexdigest() == digest
-    reasons = {
-        d["id"]: d["reason"] for d in map(json.loads, (out / "dropped.jsonl").read_text().splitlines())
-    }
+    reasons = dropped(out)
     assert reasons["my-train-0"] == "repeats held-0 (100%)"
     assert reasons["my-train-2"] == "repeats my-train-1 (100%)"
     assert reasons["my-train-3"] == "answer is ''"
@@ -101,14 +105,11 @@ GOLDS = ["4.5e33", "-1./3", "62.5%", "9 (apples)", "np.arcsin(10/13)", "9**9**9*
 )
 def test_golds_that_cannot_be_graded_are_dropped_or_kept_and_listed(tmp_path, role, golds, rows, kept_bad):
     numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-    path = write(
-        tmp_path / "my.jsonl",
-        [{"problem": f"What is {n}?", "answer": a} for n, a in zip(numbers, GOLDS, strict=True)],
-    )
+    asked = zip(numbers, GOLDS, strict=True)
+    path = write(tmp_path / "my.jsonl", [{"problem": f"What is {n}?", "answer": a} for n, a in asked])
     entry = prepare_data([path], tmp_path / "out", role=role, golds=golds)["my"]
     assert (entry["role"], entry["rows"], len(entry["unreadable golds"])) == (role, rows, kept_bad)
-    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
-    bad = entry["unreadable golds"] or {d["id"]: d["reason"] for d in dropped}
+    bad = entry["unreadable golds"] or dropped(tmp_path / "out")
     assert list(bad) == ["my-5", "my-6", "my-7"]
     assert "9**9**9**9" in bad["my-5"]
 
@@ -118,7 +119,7 @@ def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets,
     prepare_data([sets[0], "multiplication-train"], out, size=3)
     before = sorted(out.rglob("*"))
     with pytest.raises(
-        ValueError, match=r"my-train, prepared earlier .* repeats 1 of .*my-train-0 repeats held-0"
+        ValueError, match=r"my-train, prepared earlier .* repeats 1 .*my-train-0 repeats held"
     ):
         prepare_data(sets[1:], out)
     assert sorted(out.rglob("*")) == before
@@ -126,21 +127,13 @@ def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets,
     assert prepare_data(sets, out, overwrite=True)["my-train"]["rows"] == 1
 
 
-def test_files_repeat_byte_for_byte(sets, tmp_path):
-    assert prepare_data(sets, tmp_path / "a") == prepare_data(sets, tmp_path / "b")
-
-
-def test_prompt_forms():
+def test_prompt_forms_and_plain_prompts_which_verl_takes_as_messages(sets, tmp_path):
     form = PromptForm(instruction="Box it.", system="You add.")
-    assert form.messages("1+1?") == [
-        {"role": "system", "content": "You add."},
-        {"role": "user", "content": "1+1?\nBox it."},
-    ]
+    system, user = form.messages("1+1?")
+    assert system == {"role": "system", "content": "You add."}
+    assert user == {"role": "user", "content": "1+1?\nBox it."}
     assert form.text("1+1?") == "You add.\n1+1?\nBox it.\n"
     assert PromptForm(instruction="").text("1+1?") == "1+1?\n"
-
-
-def test_plain_prompts_are_text_for_trl_and_messages_for_verl(sets, tmp_path):
     prepare_data(sets[1:], tmp_path, form=PromptForm(plain=True))
     assert rows(tmp_path, "trl", "held")[0]["prompt"] == f"What is $1+1$?\n{INSTRUCTION}\n"
     assert rows(tmp_path, "verl", "held")[0]["prompt"][0]["role"] == "user"
@@ -195,9 +188,8 @@ def test_the_real_files_and_a_leak_among_them(real_data, tmp_path):
     gsm8k = (real_data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:50]
     text = (real_data / "aime24.jsonl").read_text(encoding="utf-8") + "\n".join(gsm8k)
     leaky.write_text(text.replace("Find", "find"), encoding="utf-8")
-    mixed = prepare_data(
-        [str(leaky), *(str(real_data / f"{n}.jsonl") for n in names[:3])], tmp_path / "leak"
-    )["mixed-train"]
+    held_out = [str(real_data / f"{name}.jsonl") for name in names[:3]]
+    mixed = prepare_data([str(leaky), *held_out], tmp_path / "leak")["mixed-train"]
     assert (mixed["rows"], mixed["dropped"]) == (50, 30)
 
 
@@ -210,9 +202,8 @@ def test_verls_own_dataset_reads_what_is_written(sets, tmp_path):
 
     prepare_data(sets[1:], tmp_path)
     config = OmegaConf.create({"max_prompt_length": 512, "cache_dir": str(tmp_path / "cache")})
-    data = rl_dataset.RLHFDataset(
-        str(tmp_path / "verl" / "held.parquet"), tokenizer=byte_model.tokenizer(), config=config
-    )
+    file = str(tmp_path / "verl" / "held.parquet")
+    data = rl_dataset.RLHFDataset(file, tokenizer=byte_model.tokenizer(), config=config)
     assert len(data) == 1
     assert data[0]["reward_model"]["ground_truth"] == "2"
     assert data[0]["data_source"] == "held"
@@ -221,11 +212,7 @@ def test_verls_own_dataset_reads_what_is_written(sets, tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (
-            "manifest.json",
-            '{"held": {"role": "exam"}}',
-            r"manifest.json: held.role: Input should be 'train' or",
-        ),
+        ("manifest.json", '{"held": {"role": "exam"}}', r"manifest.json: held.role: Input should be 'train'"),
         ("dropped.jsonl", '{"set": "a", "id": "1"}\n', r"dropped.jsonl, line 1: reason: Field required"),
     ],
 )

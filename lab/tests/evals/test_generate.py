@@ -33,12 +33,15 @@ def test_sample_repeats_by_seed_and_leaves_everything_as_it_was(model, tokenizer
     assert len({text for row in first for text in row}) > 3
 
 
-def test_missing_positions_are_what_the_whole_run_drew(model, tokenizer):
+def test_missing_positions_are_what_the_whole_run_drew_each_by_its_own_seed(model, tokenizer):
     job = [PROMPTS[0]] * 5 + [PROMPTS[1]] * 5
     generator = TransformersSampler(model, tokenizer, Sampling(6, seed=3), batch_size=4)
     whole = dict(generator.stream(job, range(10)))
     assert sorted(whole) == list(range(10))
     assert dict(generator.stream(job, [9, 2])) == {2: whole[2], 9: whole[9]}
+    seeds = {Sampling(seed=s).seed_of(i) for s in range(10) for i in range(100)}
+    assert len(seeds) == 1000
+    assert max(seeds) < 2**31
 
 
 def test_greedy_equals_the_argmax_of_the_model_despite_padding(model, tokenizer):
@@ -55,35 +58,34 @@ def test_a_models_own_settings_do_not_bend_the_distribution(model, tokenizer):
     assert sample(model, tokenizer, PROMPTS, 2, Sampling(6)) == plain
 
 
+def always(model, logits):
+    """Has the model give these whatever it reads."""
+    model.lm_head = torch.nn.Linear(16, 258)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.lm_head.bias.data = logits
+
+
 def test_first_token_follows_the_models_probabilities(model, tokenizer):
     with torch.no_grad():
         logits = model(torch.tensor([prompt_ids(tokenizer, PROMPTS[0])])).logits[0, -1]
-        # Nearly all mass on four letters, in known shares.
-        bias = torch.full_like(logits, -30.0)
-        shares = {"A": 0.4, "B": 0.3, "C": 0.2, "D": 0.1}
-        for letter, share in shares.items():
-            token = tokenizer(letter)["input_ids"][0]
-            bias[token] = torch.tensor(share).log()
-        model.lm_head = torch.nn.Linear(16, 258)
-        model.lm_head.weight.zero_()
-        model.lm_head.bias.copy_(bias)
+    # Nearly all mass on four letters, in known shares.
+    bias = torch.full_like(logits, -30.0)
+    shares = {"A": 0.4, "B": 0.3, "C": 0.2, "D": 0.1}
+    for letter, share in shares.items():
+        bias[tokenizer(letter)["input_ids"][0]] = torch.tensor(share).log()
+    always(model, bias)
     texts = sample(model, tokenizer, ["x"], 4000, Sampling(1), batch_size=1000)[0]
     for letter, share in shares.items():
         assert texts.count(letter) / 4000 == pytest.approx(share, abs=0.035)
 
 
 def test_end_of_text_is_told_from_the_limit(model, tokenizer):
-    with torch.no_grad():
-        model.lm_head = torch.nn.Linear(16, 258)
-        model.lm_head.weight.zero_()
-        model.lm_head.bias.zero_()
-        model.lm_head.bias[1] = 50.0
+    one_token = 50 * torch.eye(258)
+    always(model, one_token[1])
     generator = TransformersSampler(model, tokenizer, Sampling(6))
     (_, ended), *_ = generator.stream(["x"], [0])
     assert (ended.text, ended.finish, ended.tokens) == ("", "stop", 1)
-    with torch.no_grad():
-        model.lm_head.bias[1] = -50.0
-        model.lm_head.bias[tokenizer("7")["input_ids"][0]] = 50.0
+    always(model, one_token[tokenizer("7")["input_ids"][0]])
     (_, cut), *_ = generator.stream(["x"], [0])
     assert (cut.text, cut.finish, cut.tokens) == ("777777", "length", 6)
 
@@ -110,9 +112,3 @@ def test_prompts_beyond_the_context_are_refused_before_any_work(tokenizer):
 def test_settings_out_of_range_are_refused(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         Sampling(**setting)
-
-
-def test_seeds_of_positions_differ():
-    seeds = {Sampling(seed=s).seed_of(i) for s in range(10) for i in range(100)}
-    assert len(seeds) == 1000
-    assert max(seeds) < 2**31

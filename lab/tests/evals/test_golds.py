@@ -54,13 +54,8 @@ def test_each_rule_checks_its_own_golds():
 )
 def test_values_are_read_without_math_verify(gold, value):
     assert value_of(gold) == value
-
-
-@pytest.mark.parametrize(
-    "gold", ["52_8", "40, 200", "5 4.6", "$48$, $384$", "1e999", "nan", "1/0", "x", "2e"]
-)
-def test_what_is_no_plain_number_has_no_value(gold):
-    assert value_of(gold) is None
+    unplain = ["52_8", "40, 200", "5 4.6", "$48$, $384$", "1e999", "nan", "1/0", "x", "2e"]
+    assert [other for other in unplain if value_of(other) is not None] == []
 
 
 def test_renderings_of_an_expression():
@@ -71,10 +66,7 @@ def test_renderings_of_an_expression():
 
 def test_every_gold_of_the_real_sets_can_be_used(real_data, grader):
     names = ("aime24", "aime25", "amc23", "gsm8k_test", "gsm8k_train")
-    golds = [
-        Gold(problem.id, problem.answer)
-        for name in names
-        for problem in load(str(real_data / f"{name}.jsonl")).problems
-    ]
+    sets = [load(str(real_data / f"{name}.jsonl")) for name in names]
+    golds = [Gold(problem.id, problem.answer) for each in sets for problem in each.problems]
     assert len(golds) == 8892
     assert unreadable(golds, grader) == []

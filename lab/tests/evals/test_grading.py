@@ -4,9 +4,8 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,6 +17,7 @@ from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
 from bandpo_lab.evals.golds import Gold, unreadable
 from bandpo_lab.evals.grading import MathGrader, compute_score, grade, reward
 from bandpo_lab.tasks.countdown import Countdown
+from pages import ROOT
 
 TIME_LIMIT = 1.5  # as in conftest.py
 WORKER = importlib.util.find_spec("bandpo_lab.evals.math_worker").origin
@@ -147,11 +147,8 @@ WRONG = [
     ("2", "#### 2**3**2", "wrong"),
 ]
 
-DEBATABLE = re.findall(
-    r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$",
-    (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8"),
-    re.MULTILINE,
-)
+PAGE = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+DEBATABLE = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("gold", "answer", "verdict", "why"), DEBATABLE)
@@ -163,24 +160,26 @@ def test_the_documented_disagreements_are_as_documented(grader, gold, answer, ve
 
 
 MATCH_EVERYTHING = [
-    r"\boxed{27, 28}",
-    r"\boxed{27 \text{ or } 28}",
-    r"\boxed{\{26, 27, 28\}}",
-    r"\boxed{[0, 999]}",
-    r"\boxed{0 \le x \le 999}",
-    r"\boxed{\mathbb{R}}",
-    r"\boxed{x}",
-    r"\boxed{\infty}",
-    r"\boxed{26 = 27 = 28}",
-    r"\boxed{26 \pm 1}",
-    r"\boxed{\text{any number}}",
-    r"\boxed{.*}",
-    r"\boxed{*}",
-    r"\boxed{True}",
-    r"\boxed{nan}",
-    " ".join(rf"\boxed{{{i}}}" for i in range(1000)),
-    ", ".join(map(str, range(1000))),
+    r"27, 28",
+    r"27 \text{ or } 28",
+    r"\{26, 27, 28\}",
+    r"[0, 999]",
+    r"0 \le x \le 999",
+    r"\mathbb{R}",
 ]
+MATCH_EVERYTHING += [
+    "x",
+    r"\infty",
+    "26 = 27 = 28",
+    r"26 \pm 1",
+    r"\text{any number}",
+    ".*",
+    "*",
+    "True",
+    "nan",
+]
+MATCH_EVERYTHING = [rf"\boxed{{{answer}}}" for answer in MATCH_EVERYTHING]
+MATCH_EVERYTHING += [" ".join(rf"\boxed{{{i}}}" for i in range(1000)), ", ".join(map(str, range(1000)))]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +212,10 @@ def test_huge_answers_are_wrong_at_once(grader, completion):
     assert time.monotonic() - started < 15  # of the clock, on a busy machine; quadratic searches take minutes
 
 
-SLOW_BOMBS = [
-    pytest.param(bomb, marks=pytest.mark.slow) for bomb in ("10^{10^{10}}", "(" * 400 + "1" + ")" * 400)
-]
+SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in ("10^{10^{10}}", "(" * 400 + "1" + ")" * 400)]
 
 
-@pytest.mark.parametrize("bomb", ["9^{9^{9^{9}}}", *SLOW_BOMBS])
+@pytest.mark.parametrize("bomb", ["9^{9^{9^{9}}}", *SLOW])
 def test_bombs_end_at_the_time_limit_and_the_next_answer_is_graded(grader, bomb):
     started = time.monotonic()
     verdict = grader.grade(rf"\boxed{{{bomb}}}", "27")
@@ -230,11 +227,8 @@ def test_bombs_end_at_the_time_limit_and_the_next_answer_is_graded(grader, bomb)
 
 @pytest.mark.slow
 def test_a_costly_answer_is_graded_once(monkeypatch):
-    asked = []
-    ask = MathGrader._ask
-    monkeypatch.setattr(
-        MathGrader, "_ask", lambda self, *question: asked.append(question) or ask(self, *question)
-    )
+    asked, ask = [], MathGrader._ask
+    monkeypatch.setattr(MathGrader, "_ask", lambda *question: asked.append(question) or ask(*question))
     with MathGrader(time_limit=TIME_LIMIT, workers=1) as grader:
         verdicts = {grader.grade(r"\boxed{10^{10^{10}}}", "27").reason for _ in range(5)}
     assert verdicts <= {"timeout", "failed"}
@@ -266,20 +260,9 @@ def test_nothing_in_an_answer_is_executed(grader, tmp_path):
     assert not target.exists()
 
 
-HOSTILE = [
-    "__import__('os').getpid()",
-    "answer: 1+__import__('os').getpid()",
-    r"\text{__import__('os')}",
-    r"\operatorname{exec}(1)",
-    r"\mathrm{eval}(2)",
-    "1+1;exec('2')",
-    "3 .__class__",
-    "3**2 .real",
-    "lambda: 1",
-    "[1 for i in (2,3)]",
-    "3 if 1 else 2",
-    "it is 3*(1+8)",
-]
+HOSTILE = ["__import__('os').getpid()", "answer: 1+__import__('os').getpid()", r"\text{__import__('os')}"]
+HOSTILE += [r"\operatorname{exec}(1)", r"\mathrm{eval}(2)", "1+1;exec('2')", "3 .__class__", "3**2 .real"]
+HOSTILE += ["lambda: 1", "[1 for i in (2,3)]", "3 if 1 else 2", "it is 3*(1+8)"]
 
 
 @pytest.mark.slow
@@ -308,16 +291,9 @@ print(json.dumps(seen))
 
 
 def test_grading_works_from_threads(grader):
-    verdicts = []
-    threads = [
-        threading.Thread(target=lambda i=i: verdicts.append(grader.grade(rf"\boxed{{{i}}}", str(i)).score))
-        for i in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert verdicts == [1.0] * 8
+    with ThreadPoolExecutor(8) as threads:
+        verdicts = threads.map(lambda i: grader.grade(rf"\boxed{{{i}}}", str(i)).score, range(8))
+    assert [*verdicts] == [1.0] * 8
     assert [grader.grade(*pair).score for pair in ((r"\boxed{1}", "1"), (r"\boxed{2}", "3"))] == [1.0, 0.0]
 
 
@@ -387,12 +363,8 @@ def test_verl_finds_the_reward_function_by_its_path():
 
 
 def test_gold_answers_of_the_real_sets_are_right_and_others_wrong(grader, real_data):
-    problems = [
-        problem
-        for name in ("aime24", "aime25", "amc23", "gsm8k_test")
-        for problem in load(str(real_data / f"{name}.jsonl")).problems
-    ]
-    golds = [problem.answer for problem in problems]
+    files = [real_data / f"{name}.jsonl" for name in ("aime24", "aime25", "amc23", "gsm8k_test")]
+    golds = [problem.answer for file in files for problem in load(str(file)).problems]
     assert len(golds) == 1419
     for right in (r"So it is \boxed{%s}.", "The final answer is $%s$."):
         assert {grader.grade(right % gold, gold).score for gold in golds} == {1.0}

@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -39,9 +38,8 @@ class Handler(BaseHTTPRequestHandler):
 def answer(path, body, count):
     text = f"seed {body['seed']}"
     choice = {"message": {"content": text}} if path.endswith("chat/completions") else {"text": text}
-    return 200, json.dumps(
-        {"choices": [{**choice, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
-    )
+    choice["finish_reason"] = "stop"
+    return 200, json.dumps({"choices": [choice], "usage": {"completion_tokens": 3}})
 
 
 @pytest.fixture
@@ -101,18 +99,18 @@ def test_a_server_that_is_not_there(server):
         list(ServerSampler(url, "m", Sampling(5), attempts=1).stream(["a"], [0]))
 
 
-def test_a_refusal_is_not_tried_again(server):
-    server.behave = lambda *_: (404, "no such model")
-    with pytest.raises(GenerationError, match="refused the request, 404: no such model"):
+@pytest.mark.parametrize(
+    ("status", "content", "message"),
+    [
+        (404, "no such model", "refused the request, 404: no such model"),
+        *((200, x, "not OpenAI's") for x in ("<", "{}", '{"choices": []}', '{"choices": [{"text": 1}]}')),
+    ],
+)
+def test_a_refusal_or_an_answer_in_another_form_is_not_tried_again(server, status, content, message):
+    server.behave = lambda *_: (status, content)
+    with pytest.raises(GenerationError, match=message):
         list(generator(server).stream(["a"], [0]))
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("content", ["<html>", "{}", '{"choices": []}', '{"choices": [{"text": 1}]}'])
-def test_an_answer_in_another_form_is_refused(server, content):
-    server.behave = lambda *_: (200, content)
-    with pytest.raises(GenerationError, match="form that is not OpenAI's"):
-        list(generator(server).stream(["a"], [0]))
 
 
 def test_a_consumer_that_stops_is_not_kept_waiting(server):
@@ -129,31 +127,19 @@ def test_transformers_serve_answers_as_the_model_does_in_process(tmp_path):
     from bandpo_lab.evals.generate import TransformersSampler
 
     folder = byte_model.save(tmp_path / "model")
-    port = _free_port()
+    with ThreadingHTTPServer(("localhost", 0), Handler) as free:
+        address = f"http://localhost:{free.server_port}"
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--device", "cpu"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=log, stderr=log, env=dict(os.environ)
-        )
+    command += ["--port", str(free.server_port)]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            _wait_for(f"http://localhost:{port}/health", process, tmp_path / "log")
-            greedy = Sampling(max_new_tokens=12, temperature=0.0)
-            served = ServerSampler(
-                f"http://localhost:{port}/v1", str(folder), greedy, concurrency=2, attempts=2
-            )
-            got = dict(served.stream([MESSAGES, MESSAGES, [{"role": "user", "content": "1+1?"}]], [0, 2]))
+            _wait_for(f"{address}/health", process, tmp_path / "log")
+            asked, greedy = [MESSAGES, MESSAGES, "1+1?"], Sampling(max_new_tokens=12, temperature=0.0)
+            served = ServerSampler(f"{address}/v1", str(folder), greedy, concurrency=2, attempts=2)
             local = TransformersSampler(byte_model.model(), byte_model.tokenizer(), greedy)
-            assert got == dict(
-                local.stream([MESSAGES, MESSAGES, [{"role": "user", "content": "1+1?"}]], [0, 2])
-            )
+            assert dict(served.stream(asked, [0, 1])) == dict(local.stream(asked, [0, 1]))
         finally:
             process.terminate()
-            process.wait(30)
-
-
-def _free_port():
-    with ThreadingHTTPServer(("localhost", 0), Handler) as server:
-        return server.server_port
 
 
 def _wait_for(url, process, log, seconds=180):

@@ -1,7 +1,6 @@
 """The vLLM generator against a stand-in: vLLM itself needs an accelerator and is not run here."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +9,7 @@ pytest.importorskip("transformers")
 import byte_model
 from bandpo_lab.evals.generate import Completion, Sampling, prompt_ids
 from bandpo_lab.evals.vllm_engine import VLLMSampler
+from stand_ins import stand_in
 
 
 @pytest.fixture
@@ -25,17 +25,11 @@ def calls(monkeypatch):
 
         def generate(self, prompts, sampling_params, use_tqdm):
             calls.append(list(zip(prompts, sampling_params, strict=True)))
-            return [
-                SimpleNamespace(
-                    outputs=[SimpleNamespace(text=f"{p.seed}", finish_reason="length", token_ids=[1, 2])]
-                )
-                for p in sampling_params
-            ]
+            ended = {"finish_reason": "length", "token_ids": [1, 2]}
+            texts = (SimpleNamespace(text=f"{p.seed}", **ended) for p in sampling_params)
+            return [SimpleNamespace(outputs=[text]) for text in texts]
 
-    module = ModuleType("vllm")
-    module.LLM = LLM
-    module.SamplingParams = SimpleNamespace
-    monkeypatch.setitem(sys.modules, "vllm", module)
+    stand_in(monkeypatch, "vllm", LLM=LLM, SamplingParams=SimpleNamespace)
     return calls
 
 
@@ -49,9 +43,6 @@ def test_only_missing_positions_are_drawn_each_with_its_seed(calls):
     prompt, params = calls[1][0]
     assert prompt == {"prompt_token_ids": prompt_ids(byte_model.tokenizer(), "d\n")}
     assert (params.max_tokens, params.temperature, params.top_p) == (9, 0.7, 0.8)
-
-
-def test_a_chat_template_can_be_given(calls):
     generator = VLLMSampler("m", Sampling(9), chat_template="{{ messages[0]['content'] }}!")
     list(generator.stream([[{"role": "user", "content": "d"}]], [0]))
     assert calls[-1][0][0] == {"prompt_token_ids": prompt_ids(byte_model.tokenizer(), "d!")}

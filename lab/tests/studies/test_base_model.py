@@ -25,29 +25,16 @@ def card():
     return json.loads((base_model_path() / CARD).read_text())
 
 
-def test_shipped_files_are_small_and_hold_no_pickle():
+def test_shipped_model_is_stock_qwen2_in_small_files_without_pickle(shipped):
     files = list(base_model_path().iterdir())
     assert sum(file.stat().st_size for file in files) <= 2 * 2**20
     assert {file.suffix for file in files} == {".safetensors", ".json", ".jinja"}
-
-
-def test_shipped_model_is_stock_qwen2(shipped):
     model, encoder = shipped
     assert type(model).__module__ == "transformers.models.qwen2.modeling_qwen2"
     assert model.dtype == torch.float32
     assert 330_000 < model.num_parameters() < 340_000
     assert model.generation_config.eos_token_id == encoder.eos_token_id
     assert model.generation_config.pad_token_id == encoder.pad_token_id
-
-
-def test_shipped_model_has_the_tail_of_its_card(shipped, card):
-    held_out = problems("eval", 720)
-    tail = scratchpad_probability(*shipped, held_out)
-    assert tail.shape == (720,)
-    assert card["settings"]["tail"] == 0.02
-    assert tail.mean().item() == pytest.approx(0.02, rel=0.1)
-    assert tail.mean().item() == pytest.approx(card["measured"]["tail"], rel=1e-3)
-    assert 0.01 < tail.min() < tail.max() < 0.04  # rare for every problem
 
 
 def test_scratchpad_probability_is_the_share_of_samples(shipped):
@@ -63,7 +50,7 @@ def test_scratchpad_probability_is_the_share_of_samples(shipped):
     assert (first == encoder.get_vocab()[DIRECT]).double().mean().item() > 0.97
 
 
-def test_card_agrees_with_a_fresh_measurement(shipped, card):
+def test_card_agrees_with_the_shipped_model_and_with_a_fresh_measurement(shipped, card):
     asked, samples = 64, 4
     fresh, stated = measure(*shipped, samples=samples, seed=1), card["measured"]
     for name in ("direct_accuracy", "scratchpad_accuracy", "mean@32"):
@@ -74,6 +61,13 @@ def test_card_agrees_with_a_fresh_measurement(shipped, card):
     assert stated["scratchpad_accuracy"] > 0.95
     assert 0.03 < stated["direct_accuracy"] < 0.07
     assert stated["pass@32"] > stated["mean@32"] > 0.05
+    held_out = problems("eval", 720)
+    tail = scratchpad_probability(*shipped, held_out)
+    assert tail.shape == (720,)
+    assert card["settings"]["tail"] == 0.02
+    assert tail.mean().item() == pytest.approx(0.02, rel=0.1)
+    assert tail.mean().item() == pytest.approx(card["measured"]["tail"], rel=1e-3)
+    assert 0.01 < tail.min() < tail.max() < 0.04  # rare for every problem
 
 
 @pytest.mark.exhaustive
@@ -104,19 +98,16 @@ def test_same_settings_same_bits_and_the_callers_randomness_untouched():
         (["--steps", "0"], "steps=0: choose at least 1"),
     ],
 )
-def test_bad_flags_are_refused_before_any_work(flags, message, tmp_path, capsys):
+def test_bad_flags_and_used_folders_are_refused_before_any_work(flags, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([*flags, "--output_dir", str(tmp_path / "new")])
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-
-
-def test_a_used_folder_is_refused(tmp_path, capsys):
     (tmp_path / "precious").touch()
-    for place in (tmp_path, tmp_path / "precious"):
+    for used in (tmp_path, tmp_path / "precious"):
         with pytest.raises(SystemExit):
-            main(["--output_dir", str(place)])
-        assert str(place) in capsys.readouterr().err
+            main(["--output_dir", str(used)])
+        assert str(used) in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,27 +16,12 @@ from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.statistics import Results, random_halves
 from bandpo_lab.tasks.multiplication import problems
-from studies import network_report
+from pages import ROOT
+from studies import network, network_report
 from studies.mirror import Mirror
-from studies.network import (
-    ABOVE,
-    OnCurve,
-    collapsed,
-    curves,
-    effect,
-    effects,
-    entropy_at_half,
-    interquartile_mean,
-    on_curves,
-    progress,
-    read_predictions,
-    sides,
-    summary,
-    verdict,
-)
+from studies.network import ABOVE, OnCurve, curves, effect, effects, on_curves, read_predictions
 from studies.rewards import coin_flips, two_stages
 
-ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "studies"
 STUDY = parse_study((FOLDER / "network.yaml").read_text())
 PREDICTIONS = read_predictions(FOLDER / "network-predictions.md")
@@ -98,10 +82,7 @@ def ended(world, rate, arm, seed, reward, entropy=0.5):
 @pytest.fixture
 def made_up():
     """Band above: + 0.1 in every world but paper, at its better rate; Band's lower side: − 0.1; noise of ± 0.01."""
-    rng, gain = (
-        np.random.default_rng(0),
-        {"Band above, clip below": 0.1, "Band": 0.0, "no bound above, clip below": 0.1},
-    )
+    rng, gain = np.random.default_rng(0), {"Band above, clip below": 0.1, "no bound above, clip below": 0.1}
     return [
         ended(
             world, rate, arm, seed,
@@ -117,11 +98,9 @@ def made_up():
 
 def test_verdicts_on_runs_whose_truth_is_known(made_up):
     found = effects(made_up, PREDICTIONS)
-    verdicts = [verdict(e.interval, p.expects) for p, e in found.items()]
-    as_made = (
-        ["held"] * 5 + ["failed", "failed"] + ["held"] * 3
-    )  # a clip as wide as Band is as good; plenty gains
-    assert verdicts == as_made
+    verdicts = [network.verdict(e.interval, p.expects) for p, e in found.items()]
+    # A clip as wide as Band is as good; plenty gains.
+    assert verdicts == ["held"] * 5 + ["failed", "failed"] + ["held"] * 3
 
 
 def results(worlds, seconds=1.0):
@@ -143,8 +122,8 @@ def results(worlds, seconds=1.0):
 
 def test_a_world_is_looked_at_once_all_of_its_runs_have_ended():
     found = Results.from_file(results({"paper"}))
-    assert progress(found)["paper"] == (100, 100)
-    assert progress(found)["active"] == (140, 280)
+    assert network.progress(found)["paper"] == (100, 100)
+    assert network.progress(found)["active"] == (140, 280)
     runs = on_curves(found)
     assert {run.world for run in runs} == {"paper"}
     assert len(runs) == 100
@@ -159,15 +138,14 @@ def studies():
 
 @pytest.mark.slow
 def test_the_worlds_that_are_shipped_are_those_of_the_repositorys_study(studies):
-    assert shipped("networks") == json.loads(json.dumps(summary(*studies)))
+    assert shipped("networks") == json.loads(json.dumps(network.summary(*studies)))
 
 
 @pytest.mark.slow
 def test_further_seeds_join_their_world_once_all_of_them_have_ended():
     first, text = results({"active"}), (FOLDER / "network-more.yaml").read_text()
-    runs = [
-        run | {"seed": run["seed"] + 8} for run in first["runs"] if run["experiment"].startswith("active")
-    ]
+    active = (run for run in first["runs"] if run["experiment"].startswith("active"))
+    runs = [run | {"seed": run["seed"] + 8} for run in active]
     more = first | {"study": text, "runs": runs}
     cut = more | {"runs": runs[:-1]}
     one, other, unfinished = map(Results.from_file, (first, more, cut))
@@ -184,9 +162,7 @@ def test_the_page_says_what_is_known_and_what_is_not(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results({"paper", "coin flips"})))
     network_report.main([str(FOLDER / "network-predictions.md"), str(tmp_path)])
     text = (tmp_path / "report.md").read_text()
-    assert (
-        "Not looked at yet: plenty (40 of 80 runs), active (140 of 280 runs), two stages (80 of 160" in text
-    )
+    assert "Not looked at yet: plenty (40 of 80 runs), active (140 of 280 runs), two stages (80 of" in text
     assert text.count("not run yet: ") == sum(p.world not in ("paper", "coin flips") for p in PREDICTIONS)
     assert re.search(r"equal to within 0.05 \| \+0\.\d+ \[\+0\.0\d+, \+0\.1\d+\] \| 100% \| failed \|", text)
     assert "## Paper" in text
@@ -204,12 +180,12 @@ def test_an_effect_is_that_of_interquartile_means():
 
 def test_collapse_and_entropy_at_matched_reward():
     run = ended("active", 1.0e-4, "Band", 0, 0.01).run
-    assert collapsed(run)
-    assert entropy_at_half(run) is None
+    assert network.collapsed(run)
+    assert network.entropy_at_half(run) is None
     run.curves["reward"][:] = [0.1] * 5 + [0.9] * 15
     run.curves["entropy"][:] = np.linspace(2, 0.1, 20)
-    assert not collapsed(run)
-    assert entropy_at_half(run) == run.curves["entropy"][int(run.metric("batches to half")) - 1]
+    assert not network.collapsed(run)
+    assert network.entropy_at_half(run) == run.curves["entropy"][int(run.metric("batches to half")) - 1]
 
 
 def test_the_page_has_the_movement_that_was_measured():
@@ -236,7 +212,7 @@ def test_every_figure_of_the_page_is_the_data_s(studies):
     said, _, rest = page[page.index("## What a network says") :].partition("## What a pretrained model says")
     said += rest[rest.index("## What to set") : rest.index("## Place your own run")]
     by_side = {
-        world: sides(runs, world, network_report.metric_of(world, PREDICTIONS))
+        world: network.sides(runs, world, network_report.metric_of(world, PREDICTIONS))
         for world in dict.fromkeys(run.world for run in runs)
     }
     active = curves(runs, "active", "AUC")
@@ -258,10 +234,9 @@ def test_every_figure_of_the_page_is_the_data_s(studies):
     for world in ("plenty", "active", "two stages"):
         over_clip, under_band = by_side[world]["upper, over clip"], by_side[world]["lower, under Band"]
         assert f"| {world} | {over_clip} | {under_band} |" in said
-    last = [
-        f"{interquartile_mean(active[arm].scores[-1]):.3f}" for arm in ("no bound above, clip below", ABOVE)
-    ]
-    assert "falls to {}, where Band above is at {}".format(*last) in said
+    unbound, above = (active[arm].scores[-1] for arm in ("no bound above, clip below", ABOVE))
+    last = f"{network.interquartile_mean(unbound):.3f}, where Band above is at {network.interquartile_mean(above):.3f}"
+    assert f"falls to {last}" in said
     means = [round(by_side[w]["upper, mean"].interval.value, 2) for w in ("plenty", "active", "two stages")]
     by = f"by {min(means)} to {max(means)}"
     readme = " ".join((ROOT / "README.md").read_text().split())

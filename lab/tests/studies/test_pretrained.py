@@ -1,7 +1,6 @@
 """The study of a pretrained model: its data, its table of predictions, and what the page says of both."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +10,8 @@ from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.statistics import Results, student
 from bandpo_lab.study.tables import signed
+from pages import ROOT
 from studies.network import verdict
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_every_figure_of_the_page_is_the_data_s():
@@ -21,9 +19,8 @@ def test_every_figure_of_the_page_is_the_data_s():
     content = read_results(ROOT / "results" / "pretrained")
     runs, found = content["runs"], Results.from_file(content)
     plan = parse_study((ROOT / "studies" / "pretrained.yaml").read_text())
-    assert [(r["experiment"], r["arm"], r["seed"]) for r in runs] == [
-        (r.experiment, r.arm, r.seed) for r in plan.reported({})
-    ]
+    planned = [(r.experiment, r.arm, r.seed) for r in plan.reported({})]
+    assert [(r["experiment"], r["arm"], r["seed"]) for r in runs] == planned
     said = (ROOT / "docs" / "when.md").read_text()
     said = said[said.index("## What a pretrained model says") : said.index("## What to set")]
     report = (ROOT / "results" / "pretrained" / "report.md").read_text()

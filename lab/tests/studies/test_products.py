@@ -15,9 +15,9 @@ def test_answers_are_right_and_the_splits_apart():
         assert dataset(split, 5)[:] == {name: column[:5] for name, column in rows[:].items()}
         for row in rows:
             lines = row["prompt"].split("\n")
-            assert all(
-                int(a) * int(b) == int(c) for a, b, c in (re.findall(r"\d+", line) for line in lines[:2])
-            )
+            for example in lines[:2]:
+                a, b, c = map(int, re.findall(r"\d+", example))
+                assert a * b == c
             a, b = re.findall(r"\d+", lines[2])
             assert int(a) * int(b) == int(row["answer"])
             assert lines[2] == f"{a} * {b} ="

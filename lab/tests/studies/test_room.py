@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,18 +12,17 @@ from bandpo import Band, FixedClip
 from bandpo_lab.study.cells import Place
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.statistics import Results, student
+from pages import ROOT
 from studies.network import effects, on_curves, read_predictions, verdict
 from studies.room import RoomFor
 
-ROOT = Path(__file__).parents[3]
 CLIP, ALL, RARE, COMMON = "clip 0.2", "all tokens", "rare tokens", "common tokens"
 
 
 def test_both_kinds_of_room_together_are_bands():
     logp = torch.tensor([1e-6, 0.0005, 0.01, 0.0299, 0.0301, 0.067, 0.5]).log()
-    clip, everything, rare, common = (
-        rule.bounds(logp) for rule in (FixedClip(0.2), Band(), RoomFor(rare=True), RoomFor(rare=False))
-    )
+    rules = FixedClip(0.2), Band(), RoomFor(rare=True), RoomFor(rare=False)
+    clip, everything, rare, common = (rule.bounds(logp) for rule in rules)
     assert torch.equal(torch.maximum(rare.upper, common.upper), everything.upper)
     assert rare.upper[3] > 1.2 == pytest.approx(float(rare.upper[4]))
     for bounds in (rare, common):

@@ -6,18 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bandpo_lab.tasks.multiplication import (
-    DIRECT,
-    EOS,
-    MAX_COMPLETION_LENGTH,
-    PAD,
-    Product,
-    base_model_path,
-    dataset,
-    problems,
-    reward,
-    tokenizer,
-)
+from bandpo_lab.tasks import multiplication
+from bandpo_lab.tasks.multiplication import DIRECT, EOS, Product, dataset, problems, reward, tokenizer
 
 any_problem = st.builds(Product, st.integers(0, 10**18), st.integers(0, 9))
 
@@ -47,12 +37,9 @@ def test_impossible_problems_are_refused(a, b):
         Product(a, b)
 
 
-def test_the_two_splits_are_all_problems_each_once():
+def test_the_splits_are_all_problems_each_once_and_the_smaller_has_all_digits():
     both = problems("eval", 720) + problems("train", 6480)
     assert sorted((p.a, p.b) for p in both) == [(a, b) for a in range(100, 1000) for b in range(2, 10)]
-
-
-def test_held_out_problems_are_spread_over_all_digits():
     held_out = problems("eval", 720)
     assert held_out != problems("eval", 720, seed=1)
     for place in range(3):
@@ -106,29 +93,24 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("completion", WRONG)
-def test_wrong_and_malformed_completions_earn_nothing(completion):
-    assert reward([completion], ["3222"]) == [0.0]
+def test_the_product_in_its_form_alone_earns():
+    right = ["|3222", "<7*6+0=42;3*6+4=22;5*6+2=32>3222", "<7*6+0=41>3222", "<>3222"]
+    assert reward(right, ["3222"] * 4) == [1.0] * 4
+    assert [completion for completion in WRONG if reward([completion], ["3222"]) != [0.0]] == []
 
 
-@pytest.mark.parametrize(
-    "completion", ["|3222", "<7*6+0=42;3*6+4=22;5*6+2=32>3222", "<7*6+0=41>3222", "<>3222"]
-)
-def test_the_product_alone_decides(completion):
-    assert reward([completion], ["3222"]) == [1.0]
-
-
-def test_tokenizer_survives_every_way_to_load_it(tmp_path):
+def test_tokenizer_survives_every_way_to_load_it_and_reads_a_conversation_as_its_text(tmp_path):
     from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
     made = tokenizer()
     made.save_pretrained(tmp_path)
     Qwen2Config().save_pretrained(tmp_path)  # a qwen2 config makes AutoTokenizer rebuild the tokenizer
-    folders = [tmp_path, base_model_path()]
+    folders = [tmp_path, multiplication.base_model_path()]
     loaded = [kind.from_pretrained(f) for kind in (AutoTokenizer, PreTrainedTokenizerFast) for f in folders]
     for encoder in [made, *loaded]:
         assert encoder.get_vocab() == made.get_vocab()
-        assert (encoder.eos_token, encoder.pad_token, encoder.padding_side) == (EOS, PAD, "left")
+        assert (encoder.eos_token, encoder.pad_token) == (EOS, multiplication.PAD)
+        assert encoder.padding_side == "left"
         for p in problems("train", 200):
             for text in (p.prompt + DIRECT + p.answer, p.prompt + p.scratchpad):
                 ids = encoder(text + EOS).input_ids
@@ -138,14 +120,11 @@ def test_tokenizer_survives_every_way_to_load_it(tmp_path):
         batch = encoder(["12*3=", "123*4="], padding=True)
         assert batch.input_ids[0][0] == encoder.pad_token_id
         assert encoder("1\n").input_ids == encoder.convert_tokens_to_ids(["1", "Ċ"])
-
-
-def test_a_conversation_is_read_as_its_text():
     encoder = tokenizer()
     chat = encoder.apply_chat_template([{"role": "user", "content": "537*6="}], add_generation_prompt=True)
     assert chat.input_ids == encoder("537*6=").input_ids
     longest = max(len(encoder(p.scratchpad + EOS).input_ids) for p in problems("train", 6480))
-    assert longest == 33 <= MAX_COMPLETION_LENGTH
+    assert longest == 33 <= multiplication.MAX_COMPLETION_LENGTH
 
 
 @pytest.mark.slow
