@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,6 +74,24 @@ def is_number(value: object) -> bool:
     """
     # A compiler cannot ask a symbol for its attributes; the value was checked before.
     return torch.compiler.is_compiling() or hasattr(value, "__float__")
+
+
+def number(name: str, value: Any, must: str, allowed: Callable[[float], bool]) -> None:
+    """Refuse a setting that is not the number it must be, or that varies beyond such numbers.
+
+    Args:
+        name: What it is called.
+        value: A number, or a `bandpo.radius.Radius` that stands for one.
+        must: What it must be, for the error.
+        allowed: Whether a number is that.
+    """
+    if getattr(value, "each_token", False):
+        raise InvalidValue(
+            f"{name}={value!r} differs from token to token, which only the radius of a Band may"
+        )
+    for x in getattr(value, "range", (value,)):
+        if not (is_number(x) and allowed(x)):
+            raise InvalidValue(f"{name} must be {must}, got {value!r}")
 
 
 def positive(name: str, value: object) -> None:

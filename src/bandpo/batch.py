@@ -7,15 +7,17 @@ the check of the mask alone: it keeps what is wrong, to be shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from bandpo import _checks
 from bandpo.bounds import RatioBounds
 from bandpo.errors import InvalidValue
+from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule, Outside
 
 if TYPE_CHECKING:
@@ -25,25 +27,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Tokens"]
 
-Level = Literal["token", "sequence"]
-LEVELS = get_args(Level)  # here, because older compilers break the graph at get_args
+LEVELS = ("token", "sequence")
 
 
 class Batch(NamedTuple):
     """The tensors of a batch, detached, in at least float32, and 0 where the mask is 0."""
 
-    logp: Float[Tensor, "batch time"]
-    """Log-probabilities (nats) of the sampled tokens under the policy in training."""
+    log_ratio: Float[Tensor, "batch time"]
+    """log(π/π_old), nats, of the sampled tokens."""
     logp_old: Float[Tensor, "batch time"]
-    """The same under the policy that the ratio refers to."""
+    """Log-probabilities (nats) under the policy that the ratio refers to."""
     advantages: Float[Tensor, "batch time"]
-    """One per token, times its importance weight where there is one."""
+    """One per token. On an accelerator NaN at a counted token that another tensor has a wrong value for."""
     mask: Float[Tensor, "batch time"]
     """1 for tokens that count, else 0."""
     logp_anchor: Float[Tensor, "batch time"] | None = None
     """Log-probabilities that a rule's bounds surround, where these are not ``logp_old``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Entropy (nats) of the policy at each token, where it is known."""
+    weights: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | None = None
+    """Importance weights, where there are any: of each token, or of each sequence."""
+    state: TrainingState = TrainingState()
+    """What else is known of the tokens and of the training."""
 
     @classmethod
     def read(
@@ -56,6 +61,7 @@ class Batch(NamedTuple):
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
+        state: TrainingState | None = None,
     ) -> Batch:
         """A batch as a trainer has it: in any precision, with anything where the mask is 0.
 
@@ -66,43 +72,114 @@ class Batch(NamedTuple):
             mask: 1 (or True) for tokens that count; all if omitted.
             logp_anchor: What a rule's bounds surround, if not ``logp_old``.
             entropy: Entropy (nats) at each token, where it is known.
-            weights: Importance weights ≥ 0, one per token or sequence; the advantages are multiplied by them.
+            weights: Importance weights ≥ 0, one per token or sequence.
+            state: What else is known of the tokens and of the training; ``entropy`` comes in if it has none.
 
         Raises:
             TypeError: a tensor is not floating-point.
             ValueError: shapes differ; the mask holds another value than 0 and 1; at a counted token a log-probability
-                is NaN, infinite or above 0, an advantage or an entropy is not finite, or a weight is negative or NaN.
-                (Values are read on the CPU only.)
+                is NaN, infinite or above 0, an advantage or an entropy is not finite, or a weight is negative or not
+                finite. Values are read on the CPU only. Elsewhere, and under ``torch.compile``, such a token gets the
+                advantage NaN, so the loss and the gradient are NaN.
 
         >>> logp, logp_old = torch.tensor([[-1.0, 5.0]]), torch.tensor([[-2.0, 5.0]])
         >>> batch = Batch.read(logp, logp_old, torch.ones(1), mask=torch.tensor([[1, 0]]))
-        >>> batch.logp, batch.advantages
-        (tensor([[-1.,  0.]]), tensor([[1., 0.]]))
+        >>> batch.log_ratio, batch.advantages
+        (tensor([[1., 0.]]), tensor([[1., 0.]]))
         """
-        mask = full_mask(logp, mask)
+        given, mask = mask, full_mask(logp, mask)
         padding = mask == 0
-        advantages = _finite("advantages", _per_token("advantages", advantages, padding))
+        advantages = _fitting("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
+        logps = {
+            name: _like_mask(name, x, padding)
+            for name, x in (("logp", logp), ("logp_old", logp_old), ("logp_anchor", logp_anchor))
+            if x is not None
+        }
+        finite = {"advantages": advantages}
+        if entropy is not None:
+            finite["entropy"] = (
+                _fitting("entropy", entropy, padding).expand_as(padding).masked_fill(padding, 0.0)
+            )
         if weights is not None:
-            advantages = advantages * _checked_weights(_per_token("weights", weights, padding))
+            weights = _fitting("weights", weights, padding)
+            unused = padding if weights.shape == padding.shape else padding.all(-1, keepdim=True)
+            weights = finite["weights"] = weights.masked_fill(unused, 0.0)
+        if _checks.values_can_be_read(mask):
+            _refuse(logps, finite, weights)
+        else:
+            advantages = advantages.masked_fill(_wrong(given, logps, finite, weights), math.nan)
+        state = TrainingState() if state is None else state
+        entropy = finite.get("entropy")
+        old_entropy = entropy if state.entropy is None else state.entropy
         return cls(
-            _counted_logp("logp", logp, padding),
-            _counted_logp("logp_old", logp_old, padding),
+            logps["logp"] - logps["logp_old"],
+            logps["logp_old"],
             advantages,
             mask,
-            None if logp_anchor is None else _counted_logp("logp_anchor", logp_anchor, padding),
-            None if entropy is None else _finite("entropy", _per_token("entropy", entropy, padding)),
+            logps.get("logp_anchor"),
+            entropy,
+            weights,
+            replace(state, mask=mask, entropy=old_entropy),
         )
 
-    def tokens(self, rule: ClipRule, level: str = "token") -> Tokens:
+    @property
+    def logp(self) -> Float[Tensor, "batch time"]:
+        """Log-probabilities (nats) under the policy in training."""
+        return self.logp_old + self.log_ratio
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with every tensor changed in the same way, those of its state too: some of its rows, say.
+
+        >>> batch = Batch.read(torch.zeros(4, 2), torch.zeros(4, 2), torch.arange(4.0))
+        >>> batch.map(lambda x: x[2:]).advantages
+        tensor([[2., 2.],
+                [3., 3.]])
+        """
+
+        def changed(x: Any) -> Any:
+            return change(x) if isinstance(x, torch.Tensor) else x
+
+        state = {f.name: changed(getattr(self.state, f.name)) for f in fields(self.state)}
+        return Batch(*map(changed, self[:-1]), state=TrainingState(**state))
+
+    def tokens(self, rule: ClipRule, level: str = "token", bound_level: str | None = None) -> Tokens:
         """The batch as a rule sees it, with ratios per ``token`` or per ``sequence``, see `bandpo.policy_loss`.
 
+        Args:
+            rule: The clip rule; what varies in it is read from the batch's state.
+            level: Of the ratio that a loss weights with.
+            bound_level: Of the ratio that the rule's bounds are for, if another.
+
         Raises:
-            ValueError: ``level`` is unknown.
+            ValueError: a level is unknown, or a number of the rule needs what the state does not tell.
         """
-        old = at_level(self.logp_old, self.mask, level)
-        anchor = None if self.logp_anchor is None else at_level(self.logp_anchor, self.mask, level)
-        log_ratio = at_level(self.logp, self.mask, level) - old
-        return Tokens(log_ratio, old, self.advantages, self.mask, rule, anchor, self.entropy)
+        around = self.logp_old if self.logp_anchor is None else self.logp_anchor
+        known, bounded = self.state, None
+        if known.entropy is not None and rule.varying():
+            known = replace(known, entropy=at_level(known.entropy, self.mask, bound_level or level))
+        if self.logp_anchor is not None or bound_level not in (None, level):
+            moved = self.log_ratio if self.logp_anchor is None else self.log_ratio + (self.logp_old - around)
+            bounded = Bounded(*(at_level(x, self.mask, bound_level or level) for x in (around, moved)))
+        return Tokens(
+            at_level(self.log_ratio, self.mask, level),
+            at_level(self.logp_old, self.mask, level),
+            self.advantages,
+            self.mask,
+            rule.settled(known),
+            bounded,
+            self.entropy,
+            self.weights,
+            self.state,
+        )
+
+
+class Bounded(NamedTuple):
+    """What a rule's bounds are for, where that is not the ratio that a loss weights with."""
+
+    logp: Float[Tensor, "batch time"]
+    """Log-probability (nats) that the bounds surround."""
+    log_ratio: Float[Tensor, "batch time"]
+    """log(π/π_anchor), nats: what is compared with them."""
 
 
 def full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
@@ -123,20 +200,16 @@ def full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     return mask.float()
 
 
-def _counted_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
+def _like_mask(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     if logp.shape != padding.shape:
         raise InvalidValue(
             f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
         )
-    logp = _checks.as_float(name, logp).detach().masked_fill(padding, 0.0)
-    _checks.check_logp(name, logp)
-    if _checks.values_can_be_read(logp) and logp.numel() and torch.isneginf(worst := logp.min()):
-        raise InvalidValue(f"{name} holds {worst.item()} at a counted token, but a sampled token has p > 0")
-    return logp
+    return _checks.as_float(name, logp).detach().masked_fill(padding, 0.0)
 
 
-def _per_token(name: str, x: Tensor, padding: Tensor) -> Tensor:
-    """What is given per token or per sequence, for each token."""
+def _fitting(name: str, x: Tensor, padding: Tensor) -> Tensor:
+    """What is given per token, (batch, time), or per sequence, (batch, 1)."""
     x = _checks.as_float(name, x).detach()
     given = tuple(x.shape)
     if x.dim() == padding.dim() - 1:
@@ -146,22 +219,39 @@ def _per_token(name: str, x: Tensor, padding: Tensor) -> Tensor:
             f"{name} of shape {given} fit neither the tokens {tuple(padding.shape)} "
             f"nor the sequences {tuple(padding.shape[:-1])}"
         )
-    return x.expand_as(padding).masked_fill(padding, 0.0)
-
-
-def _finite(name: str, x: Tensor) -> Tensor:
-    # A sum is the cheapest look at all values: it is not finite where one of them is not, or where it overflows.
-    if _checks.values_can_be_read(x) and not x.sum().isfinite() and not x.isfinite().all():
-        raise InvalidValue(
-            f"{name} hold {x[~x.isfinite()][0].item():g} at a counted token; they must be finite"
-        )
     return x
 
 
-def _checked_weights(weights: Tensor) -> Tensor:
-    if _checks.values_can_be_read(weights) and weights.numel() and not weights.min() >= 0:
+def _refuse(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: Tensor | None) -> None:
+    """Refuse wrong values, by the cheapest look at all of them: a greatest, a least, a sum."""
+    for name, logp in logps.items():
+        _checks.check_logp(name, logp)
+        if logp.numel() and torch.isneginf(least := logp.min()):
+            raise InvalidValue(
+                f"{name} holds {least.item()} at a counted token, but a sampled token has p > 0"
+            )
+    for name, x in finite.items():
+        # A sum is not finite where one of the values is not, or where it overflows.
+        if not x.sum().isfinite() and not x.isfinite().all():
+            raise InvalidValue(
+                f"{name} hold {x[~x.isfinite()][0].item():g} at a counted token; they must be finite"
+            )
+    if weights is not None and weights.numel() and not weights.min() >= 0:
         raise InvalidValue(f"weights must be at least 0 at counted tokens, got {weights.min().item():g}")
-    return weights
+
+
+def _wrong(
+    mask: Tensor | None, logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: Tensor | None
+) -> Tensor:
+    """Where one of the tensors holds a wrong value, on their device; `_refuse` is its twin where values can be read."""
+    right = torch.ones_like(logps["logp"], dtype=torch.bool)
+    if mask is not None and mask.dtype != torch.bool:
+        right = mask == mask * mask
+    for logp in logps.values():
+        right = right & (logp <= _checks.LOGP_SLACK) & (logp > -math.inf)
+    for x in finite.values():
+        right = right & x.isfinite()
+    return ~right if weights is None else ~(right & (weights >= 0))
 
 
 T = TypeVar("T")
@@ -208,10 +298,14 @@ class Tokens:
     mask: Float[Tensor, "batch time"]
     """1 for tokens that count, else 0."""
     rule: ClipRule
-    other_anchor: Float[Tensor, "batch time"] | None = None
-    """Log-probability (nats) that the rule's bounds surround, where that is not ``logp_old``."""
+    bounded: Bounded | None = None
+    """The ratio that the rule bounds, where that is not ``ratio``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Entropy (nats) of the policy at each token, where it is known."""
+    weights: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | None = None
+    """Importance weights of tokens or sequences, where there are any; see `Objective.weights_inside`."""
+    state: TrainingState = field(default_factory=TrainingState)
+    """What else is known: position and length of sequences, their group, the age of their weights, the progress."""
 
     @classmethod
     def from_batch(
@@ -225,14 +319,13 @@ class Tokens:
         level: str = "token",
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
+        state: TrainingState | None = None,
     ) -> Tokens:
         """`Batch.read` of a trainer's tensors, as ``rule`` sees them at ``level``; arguments and errors are theirs."""
-        batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
+        batch = Batch.read(
+            logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy, state=state
+        )
         return batch.tokens(rule, level)
-
-    def with_rule(self, rule: ClipRule) -> Tokens:
-        """The same tokens under another rule."""
-        return replace(self, rule=rule)
 
     @_Once
     def ratio(self) -> Float[Tensor, "batch time"]:
@@ -243,14 +336,12 @@ class Tokens:
     @property
     def logp_anchor(self) -> Float[Tensor, "batch time"]:
         """Log-probability (nats) that the rule's bounds surround."""
-        return self.logp_old if self.other_anchor is None else self.other_anchor
+        return self.logp_old if self.bounded is None else self.bounded.logp
 
-    @_Once
+    @property
     def log_ratio_anchor(self) -> Float[Tensor, "batch time"]:
         """log(π/π_anchor): what the rule compares with its bounds."""
-        if self.other_anchor is None:
-            return self.log_ratio
-        return self.log_ratio + (self.logp_old - self.other_anchor)
+        return self.log_ratio if self.bounded is None else self.bounded.log_ratio
 
     @_Once
     def outside(self) -> Outside:
@@ -285,15 +376,25 @@ class Tokens:
     @_Once
     def clipped(self) -> Float[Tensor, "batch time"]:
         """The ratio π/π_old after the rule."""
-        log_clipped = self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper)
-        if self.other_anchor is not None:
-            log_clipped = log_clipped + (self.other_anchor - self.logp_old)
-        return log_clipped.exp().clamp(max=torch.finfo(log_clipped.dtype).max)
+        return self._moved_to(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
 
     @_Once
     def reported(self) -> Float[Tensor, "batch time"]:
-        """The ratio that a loss reports of a blocked token: clipped, or as it is where that would need a solver."""
-        return self.ratio if self.rule.solves else self.clipped
+        """The ratio that a loss reports of a blocked token: clipped, or at most the cap where bounds are costly."""
+        if not self.rule.solves:
+            return self.clipped
+        # The root keeps sums of the loss finite.
+        highest = min(self.rule.cap, torch.finfo(self.log_ratio.dtype).max ** 0.5)
+        if self.bounded is None:
+            return self.ratio.clamp(max=highest)
+        return self._moved_to(self.log_ratio_anchor.clamp(max=math.log(highest)))
+
+    def _moved_to(self, log_ratio_anchor: Tensor) -> Tensor:
+        """The ratio π/π_old if that to the anchor were another."""
+        log_ratio = log_ratio_anchor
+        if self.bounded is not None:
+            log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
+        return log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
 
     @_Once
     def interval_used(self) -> Float[Tensor, "batch time"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -12,6 +12,7 @@ from bandpo import _checks
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
+from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule
 from bandpo.text import as_method
 
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LossOutputs", "aggregate", "policy_loss"]
 
-Aggregation = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "sum"
-]
+AGGREGATIONS = (
+    "token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "sum",
+)
 
-AGGREGATIONS = get_args(Aggregation)  # here, because older compilers break the graph at get_args
-
-TRL_LOSS_TYPES: dict[str, Aggregation] = {
+TRL_LOSS_TYPES = {
     "grpo": "seq-mean-token-mean",
     "bnpo": "token-mean",
     "dapo": "token-mean",
@@ -49,7 +52,7 @@ def aggregate(
     mask: Float[Tensor, "batch time"],
     aggregation: str = "token-mean",
     *,
-    normalizer: float | None = None,
+    normalizer: float | Tensor | None = None,
 ) -> Float[Tensor, ""]:
     """Reduce per-token values to one number, as verl's ``loss_agg_mode`` or TRL's ``loss_type`` of that name does.
 
@@ -61,11 +64,13 @@ def aggregate(
         mask: 1 for tokens that count, 0 for the others (whose value may be anything, NaN included).
         aggregation: ``token-mean`` (TRL ``bnpo``, ``dapo``), ``seq-mean-token-mean`` (TRL ``grpo``),
             ``seq-mean-token-sum`` (TRL ``luspo``), ``seq-mean-token-sum-norm`` (TRL ``dr_grpo``), or ``sum``.
-        normalizer: Denominator in place of the batch's own: for ``token-mean`` the number of tokens (of the global
-            batch, say); for ``seq-mean-token-sum-norm``, where it is required, the maximal completion length.
+        normalizer: Denominator in place of the batch's own; a number, or a tensor of no dimension, which is not read.
+            For ``token-mean`` and ``sum`` the number of tokens (of the global batch, say); for ``seq-mean-token-mean``
+            and ``seq-mean-token-sum`` the number of sequences; for ``seq-mean-token-sum-norm``, where it is required,
+            the maximal completion length.
 
     Raises:
-        ValueError: unknown aggregation, or a normalizer missing, not positive or without use.
+        ValueError: unknown aggregation, or a normalizer missing or not above 0.
 
     >>> values, mask = torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     >>> aggregate(values, mask, "token-mean"), aggregate(values, mask, "seq-mean-token-mean")
@@ -74,30 +79,49 @@ def aggregate(
     return _aggregate(values.masked_fill(mask == 0, 0.0), mask, aggregation, normalizer)
 
 
-def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float | None) -> Tensor:
+def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float | Tensor | None) -> Tensor:
     """`aggregate` of values that are 0 where the mask is."""
-    mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
-    if mode not in AGGREGATIONS:
-        known = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
-        raise InvalidValue(f"unknown aggregation {aggregation!r}; known are {known}")
+    mode = known_aggregation(aggregation)
     if normalizer is not None:
-        if mode not in ("token-mean", "seq-mean-token-sum-norm"):
-            raise InvalidValue(f"aggregation {aggregation!r} takes no normalizer, got {normalizer!r}")
-        _checks.positive("normalizer", normalizer)
-    if mode == "sum":
-        return kept.sum()
-    if mode == "token-mean":
-        return kept.sum() / (mask.sum().clamp(min=1.0) if normalizer is None else normalizer)
+        _check_normalizer(normalizer)
+    if mode in ("sum", "token-mean"):
+        count = mask.sum().clamp(min=1.0) if mode == "token-mean" else 1.0
+        return kept.sum() / (count if normalizer is None else normalizer)
     per_sequence, counted = kept.sum(-1), mask.sum(-1)
     if mode == "seq-mean-token-mean":
         per_sequence = per_sequence / counted.clamp(min=1.0)
     elif mode == "seq-mean-token-sum-norm":
         if normalizer is None:
             raise InvalidValue(f"aggregation {aggregation!r} needs normalizer=<maximal completion length>")
-        per_sequence = per_sequence / normalizer
+        per_sequence, normalizer = per_sequence / normalizer, None
+    if normalizer is not None:
+        return per_sequence.sum() / normalizer
     if aggregation in TRL_LOSS_TYPES:
         return per_sequence.mean()
     return per_sequence.sum() / (counted > 0).sum().clamp(min=1)
+
+
+def known_aggregation(aggregation: str) -> str:
+    """The name of an aggregation that is not TRL's alone.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
+    if mode not in AGGREGATIONS:
+        known = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
+        raise InvalidValue(f"unknown aggregation {aggregation!r}; known are {known}")
+    return mode
+
+
+def _check_normalizer(normalizer: float | Tensor) -> None:
+    if isinstance(normalizer, torch.Tensor):
+        if normalizer.dim():
+            raise InvalidValue(f"normalizer must be one number, got shape {tuple(normalizer.shape)}")
+        if _checks.values_can_be_read(normalizer):
+            _checks.positive("normalizer", float(normalizer))
+    else:
+        _checks.positive("normalizer", normalizer)
 
 
 class _WithSlope(torch.autograd.Function):
@@ -130,15 +154,16 @@ def policy_loss(
     logp_anchor: Float[Tensor, "batch time"] | None = None,
     entropy: Float[Tensor, "batch time"] | None = None,
     weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
-    aggregation: str | None = None,
-    normalizer: float | None = None,
+    state: TrainingState | None = None,
+    aggregation: str | Callable[[Tensor], Tensor] | None = None,
+    normalizer: float | Tensor | None = None,
 ) -> LossOutputs:
     """The policy-gradient loss of any method: any clip rule, any objective, averaged over tokens.
 
-    By default PPO's surrogate ``−min(r·A, clip(r)·A)`` under `Band`. A token's gradient is ``−w·A·∇logp``, where the
-    objective gives the weight ``w``. A backward pass needs no more, so the rest is computed without autograd, and
-    bounds are solved for only where the weight needs them. (The reported *value* of a token that `Band` clips is
-    ``−r·A``, as for an unclipped one; its gradient is 0. Rules in closed form report ``−clip(r)·A``.)
+    By default PPO's surrogate ``−min(r·A, clip(r)·A)`` under `Band`. A token's gradient is ``−(w·A + b)·∇logp``, where
+    the objective gives the weight ``w`` and the pull ``b``, 0 for most. A backward pass needs no more, so the rest is
+    computed without autograd, and bounds are solved for only where the weight needs them. (A clipped token reports
+    ``−clip(r)·A``; where its bound has to be solved for, ``−min(r, max_ratio)·A``. Its gradient is 0.)
 
     All log-probabilities must be those of the distribution that was sampled from: divided by the sampling
     temperature, and normalised over the full vocabulary. A band computed from another p is another band.
@@ -161,20 +186,24 @@ def policy_loss(
             ``[lower(p), upper(p)]·p`` of the anchor's p, while the ratio goes on to refer to ``logp_old``.
         entropy: Entropy (nats) of the policy at each token, for objectives that use it.
         weights: Importance weights ≥ 0 that multiply each token's (or sequence's) loss, as TRL's
-            ``importance_sampling_ratio`` and verl's ``rollout_is_weights`` do; truncated by the caller.
-        aggregation: See `aggregate`; by default what the method fixes, else ``token-mean``.
+            ``importance_sampling_ratio`` and verl's ``rollout_is_weights`` do; truncated by the caller. VESPO has them
+            within its own weight.
+        state: What else rules and objectives may depend on: a schedule on the progress, say.
+        aggregation: See `aggregate`; by default what the method fixes, else ``token-mean``. Or a function that reduces
+            the losses of the tokens, (batch, time), to one number.
         normalizer: See `aggregate`.
 
     Returns:
-        The loss, and metrics over counted tokens. A token is *dropped* where its weight is 0 or negative.
+        The loss, and metrics over counted tokens. Where no token counts the loss is 0, with a gradient of 0, and the
+        metrics are NaN. A token is *dropped* where its weight is 0 or negative.
         ``clip_high``: share of tokens dropped with A > 0; ``clip_low``: with A < 0 and r < 1; ``dual_clip``: with A < 0
         and r > 1, as the dual clip does. ``ratio_mean``: mean ratio. ``approx_kl``: mean of ``r − 1 − log r``, an
-        estimate of KL(π_old ‖ π) in nats.
+        estimate of KL(π_old ‖ π) in nats; token by token at any level.
 
     Raises:
         TypeError: a tensor is not floating-point, or ``method`` is none.
-        ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; the mask counts no token; a text cannot be
-            read; both ``method`` and ``clip`` are given. (Values are read on the CPU only.)
+        ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; a text cannot be read; both ``method`` and
+            ``clip`` are given; a number of the method needs what ``state`` does not tell.
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
     >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), clip=FixedClip())
@@ -184,28 +213,44 @@ def policy_loss(
     """
     chosen = as_method(method, clip)
     batch = Batch.read(
-        logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy, weights=weights
+        logp,
+        logp_old,
+        advantages,
+        mask,
+        logp_anchor=logp_anchor,
+        entropy=entropy,
+        weights=weights,
+        state=state,
     )
     advantages, mask = batch.advantages, batch.mask
-    if _checks.values_can_be_read(mask) and not mask.any():
-        raise InvalidValue("mask counts no token (it is 0 everywhere); drop such a batch before the loss")
     with torch.no_grad():
-        tokens = batch.tokens(chosen.clip, chosen.level)
-        weight, value = chosen.objective.weight(tokens), chosen.objective.value(tokens)
-    # Where the mask is 0 the advantage is 0 too, and so are value and slope.
+        tokens = chosen.tokens(batch)
+        objective = chosen.objective.settled(batch.state)
+        weight, pull, penalty = objective.weight(tokens), objective.pull(tokens), objective.penalty(tokens)
+        # Where the mask is 0 the advantage is 0 too.
+        slope, value = -advantages * weight, -advantages * objective.value(tokens)
+        if pull is not None:
+            slope = slope - pull * mask
+        if penalty is not None:
+            value = value + penalty * mask
+        if batch.weights is not None and not objective.weights_inside:
+            slope, value = slope * batch.weights, value * batch.weights
     with_slope: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
-    values = with_slope(_checks.as_float("logp", logp), -advantages * value, -advantages * weight)
-    loss = _aggregate(values, mask, aggregation or chosen.aggregation or "token-mean", normalizer)
+    values = with_slope(_checks.as_float("logp", logp), value, slope)
+    average = aggregation or chosen.aggregation or "token-mean"
+    loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)
 
     with torch.no_grad():
         count, dropped = mask.sum(), weight <= 0
         positive, negative = dropped & (advantages > 0), dropped & (advantages < 0)
         risen = negative & (tokens.log_ratio_anchor > 0)
+        log_ratio = batch.log_ratio
+        ratio = tokens.ratio if chosen.level == "token" else log_ratio.exp()
         metrics = {
             "clip_high": positive.count_nonzero() / count,
             "clip_low": (negative.count_nonzero() - risen.count_nonzero()) / count,
             "dual_clip": risen.count_nonzero() / count,
             "ratio_mean": (tokens.ratio * mask).sum() / count,
-            "approx_kl": ((tokens.ratio - 1 - tokens.log_ratio) * mask).sum() / count,
+            "approx_kl": ((ratio - 1 - log_ratio) * mask).sum() / count,
         }
     return LossOutputs(loss, metrics)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from bandpo import _checks
-from bandpo.batch import LEVELS, Batch, Tokens
+from bandpo.batch import Batch, Tokens, known_level
 from bandpo.divergences import KL, Divergence
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.objectives import (
@@ -34,7 +34,13 @@ from bandpo.objectives import (
     Surrogate,
     Unweighted,
 )
-from bandpo.rules import Band, ClipRule, FixedClip, Sides, Unclipped
+from bandpo.objectives.base import is_objective
+from bandpo.radius import Varies
+from bandpo.rules import Band, ClipRule, FixedClip, LogClip, Sides, Unclipped
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
 
 __all__ = [
     "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DPPO", "DRPO", "GMPO", "GPG", "GPPO", "GRPO", "GSPO", "METHODS", "SAPO",
@@ -46,12 +52,14 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Varies):
     """A whole method; immutable. Two are equal if they are made of the same, whatever they are called.
+
+    The dual clip, how importance weights enter and over which tokens sums run are the objective's.
 
     Raises:
         TypeError: ``clip`` is no clip rule, or ``objective`` no objective.
-        ValueError: ``level`` is unknown.
+        ValueError: ``level``, ``bound_level`` or ``old_policy`` is unknown.
 
     >>> Method(FixedClip(0.2), Masked())
     Method(clip=FixedClip(low=0.2, high=0.2), objective=Masked(max_weight=20.0, both_sides=False))
@@ -67,17 +75,22 @@ class Method:
     level: str = "token"
     """Whether ratios are formed per ``token`` or per ``sequence``, see `bandpo.policy_loss`."""
     aggregation: str | None = None
-    """How `bandpo.policy_loss` averages where it is not told; None leaves it to the loop or the trainer."""
+    """How the loss is averaged, see `bandpo.aggregate`; None leaves it to the loop or the trainer."""
+    bound_level: str | None = None
+    """The level of the ratio that the rule bounds, where that is not ``level``."""
+    old_policy: str = "trainer"
+    """Whose log-probabilities are ``logp_old``: the ``trainer``'s own, or the ``rollout`` engine's."""
     call: tuple[str, dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     """The name and the arguments of a paper's method; None for one that no paper names."""
 
     def __post_init__(self) -> None:
         if not _checks.is_a(self.clip, ClipRule):
             raise InvalidType(f"clip must be a clip rule such as FixedClip(0.2), got {self.clip!r}")
-        if not _checks.is_a(self.objective, Objective):
-            raise InvalidType(f"objective must be an Objective such as Surrogate(), got {self.objective!r}")
-        if self.level not in LEVELS:
-            raise InvalidValue(f"level must be 'token' or 'sequence', got {self.level!r}")
+        is_objective(self.objective)
+        known_level(self.level)
+        known_level(self.bound_level or self.level)
+        if self.old_policy not in ("trainer", "rollout"):
+            raise InvalidValue(f"old_policy must be 'trainer' or 'rollout', got {self.old_policy!r}")
 
     def __repr__(self) -> str:
         return self.written(repr)
@@ -96,13 +109,25 @@ class Method:
     def _changed(self) -> dict[str, Any]:
         """Its clip rule, and what else is not the default."""
         plain = Method(self.clip)
-        names = ("objective", "level", "aggregation")
+        names = (f.name for f in fields(self) if f.compare)
         rest = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(plain, name)}
         return {"clip": self.clip, **rest}
 
     def tokens(self, batch: Batch) -> Tokens:
-        """A batch as its rule sees it, at its level."""
-        return batch.tokens(self.clip, self.level)
+        """A batch as its rule sees it, at its levels.
+
+        Raises:
+            ValueError: a number of the rule needs what the batch's state does not tell.
+        """
+        return batch.tokens(self.clip, self.level, self.bound_level)
+
+    def weight(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
+        """The weight ``w`` of each token.
+
+        Raises:
+            ValueError: a number of the objective needs what the tokens' state does not tell.
+        """
+        return self.objective.settled(tokens.state).weight(tokens)
 
     @property
     def only_rule(self) -> bool:
@@ -164,7 +189,10 @@ def BandPO(
     dual_clip: float = 10.0,
 ) -> Method:
     """Band as its paper runs it, with a cap and a dual clip of 10. A radius of None is the divergence's own."""
-    return Method(Band(divergence, radius, max_ratio), DualClip(dual_clip), aggregation=PER_SEQUENCE)
+    objective = DualClip(
+        dual_clip, Surrogate()
+    )  # given, since older compilers break the graph at defaults of ours
+    return Method(Band(divergence, radius, max_ratio), objective, aggregation=PER_SEQUENCE)
 
 
 @_published("2603.04918")
@@ -193,7 +221,8 @@ def DPPO(divergence: Divergence = KL(), radius: float | None = None, max_weight:
 
     The weight's limit of 20 is verl's.
     """
-    return Method(Band(divergence, radius, math.inf), Masked(max_weight), aggregation="token-mean")
+    clip = Band(divergence, radius, math.inf)
+    return Method(clip, Masked(max_weight), aggregation="token-mean", old_policy="rollout")
 
 
 @_published("2510.18855")
@@ -203,7 +232,8 @@ def IcePop(low: float = 0.5, high: float = 4.0) -> Method:
     This is the form on the moving ratio, with the engine's log-probabilities as ``logp_old``; [0.5, 5] as in verl. The
     paper's own form is a constant factor π_old/π_engine, 0 outside of the interval: give that as ``weights``.
     """
-    return Method(FixedClip(low, high), Masked(math.inf, both_sides=True), aggregation="token-mean")
+    objective = Masked(math.inf, both_sides=True)
+    return Method(FixedClip(low, high), objective, aggregation="token-mean", old_policy="rollout")
 
 
 @_published("2506.13585")
@@ -233,7 +263,7 @@ def ASPO(epsilon: float = 0.2, max_weight: float = 3.0) -> Method:
 @_published("2607.06987")
 def UPGRPO(epsilon: float = 0.2) -> Method:
     """UP-GRPO: positive advantages without ratio, PPO's lower clip for the others."""
-    return Method(FixedClip(epsilon), SelfAnchored(), aggregation=PER_SEQUENCE)
+    return Method(FixedClip(epsilon), SelfAnchored(Surrogate()), aggregation=PER_SEQUENCE)
 
 
 @_published("2401.16025")
@@ -275,8 +305,7 @@ def GSPO(low: float = 3e-4, high: float = 4e-4) -> Method:
 @_published("2507.20673")
 def GMPO(width: float = 0.4) -> Method:
     """The geometric mean of clipped token ratios; ``width`` is that of the interval in log r, to both sides."""
-    clip = FixedClip(-math.expm1(-width), math.expm1(width))
-    return Method(clip, GeometricMean(), aggregation=PER_SEQUENCE)
+    return Method(LogClip(width, width), GeometricMean(), aggregation=PER_SEQUENCE)
 
 
 @_published("2602.10693")

@@ -1,7 +1,9 @@
-"""Ways to set the size of a trust region: over training, per token, or by a controller that holds a target.
+"""Numbers that vary: over training, per token, or by a controller that holds a target.
 
-`bandpo.Band` takes a number, a tensor, or one of these. They are settings and hold no state: ``rule.resolved(state)``
-puts numbers in their place. The radii that controllers have reached are plain data, which the training loop keeps.
+The radius of a `bandpo.Band` is a number, a tensor, or one of these. Any other number of a rule or an objective may be
+a schedule or a controller too: ``DualClip(Linear(10, 3))``. They are settings and hold no state: ``resolved(state)`` of
+a rule, an objective or a method puts numbers in their place. What controllers have reached is plain data, which the
+training loop keeps.
 
 | radius | is | known from |
 |---|---|---|
@@ -30,9 +32,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 
@@ -40,7 +42,7 @@ from bandpo import _checks
 from bandpo.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 __all__ = [
@@ -60,21 +62,44 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """What a radius may depend on, as far as it is known.
+    """What numbers, rules and objectives may depend on beside the log-probabilities, as far as it is known.
+
+    What is of tokens or sequences belongs to the loss's own batch: a micro-batch comes with its rows.
 
     Args:
         progress: Share of the training done, in [0, 1].
         entropy: Entropy (nats) of the old policy at each token, in the shape of the log-probabilities; finite at
             padding too.
-        radii: What `ClipRule.next_radii` gave after the last batch; ``{}`` before the first.
+        radii: What ``next_radii`` gave after the last batch; ``{}`` before the first.
+        group: A number for each sequence, (batch,): sequences of one prompt have the same.
+        age: By how many versions the weights that sampled were behind, (batch,) or (batch, time).
+        mask: 1 where a token counts, (batch, time); `bandpo.Batch` fills it in.
+        processes: The ``torch.distributed`` group over whose batches sums of the batch run; None for this process.
 
     Raises:
         ValueError: ``progress`` outside of [0, 1].
+
+    >>> TrainingState(mask=torch.tensor([[0.0, 1.0, 1.0]])).position
+    tensor([[0., 0., 1.]])
     """
 
     progress: float | None = None
     entropy: Float[Tensor, "*shape"] | None = None
     radii: Mapping[str, float] | None = None
+    group: Int[Tensor, " batch"] | None = None
+    age: Tensor | None = None
+    mask: Float[Tensor, "batch time"] | None = None
+    processes: Any = None
+
+    @property
+    def position(self) -> Float[Tensor, "batch time"] | None:
+        """How many counted tokens of the sequence stand before each token; None without a mask."""
+        return None if self.mask is None else (self.mask.cumsum(-1) - 1).clamp(min=0.0)
+
+    @property
+    def length(self) -> Float[Tensor, "batch time"] | None:
+        """How many counted tokens the sequence of each token has; None without a mask."""
+        return None if self.mask is None else self.mask.sum(-1, keepdim=True).expand_as(self.mask)
 
     def __post_init__(self) -> None:
         if self.progress is not None and not 0 <= self.progress <= 1:
@@ -84,10 +109,12 @@ class TrainingState:
 
 
 class Radius(ABC):
-    """The size of a trust region as a function of the training state, of the token, or of both."""
+    """The size of a trust region, or another number of a setting, as a function of the training state or the token."""
 
     needs: ClassVar[str | None]
-    """The field of `TrainingState` without which the radius is not known."""
+    """What of `TrainingState` it cannot do without: the name of a field or a property."""
+    each_token: ClassVar[bool] = False
+    """Whether it differs from token to token; only the radius of a `bandpo.Band` may."""
 
     @property
     @abstractmethod
@@ -104,10 +131,83 @@ class Radius(ABC):
         Raises:
             ValueError: it depends on the training state.
         """
-        raise InvalidValue(
-            f"{self!r} depends on the training state: use rule.resolved(TrainingState({self.needs}=...)) in the rule's "
-            "place, or a trainer that does so, such as BandGRPOTrainer"
+        raise self.unknown()
+
+    def unknown(self) -> InvalidValue:
+        """The error for one whose value the state does not tell."""
+        return InvalidValue(
+            f"{self!r} depends on the training state: give policy_loss state=TrainingState({self.needs}=...), or use "
+            "a trainer that does so, such as BandGRPOTrainer"
         )
+
+
+class Varies:
+    """A setting whose numbers may vary, those of settings within it too: a rule, an objective, a method."""
+
+    def varying(self, within: str = "") -> dict[str, Radius]:
+        """Every number that varies, by the path of fields that leads to it.
+
+        >>> Sides(FixedClip(0.2), Band(KL(), Linear(0.05, 0.01))).varying()
+        {'upper.radius': Linear(start=0.05, end=0.01)}
+        """
+        found: dict[str, Radius] = {}
+        for name, part in self.parts().items():
+            path = f"{within}.{name}".lstrip(".")
+            if isinstance(part, Radius):
+                found[path] = part
+            elif isinstance(part, Varies):
+                found |= part.varying(path)
+        return found
+
+    def resolved(self, state: TrainingState) -> Self:
+        """The setting with numbers in place of what varies, as far as the state tells them.
+
+        >>> Band(KL(), Linear(0.05, 0.01)).resolved(TrainingState(progress=1.0))
+        Band(divergence=KL(), radius=0.01, max_ratio=10.0)
+        """
+        changed: dict[str, Any] = {}
+        for name, part in self.parts().items():
+            if isinstance(part, (Radius, Varies)) and (now := part.resolved(state)) is not part:
+                changed[name] = now
+        return replace(cast("Any", self), **changed) if changed else self
+
+    def settled(self, state: TrainingState) -> Self:
+        """The same, where no number may stay unknown.
+
+        Raises:
+            ValueError: a number depends on what the state does not tell.
+        """
+        now = self.resolved(state)
+        for number in now.varying().values():
+            if number.needs:
+                raise number.unknown()
+        return now
+
+    def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers that the setting's controllers, such as `HoldKL`, choose after a batch.
+
+        Plain data by the controllers' text forms, to be saved with a checkpoint; empty without a controller.
+
+        Args:
+            radii: Those of the batch; ``{}`` for the first.
+            metrics: Of `bandpo.Audit` (or of `bandpo.policy_loss`, which has no ``entropy``), over the batch.
+
+        Raises:
+            ValueError: the metrics lack what a controller measures.
+        """
+        controllers = [number for number in self.varying().values() if isinstance(number, Hold)]
+        try:
+            return {
+                repr(hold): hold.update(radii.get(repr(hold), hold.start), hold.measured(metrics))
+                for hold in controllers
+            }
+        except KeyError as error:
+            raise InvalidValue(
+                f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
+            ) from None
+
+    def parts(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(cast("Any", self)) if f.init}
 
 
 def _between(start: float, end: float, share: Any) -> Any:
@@ -243,6 +343,8 @@ class Restarts(_Schedule):
 class _PerToken(Radius):
     certain: float
     uncertain: float
+
+    each_token = True
 
     def __post_init__(self) -> None:
         _checks.positive("certain", self.certain)

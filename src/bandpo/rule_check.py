@@ -19,7 +19,7 @@ from bandpo.errors import InvalidType, InvalidValue
 from bandpo.methods import Method
 from bandpo.objectives import Objective
 from bandpo.radius import Radius, TrainingState
-from bandpo.rules import Band, ClipRule, FixedClip, Outside, bands, parts_of
+from bandpo.rules import Band, ClipRule, FixedClip, Outside, bands
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
 
 
 def _check_rule(rule: ClipRule) -> None:
-    for part in parts_of(rule).values():
+    for part in rule.parts().values():
         if isinstance(part, ClipRule):
             _check_rule(part)
     if isinstance(rule, Band):

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch.nn.functional import softplus
@@ -19,8 +18,8 @@ from torch.nn.functional import softplus
 from bandpo import _checks
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.divergences import KL, Divergence
-from bandpo.errors import InvalidType, InvalidValue
-from bandpo.radius import Hold, Radius, TrainingState
+from bandpo.errors import InvalidType
+from bandpo.radius import Radius, Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -33,6 +32,7 @@ __all__ = [
     "ClipRule",
     "FixedClip",
     "Intersection",
+    "LogClip",
     "Outside",
     "Sides",
     "Unclipped",
@@ -50,7 +50,7 @@ class Outside(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClipRule(ABC):
+class ClipRule(Varies, ABC):
     """An interval of allowed ratios for each token."""
 
     @abstractmethod
@@ -69,43 +69,12 @@ class ClipRule(ABC):
     @property
     def solves(self) -> bool:
         """Whether `bounds` is costly, as a root search is. A loss then asks `outside` alone where that will do."""
-        return any(part.solves for part in parts_of(self).values() if isinstance(part, ClipRule))
+        return any(part.solves for part in self.parts().values() if isinstance(part, ClipRule))
 
-    def resolved(self, state: TrainingState) -> ClipRule:
-        """The rule with numbers for its radii, and for those of rules within it, as far as the state tells them.
-
-        >>> Band(KL(), Linear(0.05, 0.01)).resolved(TrainingState(progress=1.0))
-        Band(divergence=KL(), radius=0.01, max_ratio=10.0)
-        """
-        changed = {
-            name: now
-            for name, part in parts_of(self).items()
-            if isinstance(part, ClipRule | Radius) and (now := part.resolved(state)) is not part
-        }
-        return replace(self, **changed) if changed else self
-
-    def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The radii that the rule's controllers, such as `HoldKL`, choose after a batch.
-
-        Plain data by the controllers' text forms, to be saved with a checkpoint; empty for a rule without a controller.
-
-        Args:
-            radii: Those of the batch; ``{}`` for the first.
-            metrics: Of `bandpo.Audit` (or of `bandpo.policy_loss`, which has no ``entropy``), over the batch.
-
-        Raises:
-            ValueError: the metrics lack what a controller measures.
-        """
-        controllers = [band.radius for band in bands(self).values() if isinstance(band.radius, Hold)]
-        try:
-            return {
-                repr(hold): hold.update(radii.get(repr(hold), hold.start), hold.measured(metrics))
-                for hold in controllers
-            }
-        except KeyError as error:
-            raise InvalidValue(
-                f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
-            ) from None
+    @property
+    def cap(self) -> float:
+        """A ratio that no upper bound exceeds, known without solving: what a loss reports of a blocked token."""
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -143,8 +112,7 @@ class Band(ClipRule):
             _checks.as_float("radius", self.radius)
         elif not isinstance(self.radius, Radius):
             _checks.positive("radius", self.radius)
-        if not self.max_ratio > 1:
-            raise InvalidValue(f"max_ratio must be above 1 (inf for no cap), got {self.max_ratio!r}")
+        _check_cap(self.max_ratio)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Band) or type(other) is not type(self):
@@ -175,6 +143,10 @@ class Band(ClipRule):
         bounds = ratio_bounds(logp, self.divergence, self.radius_for(logp))
         return RatioBounds(bounds.log_lower, bounds.log_upper.clamp(max=math.log(self.max_ratio)))
 
+    @property
+    def cap(self) -> float:
+        return self.max_ratio
+
     def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
         logp = _checks.as_logp("logp_old", logp_old)
         beyond = self.divergence.spent(log_ratio, logp) > self.radius_for(logp)
@@ -183,7 +155,7 @@ class Band(ClipRule):
 
     @property
     def solves(self) -> bool:
-        return True
+        return not self.divergence.closed
 
 
 @dataclass(frozen=True)
@@ -208,15 +180,41 @@ class FixedClip(ClipRule):
     def __post_init__(self) -> None:
         if _checks.is_a(self.high, NoneType):
             object.__setattr__(self, "high", self.low)
-        if not (_checks.is_number(self.low) and 0 <= self.low <= 1):
-            raise InvalidValue(f"low must be in [0, 1] (the lower bound is 1 - low), got {self.low!r}")
-        if not (_checks.is_number(self.high) and self.high >= 0):
-            raise InvalidValue(f"high must be at least 0 (the upper bound is 1 + high), got {self.high!r}")
+        _checks.number("low", self.low, "in [0, 1] (the lower bound is 1 - low)", lambda x: 0 <= x <= 1)
+        _checks.number("high", self.high, "at least 0 (the upper bound is 1 + high)", lambda x: x >= 0)
+
+    @property
+    def cap(self) -> float:
+        return 1 + self.high
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         logp = _checks.as_logp("logp_old", logp_old)
         log_lower = math.log1p(-self.low) if self.low < 1 else -math.inf
         return RatioBounds(torch.full_like(logp, log_lower), torch.full_like(logp, math.log1p(self.high)))
+
+
+@dataclass(frozen=True)
+class LogClip(ClipRule):
+    """The same distance of ``log r`` whatever the token's probability: ratios in ``[e^−low, e^high]``.
+
+    Args:
+        low: ≥ 0; ``inf`` for no lower bound.
+        high: ≥ 0; ``inf`` for no upper bound.
+
+    >>> LogClip(0.4, 0.4).bounds(torch.tensor([0.08]).log()).upper
+    tensor([1.4918])
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _checks.number("low", self.low, "at least 0 (the lower bound is exp(-low))", lambda x: x >= 0)
+        _checks.number("high", self.high, "at least 0 (the upper bound is exp(high))", lambda x: x >= 0)
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        logp = _checks.as_logp("logp_old", logp_old)
+        return RatioBounds(torch.full_like(logp, -self.low), torch.full_like(logp, self.high))
 
 
 @dataclass(frozen=True)
@@ -238,15 +236,10 @@ def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
     {'rule.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
     found = {within: rule} if isinstance(rule, Band) else {}
-    for name, part in parts_of(rule).items():
+    for name, part in rule.parts().items():
         if isinstance(part, ClipRule):
             found |= bands(part, f"{within}.{name}".lstrip("."))
     return found
-
-
-def parts_of(rule: ClipRule) -> dict[str, Any]:
-    """What a rule is made of: its fields by name."""
-    return {f.name: getattr(rule, f.name) for f in fields(rule)}
 
 
 @dataclass(frozen=True)
@@ -275,12 +268,10 @@ class DCPO(ClipRule):
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidValue(
-                    f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}"
-                )
-        if not self.max_ratio > 1:
-            raise InvalidValue(f"max_ratio must be above 1 (inf for no cap), got {self.max_ratio!r}")
+            _checks.number(
+                name, getattr(self, name), "a finite number of at least 0", lambda x: 0 <= x < math.inf
+            )
+        _check_cap(self.max_ratio)
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         logp = _checks.as_logp("logp_old", logp_old)
@@ -294,6 +285,10 @@ class DCPO(ClipRule):
 def _log_ratio(x: float, logp: Tensor) -> Tensor:
     """``log(x/p)``; −inf at x = 0, whatever p."""
     return math.log(x) - logp if x else torch.full_like(logp, -math.inf)
+
+
+def _check_cap(max_ratio: float) -> None:
+    _checks.number("max_ratio", max_ratio, "above 1 (inf for no cap)", lambda x: x > 1)
 
 
 def _check_rules(**rules: object) -> None:
@@ -323,6 +318,10 @@ class Sides(ClipRule):
     def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
         below = self.lower.outside(log_ratio, logp_old).below
         return Outside(below, self.upper.outside(log_ratio, logp_old).above)
+
+    @property
+    def cap(self) -> float:
+        return self.upper.cap
 
 
 @dataclass(frozen=True)
@@ -367,6 +366,10 @@ class Union(_Pair):
 
     _lower, _upper, _outside = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
 
+    @property
+    def cap(self) -> float:
+        return max(self.a.cap, self.b.cap)
+
 
 @dataclass(frozen=True)
 class Intersection(_Pair):
@@ -377,6 +380,10 @@ class Intersection(_Pair):
     """
 
     _lower, _upper, _outside = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
+
+    @property
+    def cap(self) -> float:
+        return min(self.a.cap, self.b.cap)
 
 
 @dataclass(frozen=True)
@@ -392,14 +399,17 @@ class Capped(ClipRule):
 
     def __post_init__(self) -> None:
         _check_rules(rule=self.rule)
-        if not 1 < self.max_ratio < math.inf:
-            raise InvalidValue(f"max_ratio must be finite and above 1, got {self.max_ratio!r}")
+        _checks.number("max_ratio", self.max_ratio, "finite and above 1", lambda x: 1 < x < math.inf)
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return self._both.bounds(logp_old)
 
     def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
         return self._both.outside(log_ratio, logp_old)
+
+    @property
+    def cap(self) -> float:
+        return self._both.cap
 
     @property
     def _both(self) -> Intersection:

@@ -184,7 +184,7 @@ def test_a_radius_by_entropy_is_resolved(tmp_path):
         recorder.add(**given, entropy=entropy)
         recorder.add(**given, method=Method(FixedClip(0.1)))  # the method of this call alone
     call, other = read_calls(tmp_path)
-    assert torch.isfinite(call.tokens(call.method).bounds.log_upper).all()
+    assert torch.isfinite(call.method.tokens(call.judged).bounds.log_upper).all()
     assert other.method.clip == FixedClip(0.1)
 
 

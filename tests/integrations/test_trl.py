@@ -279,13 +279,13 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
     stock = make(GRPOTrainer, GRPOConfig, tmp_path / "stock", **settings)
     stock.train()
     audited = make(AuditedGRPOTrainer, GRPOConfig, tmp_path / "audited", **settings)
-    seen, from_views = [], Audit.from_views
+    seen, of = [], Audit.of
 
-    def record(view, run, tokens, *rest):
+    def record(batch, run, tokens, *rest):
         seen.append((run, tokens))
-        return from_views(view, run, tokens, *rest)
+        return of(batch, run, tokens, *rest)
 
-    monkeypatch.setattr(Audit, "from_views", record)
+    monkeypatch.setattr(Audit, "of", record)
     audited.train()
     for ours, theirs in zip(audited.model.parameters(), stock.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -319,8 +319,8 @@ from bandpo.audit.metrics import Audit
 from bandpo.audit.logs import named_rows
 from bandpo.integrations.trl import AuditedGRPOTrainer
 
-seen, of = [], Audit.from_views
-Audit.from_views = lambda *views: seen.append(of(*views)) or seen[-1]
+seen, of = [], Audit.of
+Audit.of = lambda *views: seen.append(of(*views)) or seen[-1]
 out = Path(sys.argv[1])
 trainer = make(AuditedGRPOTrainer, GRPOConfig, out, **LOG | {"steps_per_generation": 4, "epsilon": 0.02})
 trainer.train()

@@ -110,13 +110,13 @@ class Audit:
         """
         run = as_method(method, clip)
         batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
-        return cls.from_views(lambda method: method.tokens(batch), run, run.tokens(batch), counterfactuals)
+        return cls.of(batch, run, run.tokens(batch), counterfactuals)
 
     @classmethod
     @torch.no_grad()
-    def from_views(
+    def of(
         cls,
-        view: Callable[[Method], Tokens],
+        batch: Batch,
         run: Method,
         tokens: Tokens,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
@@ -124,18 +124,18 @@ class Audit:
         """The sums of one batch whose view under the run's own method is there already, with what it has computed.
 
         Args:
-            view: The batch as a method sees it.
+            batch: The batch.
             run: The run's method.
-            tokens: ``view(run)``.
+            tokens: ``run.tokens(batch)``.
             counterfactuals: As for `from_batch`.
         """
-        views, weights = [tokens], [run.objective.weight(tokens)]
+        views, weights = [tokens], [run.weight(tokens)]
         for other in counterfactuals.values():
             tried = tried_at(run.level, other)
-            views.append(tokens.with_rule(tried.clip) if tried.level == run.level else view(tried))
-            weights.append(tried.objective.weight(views[-1]))
+            views.append(tried.tokens(batch))
+            weights.append(tried.weight(views[-1]))
         kept = torch.stack([weight / seen.ratio for weight, seen in zip(weights, views, strict=True)])
-        return cls(tuple(counterfactuals), _sums(views, kept))
+        return cls(tuple(counterfactuals), _sums(batch, views, kept))
 
     def __add__(self, other: Audit) -> Audit:
         if self.counterfactuals != other.counterfactuals:
@@ -220,7 +220,9 @@ _BY_METHOD = ("mass", "blocked", "blocked_mass", "softened", "amplified", "inert
 """The sums whose first dimension counts methods, the run's own first."""
 
 
-def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) -> dict[str, Tensor]:
+def _sums(
+    batch: Batch, views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]
+) -> dict[str, Tensor]:
     """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
     own = views[0]
     mask, advantages = own.mask, own.advantages
@@ -262,7 +264,7 @@ def _sums(views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]) ->
         "counted": mask.sum(),
         "ratio_mean": total(own.ratio),
         "log_ratio_abs": total(own.log_ratio.abs()),
-        "approx_kl": total(own.ratio - 1 - own.log_ratio),
+        "approx_kl": total(batch.log_ratio.exp() - 1 - batch.log_ratio),
         "radius_used": total(_radius_used(own)),
         "entropy": total(-own.logp_old if own.entropy is None else own.entropy),
         "calls": mask.new_ones(()),

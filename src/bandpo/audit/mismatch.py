@@ -100,15 +100,16 @@ class Mismatch:
             method: Whose clip is looked at, at its level.
             lag: Versions by which the engine's weights were behind, one per token.
         """
-        new, old, advantages, engine = batch.logp, batch.logp_old, batch.advantages, batch.logp_anchor
+        move, old, advantages, engine = batch.log_ratio, batch.logp_old, batch.advantages, batch.logp_anchor
         assert engine is not None
         mask, rollout = batch.mask.masked_fill(engine.isnan(), 0.0), torch.where(engine.isnan(), old, engine)
 
-        def at(anchor: Tensor, to: Tensor) -> Tokens:
-            return method.tokens(batch._replace(logp=to, logp_old=anchor, mask=mask, logp_anchor=None))
+        def at(anchor: Tensor, log_ratio: Tensor) -> Tokens:
+            around = batch._replace(log_ratio=log_ratio, logp_old=anchor, mask=mask, logp_anchor=None)
+            return method.tokens(around)
 
-        before, moved, total = at(rollout, old), at(old, new), at(rollout, new)
         g = old - rollout  # log(π_old/μ)
+        before, moved, total = at(rollout, g), at(old, move), at(rollout, g + move)
         limited = g.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
         w = limited.exp()
         each = {

@@ -13,7 +13,7 @@ import torch
 
 from bandpo._checks import LOGP_SLACK
 from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files
-from bandpo.batch import Batch, Tokens, at_level
+from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.radius import TrainingState
@@ -52,23 +52,20 @@ class Call:
         logp = self.batch.logp_anchor
         return None if logp is None else torch.where(logp.isnan(), self.batch.logp_old, logp)
 
-    def tokens(self, method: Method) -> Tokens:
-        """The tokens as a method sees them.
+    @property
+    def judged(self) -> Batch:
+        """The batch with what the bounds surround as its ``logp_anchor``.
 
         Raises:
             ValueError: the bounds surround ``rollout``, but the record has none.
         """
-        batch, rule = self.batch, method.clip
         surround = self.engine if self.anchor == "rollout" else None
         if self.anchor == "rollout" and surround is None:
             raise InvalidValue(
                 f"{self.place} has no log-probabilities of the rollout engine to anchor at; give them to "
                 "Recorder.add(logp_rollout=…)"
             )
-        if batch.entropy is not None:
-            entropy = at_level(batch.entropy, batch.mask, method.level)
-            rule = rule.resolved(TrainingState(entropy=entropy))
-        return batch._replace(logp_anchor=surround).tokens(rule, method.level)
+        return self.batch._replace(logp_anchor=surround)
 
 
 def told_method(text: str | None, place: object, given: Method | None = None) -> Method | None:
@@ -137,8 +134,7 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
                     f"{call.place}, {first}; --skip-bad (skip_bad=True) leaves such sequences out"
                 )
             left_out += int(bad.sum())
-            kept = (None if x is None else x.masked_fill(bad[:, None], 0.0) for x in call.batch)
-            yield replace(call, batch=Batch._make(kept))
+            yield replace(call, batch=call.batch.map(lambda x, bad=bad: x.masked_fill(bad[:, None], 0.0)))
     if left_out:
         warnings.warn(
             f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2
@@ -213,9 +209,11 @@ def _read_file(file: Path, given: Method | None) -> Iterator[Call]:
         if advantages is None or old is None or ratio is None:
             raise InvalidValue(f"{place}: one of the columns advantages, logp_old and log_ratio is empty")
         rollout = None if columns["log_weight"] is None else old - columns["log_weight"]
-        batch = Batch(old + ratio, old, advantages, mask.float(), rollout, columns["entropy"])
         step, version = rows.column("step")[0].as_py(), columns["version"]
         lag = None if step is None or version is None else (step - version) * mask
+        counted, entropy = mask.float(), columns["entropy"]
+        state = TrainingState(entropy=entropy, age=lag, mask=counted)
+        batch = Batch(ratio, old, advantages, counted, rollout, entropy, state=state)
         yield Call(place, step, method, said["anchor"], said["framework"], batch, lag)
 
 

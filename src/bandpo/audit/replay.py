@@ -105,16 +105,16 @@ def replay_record(
     mismatch, surrounds, setup, after_block = None, "trainer", None, AfterBlock()
     for number, call in enumerate(read_calls(path, given, skip_bad=skip_bad)):
         own, setup, surrounds = call.method, setup or Setup.of_record(call), anchor or call.anchor
-        call = replace(call, anchor=surrounds)
+        batch = replace(call, anchor=surrounds).judged
         each = {} if own is None else {RUN: own}
         level = "token" if own is None else own.level
         each |= {name: tried_at(level, other) for name, other in tried.items()}
         each = each or {"FixedClip(0.2)": Method(FixedClip())}
         for name, judge in each.items():
-            tokens = call.tokens(judge)
+            tokens = judge.tokens(batch)
             if name == RUN:
-                after_block.add(call, tokens, judge.objective.weight(tokens))
-            seen = Audit.from_views(call.tokens, judge, tokens, {})
+                after_block.add(call, tokens, judge.weight(tokens))
+            seen = Audit.of(batch, judge, tokens, {})
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
             levels[name] = judge.level

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -39,6 +39,9 @@ class Divergence(ABC):
     Everything is done on logarithms, ``log_ratio = log r`` and ``logp = log p``, so that neither rare (p = 1e−30) nor
     near-certain tokens (1 − p = 1e−7) lose digits.
     """
+
+    closed: ClassVar[bool] = False
+    """Whether `log_bounds` is a closed form, as cheap as `spent`."""
 
     @property
     def curvature(self) -> float:

@@ -24,6 +24,8 @@ class TotalVariation(Divergence):
     [1.625, 1.1]
     """
 
+    closed = True
+
     @property
     def default_radius(self) -> float:
         return 0.15  # at p = ½ as wide as KL 0.05; f has a kink and no curvature
@@ -51,6 +53,8 @@ class PearsonChi2(Divergence):
     >>> [round(u, 3) for u in bounds.upper.tolist()]
     [1.758, 1.224]
     """
+
+    closed = True
 
     @property
     def curvature(self) -> float:
@@ -80,6 +84,8 @@ class NeymanChi2(Divergence):
     >>> [round(u, 3) for u in bounds.upper.tolist()]
     [2.606, 1.302]
     """
+
+    closed = True
 
     @property
     def curvature(self) -> float:
@@ -116,6 +122,8 @@ class SquaredHellinger(Divergence):
     >>> [round(u, 3) for u in bounds.lower.tolist()]
     [0.0, 0.205, 0.689]
     """
+
+    closed = True
 
     @property
     def curvature(self) -> float:

@@ -178,7 +178,7 @@ class AuditMixin(GRPOTrainer):
         """Called in every loss, once its log-probabilities are known and before they are used."""
         if self._audits_this_step():
             run, batch = self.audited_method(), self._batch_of(inputs, logp, entropy)
-            self._record(Audit.from_views(lambda method: method.tokens(batch), run, run.tokens(batch)))
+            self._record(Audit.of(batch, run, run.tokens(batch)))
 
     def _audits_this_step(self) -> bool:
         return self.training and bool(self.audit_steps) and self.state.global_step % self.audit_steps == 0

@@ -113,7 +113,7 @@ def measured(
         if weights is not None:
             each = each * weights
         silent = (batch.mask == 0) | (each == 0)  # where no method could have a gradient
-        ratio = (batch.logp - batch.logp_old).exp()
+        ratio = batch.log_ratio.exp()
         return Method(Unclipped(), Measured(torch.where(silent, ratio, -gradient / each).float()))
 
 
@@ -144,7 +144,10 @@ class Reporter:
         settings = config.policy_loss
         if folder := settings.get("record"):
             self._recorder(folder, run).add(
-                logp=batch.logp, logp_old=batch.logp_old, advantages=batch.advantages, mask=batch.mask
+                logp=batch.logp_old + batch.log_ratio,
+                logp_old=batch.logp_old,
+                advantages=batch.advantages,
+                mask=batch.mask,
             )
         if not settings.get("audit", True):
             return {}
@@ -167,7 +170,7 @@ class Reporter:
 
     def sums(self, run: Method, batch: Batch) -> dict[str, float]:
         """The sums of one loss, always under the same names; all are 0 where no token counts."""
-        audit = Audit.from_views(lambda method: method.tokens(batch), run, run.tokens(batch))
+        audit = Audit.of(batch, run, run.tokens(batch))
         flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
         names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
         found = dict(zip(names, flat, strict=True)) | {"clips": float(not isinstance(run.clip, Unclipped))}

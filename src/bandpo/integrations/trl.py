@@ -191,18 +191,16 @@ class BandGRPOTrainer(AuditMixin):
             self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
         run, own = with_trl_masks(method, self.args), None
         if self._audits_this_step():
-            seen = Audit.from_views(lambda method: method.tokens(batch), run, tokens)
+            seen = Audit.of(batch, run, tokens)
             self._record(seen)
             own = seen.without_counterfactuals
         if self._controllers:
-            own = (
-                Audit.from_views(lambda method: method.tokens(batch), run, tokens, {}) if own is None else own
-            )
+            own = Audit.of(batch, run, tokens, {}) if own is None else own
             self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
 
     def _steer(self, inputs: dict[str, Any], method: Method, tokens: Tokens) -> None:
         """Hand TRL's loss the interval and the advantages under which its gradient is the method's."""
-        weight, ratio, advantages = method.objective.weight(tokens), tokens.ratio, tokens.advantages
+        weight, ratio, advantages = method.weight(tokens), tokens.ratio, tokens.advantages
         lower = torch.zeros_like(ratio)
         if self.loss_type == "cispo":  # TRL's weight is min(r, epsilon_high)
             upper = tokens.clipped.masked_fill(~tokens.outside.above, math.inf)

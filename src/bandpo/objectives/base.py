@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bandpo import _checks
-from bandpo.errors import InvalidType, InvalidValue
+from bandpo.errors import InvalidType
+from bandpo.radius import Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -19,23 +20,43 @@ __all__ = ["Objective"]
 
 
 @dataclass(frozen=True)
-class Objective(ABC):
-    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``Masked(20.0)``."""
+class Objective(Varies, ABC):
+    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``Masked(20.0)``.
+
+    A token's gradient is ``−(w·A + b)·∇logp``.
+    """
 
     @abstractmethod
     def weight(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
-        """The weight ``w`` in the gradient ``−w·A·∇logp`` of each token."""
+        """The weight ``w`` of each token."""
 
     def value(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
         """What stands for ``r`` in the reported loss ``−r·A``; by default the weight. It has no effect on training."""
         return self.weight(tokens)
 
+    def pull(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
+        """``b``: the part of each token's gradient that does not scale with its advantage; None where there is none."""
+        return None
+
+    def penalty(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
+        """What the reported loss has beside ``−r·A``; the loss whose gradient `pull` is."""
+        return None
+
+    @property
+    def weights_inside(self) -> bool:
+        """Whether `weight` holds the importance weights itself. If not they are a factor of the token's loss."""
+        return False
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether a token's weight depends on other sequences: the loss then needs all of an update at once."""
+        return False
+
 
 def above_0(**settings: float) -> None:
     """Refuse a setting that is not a number above 0."""
     for name, value in settings.items():
-        if not (_checks.is_number(value) and value > 0):
-            raise InvalidValue(f"{name} must be above 0, got {value!r}")
+        _checks.number(name, value, "above 0", lambda x: x > 0)
 
 
 def is_objective(objective: Objective) -> None:

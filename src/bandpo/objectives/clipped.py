@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bandpo import _checks
 from bandpo.batch import Tokens
-from bandpo.errors import InvalidValue
 from bandpo.objectives.base import Objective, above_0
 
 __all__ = ["ClippedWeight", "GeometricMean", "InverseRatio", "KeepBound", "Masked", "Surrogate"]
@@ -37,8 +37,7 @@ class Surrogate(Objective):
     beyond: float = 0.0
 
     def __post_init__(self) -> None:
-        if not -math.inf < self.beyond < 1:
-            raise InvalidValue(f"beyond must be a finite number below 1, got {self.beyond!r}")
+        _checks.number("beyond", self.beyond, "a finite number below 1", lambda x: -math.inf < x < 1)
 
     def weight(self, tokens: Tokens) -> Tensor:
         return torch.where(tokens.blocked, self.beyond * tokens.ratio, tokens.ratio)
@@ -133,10 +132,9 @@ class KeepBound(Objective):
 
     def __post_init__(self) -> None:
         for name in ("keep_low", "keep_high"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidValue(
-                    f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}"
-                )
+            _checks.number(
+                name, getattr(self, name), "a finite number of at least 0", lambda x: 0 <= x < math.inf
+            )
 
     def weight(self, tokens: Tokens) -> Tensor:
         kept = torch.where(

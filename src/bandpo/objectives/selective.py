@@ -35,6 +35,20 @@ class _Around(Objective):
         these, _, value = self._apart(tokens)
         return self.objective.value(tokens).masked_fill(these, value)
 
+    def pull(self, tokens: Tokens) -> Tensor | None:
+        return self.objective.pull(tokens)
+
+    def penalty(self, tokens: Tokens) -> Tensor | None:
+        return self.objective.penalty(tokens)
+
+    @property
+    def weights_inside(self) -> bool:
+        return self.objective.weights_inside
+
+    @property
+    def whole_batch(self) -> bool:
+        return self.objective.whole_batch
+
 
 @dataclass(frozen=True)
 class DualClip(_Around):
@@ -57,8 +71,7 @@ class DualClip(_Around):
     objective: Objective = Surrogate()
 
     def __post_init__(self) -> None:
-        if not self.max_ratio > 1:
-            raise InvalidValue(f"dual_clip must be above 1, got {self.max_ratio!r}")
+        _checks.number("dual_clip", self.max_ratio, "above 1", lambda x: x > 1)
         is_objective(self.objective)
 
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
@@ -89,7 +102,7 @@ class SequenceMask(_Around):
     objective: Objective = Surrogate()
 
     def __post_init__(self) -> None:
-        _checks.positive("max_kl", self.max_kl)
+        above_0(max_kl=self.max_kl)
         is_objective(self.objective)
 
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
@@ -148,7 +161,8 @@ class Balanced(Objective):
 
     The bounds start at ``[lower, upper]``. The lower one rises by ``step`` up to ``max_lower``, then the upper one up
     to ``max_upper``. They stop once tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``. It
-    looks at no clip rule. The batch is the one that the loss is given: no process or micro-batch knows of another.
+    looks at no clip rule. The batch is the one that the loss is given, of all processes in
+    ``TrainingState(processes=…)``. An update made of several micro-batches has no such sums.
 
     Args:
         share: Wanted share ρ₀ of positive advantages, in (0, 1).
@@ -178,14 +192,17 @@ class Balanced(Objective):
     step: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise InvalidValue(f"share must be in (0, 1), got {self.share!r}")
+        _checks.number("share", self.share, "in (0, 1)", lambda x: 0 < x < 1)
         if not (0 <= self.lower <= self.max_lower <= 1 <= self.upper <= self.max_upper < math.inf):
             raise InvalidValue(
                 "0 <= lower <= max_lower <= 1 <= upper <= max_upper must hold, got "
                 f"{self.lower!r}, {self.max_lower!r}, {self.upper!r}, {self.max_upper!r}"
             )
         above_0(step=self.step)
+
+    @property
+    def whole_batch(self) -> bool:
+        return True
 
     def _bounds(self, tokens: Tokens) -> tuple[Tensor, ...]:
         """The lower and the upper bound that this batch gets, each of shape (1,)."""
@@ -200,6 +217,9 @@ class Balanced(Objective):
         gain, loss = ((tokens.advantages * sign * tokens.mask).clamp(min=0.0) for sign in (1, -1))
         gains = torch.stack([(tokens.ratio.clamp(max=upper) * gain).sum() for upper in uppers])
         losses = torch.stack([(tokens.ratio.clamp(min=lower) * loss).sum() for lower in lowers])
+        if tokens.state.processes is not None:
+            for sums in (gains, losses):
+                torch.distributed.all_reduce(sums, group=tokens.state.processes)  # pyright: ignore
         gains = torch.cat([gains[:1].expand(len(lowers)), gains[1:]])
         losses = torch.cat([losses, losses[-1:].expand(wider)])
         enough = gains >= self.share * (gains + losses)

@@ -129,8 +129,8 @@ class SigmoidGate(Objective):
 class GammaWeight(Objective):
     """VESPO's form: every token of a sequence has the weight ``φ(W) = e^λ·W^k·e^(−λ·W)``, W the sequence's ratio.
 
-    ``W = exp(sum of log r)`` over the sequence's tokens, a product and no mean. φ is 1 at W = 1 and falls to 0 on both
-    sides of its peak at k/λ. It looks at no clip rule.
+    ``W = exp(sum of log(r·c))`` over the sequence's tokens, a product and no mean, with ``c`` the token's importance
+    weight if there are any. φ is 1 at W = 1 and falls to 0 on both sides of its peak at k/λ. It looks at no clip rule.
 
     Args:
         k_positive: k of sequences with A ≥ 0, > 0.
@@ -155,9 +155,17 @@ class GammaWeight(Objective):
     def __post_init__(self) -> None:
         above_0(**{name: getattr(self, name) for name in self.__dataclass_fields__})
 
+    @property
+    def weights_inside(self) -> bool:
+        return True
+
     def weight(self, tokens: Tokens) -> Tensor:
         # TRL's limits: beyond them φ is 0 to float32 precision, but W itself would overflow.
-        log_w = tokens.sequence_sum(tokens.log_ratio.clamp(-20.0, 20.0)).clamp(math.log(1e-8), 20.0)
+        log_w = tokens.sequence_sum(tokens.log_ratio.clamp(-20.0, 20.0))
+        if tokens.weights is not None:
+            log_c = tokens.weights.log().clamp(math.log(1e-8), 20.0)
+            log_w = log_w + (tokens.sequence_sum(log_c) if log_c.shape == log_w.shape else log_c)
+        log_w = log_w.clamp(math.log(1e-8), 20.0)
         negative = tokens.advantages < 0
         k = torch.full_like(log_w, self.k_positive).masked_fill(negative, self.k_negative)
         rate = torch.full_like(log_w, self.lambda_positive).masked_fill(negative, self.lambda_negative)

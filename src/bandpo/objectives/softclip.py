@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bandpo import _checks
 from bandpo.batch import Tokens
-from bandpo.errors import InvalidValue
 from bandpo.objectives.base import Objective, above_0
 
 __all__ = ["MiddleTanh", "Rollback", "SoftClip"]
@@ -54,13 +54,12 @@ class SoftClip(Objective):
     start_high: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.linear < 1:
-            raise InvalidValue(
-                f"linear must be in [0, 1), a share of the way to the bound, got {self.linear!r}"
-            )
+        _checks.number(
+            "linear", self.linear, "in [0, 1), a share of the way to the bound", lambda x: 0 <= x < 1
+        )
         for name, start in (("start_low", self.start_low), ("start_high", self.start_high)):
-            if start is not None and not -19 <= start <= 19:
-                raise InvalidValue(f"{name} must be between -19 and 19, got {start!r}")
+            if start is not None:
+                _checks.number(name, start, "between -19 and 19", lambda x: -19 <= x <= 19)
 
     def _curve(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Where y is the smaller, y in units of the way to the bound, and its slope."""
@@ -179,8 +178,7 @@ class Rollback(Objective):
         above_0(depth=self.depth, speed=self.speed)
         if self.depth_high is not None:
             above_0(depth_high=self.depth_high)
-        if not 0 <= self.inner < math.inf:
-            raise InvalidValue(f"inner must be a finite number of at least 0, got {self.inner!r}")
+        _checks.number("inner", self.inner, "a finite number of at least 0", lambda x: 0 <= x < math.inf)
 
     def _beyond(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """y beyond the bound, as a ratio to the anchor, and its slope."""
