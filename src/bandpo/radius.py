@@ -223,8 +223,8 @@ class _Schedule(Radius):
     needs = "progress"
 
     def __post_init__(self) -> None:
-        _checks.positive("start", self.start)
-        _checks.positive("end", self.end)
+        for name in ("start", "end"):
+            _checks.number(name, getattr(self, name), "a finite number", lambda x: -math.inf < x < math.inf)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -260,8 +260,8 @@ class Polynomial(_Schedule):
     Band-KL: a line after a hold (power 1, hold 0.25), and a parabola (power 2).
 
     Args:
-        start: Radius at first, > 0.
-        end: Radius at the end of training, > 0.
+        start: Number at first.
+        end: Number at the end of training.
         power: > 0; 1 is a straight line.
         hold: Share of training before it moves, in [0, 1).
 
@@ -307,8 +307,8 @@ class Restarts(_Schedule):
     decay for the radius of Band-KL.
 
     Args:
-        start: Radius at first, > 0.
-        end: Radius at the end of each period, > 0.
+        start: Number at first.
+        end: Number at the end of each period.
         period: Share of training, in (0, 1]; 0.15 as the authors.
         growth: ≥ 1; 1 keeps all periods as long.
         decay: In (0, 1]: how much of its height a restart has, compared with the one before it.

@@ -110,7 +110,10 @@ class Band(ClipRule):
             object.__setattr__(self, "radius", self.divergence.default_radius)
         if isinstance(self.radius, torch.Tensor):
             _checks.as_float("radius", self.radius)
-        elif not isinstance(self.radius, Radius):
+        elif isinstance(self.radius, Radius):
+            for x in self.radius.range:
+                _checks.positive("radius", x)
+        else:
             _checks.positive("radius", self.radius)
         _check_cap(self.max_ratio)
 

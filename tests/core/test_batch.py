@@ -5,8 +5,22 @@ import math
 import pytest
 import torch
 
-from bandpo import KL, Audit, Band, FixedClip, Tokens, policy_loss, ratio_bounds
+from bandpo import (
+    KL,
+    Audit,
+    Band,
+    DualClip,
+    FixedClip,
+    Method,
+    Sides,
+    Tokens,
+    TotalVariation,
+    Union,
+    policy_loss,
+    ratio_bounds,
+)
 from bandpo._checks import widest_float
+from bandpo.rules import Capped, Intersection
 
 P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0, 1.5]])
 
@@ -58,9 +72,43 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
     calls = []
     monkeypatch.setattr(Band, "bounds", lambda self, logp: calls.append(1) or ratio_bounds(logp, KL(), 0.05))
     seen = tokens(Band(KL(), 0.05))
-    assert (seen.blocked.any(), seen.reported is seen.ratio, calls) == (False, True, [])
+    assert (seen.blocked.any(), seen.reported.tolist(), calls) == (False, seen.ratio.tolist(), [])
     _ = seen.clipped, seen.bounds, seen.interval_used
     assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "reported"),
+    [
+        (Band(KL(), 1e-3, max_ratio=3.0), 3.0),
+        (Band(TotalVariation(), 1e-3, max_ratio=math.inf), 1 + 1e-3 / math.exp(-30)),
+        (Sides(FixedClip(), Band(KL(), 1e-3, max_ratio=4.0)), 4.0),
+        (Union(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 6.0),
+        (Intersection(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 4.0),
+        (Capped(Band(KL(), 1e-3), 2.5), 2.5),
+    ],
+    ids=repr,
+)
+def test_what_is_reported_does_not_depend_on_how_dear_a_bound_is(rule, reported):
+    """The closed bound itself; else the cap that is known."""
+    seen = Tokens.from_batch(torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=rule)
+    assert seen.reported.item() == pytest.approx(reported, rel=1e-5)
+    moved = {"logp_anchor": torch.tensor([[-30.0 - math.log(2)]])}  # the ratio to it is twice as great
+    seen = Tokens.from_batch(
+        torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=FixedClip(), **moved
+    )
+    assert seen.reported.item() == pytest.approx(0.6)
+
+
+def test_the_reported_loss_is_finite_where_nothing_moves():
+    logp, old = torch.tensor([[0.6, 0.6]]).log(), torch.full((1, 2), -100.0)
+    advantages = torch.tensor([[1.0, -1.0]])
+    leaf = logp.clone().requires_grad_()
+    method = Method(Band(KL(), 0.05, math.inf), DualClip(3.0))
+    loss = policy_loss(leaf, old, advantages, method=method).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert leaf.grad.tolist() == [[0.0, 0.0]]
 
 
 def test_the_loss_of_a_band_solves_for_nothing(monkeypatch):

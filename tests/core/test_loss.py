@@ -124,7 +124,10 @@ def test_aggregations_worked_by_hand():
     ):
         assert aggregate(values, mask, trl) == aggregate(values, mask, ours)
     assert aggregate(values, mask, "dr_grpo", normalizer=9).item() == 0.5
-    assert aggregate(values, mask, "dapo", normalizer=18).item() == 0.5
+    for name, value in expected.items():  # over two batches of this size, as a number and as a tensor
+        count = 2 * (3 if name == "token-mean" else 1 if name == "sum" else 2)
+        assert aggregate(values, mask, name, normalizer=count).item() == value / 2
+        assert aggregate(values, mask, name, normalizer=torch.tensor(count)).item() == value / 2
 
 
 @settings(max_examples=50, deadline=None)
@@ -170,7 +173,6 @@ def test_one_elementwise_graph_in_torch_compile():
 BAD = [
     ({"logp_old": torch.zeros(1, 3)}, ValueError, r"logp_old has shape \(1, 3\), logp \(2, 4\)"),
     ({"mask": torch.ones(2, 3)}, ValueError, r"mask has shape \(2, 3\)"),
-    ({"mask": torch.zeros(2, 4)}, ValueError, "mask counts no token"),
     ({"mask": torch.full((2, 4), 0.5)}, ValueError, r"mask holds 0.5, .* put shares into weights="),
     ({"clip": "Bnd(KL())"}, ValueError, "did you mean Band"),
     (
@@ -197,8 +199,9 @@ BAD = [
     ({"entropy": torch.full((2, 4), math.inf)}, ValueError, "entropy hold inf at a counted token"),
     ({"aggregation": "mean"}, ValueError, "unknown aggregation 'mean'; known are token-mean"),
     ({"aggregation": "dr_grpo"}, ValueError, "needs normalizer"),
-    ({"aggregation": "grpo", "normalizer": 3.0}, ValueError, "takes no normalizer"),
     ({"normalizer": 0.0}, ValueError, "normalizer must be a finite number above 0"),
+    ({"normalizer": torch.tensor(-1.0)}, ValueError, "normalizer must be a finite number above 0"),
+    ({"normalizer": torch.ones(2)}, ValueError, r"normalizer must be one number, got shape \(2,\)"),
 ]
 
 
@@ -212,6 +215,57 @@ def test_refuses_bad_input(change, error, message):
     }
     with pytest.raises(error, match=message):
         policy_loss(**arguments | change)
+
+
+WRONG = {  # at a counted token
+    "logp": (math.nan, 0.5, -math.inf),
+    "logp_old": (math.nan, 3.0, -math.inf),
+    "logp_anchor": (math.nan, 1.0),
+    "advantages": (math.nan, math.inf),
+    "entropy": (math.nan,),
+    "weights": (math.nan, -1.0, math.inf),
+    "mask": (0.5, -1.0),
+}
+
+
+@pytest.mark.parametrize("method", ["Band()", "SAPO()", "Method(FixedClip(0.2), level='sequence')"])
+@pytest.mark.parametrize(("name", "value"), [(name, x) for name in WRONG for x in WRONG[name]])
+def test_where_values_are_not_read_a_wrong_one_poisons_the_gradient(name, value, method, monkeypatch):
+    """The branch of an accelerator and of a compiler. Elsewhere the same value is refused."""
+    tensors = {key: torch.full((2, 3), -1.0) for key in ("logp", "logp_old", "logp_anchor")}
+    tensors |= {key: torch.ones(2, 3) for key in ("advantages", "entropy", "weights", "mask")}
+    tensors[name][0, 1] = value
+    with pytest.raises(ValueError, match=name):
+        policy_loss(**tensors, method=method)
+    monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+    leaf = tensors["logp"].clone().requires_grad_()
+    loss = policy_loss(**tensors | {"logp": leaf}, method=method).loss
+    loss.backward()
+    assert loss.isnan()
+    assert leaf.grad.isnan().any()
+    tensors[name][0, 1] = math.nan  # padding: no matter
+    tensors["mask"][0, 1] = 0.0
+    assert policy_loss(**tensors, method=method).loss.isfinite()
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("aggregation", ["token-mean", "grpo", "seq-mean-token-mean", "sum"])
+def test_a_batch_without_a_token(aggregation, readable, monkeypatch):
+    """The same everywhere: another process may have some, and waits for the backward pass."""
+    monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: readable)
+    logp = torch.full((2, 4), -1.0, requires_grad=True)
+    loss, metrics = policy_loss(
+        logp, logp.detach(), torch.ones(2), torch.zeros(2, 4), aggregation=aggregation
+    )
+    loss.backward()
+    assert (loss.item(), logp.grad.abs().sum().item()) == (0.0, 0.0)
+    assert all(value.isnan() for value in metrics.values())
+
+
+def test_a_loop_may_reduce_as_it_likes():
+    logp, logp_old, advantages, mask = batch(0)
+    found = policy_loss(logp, logp_old, advantages, mask, aggregation=lambda values: values.sum() / 7)
+    torch.testing.assert_close(found.loss, policy_loss(logp, logp_old, advantages, mask, normalizer=7.0).loss)
 
 
 def test_sequence_level_worked_by_hand():

@@ -253,7 +253,8 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
         lambda: Audit.from_batch(logp, logp_old, advantages, clip=rule),
     ):
         with pytest.raises(
-            ValueError, match=rf"depends on the training state: use rule.resolved\(TrainingState\({needs}="
+            ValueError,
+            match=rf"depends on the training state: give policy_loss state=TrainingState\({needs}=",
         ):
             use()
     with pytest.raises(ValueError, match=f"depends on {needs}, which this framework does not tell"):
@@ -398,8 +399,8 @@ def test_the_share_of_a_radius_that_differs_by_token():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Linear(0.0, 0.1), ValueError, "start must be a finite number above 0, got 0.0"),
-        (lambda: Cosine(0.1, math.inf), ValueError, "end must be a finite number above 0"),
+        (lambda: Band(KL(), Linear(0.0, 0.1)), ValueError, "radius must be a finite number above 0, got 0.0"),
+        (lambda: Cosine(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
         (lambda: Polynomial(0.1, 0.2, power=0), ValueError, "power must be"),
         (lambda: Polynomial(0.1, 0.2, hold=1.0), ValueError, r"hold must be in \[0, 1\).*got 1.0"),
         (lambda: Restarts(0.1, 0.2, period=0.0), ValueError, r"period must be in \(0, 1\].*got 0.0"),

@@ -1,0 +1,258 @@
+"""What rules and objectives may depend on beside the log-probabilities: the context, and numbers that vary."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from bandpo import (
+    KL,
+    Audit,
+    Band,
+    ClipRule,
+    DualClip,
+    FixedClip,
+    Linear,
+    Method,
+    Objective,
+    Sides,
+    Surrogate,
+    Tokens,
+    TrainingState,
+    Unclipped,
+    policy_loss,
+)
+from bandpo.batch import Batch
+from bandpo.bounds import RatioBounds
+from bandpo.methods import METHODS, SAPO, BandPO
+from bandpo.objectives import Balanced, SequenceMask
+from bandpo.radius import ByEntropy, BySurprisal, HoldClipRate, HoldKL, Radius
+
+LOGP = torch.tensor([[0.3, 0.1, 0.4], [0.2, 0.5, 0.6]]).log()
+OLD = torch.tensor([[0.2, 0.2, 0.2], [0.3, 0.3, 0.3]]).log()
+ADVANTAGES = torch.tensor([[1.0, -1.0, 2.0], [-0.5, 1.0, -3.0]])
+MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+
+
+def gradient(mask=MASK, logp=LOGP, **settings):
+    leaf = logp.clone().requires_grad_()
+    policy_loss(leaf, OLD, ADVANTAGES, mask, **settings).loss.backward()
+    return leaf.grad
+
+
+# --- numbers that vary ------------------------------------------------------------------------------------------------
+
+VARYING = {  # a setting with a schedule from its first value to its last, and what it is in the middle
+    "rule": (FixedClip(Linear(0.3, 0.1), Linear(0.4, 0.2)), FixedClip(0.2, 0.3)),
+    "within rules": (Sides(FixedClip(Linear(0.3, 0.1)), Band()), Sides(FixedClip(0.2), Band())),
+    "objective": (
+        Method(Unclipped(), DualClip(Linear(2.0, 1.2))),
+        Method(Unclipped(), DualClip(1.6)),
+    ),
+    "within objectives": (
+        Method(FixedClip(), SequenceMask(Linear(0.3, 0.1), Surrogate(Linear(0.2, 0.0)))),
+        Method(FixedClip(), SequenceMask(0.2, Surrogate(0.1))),
+    ),
+    "a paper's": (BandPO(radius=Linear(0.3, 0.1)), BandPO(radius=0.2)),
+    "another paper's": (SAPO(Linear(1.0, 3.0)), SAPO(2.0)),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_any_number_may_be_a_schedule(name):
+    setting, midway = VARYING[name]
+    found = gradient(method=setting, state=TrainingState(progress=0.5))
+    assert torch.equal(found, gradient(method=midway))
+    with pytest.raises(ValueError, match=r"depends on the training state: give .*TrainingState\(progress="):
+        policy_loss(LOGP, OLD, ADVANTAGES, method=setting)
+
+
+def test_a_controller_may_stand_for_any_number():
+    hold = HoldKL(target=0.01, start=2.0, min_radius=1.1)
+    method = Method(FixedClip(), DualClip(hold))
+    radii = method.next_radii({}, {"approx_kl": 0.05})
+    state = TrainingState(radii=radii)
+    assert radii[repr(hold)] < 2.0
+    assert torch.equal(
+        gradient(method=method, state=state),
+        gradient(method=Method(FixedClip(), DualClip(radii[repr(hold)]))),
+    )
+    assert method.varying() == {"objective.max_ratio": hold}
+
+
+@pytest.mark.parametrize("make", [lambda: FixedClip(Linear(0.5, 1.5)), lambda: DualClip(Linear(3.0, 1.0))])
+def test_both_ends_must_be_allowed(make):
+    with pytest.raises(ValueError, match=r"must be .* got Linear"):
+        make()
+
+
+@pytest.mark.parametrize("number", [BySurprisal(0.1, 0.2), ByEntropy(0.1, 0.2)])
+def test_only_a_band_has_a_number_for_each_token(number):
+    with pytest.raises(ValueError, match="differs from token to token, which only the radius of a Band may"):
+        FixedClip(number)
+
+
+def test_entropies_come_with_the_batch():
+    """Each micro-batch has its own rows of them, so the radii follow."""
+    entropy = torch.tensor([[0.0, 1.0, math.nan], [2.0, 0.5, 3.0]])
+    rule = Band(KL(), ByEntropy(0.001, 0.3))
+    settings = {"clip": rule, "aggregation": "sum"}
+    whole = gradient(entropy=entropy, **settings)
+    known = TrainingState(entropy=entropy.nan_to_num())
+    assert torch.equal(whole, gradient(clip=rule.resolved(known), aggregation="sum"))
+    for row in range(2):
+        leaf = LOGP[row : row + 1].clone().requires_grad_()
+        part = (x[row : row + 1] for x in (OLD, ADVANTAGES, MASK))
+        policy_loss(leaf, *part, entropy=entropy[row : row + 1], **settings).loss.backward()
+        assert torch.equal(leaf.grad[0], whole[row])
+    assert Audit.from_batch(LOGP, OLD, ADVANTAGES, MASK, clip=rule, entropy=entropy).metrics()["tokens"] == 5
+
+
+# --- the context ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Older(ClipRule):
+    """Narrower the older the weights that sampled."""
+
+    age: object = None
+
+    def resolved(self, state):
+        return Older(state.age)
+
+    def bounds(self, logp_old):
+        width = (0.6 / (1 + self.age)).expand_as(logp_old)
+        return RatioBounds(torch.log1p(-width), torch.log1p(width))
+
+
+@dataclass(frozen=True)
+class Shares(Objective):
+    """Everything that an objective can see, in one weight."""
+
+    def weight(self, tokens):
+        state = tokens.state
+        return state.position / state.length + state.group[:, None] + state.progress
+
+
+def test_rules_and_objectives_see_one_context():
+    state = TrainingState(progress=0.25, group=torch.tensor([3, 5]), age=torch.tensor([[0.0], [4.0]]))
+    found = Method(Unclipped(), Shares()).weight(
+        Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Unclipped(), state=state)
+    )
+    expected = torch.tensor([[3.25, 3.75, 3.75], [5.25, 5.25 + 1 / 3, 5.25 + 2 / 3]])
+    torch.testing.assert_close(found, expected)
+    seen = Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Older(), state=state)
+    assert seen.blocked.tolist() == [[False, False, False], [True, True, False]]
+
+
+def test_a_batch_is_changed_as_a_whole():
+    state = TrainingState(age=torch.tensor([1, 2]))
+    batch = Batch.read(LOGP, OLD, ADVANTAGES, MASK, entropy=-OLD, weights=torch.ones(2), state=state)
+    second = batch.map(lambda x: x[1:])
+    assert {len(x) for x in second[:-1] if x is not None} == {1}
+    assert (second.state.age.tolist(), second.state.mask.shape, len(batch.mask)) == ([2], (1, 3), 2)
+
+
+# --- more than a weight -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Regression(Objective):
+    """−A·log π + ½·beta·(log r)², whose gradient does not vanish at A = 0."""
+
+    beta: float = 0.5
+
+    def weight(self, tokens):
+        return torch.ones_like(tokens.ratio)
+
+    def pull(self, tokens):
+        return -self.beta * tokens.log_ratio
+
+    def penalty(self, tokens):
+        return self.beta * tokens.log_ratio**2 / 2
+
+
+@pytest.mark.parametrize("around", [lambda x: x, lambda x: DualClip(9.0, x), lambda x: SequenceMask(9.0, x)])
+def test_a_gradient_free_of_the_advantage(around):
+    advantages = ADVANTAGES.clone()
+    advantages[1, 0] = 0.0
+    weights = torch.tensor([[2.0, 1.0, 9.0], [0.5, 1.0, 3.0]])
+    ours, theirs = (LOGP.clone().requires_grad_() for _ in range(2))
+    method = Method(Unclipped(), around(Regression()))
+    policy_loss(ours, OLD, advantages, MASK, method=method, weights=weights).loss.backward()
+    each = weights * (-advantages * theirs + 0.25 * (theirs - OLD) ** 2)
+    ((each * MASK).sum() / 5).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert ours.grad[1, 0] != 0 == ours.grad[0, 2]
+
+
+def test_the_bound_may_be_of_the_sequence_and_the_ratio_of_the_token():
+    """Row 1: (1.5·0.5)^½ = 0.87; row 2: (2/3·5/3·2)^⅓ = 1.30. Only the second lies outside of [0.8, 1.2]."""
+    method = Method(FixedClip(0.2), bound_level="sequence")
+    seen = method.tokens(Batch.read(LOGP, OLD, ADVANTAGES, MASK))
+    assert seen.outside.above.tolist() == [[False] * 3, [True] * 3]
+    expected = torch.tensor([[1.5, 0.5, 1.0], [2 / 3, 0.0, 2.0]])
+    torch.testing.assert_close(method.weight(seen)[MASK > 0], expected[MASK > 0])
+    torch.testing.assert_close(seen.clipped[1], seen.ratio[1] * 1.2 / (20 / 9) ** (1 / 3))
+    assert repr(method) == "Method(clip=FixedClip(low=0.2, high=0.2), bound_level='sequence')"
+
+
+def test_importance_weights_may_enter_the_weight_itself():
+    """VESPO's are factors of the sequence's ratio; one given for a whole sequence counts once."""
+    method, mask = METHODS["VESPO"].method(), torch.ones(1, 2)
+    old, logp, weights = (torch.tensor([x]).log() for x in ([0.2, 0.2], [0.3, 0.2], [0.5, 3.0]))
+    folded = policy_loss(logp + weights, old, torch.ones(1), mask, method=method).loss
+    assert torch.equal(
+        policy_loss(logp, old, torch.ones(1), mask, method=method, weights=weights.exp()).loss, folded
+    )
+    once = policy_loss(logp, old, torch.ones(1), mask, method=method, weights=torch.tensor([1.5])).loss
+    torch.testing.assert_close(once, folded)
+
+
+def test_sums_run_over_all_processes(monkeypatch):
+    """The other process has as many gains again and no loss: the first bounds will do where alone they would not."""
+    seen = []
+
+    def all_reduce(sums, group):
+        seen.append(group)
+        sums.add_(100.0 if len(seen) == 1 else 0.0)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    alone, together = (
+        Tokens.from_batch(
+            torch.tensor([[0.16, 0.24]]).log(),
+            torch.full((1, 2), 0.08).log(),
+            torch.tensor([[0.1, -1.0]]),
+            rule=Unclipped(),
+            state=TrainingState(processes=group),
+        )
+        for group in (None, "all")
+    )
+    assert Balanced().weight(alone).tolist() == [[2.0, pytest.approx(3.0)]]
+    assert Balanced().weight(together).tolist() == [[0.0, pytest.approx(3.0)]]
+    assert seen == ["all", "all"]
+    assert {name for name, paper in METHODS.items() if paper.method().objective.whole_batch} >= {"BAPO"}
+
+
+def test_a_number_of_your_own_sees_the_context():
+    @dataclass(frozen=True)
+    class Early(Radius):
+        needs = "position"
+        each_token = True
+        range = (0.01, 0.1)
+
+        def resolved(self, state):
+            return self if state.position is None else 0.1 / (1 + state.position)
+
+    seen = Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Band(KL(), Early()))
+    torch.testing.assert_close(seen.rule.radius[1], torch.tensor([0.1, 0.05, 0.1 / 3]))
+
+
+def test_controllers_of_rules_and_objectives_are_held_together():
+    first, second = HoldClipRate(0.1, 0.2), HoldKL(0.01, 3.0, min_radius=1.1)
+    method = Method(Band(KL(), first), DualClip(second))
+    radii = method.next_radii({}, {"clip_high": 0.3, "clip_low": 0.0, "approx_kl": 0.01})
+    assert set(radii) == {repr(first), repr(second)}
+    with pytest.raises(ValueError, match="measures 'approx_kl', which the metrics lack"):
+        method.next_radii({}, {"clip_high": 0.3, "clip_low": 0.0})
