@@ -178,7 +178,7 @@ class Reporter:
             found = dict.fromkeys(found, 0.0)
         first = 0.0 if self._moved else 1.0
         self._moved = True
-        for name in ("counted", "ratio", "log_ratio_abs"):
+        for name in ("counted", *_FIRST):
             found[f"first/{name}"] = first * found[f"{name}/0"]
         return found
 
@@ -215,7 +215,7 @@ class Driver:
                     FixedClip() if total["clips"] else Unclipped(), seen["calls"], framework="verl"
                 )
             first = total["first/counted"]
-            means = {f"{name}{end}": total[f"first/{name}"] / first for name, end in _FIRST.items() if first}
+            means = {name: total[f"first/{name}"] / first for name in _FIRST if first}
             self._unseen = means, seen
         return logged(seen, detail=bool(total["detail"]))
 
@@ -259,8 +259,8 @@ class Driver:
             Tracking.log = log_and_look  # pyright: ignore[reportAttributeAccessIssue]
 
 
-_FIRST = {"ratio": "_mean", "log_ratio_abs": ""}
-"""What is told of the first loss of each process: the sum's name, and what its mean's name has behind it."""
+_FIRST = ("ratio_mean", "log_ratio_abs")
+"""The means that are told of the first loss of each process."""
 
 
 @functools.cache
