@@ -21,8 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import read_method, sum_loss
-from bandpo.loss import LossOutputs
+from bandpo.integrations._adapt import read_method
+from bandpo.loss import LossOutputs, policy_loss
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -66,7 +66,9 @@ def loss(
         raise InvalidValue(f"kl_tau must be at least 0, got {kl_tau!r}")
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask
     weights = getattr(inputs, "loss_weights", None)
-    total, metrics = sum_loss(chosen, logp, logp_old, inputs.advantages, mask, weights)
+    total, metrics = policy_loss(
+        logp, logp_old, inputs.advantages, mask, method=chosen, weights=weights, aggregation="sum"
+    )
     if kl_tau:
         penalty = kl_tau * (logp - logp_old)[mask].square()
         total = total + (penalty if weights is None else penalty * weights[mask]).sum()

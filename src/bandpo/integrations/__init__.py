@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bandpo.integrations._adapt import Epsilons, epsilons, read_method, read_rule, reduced_loss, sum_loss
+from bandpo.integrations._adapt import Epsilons, epsilons, read_method, read_rule
 
 __all__ = [
     "ADAPTERS",
@@ -13,8 +13,6 @@ __all__ = [
     "epsilons",
     "read_method",
     "read_rule",
-    "reduced_loss",
-    "sum_loss",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What the adapters share: settings read, PPO's epsilons per token, and a loss that the framework has averaged."""
+"""What the adapters share: settings read, PPO's epsilons per token, and metrics as numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo.errors import InvalidValue
-from bandpo.loss import LossOutputs, policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.radius import Radius
@@ -149,39 +148,6 @@ def clamping_at(trainer: Any, low: Tensor, high: Tensor) -> Iterator[None]:
         trainer.epsilon_low, trainer.epsilon_high = stock
 
 
-def sum_loss(
-    method: Method,
-    logp: Tensor,
-    logp_old: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    weights: Tensor | None = None,
-) -> LossOutputs:
-    """`bandpo.policy_loss` summed over the counted tokens, for a framework that averages before or after.
-
-    Without a counted token (rejected or truncated samples) it is 0 and has a gradient, and the same metrics: other
-    processes may wait for both.
-    """
-    if not mask.any():
-        metrics = policy_loss(*torch.zeros(3, 1, 1, device=logp.device)).metrics
-        return LossOutputs(logp.masked_fill(mask == 0, 0.0).sum(), metrics)
-    return policy_loss(logp, logp_old, advantages, mask, method=method, weights=weights, aggregation="sum")
-
-
-def reduced_loss(
-    method: Method,
-    logp: Tensor,
-    logp_old: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    reduce: Callable[[Tensor], Tensor],
-    weights: Tensor | None = None,
-) -> LossOutputs:
-    """`sum_loss` averaged by a framework's own reduction of per-token losses, which knows of the global batch."""
-    counts = token_weights(reduce, mask)
-    return sum_loss(method, logp, logp_old, advantages, mask, counts if weights is None else counts * weights)
-
-
 def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
     """What each token counts for in a reduction of per-token losses: its derivative, since a reduction is linear."""
     with torch.enable_grad():
@@ -190,5 +156,5 @@ def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
 
 
 def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics as numbers, read from the device at once."""
-    return dict(zip(metrics, torch.stack([*metrics.values()]).tolist(), strict=True))
+    """Metrics as numbers, read from the device at once; 0 where no token counts, as a framework's own means are."""
+    return dict(zip(metrics, torch.stack([*metrics.values()]).nan_to_num(nan=0.0).tolist(), strict=True))

@@ -24,7 +24,8 @@ from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_o
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.integrations._adapt import numbers, read_method, sum_loss
+from bandpo.integrations._adapt import numbers, read_method
+from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -81,7 +82,15 @@ def band(
     weights, mask, corrections = apply_off_policy_correction(
         torch.ones_like(old_log_probs), old_log_probs, rollout_logprobs, mask, config.off_policy_correction
     )
-    loss, metrics = sum_loss(_method(config), log_probs, old_log_probs, advantages, mask, weights)
+    loss, metrics = policy_loss(
+        log_probs,
+        old_log_probs,
+        advantages,
+        mask,
+        method=_method(config),
+        weights=weights,
+        aggregation="sum",
+    )
     scalars = numbers(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}
 

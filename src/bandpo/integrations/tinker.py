@@ -26,7 +26,8 @@ import torch.fx
 from torch.nn.utils.rnn import pad_sequence
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import numbers, read_method, read_rule, sum_loss
+from bandpo.integrations._adapt import numbers, read_method, read_rule
+from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.rules import Band, ClipRule
 
@@ -62,12 +63,13 @@ def custom_loss(
             pairs = zip(data, logprobs, strict=True)
             return pad_sequence([_input(datum, name, logp) for datum, logp in pairs], batch_first=True)
 
-        total, metrics = sum_loss(
-            chosen,
+        total, metrics = policy_loss(
             pad_sequence(logprobs, batch_first=True),
             padded("logprobs"),
             padded("advantages"),
             padded("mask"),
+            method=chosen,
+            aggregation="sum",
         )
         return total, numbers(metrics)
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.utils import aggregate_loss
 
-from bandpo.integrations._adapt import numbers, read_method, reduced_loss, with_dual_clip
+from bandpo.integrations._adapt import numbers, read_method, with_dual_clip
+from bandpo.loss import policy_loss
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,13 +73,13 @@ class BandPolicyLossFn(PolicyLossFn):
         Raises:
             ValueError: see `bandpo.policy_loss`.
         """
-        loss, metrics = reduced_loss(
-            self.method,
+        loss, metrics = policy_loss(
             logprob,
             old_logprob,
             advantages,
             action_mask,
-            lambda values: aggregate_loss(values, action_mask, self.loss_agg_mode),
+            method=self.method,
+            aggregation=lambda values: aggregate_loss(values, action_mask, self.loss_agg_mode),
         )
         scalars = numbers(metrics)
         return loss, scalars | {

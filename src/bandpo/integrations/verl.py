@@ -32,8 +32,9 @@ from verl.workers.config import PolicyLossConfig
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
-from bandpo.integrations._adapt import numbers, read_method, reduced_loss, with_dual_clip
+from bandpo.integrations._adapt import numbers, read_method, with_dual_clip
 from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
+from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -191,14 +192,14 @@ def band(
     """
     assert config is not None
     method = loss_method(config)
-    loss, metrics = reduced_loss(
-        method,
+    loss, metrics = policy_loss(
         log_prob,
         old_log_prob,
         advantages,
         response_mask,
-        _average(response_mask, loss_agg_mode, config),
-        rollout_is_weights,
+        method=method,
+        weights=rollout_is_weights,
+        aggregation=_average(response_mask, loss_agg_mode, config),
     )
     scalars = numbers(metrics)
     log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)

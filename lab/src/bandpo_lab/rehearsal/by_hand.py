@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bandpo.integrations._adapt import reduced_loss
+from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rules import Band, ClipRule, FixedClip, Unclipped
@@ -100,8 +100,13 @@ def has_formula(method: Method) -> bool:
 def _by_library(method: Method, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
     """The gradient as `bandpo.policy_loss` has it in float64."""
     logp = call["log_prob"].clone().requires_grad_()
-    loss = reduced_loss(
-        method, logp, call["old_log_prob"], call["advantages"], mask, lambda losses: (losses * counts).sum()
+    loss = policy_loss(
+        logp,
+        call["old_log_prob"],
+        call["advantages"],
+        mask,
+        method=method,
+        aggregation=lambda losses: (losses * counts).sum(),
     ).loss
     return torch.autograd.grad(loss, logp)[0]
 
