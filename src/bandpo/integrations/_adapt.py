@@ -148,6 +148,14 @@ def clamping_at(trainer: Any, low: Tensor, high: Tensor) -> Iterator[None]:
         trainer.epsilon_low, trainer.epsilon_high = stock
 
 
+def averaged(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Callable[[Tensor], Tensor]:
+    """A framework's average of the tokens' losses, and 0 where no token counts, as `bandpo.policy_loss` has it.
+
+    Other processes wait for the backward pass of such a micro-batch too.
+    """
+    return lambda losses: reduce(losses) if mask.any() else losses.sum()
+
+
 def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
     """What each token counts for in a reduction of per-token losses: its derivative, since a reduction is linear."""
     with torch.enable_grad():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.utils import aggregate_loss
 
-from bandpo.integrations._adapt import numbers, read_method, with_dual_clip
+from bandpo.integrations._adapt import averaged, numbers, read_method, with_dual_clip
 from bandpo.loss import policy_loss
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ class BandPolicyLossFn(PolicyLossFn):
             advantages,
             action_mask,
             method=self.method,
-            aggregation=lambda values: aggregate_loss(values, action_mask, self.loss_agg_mode),
+            aggregation=averaged(
+                lambda losses: aggregate_loss(losses, action_mask, self.loss_agg_mode), action_mask
+            ),
         )
         scalars = numbers(metrics)
         return loss, scalars | {

@@ -32,7 +32,7 @@ from verl.workers.config import PolicyLossConfig
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
-from bandpo.integrations._adapt import numbers, read_method, with_dual_clip
+from bandpo.integrations._adapt import averaged, numbers, read_method, with_dual_clip
 from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
@@ -215,7 +215,7 @@ def band(
 
 
 def _average(mask: Tensor, mode: str, config: ActorConfig) -> Callable[[Tensor], Tensor]:
-    return lambda values: agg_loss(values, mask, mode, **config.global_batch_info)
+    return averaged(lambda losses: agg_loss(losses, mask, mode, **config.global_batch_info), mask)
 
 
 @register_policy_loss("audited")  # type: ignore[arg-type]
