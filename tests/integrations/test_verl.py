@@ -155,7 +155,7 @@ def test_a_micro_batch_without_tokens_keeps_the_ranks_together(junk):
     assert loss == 0
     assert gradient.abs().max() == 0
     assert metrics.keys() == full.keys()
-    assert {name: value for name, value in metrics.items() if value} == {"actor/ratio_mean": 1}
+    assert not any(metrics.values())
 
 
 @pytest.mark.parametrize("junk", [-math.inf, math.nan])
