@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bandpo.batch import Tokens
 from bandpo.bounds import RatioBounds, ratio_bounds
+from bandpo.certificate import certify
 from bandpo.divergences import KL, Divergence, FDivergence, TotalVariation
 from bandpo.loss import aggregate, policy_loss
 from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
@@ -26,8 +27,8 @@ __version__ = "0.1.0"
 __all__ = [
     "DAPO", "DCPO", "GRPO", "GSPO", "KL", "Audit", "Band", "BandAbove", "BandPO", "ClipRule", "Divergence", "DualClip",
     "FDivergence", "FixedClip", "Linear", "Masked", "Method", "Objective", "RatioBounds", "Recorder", "Sides",
-    "Surrogate", "Tokens", "TotalVariation", "TrainingState", "Unclipped", "Union", "aggregate", "as_text", "check",
-    "parse", "policy_loss", "ratio_bounds",
+    "Surrogate", "Tokens", "TotalVariation", "TrainingState", "Unclipped", "Union", "aggregate", "as_text", "certify",
+    "check", "parse", "policy_loss", "ratio_bounds",
 ]  # fmt: skip
 
 LAZY = {"Audit": "bandpo.audit.metrics", "Recorder": "bandpo.audit.recorder"}

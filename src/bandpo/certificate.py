@@ -1,0 +1,236 @@
+"""A proof that a loss is the method's: the gradient that reaches the log-probabilities, compared token by token.
+
+What stands between a method and a step of training can change its loss: a trainer's average, another plug-in, the next
+release. The gradient at ``logp`` shows all of it. `certify` looks at any loss; the trainers of `bandpo.integrations`
+look at their own when it first matters and rarely after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from bandpo.batch import Batch
+from bandpo.errors import RunProblem
+from bandpo.loss import aggregate
+from bandpo.methods import Method
+from bandpo.objectives import DualClip
+from bandpo.radius import TrainingState
+from bandpo.rules import ClipRule, FixedClip, Unclipped
+from bandpo.text import as_method
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+__all__ = ["Certificate", "certify", "compare", "slope", "unsure"]
+
+TOLERANCE = 1e-4
+"""Largest difference that counts as rounding. Float32 losses have at most 4e-7, also under autocast; losses with other
+clips, advantages or averages differ by more than 1e-2."""
+NEAR = 1e-6
+"""Distance of a log-probability, relative to 1 or its size, that rounding may move; 8 units of float32's last place."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a comparison found; as text it is one sentence."""
+
+    method: str
+    tokens: int
+    """How many counted tokens were compared."""
+    beyond: int
+    """How many of them the method blocks. With 0 no bound was tested."""
+    error: float
+    """The largest difference, in units of what a token with the largest advantage counts for, or of its gradient."""
+    cause: str
+    """What the difference points to; empty if there is none."""
+    examples: tuple[str, ...]
+    """The tokens that differ most, each with both numbers."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether the gradient is the method's up to rounding."""
+        return self.error <= TOLERANCE
+
+    def __str__(self) -> str:
+        tokens = f"on {self.tokens:,} tokens ({self.beyond:,} beyond a bound)"
+        if self.equal:
+            return f"gradient equals {self.method} {tokens}, {self.error:.0e}"
+        return (
+            f"gradient differs from {self.method} {tokens} by {self.error:.2g}: {self.cause}; "
+            + "; ".join(self.examples)
+        )
+
+    def or_stop(self) -> Certificate:
+        """Itself, if the gradient is the method's.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        if not self.equal:
+            raise RunProblem(str(self))
+        return self
+
+
+def certify(
+    loss: Callable[[Tensor], Tensor],
+    logp: Float[Tensor, "batch time"],
+    logp_old: Float[Tensor, "batch time"],
+    advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
+    mask: Tensor | None = None,
+    *,
+    method: Method | ClipRule | str | None = None,
+    logp_anchor: Float[Tensor, "batch time"] | None = None,
+    entropy: Float[Tensor, "batch time"] | None = None,
+    weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
+    state: TrainingState | None = None,
+    aggregation: str | None = None,
+    normalizer: float | Tensor | None = None,
+) -> Certificate:
+    """Whether any loss has a method's gradient.
+
+    Args:
+        loss: The loss as a function of ``logp``, which it must not detach: a framework's, or one of your own.
+        logp: And the rest: as for `bandpo.policy_loss`. A batch whose ratios are all 1 tests no bound.
+        logp_old, advantages, mask, method, logp_anchor, entropy, weights, state, aggregation, normalizer: See there.
+
+    Returns:
+        What was compared, and the largest difference.
+
+    Raises:
+        RuntimeError: the gradient is another; the message names the tokens, both numbers and the likely cause.
+        TypeError, ValueError: see `bandpo.policy_loss`.
+
+    >>> logp, logp_old = torch.tensor([[0.16, 0.05]]).log(), torch.tensor([[0.08, 0.05]]).log()
+    >>> def loss(x):  # that the first token is clipped its author knew
+    ...     return -(x - logp_old).exp()[0, 1] / 2
+    >>> print(certify(loss, logp, logp_old, torch.ones(1), method="FixedClip(0.2)"))
+    gradient equals FixedClip(low=0.2, high=0.2) on 2 tokens (1 beyond a bound), 0e+00
+    """
+    chosen = as_method(method)
+    batch = Batch.read(
+        logp,
+        logp_old,
+        advantages,
+        mask,
+        logp_anchor=logp_anchor,
+        entropy=entropy,
+        weights=weights,
+        state=state,
+    )
+    leaf = logp.detach().clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(leaf), leaf)
+    average = aggregation or chosen.aggregation or "token-mean"
+    probe = torch.zeros_like(batch.log_ratio, requires_grad=True)
+    (share,) = torch.autograd.grad(aggregate(probe, batch.mask, average, normalizer=normalizer), probe)
+    return compare(found, chosen, batch, share).or_stop()
+
+
+def slope(method: Method, batch: Batch) -> Float[Tensor, "batch time"]:
+    """The derivative of each token's loss by its log-probability: ``−(w·A + b)``, importance weights included."""
+    with torch.no_grad():
+        tokens, objective = method.tokens(batch), method.objective.settled(batch.state)
+        found, pull = objective.weight(tokens) * batch.advantages, objective.pull(tokens)
+        found = -found if pull is None else -(found + pull * batch.mask)
+        return found if batch.weights is None or objective.weights_inside else found * batch.weights
+
+
+def unsure(method: Method, batch: Batch) -> Bool[Tensor, "batch time"]:
+    """Tokens so near to a bound, or another jump of the weight, that rounding decides."""
+    here = slope(method, batch)
+    size = NEAR * (batch.logp_old + batch.log_ratio).abs().clamp(min=1.0)
+    # A smooth weight changes by about NEAR; a jump by much more than its root.
+    jump = NEAR**0.5 * here.abs().clamp(min=NEAR)
+    moved = (slope(method, batch._replace(log_ratio=batch.log_ratio + sign * size)) for sign in (-1, 1))
+    return torch.stack([(there - here).abs() > jump for there in moved]).any(0)
+
+
+def compare(
+    found: Float[Tensor, "batch time"],
+    method: Method,
+    batch: Batch,
+    share: Float[Tensor, "batch time"],
+    *,
+    expected: Callable[[Method], Float[Tensor, "batch time"]] | None = None,
+) -> Certificate:
+    """A gradient at the log-probabilities against a method's.
+
+    Args:
+        found: The gradient.
+        method: The method.
+        batch: What the loss was computed from.
+        share: What each token's loss counts for: the derivative of the average, times what else a trainer multiplies.
+        expected: The gradient of a method, where it is more than ``slope(method, batch)·share``.
+    """
+    expected = expected or (lambda method: slope(method, batch) * share)
+    found, wanted = found.detach().double(), expected(method).double()
+    counted = (batch.mask > 0) & ~unsure(method, batch)
+    unit = share.abs().max().double() * batch.advantages.abs().max()
+
+    def difference(other: Tensor, factor: float | Tensor = 1.0) -> Tensor:
+        apart = (found - factor * other).abs() / torch.maximum(other.abs(), unit).clamp(min=1e-300)
+        padding = (found != 0) & (batch.mask == 0)
+        return torch.where(counted, apart, padding.double()).nan_to_num(nan=torch.inf)
+
+    apart = difference(wanted)
+    error = apart.max().item() if apart.numel() else 0.0
+    cause, examples = "", ()
+    if error > TOLERANCE:
+        others = {f"that of {other!r}": expected(other).double() for other in _suspects(method)}
+        cause = _cause(found, wanted, counted, batch.mask, lambda *x: difference(*x).max().item(), others)
+        worst = apart.flatten().topk(min(3, apart.numel())).indices
+        rows, columns = worst // apart.shape[-1], worst % apart.shape[-1]
+        examples = tuple(
+            f"sequence {int(row) + 1}, token {int(column) + 1}: {found[row, column]:.4g}, expected "
+            f"{wanted[row, column]:.4g}"
+            for row, column in zip(rows, columns, strict=True)
+        )
+    blocked = counted & (method.weight(method.tokens(batch)) <= 0) & (batch.advantages != 0)
+    return Certificate(repr(method), int(counted.sum()), int(blocked.sum()), error, cause, examples)
+
+
+def _suspects(method: Method) -> list[Method]:
+    """What is most often in a method's place: the fixed clips, none, a dual clip around it."""
+    plain = [Method(rule, level=method.level) for rule in (FixedClip(0.2), FixedClip(0.2, 0.28), Unclipped())]
+    return [*plain, replace(method, objective=DualClip(3.0, method.objective))]
+
+
+def _cause(
+    found: Tensor,
+    wanted: Tensor,
+    counted: Tensor,
+    mask: Tensor,
+    difference: Callable[..., float],
+    others: Mapping[str, Tensor],
+) -> str:
+    live = counted & (wanted != 0)
+    if not found.isfinite().all():
+        return "it is not finite"
+    if not (found[live] != 0).any():
+        return "no gradient reached the log-probabilities"
+    if (found[mask == 0] != 0).any():
+        return "tokens that do not count have a gradient: another mask"
+    quotient = torch.where(live, found / wanted, torch.nan)
+    factor = quotient.nanmedian()
+    if difference(wanted, factor) <= TOLERANCE:
+        return f"every token is {factor:.4g} times as expected: another average, or a factor on the loss"
+    for name, other in others.items():
+        if difference(other) <= TOLERANCE:
+            return f"it is {name}: another plug-in, or a setting of the trainer's own"
+    rows = quotient.nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
+    if difference(wanted, rows) <= TOLERANCE:
+        return "each sequence has a factor of its own: another average, or other advantages"
+    offset = (found - wanted)[counted]
+    if (offset - offset.median()).abs().max() <= TOLERANCE * offset.abs().max():
+        return f"{offset.median():.3g} is added to every token: a term that knows no advantage"
+    extra, missing = counted & (wanted == 0) & (found != 0), live & (found == 0)
+    if extra.any() or missing.any():
+        return (
+            f"{int(extra.sum())} tokens that it blocks have a gradient, {int(missing.sum())} that it keeps have none: "
+            "another clip or mask, or a clamp of the ratio"
+        )
+    return "another loss, or another term in it"
