@@ -12,13 +12,22 @@ from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
+from bandpo.audit.files import shipped
 from bandpo.cli.app import app
-from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER, Optimizer, shipped
+from bandpo.where import BAND, BASELINE, UPPER
 from bandpo_lab.files import locked
 from bandpo_lab.study.cells import RULES, TAILS, Cell, Map, Place, Plan, run_cell, run_map
 from bandpo_lab.study.map_page import draw_map, map_tables, other_worlds_table
 from bandpo_lab.study.statistics import random_halves
-from bandpo_lab.study.tabular import Outcome, coin_flips, rare_arm, simulate, two_stages
+from bandpo_lab.study.tabular import (
+    OPTIMIZERS,
+    Optimizer,
+    Outcome,
+    coin_flips,
+    rare_arm,
+    simulate,
+    two_stages,
+)
 from pages import ROOT
 
 ADAM = Optimizer(0.9, adam=True)

@@ -1,4 +1,4 @@
-"""When a clip rule can matter: how far a rare winner rises within a batch, and how often it is drawn at all.
+"""When a clip rule can matter: how much of a rare winner's gradient it blocks, as measured, or by a short theory.
 
 docs/theory.md argues it, and docs/when.md has what tables and networks made of it. `advice` says all of it of one run.
 """
@@ -6,145 +6,106 @@ docs/theory.md argues it, and docs/when.md has what tables and networks made of 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from bandpo.audit.files import shipped
-from bandpo.audit.metrics import BINS, EDGES
+from bandpo.audit.logs import read_log, summarize
+from bandpo.audit.recorder import record_files
+from bandpo.audit.replay import replay_record
+from bandpo.audit.settings import Setup
 from bandpo.errors import InvalidValue
 from bandpo.rules import Band, ClipRule, FixedClip
 
 BASELINE, BAND, UPPER = "clip 0.2", "Band", "Band above, clip below"
 """Rules of the map and of the network study, as their data name them."""
 
-LIFT_PER_STEP = 0.35
-"""Nats by which Adam lifts a rare winner in one update, for each unit of learning rate × √parameters.
-
-When each weight moves by about the learning rate, and its gradient's parts are of one size, a token's log-probability
-moves by learning rate × √parameters × the gradient's norm. Measured on two models: 0.35 in the embedded one (335k
-parameters, 1e-4: clip 0.2 binds after 9 updates), and within a factor of 4 of it in a model of 135M at 3e-6."""
-LIFT_FACTOR = 4.0
-"""By what factor that may be off, either way."""
-SCARCE, PLENTY = 0.3, 3.0
-"""Draws of the tail in a batch: below the first the rule shows clearly in the map, above the second not at all."""
+IDLE, ACTIVE = 0.11, 0.3
+"""Shares of rare winners' gradient blocked by clip 0.2. Up to the first (networks with 1 × 4 updates on a batch, and a
+pretrained one) Band's upper side changed nothing; from the second (4 × 4, at their best rates) it gained."""
+PLENTY = 3.0
+"""Draws of the tail in a batch from which the map, on fresh data, shows no difference between rules."""
+NEVER = 1e-4
+"""Draws of the tail in a batch below which a run of 10,000 batches would not meet it."""
 FAR = 2.0
-"""A run is outside of the map where its tail, batch or updates are off by more than this factor from all of it."""
-COUNTS = 0.02
-"""A difference between two rules in the map counts if it is greater than this, and greater than its error."""
+"""A run is outside of the map where its tail, batch, epochs or minibatches are off by more than this factor."""
+MINIBATCHES = 4
+"""Updates in an epoch, in each place of the map and in each network."""
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """SGD, momentum or Adam.
+def arrived(updates: float, momentum: float) -> float:
+    """S(k) = k − β(1 − β^k)/(1 − β): of k equal gradients from rest, how many have moved the weights by now.
 
-    Raises:
-        ValueError: ``momentum`` outside of [0, 1).
+    Momentum owes the rest, and pays it later, blocked or not.
 
-    >>> Optimizer(momentum=0.9, adam=True).overshoot
-    10.0
+    >>> arrived(3, momentum=0.0), round(arrived(3, momentum=0.9), 3)
+    (3.0, 0.561)
     """
-
-    momentum: float = 0.0
-    """β1 of Adam."""
-    adam: bool = False
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InvalidValue(f"momentum (β1) must be at least 0 and below 1, got {self.momentum:g}")
-
-    @property
-    def overshoot(self) -> float:
-        """1/(1 − momentum): how many updates' worth of movement one lasting gradient makes, its own included."""
-        return round(1 / (1 - self.momentum), 9)
-
-
-OPTIMIZERS = {
-    "Adam": Optimizer(0.9, adam=True),
-    "Adam, β1 = 0": Optimizer(0.0, adam=True),
-    "Adam, β1 = 0.95": Optimizer(0.95, adam=True),
-    "momentum 0.9": Optimizer(0.9),
-    "SGD": Optimizer(),
-}
-"""Those of the map."""
-
-
-def lift_from_clipping(clipped: float, updates: int, bound: float = 1.2) -> float:
-    """Nats per update, from the share of a rare winner's updates that found it beyond the bound.
-
-    It met the bound after ``(1 − clipped)·updates`` of them; where ``clipped`` is 0, this is the most it can be.
-
-    Raises:
-        ValueError: ``clipped`` is no share below 1.
-
-    >>> round(lift_from_clipping(0.43, updates=16), 3)
-    0.02
-    """
-    if not 0 <= clipped < 1:
-        raise InvalidValue(f"the share clipped must be at least 0 and below 1, got {clipped:g}")
-    return math.log(bound) / ((1 - clipped) * updates)
-
-
-def lift_from_rate(learning_rate: float, parameters: float) -> tuple[float, float]:
-    """Rough least and greatest nats per update of a rare winner under Adam; see `LIFT_PER_STEP`.
-
-    Raises:
-        ValueError: a number that is not above 0.
-
-    >>> low, high = lift_from_rate(1e-4, parameters=335e3)
-    >>> round(low, 4), round(high, 4)
-    (0.0051, 0.081)
-    """
-    if not (learning_rate > 0 and parameters > 0):
-        raise InvalidValue(
-            f"learning rate {learning_rate:g} and {parameters:g} parameters must both be above 0"
-        )
-    middle = LIFT_PER_STEP * learning_rate * math.sqrt(parameters)
-    return middle / LIFT_FACTOR, middle * LIFT_FACTOR
+    return updates - (momentum - momentum ** (updates + 1)) / (1 - momentum)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A run's place in the map.
+    """A run's place in the theory and in the map.
+
+    The theory takes each gradient that an answer gets to lift its log-probability by the same amount, the lift, which
+    momentum spreads over later updates. It assumes that other answers and prompts move it neither up nor down; that a
+    batch which draws it finds it at rest; and, where data are stale, that the batches before draw it as often.
 
     Args:
-        tail: Probability of the rare token, or of the strategy that it opens.
-        batch: Samples in a batch that could draw it.
-        updates: Optimizer steps on a batch.
-        optimizer: Which.
-        lift: Least and greatest nats by which an update lifts a rare winner; equal where it was measured, None where
-            nothing is known.
+        tail: Probability of the rare token, or of the strategy that it opens, in one sample.
+        batch: Samples in a batch that could draw it: of one prompt for an answer to that prompt, of all prompts for a
+            strategy that they share.
+        epochs: How often each sample is used.
+        minibatches: Optimizer steps in an epoch.
+        lag: Batches that are trained on between the sampling of a batch and its own first update.
+        momentum: β1 of Adam, or that of SGD.
+        lift: Nats by which one gradient raises the answer in the end; None where that is not known.
         rule: The clip rule in use.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number out of range, or a tail that no run would meet.
     """
 
     tail: float
     batch: int
-    updates: int
-    optimizer: Optimizer
-    lift: tuple[float, float] | None = None
+    epochs: int
+    minibatches: int
+    lag: int = 0
+    momentum: float = 0.9
+    lift: float | None = None
     rule: ClipRule = field(default_factory=FixedClip)
 
     def __post_init__(self) -> None:
         if not 0 < self.tail < 1:
             raise InvalidValue(f"--tail {self.tail:g}: it is a probability, so choose it between 0 and 1")
-        for name, value in (("--batch", self.batch), ("--updates", self.updates)):
-            if value < 1:
-                raise InvalidValue(f"{name} {value}: choose at least 1")
-        if self.lift and not 0 < self.lift[0] <= self.lift[1] < math.inf:
+        for name, least in {"batch": 1, "epochs": 1, "minibatches": 1, "lag": 0}.items():
+            if (value := getattr(self, name)) < least:
+                raise InvalidValue(f"--{name} {value}: choose at least {least}")
+        if not 0 <= self.momentum < 1:
+            raise InvalidValue(f"--beta1 {self.momentum:g}: choose at least 0 and below 1")
+        if self.draws < NEVER:
             raise InvalidValue(
-                f"the lift of one update must be finite and above 0, got {self.lift[1]:g} nats"
+                f"--tail {self.tail:g}: a batch of {self.batch} draws it {self.draws:.2g} times, so no run would meet "
+                "it; count all samples that could draw it in --batch, or ask for a likelier one"
             )
+        if self.lift is not None and not 0 < self.lift < math.inf:
+            raise InvalidValue(f"--lift {self.lift:g}: it must be finite and above 0")
 
     @property
     def draws(self) -> float:
         """How often a batch draws the tail: N·p."""
         return self.batch * self.tail
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps on a batch."""
+        return self.epochs * self.minibatches
 
     def bounds(self, rule: ClipRule) -> tuple[float, float]:
         """A rule's bounds on the tail's ratio."""
@@ -152,183 +113,200 @@ class Placement:
         return float(found.lower), float(found.upper)
 
     @property
+    def looks(self) -> float:
+        """Updates of a batch that hold the answer, in a batch that draws it; fewer than all if it is rare."""
+        return self.updates * self._chance(self.batch / self.minibatches) / self._chance(self.batch)
+
+    @property
+    def stale_looks(self) -> float:
+        """Updates that hold it in the batches between the sampling and the first update; 0 without a lag."""
+        return self.lag * self.updates * self._chance(self.batch / self.minibatches)
+
+    def _chance(self, samples: float) -> float:
+        """That so many samples hold it: 1 − (1 − p)^n."""
+        return -math.expm1(samples * math.log1p(-self.tail))
+
+    def moved(self, kept: float = 1.0) -> float:
+        """Lifts by which the ratio has moved at the last look that is kept, where such a share of all looks is.
+
+        Stale ones have arrived. Of the batch's own, which are ``updates / looks`` updates apart, momentum owes some.
+        """
+        momentum = self.momentum ** (self.updates / self.looks)
+        return kept * self.stale_looks + arrived(kept * self.looks - 1, momentum)
+
+    @property
     def binding_lift(self) -> float:
-        """Nats per update from which the rule holds the tail back; infinite where momentum alone outlasts the batch."""
-        spare = self.updates - self.optimizer.overshoot
-        return math.log(self.bounds(self.rule)[1]) / spare if spare > 0 else math.inf
+        """Nats from which the rule holds the answer back; infinite where its ratio never leaves 1."""
+        moved = self.moved()
+        return math.log(self.bounds(self.rule)[1]) / moved if moved > 0 else math.inf
+
+    def blocked_share(self, lift: float) -> float:
+        """Share of the looks, and so of the answer's gradient, that find its ratio beyond the upper bound.
+
+        What is blocked moves nothing. So of all looks, stale ones and the batch's own, as many are kept as bring the
+        ratio to the bound; the first always is.
+
+        >>> Placement(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 3 of 16 are kept, a rise of 1.8 nats
+        0.8125
+        """
+        room, every = math.log(self.bounds(self.rule)[1]) / lift, self.looks + self.stale_looks
+        more = bisect_right(range(2, math.ceil(every) + 1), room, key=lambda n: self.moved(min(1, n / every)))
+        return 1 - min(1, (1 + more) / every)
 
 
-def advice(run: Placement) -> list[tuple[str, str]]:
-    """Headed sentences: whether the rule can matter, which side of it, what to set, how sure, what would tell more."""
-    word, why = expected(run)
-    upper = f"{word}. {why}"
-    if difference := _against_theory(run, word):
-        theory, word = word.lower(), "gains" if difference[0] > 0 else "costs"
-        upper = (
-            f"Not clear. The theory says {theory}, but at the nearest place of the map Band's upper side {word} "
-            f"({_signed(difference)}). {why}"
+class Measured(NamedTuple):
+    """What a run's audit saw of rare winners: tokens with A > 0 and p < 0.1."""
+
+    share: float
+    """Share of their gradient that the rule blocked."""
+    winners: int
+    """How many there were, each counted once for every look."""
+    rule: ClipRule | None
+    """The run's, where it is told."""
+
+
+def measured_in(run: Path) -> Measured:
+    """What a log or a record tells, read as by `bandpo audit`.
+
+    Raises:
+        ValueError: it cannot be read, or does not tell.
+    """
+    replay = replay_record(run) if record_files(run) else None
+    rows = replay.rows if replay else read_log(run)
+    method = (replay.setup if replay else Setup.of_log(run, rows)).method
+    seen = summarize(rows)
+    share = seen.metrics.get("blocked_mass_below_0.1")
+    if share is None:
+        raise InvalidValue(
+            f"{run} does not tell what the clip blocked of rare winners (A > 0, p < 0.1): none was drawn, or the run "
+            "was not audited; log with bandpo's adapter, or write a record of it"
         )
-    name = BINS[sum(run.tail >= edge for edge in EDGES)]
-    told = (
-        f"audit/clip_high/{name}: the share of winners of the tail's probability that were clipped; give it as "
-        f"--clip-high. audit/tokens_positive/{name}: how many such winners there were."
-    )
-    return [
-        ("Can the upper side matter?", upper),
-        ("And the lower side?", _lower(run)),
-        ("What to set", _SETTINGS[word]),
-        ("Nearest in the map", _nearest(run)),
-        ("Nearest network", _network(run)),
-        (
-            "How sure",
-            f"{_lift(run)} The theory was held against tables of one decision, and one small network.",
-        ),
-        ("What the audit tells", told),
-    ]
+    return Measured(share, int(seen.rare[0]), method and method.clip)
+
+
+def advice(run: Placement | None, measured: float | None = None) -> list[tuple[str, str]]:
+    """Headed sentences: whether the rule can matter, which side of it, what to set, how sure, what would tell more.
+
+    Args:
+        run: Its place, where that is known.
+        measured: The share of rare winners' gradient that its rule blocked. It overrules the theory.
+
+    Raises:
+        ValueError: neither is given, or the share is none.
+    """
+    if measured is not None:
+        word, why = _measured(measured)
+        sure = "The blocked share was measured. What follows from it was seen in tables and in one small network."
+    elif run is not None:
+        word, why = expected(run)
+        sure = "This is a theory of one answer. A measured share tells more: bandpo where RUN, or --blocked-share."
+    else:
+        raise InvalidValue(
+            "give a run (its folder, log or record), --blocked-share, or its place: --tail, --batch, --epochs and "
+            "--minibatches"
+        )
+    found = [("Can the upper side matter?", f"{word}. {why}"), ("What to set", _SETTINGS[word])]
+    if run is not None:
+        found += [
+            ("And the lower side?", _lower(run)),
+            ("Nearest in the map", _nearest(run)),
+            ("Nearest network", _network(run)),
+        ]
+    return [*found, ("How sure", sure)]
+
+
+def _measured(share: float) -> tuple[str, str]:
+    if not 0 <= share <= 1:
+        raise InvalidValue(f"--blocked-share {share:g}: it is a share, so choose it from 0 to 1")
+    said = f"Your rule blocks {share:.0%} of rare winners' gradient. "
+    if share <= IDLE:
+        return "No", f"{said}Where clip 0.2 blocked up to {IDLE:.0%}, Band's upper side changed nothing."
+    if share < ACTIVE:
+        return "Not known", f"{said}Nothing was measured from {IDLE:.0%} to {ACTIVE:.0%}."
+    return "Yes", f"{said}Where clip 0.2 blocked {ACTIVE:.0%} or more, Band's upper side mostly gained."
 
 
 def expected(run: Placement) -> tuple[str, str]:
-    """What the theory says of the upper side: ``No``, ``Yes``, ``A little`` or ``Perhaps``; and the reason."""
+    """What the theory says of the upper side: ``No``, ``Probably not`` or ``Perhaps``; and the reason."""
     draws = f"A batch draws the tail {run.draws:.2g} times"
-    bound, threshold, lift = run.bounds(run.rule)[1], run.binding_lift, run.lift
-    if run.draws >= PLENTY:
-        return "No", f"{draws}. From {PLENTY:g} draws on the map shows no difference between rules."
-    if run.updates == 1:
-        return "No", "With one update on a batch every ratio is 1, and no rule acts."
+    bound, threshold = run.bounds(run.rule)[1], run.binding_lift
     if math.isinf(bound):
         return "No", "Your rule has no upper bound, so it holds nothing back."
-    if math.isinf(threshold):
-        return "No", (
-            f"Your batch is over after {run.updates} updates, and momentum carries a blocked token on for up to "
-            f"{run.optimizer.overshoot:g} updates."
-        )
-    nats = " to ".join(f"{x:.2g}" for x in dict.fromkeys(lift or ()))
+    if run.updates == 1 and not run.lag:
+        return "No", "With one update on a fresh batch every ratio is 1, and no rule acts."
+    if run.draws >= PLENTY and not run.lag:
+        return "Probably not", f"{draws}. From {PLENTY:g} on the map shows no difference between rules."
     binds = (
-        f"With {run.updates} updates the bound of {bound:.3g} holds a rare winner back if one update lifts it by more "
-        f"than {threshold:.2g} nats"
+        f"{draws}. The bound of {bound:.3g} acts if one gradient lifts it by more than {threshold:.2g} nats"
     )
-    if lift is None:
-        return "Perhaps", f"{draws}. {binds}. The lift of your run is not known."
-    if lift[0] <= threshold < lift[1]:
-        return "Perhaps", f"{draws}. {binds}. The lift of your run is roughly {nats} nats."
-    binds += f". Your run's lift is {nats} nats."
-    if lift[1] <= threshold:
-        return "No", binds
-    if run.draws < SCARCE:
-        return "Yes", (
-            f"{binds} {draws}; at under {SCARCE:g} draws the map shows large differences, most of them gains."
-        )
-    return "A little", f"{binds} {draws}; at {SCARCE:g} to {PLENTY:g} draws the map shows small differences."
+    if run.lift is None:
+        return "Perhaps", f"{binds}. The lift of your run is not known."
+    if run.lift <= threshold:
+        return "Probably not", f"{binds}. Yours is {run.lift:.2g}."
+    share = run.blocked_share(run.lift)
+    return "Perhaps", f"{binds}. Yours is {run.lift:.2g}, so it should block {share:.0%} of its gradient."
 
 
 _SETTINGS = {
-    "No": "Keep your rule. More samples in a batch find a rare tail sooner.",
-    "Perhaps": 'Nothing yet. Audit one run first. If it clips rare winners, try method "BandAbove()".',
-    **dict.fromkeys(("Yes", "A little"), 'method "BandAbove()", at your rate and at half of it.'),
-    "gains": 'Your rule, or method "BandAbove()" at your rate and at half of it. Compare both.',
-    "costs": "A tight upper bound, such as clip 0.2's. More samples in a batch find a rare tail sooner.",
+    **dict.fromkeys(("No", "Probably not"), "Keep your rule. More samples find a rare tail sooner."),
+    **dict.fromkeys(("Perhaps", "Not known"), "Nothing yet. Audit a run: its blocked share decides."),
+    "Yes": 'method "BandAbove()", at your rate and at half of it. On stale data try "FixedClip(0.2, 1)" too.',
 }
-"""What to set, by what is `expected`, or by what the map says against it."""
-
-
-def _signed(difference: Sequence[float]) -> str:
-    return "{:+.2f} ± {:.2f}".format(*difference)
+"""What to set, by the first word of the answer."""
 
 
 def _lower(run: Placement) -> str:
-    if run.updates == 1:
-        return "No, for the same reason."
     mine, band = (run.bounds(rule)[0] for rule in (run.rule, Band()))
-    said = (
-        f"Within a batch your rule stops pushing the tail down at {mine:.1g} of its probability, Band(KL(), 0.05) at "
-        f"{band:.1g} of it. "
+    return (
+        f"Your rule stops pushing the tail down at {mine:.1g} of its probability, Band(KL(), 0.05) at {band:.1g}. A "
+        "rare strategy that loses a few times may be gone for good. A fixed lower bound is safer."
     )
-    if run.optimizer.overshoot > 1:
-        said += "Momentum carries it further. "
-    if run.draws >= PLENTY:
-        return f"{said}A tail that is drawn so often comes back."
-    return f"{said}A rare strategy that loses a few times may be gone for good. A fixed lower bound is safer."
-
-
-def _against_theory(run: Placement, word: str) -> tuple[float, float] | None:
-    """What Band's upper side brings at the nearest place of the map, and its error, if that contradicts the theory."""
-    row, near = _place(run, "rare arm")
-    gap, half = row["minus clip 0.2"][UPPER]
-    if not near or abs(gap) <= max(COUNTS, half):
-        return None
-    if word != "No":
-        return (gap, half) if gap < 0 else None
-    # Places have rates at which clip 0.2 does best. They say nothing of a run whose lift never meets its bound, nor of
-    # one that has no bound to meet.
-    unbound = math.isinf(run.bounds(run.rule)[1])
-    below = run.lift is not None and run.lift[1] <= run.binding_lift < math.inf
-    return None if run.updates == 1 or unbound or below else (gap, half)
 
 
 def _nearest(run: Placement) -> str:
-    row, near = _place(run, "rare arm")
-    s, auc = row["setting"], row["auc"]
-    where = f"p = {s['p']:g}, {s['samples']} samples, {s['updates']} updates, {s['optimizer']}"
-    if not near:
-        return f"None: your run lies outside of it. The closest place has {where}."
-    said = (
-        f"{where}: mean reward {auc[BASELINE]:.2f} with {BASELINE}, {auc[BAND]:.2f} with {BAND}, {auc[UPPER]:.2f} with "
-        f"{UPPER} (against clip {_signed(row['minus clip 0.2'][UPPER])}), each at its own best learning rate."
+    adam = "Adam" if run.momentum == 0.9 else f"Adam, β1 = {run.momentum:g}"
+    rows = [row["setting"] | row for row in shipped("map")["settings"]]
+    alike = [row for row in rows if (row["world"], row["optimizer"]) == ("rare arm", adam)]
+    row = _near(run, (run.tail, run.batch), [((row["p"], row["samples"]), row) for row in alike])
+    if row is None:
+        return "None: your run lies outside of it."
+    scores = ", ".join(f"{row['auc'][rule]:.2f} with {rule}" for rule in (BASELINE, BAND, UPPER))
+    return (
+        f"p = {row['p']:g}, {row['samples']} samples, {_uses(row)}, {adam}: mean reward {scores} (against clip "
+        "{:+.2f} ± {:.2f}), each at its own best learning rate.".format(*row["minus clip 0.2"][UPPER])
     )
-    row, near = _place(run, "two stages")
-    if near:
-        said += (
-            " Where the rare strategy is worth nothing until half-time, and all after it: "
-            f"{_signed(row['minus clip 0.2'][UPPER])}."
-        )
-    return said
-
-
-def _place(run: Placement, world: str) -> tuple[Mapping[str, Any], bool]:
-    """The place of one of the map's worlds that is closest to a run's, and whether it is near.
-
-    It has the run's optimizer where the world was mapped with that one. Else it is not near.
-    """
-    places = [row for row in shipped("map")["settings"] if row["setting"]["world"] == world]
-    overshoot = {name: o.overshoot for name, o in OPTIMIZERS.items() if o.adam == run.optimizer.adam}
-    optimizer = min(overshoot, key=lambda name: abs(math.log(overshoot[name] / run.optimizer.overshoot)))
-    alike = [row for row in places if row["setting"]["optimizer"] == optimizer]
-    # Draws would not do: at equal draws a large batch does not behave like a small one.
-    found = [([row["setting"][name] for name in ("p", "samples", "updates")], row) for row in alike or places]
-    place, near = _closest((run.tail, run.batch, run.updates), found)
-    return place, near and bool(alike)
-
-
-def _closest(
-    own: Sequence[float], places: Sequence[tuple[Sequence[float], Mapping[str, Any]]]
-) -> tuple[Mapping[str, Any], bool]:
-    """What stands at the coordinates least off from one's own, and whether each is within a factor of `FAR`."""
-    apart = [
-        [abs(math.log(there / here)) for there, here in zip(place, own, strict=True)] for place, _ in places
-    ]
-    nearest = min(range(len(places)), key=lambda k: sum(apart[k]))
-    return places[nearest][1], max(apart[nearest]) <= math.log(FAR)
 
 
 def _network(run: Placement) -> str:
     """What the small networks that the lab trained made of the closest such world."""
-    worlds = [((world["samples"] * world["tail"], world["updates"]), world) for world in shipped("networks")]
-    world, near = _closest((run.draws, run.updates), worlds)
-    where = f"{world['samples'] * world['tail']:.2g} draws, {world['updates']} updates, Adam"
-    if not near:
-        return f"None: your run lies outside of what was trained. The closest has {where}."
+    worlds = [((world["samples"] * world["tail"],), world) for world in shipped("networks")]
+    world = _near(run, (run.draws,), worlds)
+    if world is None:
+        return "None: your run lies outside of what was trained."
     upper, lower = ("{:+.3f} [{:+.3f}, {:+.3f}]".format(*world[side]) for side in ("upper", "lower"))
     return (
-        f"{where}: Band's upper side in place of clip 0.2's changed the mean reward by {upper}, its lower side by "
-        f"{lower}, each at its own best learning rate (335k parameters, {world['seeds']} seeds)."
+        f"{world['samples'] * world['tail']:.2g} draws, {_uses(world)}, Adam: Band's upper side in place of clip 0.2's "
+        f"changed the mean reward by {upper}, its lower side by {lower}, each at its own best learning rate (335k "
+        f"parameters, {world['seeds']} seeds)."
     )
 
 
-def _lift(run: Placement) -> str:
-    if not run.lift:
-        return (
-            "Without a lift (see --clip-high, or --learning-rate with --parameters) the place is a rough one."
-        )
-    if run.lift[0] == run.lift[1]:
-        return "The lift was measured."
-    return f"The lift is a guess from the learning rate, good to a factor of {LIFT_FACTOR:g}."
+def _uses(place: Mapping[str, Any]) -> str:
+    return f"{place['updates'] // MINIBATCHES} × {MINIBATCHES} updates"
+
+
+def _near(
+    run: Placement, own: tuple[float, ...], places: Sequence[tuple[tuple[float, ...], Mapping[str, Any]]]
+) -> Mapping[str, Any] | None:
+    """Of coordinates and what stands there, what is least off from a run's own, and from its epochs and minibatches.
+
+    None where that is off by more than `FAR`, and where data are stale, as no place has them.
+    """
+
+    def off(place: tuple[tuple[float, ...], Mapping[str, Any]]) -> float:
+        there = (*place[0], place[1]["updates"] / MINIBATCHES, MINIBATCHES)
+        here = (*own, run.epochs, run.minibatches)
+        return max(abs(math.log(a / b)) for a, b in zip(there, here, strict=True))
+
+    nearest = min(places, key=off, default=None)
+    return nearest[1] if nearest and not run.lag and off(nearest) <= math.log(FAR) else None

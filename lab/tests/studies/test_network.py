@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("trl")
 from bandpo import Band, ClipRule, parse
-from bandpo.where import shipped
+from bandpo.audit.files import shipped
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -10,55 +11,68 @@ from bandpo.errors import InvalidValue
 
 
 def where_command(
-    tail: Annotated[float, typer.Option(help="Probability of the rare token, or of the strategy it opens.")],
-    batch: Annotated[int, typer.Option(help="Samples in a batch that could draw it.")],
-    updates: Annotated[
-        int, typer.Option(help="Optimizer steps on each batch: epochs × minibatches. 1: on-policy.")
-    ],
-    clip: Annotated[str, typer.Option(help="The clip rule in use.")] = "FixedClip(0.2)",
-    optimizer: Annotated[
-        Literal["adam", "momentum", "sgd"], typer.Option(help="adam (AdamW too), momentum or sgd.")
-    ] = "adam",
-    beta1: Annotated[float, typer.Option(help="The optimizer's momentum; sgd has none.")] = 0.9,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="With --parameters: a rough guess of the lift."),
-    ] = None,
-    parameters: Annotated[
-        float | None, typer.Option(help="Trained parameters of the model, such as 3e9.")
-    ] = None,
-    clip_high: Annotated[
-        float | None,
-        typer.Option(help="The audit's share of rare winners that were clipped: it gives the lift."),
-    ] = None,
-    lift: Annotated[
-        float | None,
-        typer.Option(
-            help="The lift itself: nats by which one update raises a rare winner's log-probability."
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run to read the blocked share and the rule from, as for bandpo audit.",
+            show_default=False,
         ),
     ] = None,
+    blocked_share: Annotated[
+        float | None,
+        typer.Option(
+            help="The share itself, from 0 to 1: audit/blocked_mass_below_0.1, of the gradient on tokens with A > 0 "
+            "and p < 0.1 what the clip drops. It overrules the theory."
+        ),
+    ] = None,
+    tail: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability, in one sample, of a prompt's rare token, or of the strategy it opens."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples in a batch that could draw it: those per prompt for a prompt's own answer, all for a "
+            "strategy that every prompt shares."
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often a batch is gone through.")] = None,
+    minibatches: Annotated[
+        int | None, typer.Option(help="Optimizer steps each time: all samples over those per step.")
+    ] = None,
+    lag: Annotated[
+        int, typer.Option(help="Batches trained on between a batch's sampling and its use; 0: fresh.")
+    ] = 0,
+    clip: Annotated[
+        str | None, typer.Option(help="The clip rule in use, else the run's, else FixedClip(0.2).")
+    ] = None,
+    beta1: Annotated[float, typer.Option(help="Adam's β1, or another optimizer's momentum.")] = 0.9,
+    lift: Annotated[
+        float | None,
+        typer.Option(help="Nats by which one gradient raises its log-probability, if you know it."),
+    ] = None,
 ) -> None:
-    """Place your own run in the map: whether the clip rule can matter there, which side of it, and what to set."""
-    from dataclasses import replace
-
+    """Whether the clip rule can matter in your run, which side of it, and what to set."""
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.rules import ClipRule
+    from bandpo.rules import ClipRule, FixedClip
     from bandpo.text import parse
-    from bandpo.where import Optimizer, Placement, advice, lift_from_clipping, lift_from_rate
+    from bandpo.where import Placement, advice, measured_in
 
-    if lift is not None and clip_high is not None:
-        raise InvalidValue("--lift and --clip-high say the same; leave one out")
-    steps = Optimizer(0.0 if optimizer == "sgd" else beta1, adam=optimizer == "adam")
-    run = Placement(tail, batch, updates, steps, rule=parse(clip, ClipRule))
-    if clip_high is not None:
-        lift = lift_from_clipping(clip_high, updates, run.bounds(run.rule)[1])
-    if lift is not None:
-        run = replace(run, lift=(lift, lift))
-    elif learning_rate is not None and parameters is not None and optimizer == "adam":
-        run = replace(run, lift=lift_from_rate(learning_rate, parameters))
+    if run is not None and blocked_share is not None:
+        raise InvalidValue("a run and --blocked-share say the same; leave one out")
     table = Table.grid(padding=(0, 3, 1, 0))
-    for head, text in advice(run):
+    rule = None
+    if run is not None:
+        blocked_share, winners, rule = measured_in(run)
+        table.add_row("[bold]Seen in the run[/bold]", f"{winners:,d} rare winners (A > 0, p < 0.1)")
+    place = None
+    if not (tail is None or batch is None or epochs is None or minibatches is None):
+        rule = parse(clip, ClipRule) if clip else rule or FixedClip()
+        place = Placement(tail, batch, epochs, minibatches, lag, beta1, lift, rule)
+    for head, text in advice(place, blocked_share):
         table.add_row(f"[bold]{head}[/bold]", text)
     Console().print(table, highlight=False)

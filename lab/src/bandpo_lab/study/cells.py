@@ -23,11 +23,11 @@ from bandpo.audit.interval import Interval
 from bandpo.divergences import KL
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.rules import Band, FixedClip, Sides, Unclipped
-from bandpo.where import BAND, BASELINE, OPTIMIZERS, UPPER
+from bandpo.where import BAND, BASELINE, UPPER
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.study.jobs import on_cores
 from bandpo_lab.study.statistics import Curve, halves, student
-from bandpo_lab.study.tabular import World, coin_flips, rare_arm, simulate, two_stages
+from bandpo_lab.study.tabular import OPTIMIZERS, World, coin_flips, rare_arm, simulate, two_stages
 
 Size = Literal["quick", "full"]
 
@@ -61,7 +61,7 @@ class Place:
     samples: int
     updates: int
     optimizer: str
-    """One of `bandpo.where.OPTIMIZERS`."""
+    """One of `bandpo_lab.study.tabular.OPTIMIZERS`."""
 
     def __str__(self) -> str:
         tail = f", p = {self.p:g}" if self.p else ""
@@ -149,10 +149,10 @@ class Plan:
         """The rates of an optimizer, so that the best lies within them.
 
         Adam's step is the rate itself. That of SGD is the rate times a gradient of the order of 1/30, and momentum
-        multiplies it by `Optimizer.overshoot`.
+        multiplies it by 1/(1 − β1).
         """
         chosen = OPTIMIZERS[optimizer]
-        first = 0.01 if chosen.adam else 0.4 / chosen.overshoot
+        first = 0.01 if chosen.adam else 0.4 * (1 - chosen.momentum)
         return [round(first * 2 ** (k / 2), 6) for k in range(self.rates)]
 
 

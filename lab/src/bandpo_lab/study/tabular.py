@@ -15,7 +15,6 @@ import torch
 from bandpo.errors import InvalidValue
 from bandpo.loss import policy_loss
 from bandpo.rules import ClipRule
-from bandpo.where import Optimizer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,6 +32,34 @@ LOST = 0.001
 SOLVED, WINDOW = 0.5, 3
 """Half-time: when the reward, averaged over so many batches, first reaches a half."""
 _STD_EPSILON = 1e-4  # TRL adds it to a group's standard deviation
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """SGD, momentum or Adam.
+
+    Raises:
+        ValueError: ``momentum`` outside of [0, 1).
+    """
+
+    momentum: float = 0.0
+    """β1 of Adam."""
+    adam: bool = False
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InvalidValue(f"momentum (β1) must be at least 0 and below 1, got {self.momentum:g}")
+
+
+OPTIMIZERS = {
+    "Adam": Optimizer(0.9, adam=True),
+    "Adam, β1 = 0": Optimizer(0.0, adam=True),
+    "Adam, β1 = 0.95": Optimizer(0.95, adam=True),
+    "momentum 0.9": Optimizer(0.9),
+    "SGD": Optimizer(),
+}
+"""Those of the map."""
 
 
 @dataclass(frozen=True)
