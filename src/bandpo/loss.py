@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -143,6 +143,11 @@ class _WithSlope(torch.autograd.Function):
         return grad_outputs[0] * ctx.saved_tensors[0], None, None
 
 
+def with_slope(x: Tensor, values: Tensor, slope: Tensor) -> Tensor:
+    """``values``, whose derivative by ``x`` is ``slope``."""
+    return cast("Tensor", _WithSlope.apply(x, values, slope))
+
+
 def policy_loss(
     logp: Float[Tensor, "batch time"],
     logp_old: Float[Tensor, "batch time"],
@@ -235,7 +240,6 @@ def policy_loss(
             value = value + penalty * mask
         if batch.weights is not None and not objective.weights_inside:
             slope, value = slope * batch.weights, value * batch.weights
-    with_slope: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
     values = with_slope(_checks.as_float("logp", logp), value, slope)
     average = aggregation or chosen.aggregation or "token-mean"
     loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)

@@ -45,6 +45,7 @@ from bandpo.objectives import (
     SequenceMask,
     SigmoidGate,
     SoftClip,
+    TwoSided,
     Unweighted,
 )
 from bandpo.text import as_method
@@ -104,6 +105,12 @@ def penalty_of_band(logp, logp_old, advantages, mask):
     return reference.spo(logp, logp_old, advantages, mask, epsilon=width)
 
 
+def two_sided(logp, logp_old, advantages, mask):
+    """TRL's ``delta``, as its GRPOTrainer writes it, below the upper bound."""
+    ratio = (logp - logp_old).exp()
+    return -torch.minimum(ratio.clamp(max=1.1) * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+
 CLIP = FixedClip(0.2)
 REFERENCES = {
     "FixedClip(0.2)": ("FixedClip(0.2)", reference.ppo),
@@ -114,6 +121,7 @@ REFERENCES = {
     "DCPO": (DCPO(), reference.dcpo),
     "TRGPPO": (Union(Band(KL(), 0.05, torch.inf), CLIP), either_interval),
     "dual clip": (Method(CLIP, DualClip(3)), partial(reference.ppo, dual=3.0)),
+    "two-sided": (Method(CLIP, TwoSided(1.1)), two_sided),
     "unbounded positive": (FixedClip(0.2, torch.inf), partial(reference.ppo, high=torch.inf)),
     "soft clip": (Method(CLIP, Surrogate(beyond=0.1)), partial(bent, slope=0.1)),
     "rollback": (Method(CLIP, Surrogate(beyond=-0.3)), partial(bent, slope=-0.3)),
@@ -331,6 +339,7 @@ ONE_OF_EACH = [
     GeometricMean(),
     DualClip(),
     SequenceMask(0.5),
+    TwoSided(1.5),
     SelfAnchored(),
     Unweighted(),
     Balanced(),

@@ -1,6 +1,7 @@
 import json
 import math
 import warnings
+from dataclasses import dataclass
 from zlib import crc32
 
 import pytest
@@ -126,22 +127,39 @@ def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
         assert ours.metrics["clip_high"] + ours.metrics["clip_low"] > 0.05
 
 
-@pytest.mark.parametrize("loss_type", CLIPPED_LOSS_TYPES)
-def test_constant_bounds_are_the_stock_clip(loss_type, tmp_path, monkeypatch):
-    stock = make(GRPOTrainer, GRPOConfig, tmp_path, loss_type=loss_type, epsilon=0.05, epsilon_high=0.1)
-    if loss_type == "cispo":
+STOCK = [
+    *(({"loss_type": loss_type}, "FixedClip(0.05, 0.1)") for loss_type in CLIPPED_LOSS_TYPES),
+    ({"loss_type": "grpo", "delta": 1.03}, "FixedClip(0.05, 0.1)"),
+    ({"loss_type": "grpo", "delta": 1.03, "importance_sampling_level": "sequence"}, "FixedClip(0.05, 0.1)"),
+    ({"loss_type": "vespo"}, "VESPO()"),
+]
+
+
+@pytest.mark.parametrize(("settings", "method"), STOCK, ids=str)
+def test_a_method_that_stock_trl_has_is_its_loss(settings, method, tmp_path, monkeypatch):
+    """Value, gradient and TRL's own metrics, under importance weights."""
+    bounds = {} if method == "VESPO()" else {"epsilon": 0.05, "epsilon_high": 0.1}
+    stock = make(GRPOTrainer, GRPOConfig, tmp_path, **settings | bounds)
+    if stock.loss_type == "cispo":
         stock.epsilon_high = 1.1  # CISPO's epsilon_high is the bound itself
-    ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type=loss_type, clip=FixedClip(0.05, 0.1))
+    named = {"method": method} | ({"loss_type": "dapo"} if method == "VESPO()" else {})
+    ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **settings | named)
     inputs = off_policy_batch(stock, monkeypatch)
+    drawn = torch.rand(inputs["old_per_token_logps"].shape, generator=torch.Generator().manual_seed(0))
+    inputs["importance_sampling_ratio"] = torch.where(inputs["completion_mask"] > 0, 0.8 + 0.5 * drawn, 1.0)
     ours.model.load_state_dict(stock.model.state_dict())
+    found = []
     for trainer in (stock, ours):
-        trainer.current_gradient_accumulation_steps = 1
+        trainer.current_gradient_accumulation_steps, trainer.use_vllm = 1, True
         trainer.model.train()
-    expected, loss = (t.compute_loss(t.model, inputs) for t in (stock, ours))
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+        loss = trainer.compute_loss(trainer.model, inputs)
+        found.append((loss, torch.autograd.grad(loss, trainer.model.lm_head.weight)[0]))
+    if method != "VESPO()":  # TRL reports φ·A·log π, whose value means nothing
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-7)
     shown, theirs = ours._metrics["train"], stock._metrics["train"]
     clip_metrics = [key for key in theirs if "clip_ratio" in key and "completions" not in key]
-    assert clip_metrics
+    assert clip_metrics or method == "VESPO()"
     for key in clip_metrics:
         assert shown[key][-1] == pytest.approx(theirs[key][-1], abs=1e-6)
 
@@ -217,6 +235,17 @@ def _trained(tmp_path_factory):
         return trainer, off_policy_batch(trainer, monkeypatch)
 
 
+@dataclass(frozen=True)
+class Pulled(objectives.Quadratic):
+    """SPO's penalty, and (log r)²/20."""
+
+    def pull(self, tokens):
+        return -0.1 * tokens.log_ratio
+
+    def penalty(self, tokens):
+        return 0.05 * tokens.log_ratio**2
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize(
     ("objective", "clip"),
@@ -238,6 +267,7 @@ def _trained(tmp_path_factory):
         (SequenceMask(1e-3), FixedClip(0.02, 0.03)),
         (objectives.GeometricMean(), FixedClip(0.02, 0.03)),
         (objectives.Balanced(lower=0.98, upper=1.01, max_lower=0.99, max_upper=1.05, step=0.01), Unclipped()),
+        (Pulled(), FixedClip(0.02, 0.03)),
     ],
     ids=repr,
 )
@@ -255,6 +285,40 @@ def test_every_objective_at_both_levels(level, objective, clip, trained):
         if pushed_out and not getattr(objective, "both_sides", False):
             assert logged["clip_ratio/high_mean"] == pytest.approx(metrics["clip_high"].item(), abs=1e-6)
             assert logged["clip_ratio/low_mean"] == pytest.approx(metrics["clip_low"].item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("objective", [objectives.Quadratic(), objectives.Surrogate(-0.9)], ids=repr)
+def test_the_off_policy_mask_reads_the_sign_of_the_advantages(objective, level, trained, monkeypatch):
+    """Whatever the sign of the weights."""
+    trainer, inputs = trained
+    clip = FixedClip(1e-3)
+    trainer.method, trainer.importance_sampling_level = Method(clip, objective, level), level
+    monkeypatch.setattr(trainer, "off_policy_mask_threshold", 1e-4)
+    masked = Method(clip, SequenceMask(1e-4, objective), level)
+    theirs, ours, metrics = gradients_of(trainer, inputs, method=masked)
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+    assert metrics["clip_low"] > 0.1
+
+
+@pytest.mark.parametrize("method", [SAPO(), Method(FixedClip(), objectives.Quadratic())], ids=repr)
+def test_ratios_far_from_1_are_exact(method, trained):
+    """TRL's own SAPO has another gradient here: in float32 its 1 − sigmoid(x) has no digits left."""
+    trainer, inputs = trained
+    trainer.method, trainer.importance_sampling_level = method, "token"
+    old = inputs["old_per_token_logps"] - torch.linspace(0, 3, inputs["old_per_token_logps"].size(1))
+    theirs, ours, _ = gradients_of(trainer, inputs | {"old_per_token_logps": old})
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+
+
+def test_the_reported_loss_is_the_methods(trained):
+    trainer, inputs = trained
+    trainer.importance_sampling_level = "token"
+    for trainer.method in (SAPO(), Method(FixedClip(0.02), Pulled())):
+        tensors = (inputs[name] for name in ("old_per_token_logps", "advantages", "completion_mask"))
+        expected = policy_loss(logps(trainer, inputs), *tensors, method=trainer.method, aggregation="grpo")
+        trainer.current_gradient_accumulation_steps = 1
+        torch.testing.assert_close(trainer.compute_loss(trainer.model, inputs), expected.loss)
 
 
 @pytest.mark.parametrize("objective", [objectives.Surrogate(), objectives.Masked()], ids=repr)
@@ -356,7 +420,7 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
         ({"loss_type": "sapo"}, Method(Unclipped(), SigmoidGate(1.0, 1.05))),
         ({"loss_type": "vespo"}, Method(Unclipped(), objectives.GammaWeight(2.0, 3.0, 3.0, 2.0))),
         ({"importance_sampling_level": "sequence"}, Method(FixedClip(0.2, 0.2), level="sequence")),
-        ({"delta": 3.0}, Method(FixedClip(0.2, 0.2), objectives.DualClip(3.0))),
+        ({"delta": 3.0}, Method(FixedClip(0.2, 0.2), objectives.TwoSided(3.0))),
         ({"off_policy_mask_threshold": 0.5}, Method(FixedClip(0.2, 0.2), SequenceMask(0.5))),
     ],
     ids=str,
@@ -517,7 +581,7 @@ def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, anchor="rollout", **LOG)
     seen, steer = [], BandGRPOTrainer._steer
-    monkeypatch.setattr(BandGRPOTrainer, "_steer", lambda *given: seen.append(given[-1]) or steer(*given))
+    monkeypatch.setattr(BandGRPOTrainer, "_steer", lambda *given: seen.append(given[3]) or steer(*given))
     trainer.train()
     counted = seen[-1].mask != 0
     anchor, old = (logp[counted].exp() for logp in (seen[-1].logp_anchor, seen[-1].logp_old))

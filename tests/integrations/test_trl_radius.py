@@ -74,8 +74,7 @@ def test_entropies_are_the_old_policys_token_by_token(level, tmp_path, monkeypat
     seen, original = [], BandGRPOTrainer._see
 
     def see(self, inputs, logp, entropy):
-        method = self._now(self._entropy_state(inputs, entropy))
-        bounds = method.tokens(self._batch_of(inputs, logp, entropy)).bounds
+        bounds = self.method.tokens(self._batch_of(inputs, logp, entropy)).bounds
         seen.append((dict(inputs), entropy.clone(), logp.clone(), *bounds))
         original(self, inputs, logp, entropy)
 

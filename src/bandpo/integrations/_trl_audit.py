@@ -20,7 +20,8 @@ from bandpo.audit.watch import Watch
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight, DualClip, GammaWeight, SequenceMask, SigmoidGate, Surrogate
+from bandpo.objectives import ClippedWeight, GammaWeight, SequenceMask, SigmoidGate, Surrogate, TwoSided
+from bandpo.radius import TrainingState
 from bandpo.rules import FixedClip, Unclipped
 
 if TYPE_CHECKING:
@@ -155,17 +156,16 @@ class AuditMixin(GRPOTrainer):
             if self._recorder is not None and self.training:
                 self._write(self._recorder, self._loss.inputs, outputs[0], outputs[1])
             with torch.no_grad():
-                self._see(self._loss.inputs, outputs[0].detach(), outputs[1])
+                self._see(self._loss.inputs, outputs[0], outputs[1])
         return outputs
 
     def _write(
         self, recorder: Recorder, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
     ) -> None:
         """Record a loss as it is before anything steers it."""
-        old = inputs.get("old_per_token_logps")
         recorder.add(
             logp=logp,
-            logp_old=logp if old is None else old,
+            logp_old=self._old(inputs, logp),
             logp_rollout=inputs.get("sampling_per_token_logps"),
             advantages=inputs["advantages"],
             mask=counted_tokens(inputs),
@@ -185,14 +185,15 @@ class AuditMixin(GRPOTrainer):
 
     def _batch_of(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Batch:
         """The batch as the loss gets it."""
-        old = inputs.get("old_per_token_logps")
         return Batch.read(
             logp,
-            logp if old is None else old,
+            self._old(inputs, logp),
             inputs["advantages"],
             counted_tokens(inputs),
-            logp_anchor=self._anchor(inputs),
+            logp_anchor=self._anchor(inputs, logp),
             entropy=entropy,
+            weights=inputs.get("importance_sampling_ratio"),
+            state=self._state(inputs),
         )
 
     def _record(self, audit: Audit) -> None:
@@ -233,8 +234,17 @@ class AuditMixin(GRPOTrainer):
 
         return seen.reduced(over_processes).metrics()
 
-    def _anchor(self, inputs: dict[str, Any]) -> Tensor | None:
-        """What the bounds surround, if not the trainer's old log-probabilities."""
+    def _old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
+        """The log-probabilities that the ratio refers to; TRL leaves them out where they are the current ones."""
+        old = inputs.get("old_per_token_logps")
+        return logp.detach() if old is None else old
+
+    def _anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
+        """What the bounds surround, if not what the ratio refers to."""
+        return None
+
+    def _state(self, inputs: dict[str, Any]) -> TrainingState | None:
+        """What numbers of the method may depend on."""
         return None
 
 
@@ -245,8 +255,8 @@ class AuditedGRPOTrainer(AuditMixin):
 def _stock_method(trainer: GRPOTrainer) -> Method:
     args, level = cast("Any", trainer.args), trainer.importance_sampling_level
     if trainer.loss_type in CLIPPED_LOSS_TYPES and trainer.loss_type != "cispo":
-        high = trainer.epsilon_high if args.delta is None else min(trainer.epsilon_high, args.delta - 1)
-        return Method(FixedClip(min(trainer.epsilon_low, 1.0), max(high, 0.0)), Surrogate(), level)
+        clip = FixedClip(min(trainer.epsilon_low, 1.0), trainer.epsilon_high)
+        return Method(clip, Surrogate() if args.delta is None else TwoSided(args.delta), level)
     objective = {
         "cispo": lambda: ClippedWeight(trainer.epsilon_high),  # which is the bound itself there
         "sapo": lambda: SigmoidGate(args.sapo_temperature_pos, args.sapo_temperature_neg),
@@ -258,13 +268,11 @@ def _stock_method(trainer: GRPOTrainer) -> Method:
 
 
 def with_trl_masks(method: Method, args: Any) -> Method:
-    """A method with what TRL does to tokens besides: its two-sided clip ``delta`` and its off-policy mask.
+    """A method with what TRL does to tokens besides: its off-policy mask.
 
     The mask's drift is measured from the anchor. TRL measures it from the rollout engine's log-probabilities, which are
     others only with vLLM.
     """
-    if args.delta is not None and args.delta > 1 and args.loss_type in CLIPPED_LOSS_TYPES[:-1]:
-        method = replace(method, objective=DualClip(args.delta, method.objective))
     if args.off_policy_mask_threshold is not None:
         method = replace(method, objective=SequenceMask(args.off_policy_mask_threshold, method.objective))
     return method

@@ -11,8 +11,8 @@ from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight
-from bandpo.rules import Capped, Sides, Unclipped
+from bandpo.objectives import ClippedWeight, TwoSided
+from bandpo.rules import Sides, Unclipped
 from bandpo.text import as_method, as_text
 
 
@@ -158,8 +158,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):
         rule, objective = method.clip, method.objective
         if self.loss_type == "cispo":  # which has no lower bound
             rule, objective = Sides(Unclipped(), rule), ClippedWeight()
-        if self.delta is not None:  # which caps positive advantages too
-            rule = Capped(rule, self.delta)
+        elif self.delta is not None:
+            objective = TwoSided(self.delta)
         return Method(rule, objective, self.importance_sampling_level)
 
     @property

@@ -1,10 +1,11 @@
 """Any method in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding some of its methods.
 
 TRL's loss is ``−min(r·A, clamp(r, 1 − epsilon_low, 1 + epsilon_high)·A)``, where ``torch.clamp`` takes tensors. So the
-trainer is handed an interval and an advantage for each token, once the loss has asked for its log-probabilities and
-before it uses them. A token that the objective drops beyond a bound gets that bound: TRL clips it, and counts it in
-its clip metrics. Every other token gets an open interval and the advantage ``A·w/r``: TRL's gradient ``−r·A`` becomes
-``−w·A``. TRL's own KL term, off-policy masks, entropy bonus and averages stay as they are.
+trainer is handed an interval for each token, once the loss has asked for its log-probabilities and before it uses them.
+Where TRL's clip on this interval gives the method's weight, that is all. For every other token the interval lies below
+each ratio, so TRL's own gradient is 0 and its loss is ``A`` times what it makes the token count for: its masks, its
+importance weight, its average. The derivative by ``A`` tells this share, and ``−(w·A + b)·share`` is added to the
+gradient. Advantages and ratios stay true, so TRL's KL term, masks, entropy bonus and averages stay as they are.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
@@ -26,7 +27,7 @@ from bandpo import _checks
 from bandpo.audit.metrics import Audit
 from bandpo.audit.watch import check_radius
 from bandpo.batch import Batch, Tokens, at_level
-from bandpo.errors import InvalidType, InvalidValue
+from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_audit import (
     AuditedGRPOTrainer,
     AuditMixin,
@@ -34,8 +35,9 @@ from bandpo.integrations._trl_audit import (
     with_trl_masks,
 )
 from bandpo.integrations._trl_config import BandGRPOConfig
+from bandpo.loss import with_slope
 from bandpo.methods import Method
-from bandpo.radius import Hold, Radius, TrainingState
+from bandpo.radius import Hold, TrainingState
 from bandpo.rules import bands
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTraine
 OLD_ENTROPIES = "old_per_token_entropies"
 """Beside TRL's ``old_per_token_logps`` in a batch, where a radius is set by them."""
 
+SWITCHED_OFF = -1.0
+"""A bound below every ratio: TRL's clamps pass no gradient there, and its clip metrics count nothing."""
+
 
 @dataclass
 class _Batch:
@@ -55,6 +60,39 @@ class _Batch:
     """When it was generated."""
     audit: Audit | None = None
     """What the rule's controllers will be told of it."""
+
+
+@dataclass
+class _Added:
+    """What the trainer adds to TRL's loss, for the tokens whose gradient TRL's clip cannot give."""
+
+    advantages: Tensor
+    """As TRL's loss gets them, per token or per sequence, with a gradient."""
+    logp: Tensor
+    """At the level of the method, with a gradient."""
+    tokens: Tensor
+    """Which tokens, or sequences, these are."""
+    slope: Tensor
+    """The derivative of a token's loss by its log-probability."""
+    value: Tensor
+    """A token's loss, less TRL's own."""
+
+    def to(self, loss: Tensor) -> Tensor:
+        """The loss with what is added.
+
+        Raises:
+            RuntimeError: the loss does not depend on the advantages that it was given.
+        """
+        if not loss.requires_grad:
+            return loss
+        # This walks back from the loss to the advantages, never into the model.
+        (share,) = torch.autograd.grad(loss, self.advantages, retain_graph=True, allow_unused=True)
+        if share is None:
+            raise RunProblem(
+                "the trainer's loss does not use the advantages that it is given; is it replaced, or are they detached?"
+            )
+        share, slope, value = (x.masked_fill(~self.tokens, 0.0) for x in (share, self.slope, self.value))
+        return loss + with_slope(self.logp, share * value, share * slope).sum()
 
 
 class BandGRPOTrainer(AuditMixin):
@@ -75,6 +113,8 @@ class BandGRPOTrainer(AuditMixin):
     args: BandGRPOConfig
     _wanted_entropies: list[Tensor] | None = None
     """Filled while a batch is generated, where a radius needs the old policy's entropies."""
+    _added: _Added | None = None
+    """Of the loss that is being computed."""
 
     def __init__(
         self,
@@ -107,7 +147,7 @@ class BandGRPOTrainer(AuditMixin):
 
     @property
     def _controllers(self) -> bool:
-        return any(isinstance(band.radius, Hold) for band in bands(self.method.clip).values())
+        return any(isinstance(number, Hold) for number in self.method.varying().values())
 
     @property
     def _held_radii(self) -> dict[str, float]:
@@ -117,19 +157,14 @@ class BandGRPOTrainer(AuditMixin):
 
     def audited_method(self) -> Method:
         """The method for the batch in use, but for what a radius takes from entropies."""
-        return with_trl_masks(self._now(), self.args)
-
-    def _now(self, state: TrainingState | None = None) -> Method:
-        rule = self.method.clip.resolved(self._batch.state)
-        return replace(self.method, clip=rule if state is None else rule.resolved(state))
+        return with_trl_masks(self.method.resolved(self._batch.state), self.args)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
             radii = dict(self._held_radii) if self._controllers else {}
             self._batch = _Batch(TrainingState(progress=progress, radii=radii), self._batch.audit)
-        radii = (band.radius for band in bands(self.method.clip).values())
-        if any(isinstance(radius, Radius) and radius.needs == "entropy" for radius in radii):
+        if any(number.needs == "entropy" for number in self.method.varying().values()):
             self._wanted_entropies = []
         try:
             output = super()._generate_and_score_completions(inputs)
@@ -149,47 +184,47 @@ class BandGRPOTrainer(AuditMixin):
             self._wanted_entropies = [outputs[1]]
         return outputs
 
-    def training_step(self, *arguments: Any) -> Tensor:
-        loss = super().training_step(*arguments)
+    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
+        loss = super().training_step(*arguments, **named)
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
-            self._held_radii.update(self.method.clip.next_radii(self._held_radii, metrics))
+            self._held_radii.update(self.method.next_radii(self._held_radii, metrics))
             self._batch.audit = None
         return loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        stock = self.epsilon_low, self.epsilon_high
+        stock = self.epsilon_low, self.epsilon_high, self.args.delta
+        self._added = None
         try:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
-            self.epsilon_low, self.epsilon_high = stock
+            self.epsilon_low, self.epsilon_high, self.args.delta = stock
+        return loss if self._added is None else self._added.to(loss)
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        method, batch = self._now(self._entropy_state(inputs, entropy)), self._batch_of(inputs, logp, entropy)
-        tokens = method.tokens(batch)
-        self._record_all(method, batch, tokens)
-        self._steer(inputs, method, tokens)
+        batch = self._batch_of(inputs, logp, entropy)
+        tokens = self.method.tokens(batch)
+        self._record_all(batch, tokens)
+        self._steer(inputs, batch, tokens, logp)
 
-    def _entropy_state(self, inputs: dict[str, Any], entropy: Tensor | None) -> TrainingState | None:
-        """The entropies that a radius of this batch depends on."""
+    def _state(self, inputs: dict[str, Any]) -> TrainingState:
         # A batch without a pass of the old policy takes the current policy's entropies.
-        entropy = inputs.get(OLD_ENTROPIES, entropy)
-        if entropy is None:
-            return None
-        mask = counted_tokens(inputs).float()
-        entropy = entropy.detach().float().masked_fill(mask == 0, 0.0)
-        return TrainingState(entropy=at_level(entropy, mask, self.method.level))
+        entropy = inputs.get(OLD_ENTROPIES)
+        if entropy is not None:
+            entropy = entropy.float().masked_fill(counted_tokens(inputs) == 0, 0.0)
+        everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
+        return replace(self._batch.state, entropy=entropy, processes=everyone)
 
-    def _record_all(self, method: Method, batch: Batch, tokens: Tokens) -> None:
+    def _record_all(self, batch: Batch, tokens: Tokens) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
         if not self.training:
             return
-        for path, band in bands(method.clip).items():
+        for path, band in bands(tokens.rule).items():
             self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
-        run, own = with_trl_masks(method, self.args), None
+        run, own = with_trl_masks(self.method, self.args), None
         if self._audits_this_step():
             seen = Audit.of(batch, run, tokens)
             self._record(seen)
@@ -198,37 +233,53 @@ class BandGRPOTrainer(AuditMixin):
             own = Audit.of(batch, run, tokens, {}) if own is None else own
             self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
 
-    def _steer(self, inputs: dict[str, Any], method: Method, tokens: Tokens) -> None:
-        """Hand TRL's loss the interval and the advantages under which its gradient is the method's."""
-        weight, ratio, advantages = method.weight(tokens), tokens.ratio, tokens.advantages
-        lower = torch.zeros_like(ratio)
-        if self.loss_type == "cispo":  # TRL's weight is min(r, epsilon_high)
-            upper = tokens.clipped.masked_fill(~tokens.outside.above, math.inf)
-            share = weight / ratio.clamp(max=upper)
-        else:
-            # TRL drops a token by finding its ratio outside of the bounds. Where the rule would have to solve for the
-            # bound, one just short of the ratio does the same. The step is larger than the rounding of TRL's
-            # 1 + (bound − 1) in float32.
-            high, low = tokens.blocked_high & (weight == 0), tokens.blocked_low & (weight == 0)
-            limit = tokens.reported
-            upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~high, math.inf)
-            lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22).masked_fill(~low, 0.0)
-            by_trl = high | low
-            if self.args.delta is not None:
-                by_trl |= (advantages < 0) & (ratio > self.args.delta)
-                upper = upper.masked_fill(advantages < 0, 1.0)  # so that delta decides these tokens
-            share = (weight / ratio).masked_fill(by_trl, 1.0)
-        # TRL 1.8's luspo averages over padding too, where the advantages stay as they are.
+    def _steer(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:
+        """Hand TRL's loss the bounds under which its gradient is the method's, and note what is to be added."""
+        level, ratio, above = self.method.level, tokens.ratio, tokens.outside.above
+        each_row = level == "sequence" and inputs["advantages"].dim() == 1
+        first = tokens.mask.argmax(1, keepdim=True)
+
+        def shaped(x: Tensor) -> Tensor:
+            """One value per sequence where TRL's ratio and advantages are."""
+            return x.gather(1, first) if each_row else x
+
+        if self.loss_type == "cispo":  # TRL's weight is min(r, epsilon_high), which is the bound itself here
+            bound = tokens.clipped.masked_fill(~above, math.inf)
+            self.epsilon_high = bound.gather(1, first) if level == "sequence" else bound
+            return
+        # TRL drops a token by finding its ratio outside of the bounds. Where the rule would have to solve for the
+        # bound, one just short of the ratio does the same. The step is larger than the rounding of TRL's
+        # 1 + (bound − 1) in float32. The sign of A is left to TRL's minimum.
+        limit, delta = tokens.reported, self.args.delta or math.inf
+        upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~above, math.inf)
+        lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22)
+        lower = lower.masked_fill(~tokens.outside.below, 0.0)
+        blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
+        objective = self.method.objective.settled(batch.state)
+        pull, penalty = objective.pull(tokens), objective.penalty(tokens)
+        weight, value = objective.weight(tokens), objective.value(tokens)
+        ours = (weight != ratio.masked_fill(blocked, 0.0)) | ((value != ratio) & ~blocked)
+        slope, value = -weight * tokens.advantages, -value * tokens.advantages
+        if pull is not None:
+            slope, ours = slope - pull, ours | (pull != 0)
+        if penalty is not None:
+            value = value + penalty
+        if objective.weights_inside and batch.weights is not None:
+            inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+        # An evaluation has no gradient to give, and its ratio is 1.
+        ours = ours & (tokens.mask > 0) & logp.requires_grad
         stock = inputs["advantages"] if inputs["advantages"].dim() == 2 else inputs["advantages"].unsqueeze(1)
-        scaled = torch.where(tokens.mask > 0, advantages * share, stock)
-        if method.level == "sequence" and inputs["advantages"].dim() == 1:
-            # One value per sequence, as TRL's ratio has.
-            first = tokens.mask.argmax(1, keepdim=True)
-            lower, upper, scaled = (x.gather(1, first) for x in (lower, upper, scaled))
-            scaled = scaled.squeeze(1)
-        # CISPO clamps at epsilon_high itself, the others at 1 + epsilon_high.
-        self.epsilon_low, self.epsilon_high = 1 - lower, upper if self.loss_type == "cispo" else upper - 1
-        inputs["advantages"] = scaled
+        # In padding as they are: TRL 1.8's luspo averages over it.
+        advantages = shaped(torch.where(tokens.mask > 0, tokens.advantages, stock)).requires_grad_()
+        lower, upper, ours = shaped(lower), shaped(upper), shaped(ours)
+        self.epsilon_low = 1 - lower.masked_fill(ours, SWITCHED_OFF)
+        self.epsilon_high = upper.masked_fill(ours, SWITCHED_OFF) - 1
+        self.args.delta = torch.full_like(lower, delta).masked_fill(ours, SWITCHED_OFF)
+        with torch.enable_grad():
+            around = shaped(at_level(logp, tokens.mask, level))
+        inputs["advantages"] = advantages
+        value = shaped(value) - advantages.detach()
+        self._added = _Added(advantages, around, ours, shaped(slope), value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.training:
@@ -243,7 +294,7 @@ class BandGRPOTrainer(AuditMixin):
             self._radii.clear()
         super().log(logs, start_time)
 
-    def _anchor(self, inputs: dict[str, Any]) -> Tensor | None:
+    def _anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
         if self.args.anchor == "trainer":
             return None
         if "sampling_per_token_logps" not in inputs:
@@ -252,9 +303,8 @@ class BandGRPOTrainer(AuditMixin):
                 "anchor out"
             )
         sampled = inputs["sampling_per_token_logps"].float()
-        own = inputs.get("old_per_token_logps")
         # NaN stands where vLLM could not score a token.
-        return sampled if own is None else torch.where(sampled.isnan(), own.float(), sampled)
+        return torch.where(sampled.isnan(), self._old(inputs, logp).float(), sampled)
 
 
 def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:

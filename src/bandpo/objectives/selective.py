@@ -15,7 +15,7 @@ from bandpo.errors import InvalidValue
 from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
 
-__all__ = ["Balanced", "DualClip", "SelfAnchored", "SequenceMask", "Unweighted"]
+__all__ = ["Balanced", "DualClip", "SelfAnchored", "SequenceMask", "TwoSided", "Unweighted"]
 
 
 class _Around(Objective):
@@ -76,6 +76,36 @@ class DualClip(_Around):
 
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio), 0.0, self.max_ratio
+
+
+@dataclass(frozen=True)
+class TwoSided(Objective):
+    """TRL's ``delta``: PPO's surrogate, whose unclipped ratio is at most ``max_ratio``, for both signs of A.
+
+    A token beyond it loses its gradient with A > 0, and with A < 0 where the rule's upper bound is below ``r`` too.
+
+    Args:
+        max_ratio: TRL's ``delta``, > 0.
+
+    >>> tokens = Tokens.from_batch(
+    ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=FixedClip(0.2)
+    ... )
+    >>> TwoSided(1.1).weight(tokens)
+    tensor([[0.0000, 1.1250]])
+    """
+
+    max_ratio: float
+
+    def __post_init__(self) -> None:
+        above_0(max_ratio=self.max_ratio)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.outside.above)
+        return tokens.ratio.masked_fill(tokens.blocked | beyond, 0.0)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported
+        return torch.where(tokens.advantages > 0, torch.minimum(cut, clipped), torch.maximum(cut, clipped))
 
 
 @dataclass(frozen=True)
