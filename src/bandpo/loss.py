@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -145,7 +145,8 @@ class _WithSlope(torch.autograd.Function):
 
 def with_slope(x: Tensor, values: Tensor, slope: Tensor) -> Tensor:
     """``values``, whose derivative by ``x`` is ``slope``."""
-    return cast("Tensor", _WithSlope.apply(x, values, slope))
+    apply: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
+    return apply(x, values, slope)
 
 
 def policy_loss(

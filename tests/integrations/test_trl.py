@@ -145,7 +145,9 @@ def test_a_method_that_stock_trl_has_is_its_loss(settings, method, tmp_path, mon
     named = {"method": method} | ({"loss_type": "dapo"} if method == "VESPO()" else {})
     ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **settings | named)
     inputs = off_policy_batch(stock, monkeypatch)
-    drawn = torch.rand(inputs["old_per_token_logps"].shape, generator=torch.Generator().manual_seed(0))
+    now, old = logps(stock, inputs).detach(), inputs["old_per_token_logps"]
+    inputs["old_per_token_logps"] = now.lerp(old, 0.3)  # else VESPO's weights are all 0
+    drawn = torch.rand(old.shape, generator=torch.Generator().manual_seed(0))
     inputs["importance_sampling_ratio"] = torch.where(inputs["completion_mask"] > 0, 0.8 + 0.5 * drawn, 1.0)
     ours.model.load_state_dict(stock.model.state_dict())
     found = []
@@ -157,6 +159,7 @@ def test_a_method_that_stock_trl_has_is_its_loss(settings, method, tmp_path, mon
     if method != "VESPO()":  # TRL reports φ·A·log π, whose value means nothing
         torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-7)
+    assert found[0][1].abs().max() > 1e-3
     shown, theirs = ours._metrics["train"], stock._metrics["train"]
     clip_metrics = [key for key in theirs if "clip_ratio" in key and "completions" not in key]
     assert clip_metrics or method == "VESPO()"

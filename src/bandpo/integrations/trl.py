@@ -196,12 +196,13 @@ class BandGRPOTrainer(AuditMixin):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        stock = self.epsilon_low, self.epsilon_high, self.args.delta
+        args: Any = self.args  # TRL's clip takes tensors
+        stock = self.epsilon_low, self.epsilon_high, args.delta
         self._added = None
         try:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
-            self.epsilon_low, self.epsilon_high, self.args.delta = stock
+            self.epsilon_low, self.epsilon_high, args.delta = stock
         return loss if self._added is None else self._added.to(loss)
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
@@ -274,7 +275,8 @@ class BandGRPOTrainer(AuditMixin):
         lower, upper, ours = shaped(lower), shaped(upper), shaped(ours)
         self.epsilon_low = 1 - lower.masked_fill(ours, SWITCHED_OFF)
         self.epsilon_high = upper.masked_fill(ours, SWITCHED_OFF) - 1
-        self.args.delta = torch.full_like(lower, delta).masked_fill(ours, SWITCHED_OFF)
+        args: Any = self.args
+        args.delta = torch.full_like(lower, delta).masked_fill(ours, SWITCHED_OFF)
         with torch.enable_grad():
             around = shaped(at_level(logp, tokens.mask, level))
         inputs["advantages"] = advantages
