@@ -7,6 +7,7 @@ the check of the mask alone: it keeps what is wrong, to be shown.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -107,7 +108,7 @@ class Batch(NamedTuple):
         if _checks.values_can_be_read(mask):
             _refuse(logps, finite, weights)
         else:
-            advantages = advantages.masked_fill(_wrong(given, logps, finite, weights), math.nan)
+            advantages = _poisoned(advantages, given, logps, finite, weights)
         state = TrainingState() if state is None else state
         entropy = finite.get("entropy")
         old_entropy = entropy if state.entropy is None else state.entropy
@@ -240,18 +241,26 @@ def _refuse(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: 
         raise InvalidValue(f"weights must be at least 0 at counted tokens, got {weights.min().item():g}")
 
 
-def _wrong(
-    mask: Tensor | None, logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: Tensor | None
+def _poisoned(
+    advantages: Tensor,
+    mask: Tensor | None,
+    logps: Mapping[str, Tensor],
+    finite: Mapping[str, Tensor],
+    weights: Tensor | None,
 ) -> Tensor:
-    """Where one of the tensors holds a wrong value, on their device; `_refuse` is its twin where values can be read."""
-    right = torch.ones_like(logps["logp"], dtype=torch.bool)
-    if mask is not None and mask.dtype != torch.bool:
-        right = mask == mask * mask
-    for logp in logps.values():
-        right = right & (logp <= _checks.LOGP_SLACK) & (logp > -math.inf)
+    """The advantages, NaN where one of the tensors has a wrong value: `_refuse` where values cannot be read.
+
+    In few operations: a greatest and a least keep a NaN, and x − x is NaN where x is not finite.
+    """
+    greatest, least = (functools.reduce(of, logps.values()) for of in (torch.maximum, torch.minimum))
+    poison = torch.where(greatest <= _checks.LOGP_SLACK, least - least, math.nan)
     for x in finite.values():
-        right = right & x.isfinite()
-    return ~right if weights is None else ~(right & (weights >= 0))
+        poison = poison + (x - x)
+    if weights is not None:
+        poison = torch.where(weights >= 0, poison, math.nan)
+    if mask is not None and mask.dtype != torch.bool:
+        poison = torch.where(mask == mask * mask, poison, math.nan)
+    return advantages + poison
 
 
 T = TypeVar("T")

@@ -246,16 +246,18 @@ def policy_loss(
     loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)
 
     with torch.no_grad():
-        count, dropped = mask.sum(), weight <= 0
-        positive, negative = dropped & (advantages > 0), dropped & (advantages < 0)
-        risen = negative & (tokens.log_ratio_anchor > 0)
+        # 1 where a token with A > 0 is dropped, −1 with A < 0. (Numbers and sums of rows are compiled into one pass.)
+        dropped = (weight <= 0).to(mask) * advantages.sign()
+        low, risen = -dropped.clamp(max=0.0), (tokens.log_ratio_anchor > 0).to(mask)
         log_ratio = batch.log_ratio
         ratio = tokens.ratio if chosen.level == "token" else log_ratio.exp()
-        metrics = {
-            "clip_high": positive.count_nonzero() / count,
-            "clip_low": (negative.count_nonzero() - risen.count_nonzero()) / count,
-            "dual_clip": risen.count_nonzero() / count,
-            "ratio_mean": (tokens.ratio * mask).sum() / count,
-            "approx_kl": ((ratio - 1 - log_ratio) * mask).sum() / count,
+        count = mask.sum(-1).sum()
+        each = {
+            "clip_high": dropped.clamp(min=0.0),
+            "clip_low": low * (1 - risen),
+            "dual_clip": low * risen,
+            "ratio_mean": tokens.ratio * mask,
+            "approx_kl": (ratio - 1 - log_ratio) * mask,
         }
+        metrics = {name: x.sum(-1).sum() / count for name, x in each.items()}
     return LossOutputs(loss, metrics)
