@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from bandpo import _checks
@@ -70,7 +71,7 @@ class Method(Varies):
     # Made when asked for: older compilers break the graph at defaults that are objects of ours.
     clip: ClipRule = field(default_factory=Band)
     """Which ratios are inside."""
-    objective: Objective = field(default_factory=Surrogate)
+    objective: Objective = None  # pyright: ignore  (until __post_init__: compilers break the graph at a factory)
     """What the loss makes of them."""
     level: str = "token"
     """Whether ratios are formed per ``token`` or per ``sequence``, see `bandpo.policy_loss`."""
@@ -84,6 +85,8 @@ class Method(Varies):
     """The name and the arguments of a paper's method; None for one that no paper names."""
 
     def __post_init__(self) -> None:
+        if _checks.is_a(self.objective, NoneType):
+            object.__setattr__(self, "objective", Surrogate())
         if not _checks.is_a(self.clip, ClipRule):
             raise InvalidType(f"clip must be a clip rule such as FixedClip(0.2), got {self.clip!r}")
         is_objective(self.objective)

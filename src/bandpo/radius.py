@@ -34,7 +34,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 
@@ -141,6 +141,9 @@ class Radius(ABC):
         )
 
 
+V = TypeVar("V", bound="Varies")
+
+
 class Varies:
     """A setting whose numbers may vary, those of settings within it too: a rule, an objective, a method."""
 
@@ -159,7 +162,7 @@ class Varies:
                 found |= part.varying(path)
         return found
 
-    def resolved(self, state: TrainingState) -> Self:
+    def resolved(self: V, state: TrainingState) -> V:
         """The setting with numbers in place of what varies, as far as the state tells them.
 
         >>> Band(KL(), Linear(0.05, 0.01)).resolved(TrainingState(progress=1.0))
@@ -171,7 +174,7 @@ class Varies:
                 changed[name] = now
         return replace(cast("Any", self), **changed) if changed else self
 
-    def settled(self, state: TrainingState) -> Self:
+    def settled(self: V, state: TrainingState) -> V:
         """The same, where no number may stay unknown.
 
         Raises:
