@@ -10,6 +10,7 @@ import bandpo
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.utils import config as verls_settings
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from bandpo.integrations.verl import BandPolicyLossConfig
@@ -84,7 +85,7 @@ SAME = {
     "vanilla": (ranges(0.2, 0.28, 1.5), {"clip": "FixedClip(0.2, 0.28)"}, None),
     "dppo_tv": (ranges(0.1, 0.1, 3.0), {"method": "DPPO(TotalVariation(), 0.1, max_weight=3)"}, None),
     "dppo_kl": (ranges(0.05, 0.05, 3.0), {"method": "DPPO(KL(), 0.05, max_weight=3)"}, None),
-    "gspo": (ranges(0.01, 0.02), {"method": "GSPO(0.01, 0.02)"}, None),
+    "gspo": (ranges(0.01, 0.02), {"method": "Method(FixedClip(0.01, 0.02), level='sequence')"}, None),
     "sapo": ({"tau_pos": 1.5, "tau_neg": 3.0}, {"method": "SAPO(1.5, 3.0)"}, "seq-mean-token-mean"),
     "gpg": ({}, {"method": "GPG()"}, None),
     "geo_mean": (ranges(0.4, 0.4), {"method": "GMPO(0.4)"}, "seq-mean-token-mean"),
@@ -104,14 +105,16 @@ def test_the_gradient_is_that_of_verls_own_loss(name, mode):
     assert blocked == 0 if name in ("sapo", "gpg", "cispo") else 0.05 < blocked < 0.95
 
 
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_the_cores(method):
+def test_every_method_is_the_cores_and_averages_as_it_does_unless_the_user_says_otherwise(method, mode):
     tensors = batch(8)
-    _, gradient, metrics = evaluate(actor_config(BandPolicyLossConfig(method=method)), tensors)
+    _, gradient, metrics = evaluate(actor_config(BandPolicyLossConfig(method=method)), tensors, mode)
     logp = tensors["log_prob"].clone().requires_grad_()
     rest = (tensors["old_log_prob"], tensors["advantages"], tensors["response_mask"])
+    average = None if mode == "token-mean" else mode
     weights = tensors["rollout_is_weights"]
-    loss, expected = bandpo.policy_loss(logp, *rest, weights=weights, method=method, aggregation="token-mean")
+    loss, expected = bandpo.policy_loss(logp, *rest, weights=weights, method=method, aggregation=average)
     torch.testing.assert_close(gradient, torch.autograd.grad(loss, logp)[0], check_dtype=False)
     for name, value in expected.items():
         assert metrics[f"actor/{name}"] == pytest.approx(value.item()), name
@@ -121,7 +124,8 @@ def test_the_dual_clip_of_verl_acts_beside_a_rule_alone():
     tensors = batch(6, spread=1.2)
 
     def gradient(dual_clip, **settings):
-        return evaluate(actor_config(BandPolicyLossConfig(**settings), clip_ratio_c=dual_clip), tensors)[1]
+        config = actor_config(BandPolicyLossConfig(**settings), clip_ratio_c=dual_clip)
+        return evaluate(config, tensors, "seq-mean-token-mean")[1]
 
     for rule in ({"clip": "FixedClip(0.2)"}, {"method": "FixedClip(0.2)"}, {}):
         assert not torch.equal(gradient(1.5, **rule), gradient(math.inf, **rule))
@@ -207,16 +211,19 @@ def test_a_radius_that_verl_cannot_know_is_refused_and_one_by_surprisal_is_not()
     torch.testing.assert_close(gradient, logp.grad)
 
 
-def composed(*overrides: tuple[str, str], target: str = "BandPolicyLossConfig"):
-    """The policy loss's settings as verl's workers build them from overrides of its own config."""
-    from verl.utils.config import omega_conf_to_dataclass
-
+def whole_config(*overrides: str, target: str = "BandPolicyLossConfig"):
+    """All settings of a run: verl's own with overrides."""
     from bandpo_lab.rehearsal.shrink import compose
 
+    ours = f"actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.{target}"
+    return compose([ours, *overrides], None, "ppo_trainer")
+
+
+def composed(*overrides: tuple[str, str], target: str = "BandPolicyLossConfig"):
+    """The policy loss's settings as verl's workers build them from overrides of its own config."""
     where = "actor_rollout_ref.actor.policy_loss."
-    ours = f"{where}_target_=bandpo.integrations.verl.{target}"
-    config = compose([ours, *(sign + where + rest for sign, rest in overrides)], None, "ppo_trainer")
-    return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+    config = whole_config(*(sign + where + rest for sign, rest in overrides), target=target)
+    return verls_settings.omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
 
 
 @pytest.mark.parametrize("overrides", [[], [("", "loss_mode=vanilla")], [("", "loss_mode=band")]], ids=str)

@@ -175,7 +175,8 @@ def trained(config, cuts, ranks, lengths=60):
             for r in range(ranks)
         ]
         tokens = sum(int(tensors["response_mask"].sum()) for rank in parts for tensors in rank)
-        config.global_batch_info.update(dp_size=ranks, batch_num_tokens=tokens, global_batch_size=None)
+        rows = sum(len(tensors["response_mask"]) for rank in parts for tensors in rank)
+        config.global_batch_info.update(dp_size=ranks, batch_num_tokens=tokens, global_batch_size=rows)
         per_rank = []
         for rank in parts:
             of_rank = {}

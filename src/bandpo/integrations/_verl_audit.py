@@ -241,9 +241,7 @@ class Driver:
             audit = self.take(metrics)
             return reduce(metrics) | audit
 
-        for module in [*sys.modules.values()]:  # trainers that were imported before hold it too
-            if getattr(module, "__dict__", {}).get("reduce_metrics") is reduce:
-                module.__dict__["reduce_metrics"] = reduce_metrics
+        replace_everywhere("reduce_metrics", reduce, reduce_metrics)
         with contextlib.suppress(ImportError):  # a worker's node may lack what verl's loggers need
             from verl.utils.tracking import Tracking
 
@@ -257,6 +255,13 @@ class Driver:
                 self.look(data)
 
             Tracking.log = log_and_look  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def replace_everywhere(name: str, old: object, new: object) -> None:
+    """Put one function of verl in another's place, also where it was imported before."""
+    for module in [*sys.modules.values()]:
+        if getattr(module, "__dict__", {}).get(name) is old:
+            module.__dict__[name] = new
 
 
 _FIRST = ("ratio_mean", "log_ratio_abs")

@@ -18,22 +18,33 @@ Written for and tested with verl 0.9.1.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
+from verl.utils import config as verls_settings
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
+from bandpo import _checks
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
-from bandpo.integrations._adapt import averaged, numbers, read_method, with_dual_clip
-from bandpo.integrations._verl_audit import Driver, Reporter, check_recorder, measured, method_of
+from bandpo.integrations._adapt import averaged, naming, numbers, read_method, with_dual_clip
+from bandpo.integrations._verl_audit import (
+    Driver,
+    Reporter,
+    check_recorder,
+    measured,
+    method_of,
+    replace_everywhere,
+)
+from bandpo.integrations._verl_contract import Certifier, check_settings, mode_of, share_of, state_of
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
@@ -65,6 +76,26 @@ def _skip_a_patch_of_what_trl_no_longer_has() -> None:
 _skip_a_patch_of_what_trl_no_longer_has()
 Driver().install()
 _reporter = Reporter()
+_certifier = Certifier()
+
+
+def _check_settings_too(validate: Callable[..., None]) -> Callable[..., None]:
+    """verl's check of all settings, in the driver, and then ours."""
+
+    @functools.wraps(validate)
+    def validate_config(config: Any, *arguments: Any, **named: Any) -> None:
+        validate(config, *arguments, **named)
+        actor = verls_settings.omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        if isinstance(actor.policy_loss, BandPolicyLossConfig):
+            with naming(f"{WHERE}method"):
+                check_settings(loss_method(actor), actor, config)
+
+    return validate_config
+
+
+replace_everywhere(
+    "validate_config", verls_settings.validate_config, _check_settings_too(verls_settings.validate_config)
+)
 
 
 @dataclass
@@ -119,12 +150,16 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
         record: As for `AuditedPolicyLossConfig`.
         method: A clip rule, a method of `bandpo.methods`, or a combination such as
             ``Method(FixedClip(0.2), Masked(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. A clip rule
-            alone leaves to verl what it does not say: ``clip_ratio_c``, verl's dual clip, acts beside it. A whole
-            method brings its own dual clip or truncated weight, or none, as in ``BandPO(dual_clip=5)`` or
-            ``DPPO(max_weight=5)``. verl's ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` never have an
-            effect, and verl always averages, by its own ``loss_agg_mode``. Of `bandpo.radius` a band may hold
-            `BySurprisal`; verl tells a policy loss neither the step nor an entropy.
+            alone leaves to verl what it does not say: the average, ``loss_agg_mode``, and the dual clip,
+            ``clip_ratio_c``. A whole method brings its own: it has a dual clip or none, as in ``BandPO(dual_clip=5)``,
+            and its average, unless ``loss_agg_mode`` is set to another than verl's ``token-mean``; the average is in
+            either case verl's, over the global batch. verl's ``clip_ratio``, ``clip_ratio_low`` and
+            ``clip_ratio_high`` never have an effect. ``DPPO`` and ``IcePop`` need
+            ``algorithm.rollout_correction.bypass_mode``, ``BAPO`` a mini-batch that no GPU splits. Of
+            `bandpo.radius` a band may hold `BySurprisal`; verl tells a policy loss neither the step nor an entropy.
         clip: Another name of ``method``.
+        certify: What happens if the gradient that reaches the log-probabilities is not the method's, see
+            docs/verl.md: ``stop``, ``warn`` or ``off``.
 
     Raises:
         ValueError: ``loss_mode`` names another loss, a setting cannot be read, a radius needs what verl does not tell,
@@ -137,8 +172,11 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
     loss_mode: str = "band"
     method: str | None = None
     clip: str | None = None
+    certify: str = "stop"
 
     def __post_init__(self) -> None:
+        if self.certify not in ("stop", "warn", "off"):
+            raise InvalidValue(f"{WHERE}certify must be 'stop', 'warn' or 'off', got {self.certify!r}")
         if self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
             raise InvalidValue(
                 f"{WHERE}loss_mode: {self.loss_mode!r} would not read the settings of bandpo: write loss_mode=band, "
@@ -177,7 +215,7 @@ def band(
         log_prob: The same under the policy in training; carries the gradient.
         advantages: One per token.
         response_mask: 1 for tokens that count.
-        loss_agg_mode: verl's aggregation; done by verl, over the global batch.
+        loss_agg_mode: verl's aggregation, over the global batch; a method's own stands in for verl's default.
         config: The actor's settings: ``policy_loss``, see `BandPolicyLossConfig`, and verl's dual clip ``clip_ratio_c``
             (``.inf`` for none), which acts beside a clip rule alone.
         rollout_is_weights: Importance weights ≥ 0 of ``algorithm.rollout_correction``.
@@ -188,18 +226,25 @@ def band(
         ``clip_high + clip_low``, and ``pg_clipfrac_lower`` is ``dual_clip``.
 
     Raises:
-        ValueError: see `bandpo.policy_loss`.
+        RuntimeError: in the backward pass, if the gradient is not the method's.
+        ValueError: see `bandpo.policy_loss`; or the method needs a whole mini-batch, and this is a part.
     """
     assert config is not None
     method = loss_method(config)
+    mode = mode_of(method, loss_agg_mode)
+    state = state_of(method, len(response_mask), config)
+    # verl's KL term has a gradient at its log-probabilities too; at a view of them it has none.
+    seen = log_prob.view_as(log_prob) if config.use_kl_loss else log_prob
+    seen = _checks.as_float("log_prob", seen)
     loss, metrics = policy_loss(
-        log_prob,
+        seen,
         old_log_prob,
         advantages,
         response_mask,
         method=method,
         weights=rollout_is_weights,
-        aggregation=_average(response_mask, loss_agg_mode, config),
+        state=state,
+        aggregation=_average(response_mask, mode, config),
     )
     scalars = numbers(metrics)
     log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)
@@ -210,7 +255,14 @@ def band(
     }
     found = {f"actor/{name}": value for name, value in scalars.items()}
     if torch.is_grad_enabled() and log_prob.requires_grad:
-        found |= _reporter(method, Batch.read(log_prob, old_log_prob, advantages, response_mask), config)
+        tensors = (log_prob, old_log_prob, advantages, response_mask)
+        batch = Batch.read(*tensors, weights=rollout_is_weights, state=state)
+        certify = config.policy_loss.get("certify", "stop")
+        if certify != "off":
+            blocked = scalars["pg_clipfrac"] + scalars["dual_clip"] > 0
+            share = share_of(batch.mask, mode, config.global_batch_info)
+            _certifier(loss, seen, method, batch, share, blocked=blocked, stop=certify == "stop")
+        found |= _reporter(method, batch._replace(weights=None), config)
     return loss, found
 
 

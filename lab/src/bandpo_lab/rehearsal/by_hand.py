@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bandpo.integrations._verl_contract import mode_of
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
@@ -57,7 +58,7 @@ def compare(calls: Sequence[dict[str, Any]], method: Method) -> Comparison:
         mask = call["response_mask"].bool()
         wide = {name: call[name].double() for name in ("log_prob", "old_log_prob", "advantages")}
         weights = call.get("rollout_is_weights")
-        counts = _counts(call) * (1.0 if weights is None else weights.double())
+        counts = _counts(call, method) * (1.0 if weights is None else weights.double())
         if has_formula(method):
             dropped, clipped_out, sure = _dropped(method, **wide)
             ratio = (wide["log_prob"] - wide["old_log_prob"]).exp()
@@ -144,12 +145,13 @@ def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
     return torch.maximum(spent / rule.radius - 1, torch.where(ratio > 1, ratio / rule.max_ratio - 1, -1.0))
 
 
-def _counts(call: dict[str, Any]) -> Tensor:
+def _counts(call: dict[str, Any], method: Method) -> Tensor:
     """What each token's loss counts for in verl's average."""
     from verl.trainer.ppo.core_algos import agg_loss
 
+    mode = mode_of(method, call["loss_agg_mode"])
     probe = torch.zeros_like(call["log_prob"], dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
-        total = agg_loss(probe, call["response_mask"], call["loss_agg_mode"], **call["average"])
+        total = agg_loss(probe, call["response_mask"], mode, **call["average"])
         (counts,) = torch.autograd.grad(total, probe)
     return counts

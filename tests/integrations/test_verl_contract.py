@@ -1,0 +1,172 @@
+"""A method keeps its meaning under verl's other settings, or is refused; and its gradient is proved in the worker."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+from verl.utils import config as verls_settings
+from verl.workers.config import PolicyLossConfig
+
+from bandpo.audit.watch import BandWarning
+from bandpo.integrations import verl
+from bandpo.integrations._verl_contract import Certifier
+from bandpo.integrations.verl import BandPolicyLossConfig
+from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, whole_config
+from two_processes import run_on_two_processes
+
+WHOLE = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32", "trainer.n_gpus_per_node=8"]
+WHOLE += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"]
+BYPASS = "algorithm.rollout_correction.bypass_mode=true"
+
+
+def validated(method, *overrides):
+    """As verl's command checks all settings, before Ray starts: a mini-batch of 256 sequences on 8 GPUs."""
+    text = f"+actor_rollout_ref.actor.policy_loss.method={json.dumps(method)}"
+    verls_settings.validate_config(whole_config(text, *WHOLE, *overrides), False, False)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "message"),
+    [
+        (
+            "DPPO()",
+            [],
+            r"rollout_correction\.bypass_mode=true.*method=.Method\(clip=Band.*aggregation=.{1,2}token-mean",
+        ),
+        ("IcePop()", ["algorithm.rollout_correction=null"], r"bypass_mode=true"),
+        ("BAPO()", ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16"], r"ppo_micro_.*_per_gpu=32"),
+        ("BAPO()", ["actor_rollout_ref.rollout.n=2"], r"ppo_micro_batch_size_per_gpu=64"),
+        ("BAPO()", ["actor_rollout_ref.actor.use_dynamic_bsz=true"], r"use_dynamic_bsz=false"),
+    ],
+)
+def test_what_verl_would_make_another_method_is_refused_before_ray_starts(method, overrides, message):
+    with pytest.raises(ValueError, match=rf"^actor_rollout_ref\.actor\.policy_loss\.method: .*{message}"):
+        validated(method, *overrides)
+
+
+def test_what_verl_does_as_the_method_says_passes_and_an_average_that_the_user_sets_is_said(caplog):
+    for method, *overrides in (("DPPO()", BYPASS), ("BAPO()",), ("GRPO()",), ("FixedClip()",)):
+        validated(method, *overrides)
+    validated("FixedClip()", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum")
+    assert not caplog.records
+    validated("GRPO()", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum")
+    (said,) = caplog.messages
+    assert "loss_agg_mode=seq-mean-token-sum, which you set, averages in place of GRPO(" in said
+
+
+def test_a_part_of_a_mini_batch_is_refused_where_the_driver_could_not_know():
+    info = {"dp_size": 2, "batch_num_tokens": 60, "global_batch_size": 24}
+    config = actor_config(BandPolicyLossConfig(method="BAPO()"), global_batch_info=info)
+    with pytest.raises(ValueError, match=r"got 6 of its 12 sequences.*ppo_micro_batch_size_per_gpu=12"):
+        evaluate(config, batch(1))
+
+
+TWO = """
+import sys, torch, torch.distributed as dist
+from integrations.test_verl import BandPolicyLossConfig, actor_config, batch, evaluate
+dist.init_process_group("gloo")
+whole = batch(9, spread=1.2)
+mine = {name: x[dist.get_rank()::2] for name, x in whole.items()}
+info = {"dp_size": 2, "batch_num_tokens": int(whole["response_mask"].sum()), "global_batch_size": 6}
+config = actor_config(BandPolicyLossConfig(method="BAPO()"), global_batch_info=info)
+torch.save(evaluate(config, mine)[1], f"{sys.argv[1]}/{dist.get_rank()}.pt")
+"""
+
+
+def test_sums_run_over_all_processes(tmp_path):
+    run_on_two_processes(TWO, tmp_path)
+    _, expected, _ = evaluate(actor_config(BandPolicyLossConfig(method="BAPO()")), batch(9, spread=1.2))
+    for rank in (0, 1):  # verl takes the mean over ranks
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt") / 2, expected[rank::2])
+
+
+def trained(config, tensors, change=lambda loss, logp: loss, mode="token-mean"):
+    """One backward pass, with what somebody made of the loss that verl got from `band`."""
+    logp = tensors["log_prob"].clone().requires_grad_()
+    loss, _ = verl.band(**{**tensors, "log_prob": logp}, loss_agg_mode=mode, config=config)
+    change(loss, logp).backward()
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """A certifier that has seen no loss yet."""
+    monkeypatch.setattr(verl, "_certifier", Certifier())
+
+
+INFO = {"dp_size": 2, "batch_num_tokens": 100, "global_batch_size": 16, "loss_scale_factor": 7}
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("info", [{}, INFO], ids=["own", "global"])
+@pytest.mark.parametrize("method", ["BandPO()", "FixedClip()", "VESPO()", "BAPO()"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_verl_does_with_the_loss_is_certified(fresh, capsys, dtype, method, info, mode):
+    tensors = {
+        name: x if name == "response_mask" else x.to(dtype) for name, x in batch(4, (16, 9), 1.2).items()
+    }
+    info = info and {**info, "global_batch_size": 32}
+    config = actor_config(BandPolicyLossConfig(method=method), global_batch_info=info, use_kl_loss=True)
+    trained(
+        config, tensors, lambda loss, logp: 512 * loss + logp.square().sum(), mode
+    )  # a loss scale, a KL term
+    assert "gradient equals" in capsys.readouterr().out
+
+
+def twice(losses, mask, mode, **info):
+    return 2 * losses[mask].sum() / mask.sum()
+
+
+def renormalised(losses, mask, mode, **info):
+    return (losses * mask / mask.sum(-1, keepdim=True) ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("change", "average", "message"),
+    [
+        (lambda loss, logp: loss + 1e-3 * logp.sum(), None, "tokens that do not count have a gradient"),
+        (lambda loss, logp: loss, renormalised, "each sequence has a factor of its own"),
+        (
+            lambda loss, logp: loss,
+            lambda losses, mask, mode, **info: 2 * losses[mask].sum() / mask.sum(),
+            "another average",
+        ),
+    ],
+)
+@pytest.mark.parametrize("certify", ["stop", "warn", "off"])
+def test_a_changed_loss_is_stopped_in_the_first_backward_pass(
+    fresh, monkeypatch, certify, change, average, message
+):
+    config = actor_config(BandPolicyLossConfig(method="BandPO()", certify=certify))
+    if average:
+        monkeypatch.setattr(verl, "agg_loss", average)
+    tensors = batch(4, spread=1.2)
+    if certify == "stop":
+        with pytest.raises(RuntimeError, match=f"{message}.*certify=warn"):
+            trained(config, tensors, change)
+    elif certify == "warn":
+        with pytest.warns(BandWarning, match=message):
+            trained(config, tensors, change)
+    else:
+        trained(config, tensors, change)
+
+
+def test_it_looks_again_where_a_bound_acts_and_rarely_after(fresh, capsys):
+    config, far = actor_config(PolicyLossConfig(loss_mode="band")), batch(4, spread=1.2)
+    near = far | {"log_prob": far["old_log_prob"]}
+    for tensors in (near, near, far, far, far):
+        trained(config, tensors)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "(0 beyond a bound)" in first
+    assert "(0 beyond a bound)" not in second
+
+
+def test_an_unknown_setting_is_refused():
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(ValueError, match=r"policy_loss\.certify must be 'stop', 'warn' or 'off', got False"),
+    ):
+        BandPolicyLossConfig(certify=False)
