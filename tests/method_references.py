@@ -8,6 +8,7 @@ sequences returns its loss once per token, so that a mean over tokens and then o
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -104,6 +105,50 @@ def bapo(logp, logp_old, advantages, mask, *, dual=math.inf, **settings):
     return surrogate((logp - logp_old).exp(), *found, advantages, dual)
 
 
+def trm(logp, logp_old, advantages, mask, *, limit=0.01):
+    """Trust Region Masking 2512.23075, by the mean of k3: the unclipped surrogate of sequences that stayed near."""
+    ratio = (logp - logp_old).exp()
+    drift = mean_of_sequence(ratio - 1 - (logp - logp_old), mask).detach()
+    return -ratio * advantages * (drift <= limit)
+
+
+def pspo(logp, logp_old, advantages, mask, *, alpha=0.1):
+    """PSPO 2509.21282: the ratio of the mixture with the old policy, unclipped."""
+    return -((1 - alpha) * (logp - logp_old).exp() + alpha) * advantages
+
+
+def prime_rl(logp, logp_old, advantages, mask, *, radius=0.2, coefficient=1e-3):
+    """prime-rl's default loss: the ratio where π moved by at most radius the way A pushes; Kimi-K2.5's ℓ² besides."""
+    moved = (logp.exp() - logp_old.exp()).detach()
+    kept = torch.where(advantages > 0, moved <= radius, moved >= -radius)
+    return coefficient * (logp - logp_old) ** 2 - kept * (logp - logp_old).exp() * advantages
+
+
+def kl_cov(logp, logp_old, advantages, mask, *, share=0.002, coefficient=1.0):
+    """KL-Cov 2505.22617: the ratio unclipped, and |ℓ| on the share of tokens where A and log π vary together most."""
+    counted = mask == 1
+    a, x = advantages.expand_as(logp)[counted], logp.detach()[counted]
+    covariance = ((a - a.mean()) * (x - x.mean())).tolist()
+    most = sorted(range(len(covariance)), key=lambda i: -covariance[i])[
+        : max(1, int(share * len(covariance)))
+    ]
+    chosen = torch.zeros_like(x)
+    chosen[most] = coefficient
+    penalty = torch.zeros_like(logp.detach()).masked_scatter(counted, chosen) * (logp - logp_old).abs()
+    return penalty - (logp - logp_old).exp() * advantages
+
+
+def fipo(logp, logp_old, advantages, mask, *, decay=32.0, boost=0.2, low=0.2, high=0.28, dual=10.0):
+    """FIPO 2603.19835: PPO, A multiplied by e^(discounted log-ratios of the token and what follows), in [1, 1.2]."""
+    moved = ((logp - logp_old) * mask).detach()
+    moved = moved * (moved.exp() <= dual)
+    place = torch.arange(logp.shape[-1])
+    distance = (place[None] - place[:, None]).double()  # to the token of the column from that of the row
+    discount = torch.where(distance >= 0, 0.5 ** (distance / decay), 0.0)
+    factor = (moved.double() @ discount.T).exp().clamp(1.0, 1 + boost)
+    return factor * ppo(logp, logp_old, advantages, mask, low=low, high=high, dual=dual)
+
+
 # --- the ratio as a constant weight -----------------------------------------------------------------------------------
 
 
@@ -154,6 +199,11 @@ def gpg(logp, logp_old, advantages, mask):
     return -logp * advantages
 
 
+def dro(logp, logp_old, advantages, mask, *, beta=0.1):
+    """DRO 2405.19107, token by token as in verl: the plain policy gradient, and half of β·ℓ²."""
+    return -logp * advantages + beta / 2 * (logp - logp_old) ** 2
+
+
 # --- one sign treated another way -------------------------------------------------------------------------------------
 
 
@@ -183,6 +233,12 @@ def aspo(logp, logp_old, advantages, mask, *, low=0.2, high=0.2, max_weight=3.0)
     turned = (1 / ratio).detach().clamp(max=max_weight) * itself * (ratio <= 1 + high)
     straight = ratio.detach().clamp(max=max_weight) * itself * (ratio >= 1 - low)
     return -torch.where(advantages < 0, straight, turned) * advantages
+
+
+def topr(logp, logp_old, advantages, mask):
+    """TOPR 2503.14286, token by token: weight 1 for A > 0, the ratio within [0, 1] for others."""
+    tapered = (logp - logp_old).exp().clamp(0, 1).detach()
+    return -torch.where(advantages > 0, 1.0, tapered) * advantages * logp
 
 
 def opsm(logp, logp_old, advantages, mask, *, delta=0.5, low=0.2, high=0.2):
@@ -275,3 +331,63 @@ def activated(r, lower, upper, *, clip, inner=2.0):
     width = torch.where(r > 1, r.new_tensor(upper - 1), r.new_tensor(1 - lower))
     inside = 1 + width / math.tanh(inner) * torch.tanh(inner / width * (r - 1))
     return torch.where((r > lower) & (r < upper), inside, clip(r, lower, upper))
+
+
+# --- what the papers say besides the formula --------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """What a method is beside its formula; written down by hand, never read from the code that it judges."""
+
+    average: str
+    """token-mean, or seq-mean-token-mean where a sequence's tokens are averaged first."""
+    bounds: tuple[float, float] = (0.0, math.inf)
+    """The ratios that its rule allows a token of p = 0.08; at most 12.5 by the simplex."""
+    dual: float = math.inf
+    """The ratio from which a token with A < 0 has no gradient."""
+    level: str = "token"
+    old_policy: str = "trainer"
+    weights: str = "outside"
+    """Whether importance weights multiply the loss, or stand inside of the weight."""
+    whole_batch: bool = False
+    """Whether sums run over all tokens of the update."""
+
+
+TOKENS, SEQUENCES = "token-mean", "seq-mean-token-mean"
+BAND = (0.261695843, 2.410553794)  # binary KL(old‖new) of 0.05 from p = 0.08, found by bisection in 30 digits
+
+PAPER_FACTS = {
+    "PPO": Facts(TOKENS, (0.8, 1.2)),  # 1707.06347, one mean over timesteps
+    "GRPO": Facts(SEQUENCES, (0.8, 1.2)),  # 2402.03300, eq. 3: 1/G Σ 1/|o|
+    "DAPO": Facts(TOKENS, (0.8, 1.28)),  # 2503.14476, eq. 8 and §4.1
+    "BandPO": Facts(
+        SEQUENCES, BAND, dual=10.0
+    ),  # 2603.04918, GRPO's mean; cap and dual clip of its experiments
+    "BandAbove": Facts(SEQUENCES, (0.8, BAND[1])),  # ours
+    "DPPO": Facts(TOKENS, BAND, old_policy="rollout"),  # 2602.04879 §5.2, authors' code (Stable-RL), SkyRL
+    "IcePop": Facts(SEQUENCES, (0.5, 5.0), old_policy="rollout"),  # 2510.18855: 1/G Σ 1/|y|, α = 0.5, β = 5
+    "CISPO": Facts(TOKENS, (0.0, 5.0)),  # 2506.13585, eq. 4: 1/Σ|o|; verl's and TRL's upper bound
+    "GPPO": Facts(TOKENS, (0.8, 1.28), dual=10.0),  # 2508.07629: ε_h = 0.28; its scripts' clip_ratio_c
+    "CEGPPO": Facts(TOKENS, (0.8, 1.2), dual=10.0),  # 2509.20712, its scripts for 1.5B and 7B
+    "ASPO": Facts(TOKENS, (0.8, 1.2)),  # 2510.06062
+    "UPGRPO": Facts(SEQUENCES, (0.8, 1.2)),  # 2607.06987, GRPO's mean
+    "SPO": Facts(TOKENS, (0.8, 1.2)),  # 2401.16025; CFPO 2601.22801
+    "DRPO": Facts(TOKENS),  # 2606.09821
+    "SAPO": Facts(SEQUENCES),  # 2511.20347, and verl whatever its loss_agg_mode
+    "BAPO": Facts(
+        TOKENS, dual=3.0, whole_batch=True
+    ),  # 2510.18927; authors' code: loss_agg_mode, clip_ratio_c
+    "GPG": Facts(TOKENS),  # 2504.02546
+    "GSPO": Facts(SEQUENCES, (0.9997, 1.0004), level="sequence"),  # 2507.18071, eq. 5 and §5.1
+    "GMPO": Facts(SEQUENCES, (0.670320046, 1.491824698)),  # 2507.20673: e^±0.4, mean over sequences
+    "VESPO": Facts(TOKENS, weights="inside"),  # 2602.10693; TRL and the authors' code
+    "PSPO": Facts(TOKENS),  # 2509.21282: the authors' run, loss_type "dapo"
+    "TOPR": Facts(SEQUENCES, (0.0, 1.0)),  # 2503.14286: divided by the sequence's length; ROLL
+    "KLCov": Facts(TOKENS, whole_batch=True),  # 2505.22617: authors' code, means over the tensors at hand
+    "DRO": Facts(TOKENS),  # verl's loss_mode dro
+    "PrimeRL": Facts(TOKENS, (0.0, 3.5), old_policy="rollout"),  # prime-rl's DefaultLossConfig: p ± 0.2
+    "DeepSeekV32": Facts(SEQUENCES, (0.8, 1.2)),  # 2512.02556, eq. 9: 1/G Σ 1/|o|
+    "TRM": Facts(TOKENS, old_policy="rollout"),  # 2512.23075; verl's rollout_rs
+    "FIPO": Facts(TOKENS, (0.8, 1.28), dual=10.0),  # 2603.19835: the authors' script for 32B
+}
+"""From papers, authors' scripts and the frameworks that ship them."""

@@ -16,22 +16,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from bandpo import _checks
 from bandpo.batch import Batch, Tokens, known_level
-from bandpo.divergences import KL, Divergence
+from bandpo.divergences import KL, Divergence, TotalVariation
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.objectives import (
     Balanced,
     ClippedWeight,
+    CovariancePenalty,
     DualClip,
+    FutureKL,
     GammaWeight,
     GeometricMean,
     InverseRatio,
     KeepBound,
+    LogRatioPenalty,
     Masked,
     Objective,
     ProbabilityPenalty,
     Quadratic,
     SelfAnchored,
+    SequenceMask,
     SigmoidGate,
+    Smoothed,
     Surrogate,
     Unweighted,
 )
@@ -44,8 +49,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DPPO", "DRPO", "GMPO", "GPG", "GPPO", "GRPO", "GSPO", "METHODS", "SAPO",
-    "SPO", "UPGRPO", "VESPO", "BandAbove", "BandPO", "IcePop", "Method",
+    "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DPPO", "DRO", "DRPO", "FIPO", "GMPO", "GPG", "GPPO", "GRPO", "GSPO",
+    "METHODS", "PPO", "PSPO", "SAPO", "SPO", "TOPR", "TRM", "UPGRPO", "VESPO", "BandAbove", "BandPO", "DeepSeekV32",
+    "IcePop", "KLCov", "Method", "PrimeRL",
 ]  # fmt: skip
 
 PER_SEQUENCE = "seq-mean-token-mean"
@@ -147,7 +153,7 @@ class Paper(NamedTuple):
 
 
 METHODS: dict[str, Paper] = {}
-"""Every published method by its name."""
+"""Every method here by its name."""
 
 
 def _published(source: str) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
@@ -172,6 +178,12 @@ def _published(source: str) -> Callable[[Callable[P, Method]], Callable[P, Metho
     return decorate
 
 
+@_published("1707.06347")
+def PPO(low: float = 0.2, high: float = 0.2) -> Method:
+    """The clipped surrogate, averaged over all tokens."""
+    return Method(FixedClip(low, high), aggregation="token-mean")
+
+
 @_published("2402.03300")
 def GRPO(low: float = 0.2, high: float = 0.2) -> Method:
     """PPO's clip, averaged per sequence."""
@@ -192,10 +204,9 @@ def BandPO(
     dual_clip: float = 10.0,
 ) -> Method:
     """Band as its paper runs it, with a cap and a dual clip of 10. A radius of None is the divergence's own."""
-    objective = DualClip(
-        dual_clip, Surrogate()
-    )  # given, since older compilers break the graph at defaults of ours
-    return Method(Band(divergence, radius, max_ratio), objective, aggregation=PER_SEQUENCE)
+    return Method(
+        Band(divergence, radius, max_ratio), DualClip(dual_clip, Surrogate()), aggregation=PER_SEQUENCE
+    )
 
 
 @_published("2603.04918")
@@ -222,7 +233,8 @@ def BandAbove(
 def DPPO(divergence: Divergence = KL(), radius: float | None = None, max_weight: float = 20.0) -> Method:
     """Drop the gradient outside of a divergence's trust region; bounds surround the rollout engine's policy.
 
-    The weight's limit of 20 is verl's.
+    The weight's limit of 20 is what verl's loss asks for; what runs there is ``clip_ratio_c``, 3 unless it is set. The
+    authors' own code asks for 10, their example in verl for 10,000, and SkyRL and prime-rl have none: ``math.inf``.
     """
     clip = Band(divergence, radius, math.inf)
     return Method(clip, Masked(max_weight), aggregation="token-mean", old_policy="rollout")
@@ -232,11 +244,12 @@ def DPPO(divergence: Divergence = KL(), radius: float | None = None, max_weight:
 def IcePop(low: float = 0.5, high: float = 4.0) -> Method:
     """Drop a token wherever its ratio to the rollout engine is outside, whatever the advantage's sign.
 
-    This is the form on the moving ratio, with the engine's log-probabilities as ``logp_old``; [0.5, 5] as in verl. The
-    paper's own form is a constant factor π_old/π_engine, 0 outside of the interval: give that as ``weights``.
+    This is the form on the moving ratio, with the engine's log-probabilities as ``logp_old``: GLM-5's loss (arXiv
+    2602.15763). Interval [0.5, 5] and average are IcePop's, whose paper has PPO's clip beside a constant factor
+    π_old/π_engine, 0 outside of the interval: for that write ``GRPO()`` and give the factor as ``weights``.
     """
     objective = Masked(math.inf, both_sides=True)
-    return Method(FixedClip(low, high), objective, aggregation="token-mean", old_policy="rollout")
+    return Method(FixedClip(low, high), objective, aggregation=PER_SEQUENCE, old_policy="rollout")
 
 
 @_published("2506.13585")
@@ -246,15 +259,29 @@ def CISPO(low: float = 1.0, high: float = 4.0) -> Method:
 
 
 @_published("2508.07629")
-def GPPO(low: float = 0.2, high: float = 0.28) -> Method:
-    """Blocked tokens keep a gradient of the bound's size."""
-    return Method(FixedClip(low, high), KeepBound(), aggregation="token-mean")
+def GPPO(low: float = 0.2, high: float = 0.28, dual_clip: float = 10.0) -> Method:
+    """Blocked tokens keep a gradient of the bound's size.
+
+    As its authors' scripts run it, with a dual clip of 10; the paper's formula has none (``math.inf``).
+    """
+    return Method(FixedClip(low, high), DualClip(dual_clip, KeepBound()), aggregation="token-mean")
 
 
 @_published("2509.20712")
-def CEGPPO(keep_low: float = 0.75, keep_high: float = 1.0, low: float = 0.2, high: float = 0.28) -> Method:
-    """CE-GPPO: blocked tokens keep a share of the bound, ``keep_low`` below and ``keep_high`` above."""
-    return Method(FixedClip(low, high), KeepBound(keep_low, keep_high), aggregation="token-mean")
+def CEGPPO(
+    keep_low: float = 0.75,
+    keep_high: float = 1.0,
+    low: float = 0.2,
+    high: float = 0.2,
+    dual_clip: float = 10.0,
+) -> Method:
+    """CE-GPPO: blocked tokens keep a share of the bound, ``keep_low`` below and ``keep_high`` above.
+
+    As its authors' script for 7B runs it, with a dual clip of 10; the paper's formula has none (``math.inf``). For
+    1.5B the script has ``keep_low=0.5``.
+    """
+    objective = DualClip(dual_clip, KeepBound(keep_low, keep_high))
+    return Method(FixedClip(low, high), objective, aggregation="token-mean")
 
 
 @_published("2510.06062")
@@ -288,9 +315,13 @@ def SAPO(positive: float = 1.0, negative: float = 1.05) -> Method:
 
 
 @_published("2510.18927")
-def BAPO(share: float = 0.5) -> Method:
-    """Bounds that widen until positive advantages carry ``share`` of the loss."""
-    return Method(Unclipped(), Balanced(share), aggregation="token-mean")
+def BAPO(share: float = 0.5, dual_clip: float = 3.0) -> Method:
+    """Bounds that widen until positive advantages carry ``share`` of the loss.
+
+    Ranges are the paper's; order, steps, sums and the dual clip of 3 its authors' code's, see `Balanced`. Their
+    ``adv_ratio_target`` is ``share/(1 − share)``.
+    """
+    return Method(Unclipped(), DualClip(dual_clip, Balanced(share)), aggregation="token-mean")
 
 
 @_published("2504.02546")
@@ -321,3 +352,75 @@ def VESPO(
     """A smooth weight of the whole sequence's ratio."""
     weight = GammaWeight(k_positive, lambda_positive, k_negative, lambda_negative)
     return Method(Unclipped(), weight, aggregation="token-mean")
+
+
+@_published("2509.21282")
+def PSPO(alpha: float = 0.1) -> Method:
+    """The ratio of a policy mixed with the old one, and no clip: the unclipped gradient times ``1 − alpha``."""
+    return Method(Unclipped(), Smoothed(alpha), aggregation="token-mean")
+
+
+@_published("2503.14286")
+def TOPR(level: str = "token") -> Method:
+    """REINFORCE where A > 0, and the ratio cut at 1 as weight elsewhere.
+
+    Per token, as in ROLL and trinity; the paper's ratio is the product over a sequence, which no level here is.
+    """
+    objective = SelfAnchored(ClippedWeight())
+    return Method(FixedClip(1.0, 0.0), objective, level, PER_SEQUENCE)
+
+
+@_published("2505.22617")
+def KLCov(share: float = 0.002, coefficient: float = 1.0) -> Method:
+    """KL-Cov: no clip, and a pull back to the old policy for the tokens that cost most entropy."""
+    return Method(Unclipped(), CovariancePenalty(share, coefficient), aggregation="token-mean")
+
+
+@_published("2405.19107")
+def DRO(beta: float = 0.1) -> Method:
+    """REINFORCE with a penalty of ``beta/2·(log r)²``.
+
+    The form is verl's and ROLL's, whose default ``beta`` is. The paper's has a learned value, and one log-ratio for a
+    sequence.
+    """
+    return Method(Unclipped(), LogRatioPenalty(beta / 2, Unweighted()), aggregation="token-mean")
+
+
+@_published("2602.02276")
+def PrimeRL(radius: float = 0.2, coefficient: float = 1e-3) -> Method:
+    """prime-rl's default loss: DPPO's mask by total variation, and Kimi-K2.5's penalty on every token."""
+    objective = LogRatioPenalty(coefficient, Masked(math.inf))
+    clip = Band(TotalVariation(), radius, math.inf)
+    return Method(clip, objective, aggregation="token-mean", old_policy="rollout")
+
+
+@_published("2512.02556")
+def DeepSeekV32(max_kl: float = 0.5, low: float = 0.2, high: float = 0.2) -> Method:
+    """GRPO without sequences of A < 0 that have drifted too far, see `SequenceMask`.
+
+    The paper names no ``max_kl``. That of 0.5 is the example in TRL's documentation; slime has 1e-4.
+    """
+    return Method(FixedClip(low, high), SequenceMask(max_kl, Surrogate()), aggregation=PER_SEQUENCE)
+
+
+@_published("2512.23075")
+def TRM(max_kl: float = 0.01, drift: str = "mean_k3") -> Method:
+    """Trust Region Masking: no clip, and no sequence that has drifted from the rollout engine's policy.
+
+    Limit and drift are those of verl's preset; ``max_k2`` is nearer to the paper's bound on every token.
+    """
+    objective = SequenceMask(max_kl, Surrogate(), drift, both_signs=True)
+    return Method(Unclipped(), objective, aggregation="token-mean", old_policy="rollout")
+
+
+@_published("2603.19835")
+def FIPO(
+    low: float = 0.2,
+    high: float = 0.28,
+    dual_clip: float = 10.0,
+    decay: float = 32.0,
+    boost: float = 0.2,
+) -> Method:
+    """PPO's clip, weights raised where the rest of the response gains, see `FutureKL`. As its script for 32B."""
+    objective = FutureKL(decay, boost, dual_clip, DualClip(dual_clip, Surrogate()))
+    return Method(FixedClip(low, high), objective, aggregation="token-mean")

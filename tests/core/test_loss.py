@@ -193,7 +193,7 @@ BAD = [
         TypeError,
         "advantages must be a floating-point tensor",
     ),
-    ({"method": "Method(Band(), DualClip(1))"}, ValueError, "dual_clip must be above 1"),
+    ({"method": "Method(Band(), DualClip(1))"}, ValueError, "DualClip.s max_ratio must be above 1"),
     ({"clip": 0.2}, TypeError, "method must be a method such as DPPO"),
     ({"advantages": torch.tensor([1.0, math.nan])}, ValueError, "advantages hold nan at a counted token"),
     ({"entropy": torch.full((2, 4), math.inf)}, ValueError, "entropy hold inf at a counted token"),

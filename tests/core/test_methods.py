@@ -33,10 +33,13 @@ from bandpo.methods import METHODS
 from bandpo.objectives import (
     Balanced,
     ClippedWeight,
+    CovariancePenalty,
+    FutureKL,
     GammaWeight,
     GeometricMean,
     InverseRatio,
     KeepBound,
+    LogRatioPenalty,
     MiddleTanh,
     ProbabilityPenalty,
     Quadratic,
@@ -44,6 +47,7 @@ from bandpo.objectives import (
     SelfAnchored,
     SequenceMask,
     SigmoidGate,
+    Smoothed,
     SoftClip,
     TwoSided,
     Unweighted,
@@ -114,6 +118,7 @@ def two_sided(logp, logp_old, advantages, mask):
 CLIP = FixedClip(0.2)
 REFERENCES = {
     "FixedClip(0.2)": ("FixedClip(0.2)", reference.ppo),
+    "PPO": ("PPO()", reference.ppo),
     "GRPO": ("GRPO()", reference.ppo),
     "DAPO": ("DAPO()", partial(reference.ppo, high=0.28)),
     "BandPO": ("BandPO()", band_of_the_paper),
@@ -160,8 +165,8 @@ REFERENCES = {
     ),
     "CISPO": ("CISPO()", reference.cispo),
     "CISPO, both sides": ("CISPO(0.2, 0.28)", partial(reference.cispo, low=0.2, high=0.28)),
-    "GPPO": ("GPPO()", reference.gppo),
-    "CEGPPO": ("CEGPPO()", partial(reference.gppo, beta_low=0.75)),
+    "GPPO": ("GPPO()", partial(reference.gppo, dual=10.0)),
+    "CEGPPO": ("CEGPPO()", partial(reference.gppo, high=0.2, beta_low=0.75, dual=10.0)),
     "ASPO": ("ASPO()", reference.aspo),
     "UPGRPO": ("UPGRPO()", reference.up),
     "SPO": ("SPO()", reference.spo),
@@ -173,20 +178,34 @@ REFERENCES = {
     "Band-KL with a penalty": (Method(Band(KL(), 0.05), Quadratic()), penalty_of_band),
     "SAPO": ("SAPO()", reference.sapo),
     "SAPO(2, 3)": ("SAPO(2, 3)", partial(reference.sapo, positive=2.0, negative=3.0)),
-    "BAPO": ("BAPO()", reference.bapo),
-    "BAPO(0.3)": ("BAPO(0.3)", partial(reference.bapo, share=0.3)),
+    "BAPO": ("BAPO()", partial(reference.bapo, dual=3.0)),
+    "BAPO(0.3)": ("BAPO(0.3)", partial(reference.bapo, share=0.3, dual=3.0)),
     "GPG": ("GPG()", reference.gpg),
     "GSPO": ("GSPO()", reference.gspo),
     "GSPO(0.1, 0.2)": ("GSPO(0.1, 0.2)", partial(reference.gspo, low=0.1, high=0.2)),
     "GMPO": ("GMPO()", reference.gmpo),
     "VESPO": ("VESPO()", reference.vespo),
-    "off-policy sequence mask": (Method(CLIP, SequenceMask(0.5)), reference.opsm),
+    "PSPO": ("PSPO()", reference.pspo),
+    "TOPR": ("TOPR()", reference.topr),
+    "KLCov": ("KLCov()", reference.kl_cov),
+    "KLCov(0.2, 0.1)": ("KLCov(0.2, 0.1)", partial(reference.kl_cov, share=0.2, coefficient=0.1)),
+    "DRO": ("DRO()", reference.dro),
+    "PrimeRL": ("PrimeRL()", reference.prime_rl),
+    "PrimeRL(0.1, 0.3)": ("PrimeRL(0.1, 0.3)", partial(reference.prime_rl, radius=0.1, coefficient=0.3)),
+    "DeepSeekV32": ("DeepSeekV32()", reference.opsm),
+    "TRM": ("TRM(0.4)", partial(reference.trm, limit=0.4)),
+    "FIPO": ("FIPO()", reference.fipo),
+    "FIPO(…)": (
+        "FIPO(0.1, 0.3, 3, 2, 5)",
+        partial(reference.fipo, low=0.1, high=0.3, dual=3.0, decay=2.0, boost=5.0),
+    ),
 }
 OF_SEQUENCES = ("GSPO", "GSPO(0.1, 0.2)", "GMPO")
-PER_SEQUENCE = {"GRPO", "BandPO", "BandAbove", "UPGRPO", "SAPO", "GSPO", "GSPO(0.1, 0.2)", "GMPO"} | {
-    "SAPO(2, 3)"
-}
-"""What the papers average over a sequence's tokens first; the others over all tokens at once. From the papers."""
+REPORT_ANOTHER_LOSS = (
+    *("CISPO", "CISPO, both sides", "DPPO", "DPPO-TV", "DRO", "GPG", "TOPR", "VESPO"),
+    *("BandPO", "BandAbove"),
+)
+"""The formula is a constant times log π, where a loss here reports that constant; or its value is not the bound's."""
 
 
 @pytest.mark.parametrize("ragged", [True, False])
@@ -202,15 +221,46 @@ def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
     logp.requires_grad_()
     loss = formula(logp, old, advantages, mask.double())
     by_sequence = reference.mean_of_sequence(loss, mask.double())
-    loss = by_sequence.mean() if name in PER_SEQUENCE else loss[mask].mean()
+    average = reference.PAPER_FACTS.get(name.partition("(")[0], reference.Facts("token-mean")).average
+    loss = by_sequence.mean() if average == "seq-mean-token-mean" else loss[mask].mean()
     (expected,) = torch.autograd.grad(loss, logp)
-    (found,) = torch.autograd.grad(policy_loss(logp, old, advantages, mask, method=method).loss, logp)
+    ours = policy_loss(logp, old, advantages, mask, method=method).loss
+    (found,) = torch.autograd.grad(ours, logp)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    if name not in REPORT_ANOTHER_LOSS:
+        torch.testing.assert_close(ours, loss)
     assert (expected[mask] != 0).double().mean() > 0.2
 
 
-def test_every_method_has_a_reference():
+def test_every_method_has_a_reference_and_facts():
     assert METHODS.keys() <= REFERENCES.keys()
+    assert METHODS.keys() == reference.PAPER_FACTS.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_what_its_paper_says(name):
+    facts, method = reference.PAPER_FACTS[name], METHODS[name].method()
+    assert (method.level, method.aggregation, method.old_policy, method.objective.whole_batch) == (
+        *(facts.level, facts.average, facts.old_policy, facts.whole_batch),
+    )
+    old = torch.full((1, 2), 0.08, dtype=torch.float64).log()
+    bounds = method.clip.bounds(old[0, 0])
+    expected = (facts.bounds[0], min(facts.bounds[1], 12.5 if isinstance(method.clip, Band) else torch.inf))
+    assert (bounds.lower.item(), bounds.upper.item()) == pytest.approx(expected, rel=1e-7)
+    # Two tokens of A < 0, just below the dual clip and just above it, or far out.
+    dual = facts.dual if facts.dual < torch.inf else 3.0
+    logp = old + torch.tensor([[0.999 * dual, 1.001 * dual]], dtype=torch.float64).log()
+    advantages, weights = torch.tensor([[-1.0, -1.0]]).double(), torch.tensor([[2.0, 2.0]]).double()
+
+    def gradient(**given):
+        leaf = logp.clone().requires_grad_()
+        policy_loss(leaf, old, advantages, method=method, **given).loss.backward()
+        return leaf.grad[0]
+
+    if name != "TRM":  # which masks such a sequence
+        assert (gradient() != 0).tolist() == [True, facts.dual == torch.inf]
+    outside = torch.allclose(gradient(weights=weights), 2 * gradient())
+    assert outside == (facts.weights == "outside")
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -334,13 +384,17 @@ ONE_OF_EACH = [
     Surrogate(0.1),
     Masked(20, both_sides=True),
     ClippedWeight(3),
+    CovariancePenalty(0.1),
+    FutureKL(),
     KeepBound(0.75),
+    LogRatioPenalty(0.1),
     InverseRatio(),
     GeometricMean(),
     DualClip(),
     SequenceMask(0.5),
     TwoSided(1.5),
     SelfAnchored(),
+    Smoothed(),
     Unweighted(),
     Balanced(),
     SoftClip(),

@@ -261,6 +261,24 @@ def test_another_anchor_is_what_a_drift_and_a_rise_are_measured_from():
 
 
 @pytest.mark.parametrize(
+    ("drift", "expected"),
+    # of l = −log 2 and 0: (log 2)/2; (½ − 1 + log 2)/2; ½·log² 2
+    [("mean_k1", 0.34657359), ("mean_k3", 0.09657359), ("max_k2", 0.24022651)],
+)
+def test_how_far_a_sequence_has_drifted_by_hand(drift, expected):
+    logp = torch.tensor([[0.04, 0.08, 0.9], [0.08, 0.08, 0.08]], dtype=torch.float64).log()
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    for signs in (torch.tensor([1.0, 1.0]), torch.tensor([-1.0, -1.0])):
+        for limit, kept in ((0.999 * expected, False), (1.001 * expected, True)):
+            for both in (False, True):
+                tokens = Tokens.from_batch(logp, logp[1:].expand(2, 3), signs, mask, rule=Unclipped())
+                found = SequenceMask(limit, Surrogate(), drift, both).weight(tokens) != 0
+                assert found[:, :2].tolist() == [[kept or (not both and signs[0] > 0)] * 2, [True] * 2]
+    with pytest.raises(ValueError, match="drift must be 'mean_k1', 'mean_k3' or 'max_k2', got 'kl'"):
+        SequenceMask(0.1, drift="kl")
+
+
+@pytest.mark.parametrize(
     "around", [partial(DualClip, 3.0), partial(SequenceMask, 9.0), SelfAnchored], ids=repr
 )
 def test_what_stands_around_an_objective_leaves_the_other_tokens_to_it(around):

@@ -66,7 +66,7 @@ def test_the_default_args_build_the_default_loss():
         ({"clip": "Bnd()"}, "clip: .*did you mean Band"),
         ({"method": "SAP0()"}, "method: .*did you mean SAPO"),
         ({"method": "SAPO()", "clip": "FixedClip()"}, "method: .*two names of one setting"),
-        ({"clip_ratio_c": 0.5}, "clip_ratio_c: dual_clip must be above 1"),
+        ({"clip_ratio_c": 0.5}, "clip_ratio_c: DualClip.s max_ratio must be above 1"),
     ],
 )
 def test_bad_settings_are_refused_when_the_trainer_is_built(settings, message):

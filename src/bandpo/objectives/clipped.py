@@ -53,9 +53,9 @@ class Masked(Objective):
     With `Band` as the rule and no truncation this is DPPO's binary mask, and its gradient is `Surrogate`'s.
 
     Args:
-        max_weight: Truncation of the ratio, > 0; ``inf`` for none. DPPO and verl use 20.
-        both_sides: Whether a token is dropped wherever it is outside (IcePop). If not, only where the advantage pushes
-            it further out (DPPO).
+        max_weight: Truncation of the ratio, > 0; ``inf`` for none. verl's loss asks for 20.
+        both_sides: Whether a token is dropped wherever it is outside (IcePop, GLM-5). If not, only where the advantage
+            pushes it further out (DPPO).
 
     Source: arXiv 2602.04879; both sides: arXiv 2510.18855.
 

@@ -15,25 +15,25 @@ from bandpo.errors import InvalidValue
 from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
 
-__all__ = ["Balanced", "DualClip", "SelfAnchored", "SequenceMask", "TwoSided", "Unweighted"]
+__all__ = [
+    "Balanced", "CovariancePenalty", "DualClip", "FutureKL", "LogRatioPenalty", "SelfAnchored", "SequenceMask",
+    "TwoSided", "Unweighted",
+]  # fmt: skip
 
 
 class _Around(Objective):
-    """Another objective, but for some tokens, which get one weight and one reported ratio."""
+    """Another objective, changed."""
 
     objective: Objective
 
-    @abstractmethod
-    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
-        """Which tokens, their weight, and what stands for their ratio in the reported loss."""
+    def __post_init__(self) -> None:
+        is_objective(self.objective)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        these, weight, _ = self._apart(tokens)
-        return self.objective.weight(tokens).masked_fill(these, weight)
+        return self.objective.weight(tokens)
 
     def value(self, tokens: Tokens) -> Tensor:
-        these, _, value = self._apart(tokens)
-        return self.objective.value(tokens).masked_fill(these, value)
+        return self.objective.value(tokens)
 
     def pull(self, tokens: Tokens) -> Tensor | None:
         return self.objective.pull(tokens)
@@ -50,12 +50,28 @@ class _Around(Objective):
         return self.objective.whole_batch
 
 
+class _Apart(_Around):
+    """Another objective, but for some tokens, which get one weight and one reported ratio."""
+
+    @abstractmethod
+    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        """Which tokens, their weight, and what stands for their ratio in the reported loss."""
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        these, weight, _ = self._apart(tokens)
+        return self.objective.weight(tokens).masked_fill(these, weight)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        these, _, value = self._apart(tokens)
+        return self.objective.value(tokens).masked_fill(these, value)
+
+
 @dataclass(frozen=True)
-class DualClip(_Around):
+class DualClip(_Apart):
     """Another objective without the gradient of tokens with A < 0 and ``r > max_ratio``; they report ``−max_ratio·A``.
 
     Args:
-        max_ratio: c > 1. The paper of Band uses 10, verl 3.
+        max_ratio: c > 1; ``inf`` for none. The paper of Band uses 10, verl 3.
         objective: What holds for the other tokens.
 
     Source: arXiv 1912.09729.
@@ -71,8 +87,8 @@ class DualClip(_Around):
     objective: Objective = Surrogate()
 
     def __post_init__(self) -> None:
-        _checks.number("dual_clip", self.max_ratio, "above 1", lambda x: x > 1)
-        is_objective(self.objective)
+        _checks.number("DualClip's max_ratio", self.max_ratio, "above 1", lambda x: x > 1)
+        super().__post_init__()
 
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio), 0.0, self.max_ratio
@@ -109,17 +125,20 @@ class TwoSided(Objective):
 
 
 @dataclass(frozen=True)
-class SequenceMask(_Around):
-    """Another objective without the sequences that have A < 0 and have drifted too far.
+class SequenceMask(_Apart):
+    """Another objective without the sequences that have A < 0 and have drifted too far from the anchor.
 
-    A sequence has drifted where the mean of ``log π_anchor − log π`` over its tokens is above ``max_kl``. The anchor is
-    the policy that sampled, where `bandpo.policy_loss` is told of it, else the old one.
+    The anchor is the policy that sampled, where `bandpo.policy_loss` is told of it, else the old one. A mean over
+    tokens still counts those of a masked sequence, as in TRL; verl takes them out of the number.
 
     Args:
-        max_kl: Largest mean drift (nats per token), > 0.
+        max_kl: Largest drift (nats), > 0.
         objective: What holds for the sequences that are kept.
+        drift: Of a sequence, with ``l = log π − log π_anchor``: ``mean_k1``, the mean of ``−l`` over its tokens;
+            ``mean_k3``, that of ``e^l − 1 − l``; ``max_k2``, the largest ``l²/2``. The names are verl's.
+        both_signs: Whether sequences with A ≥ 0 are masked as well.
 
-    Source: off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556.
+    Source: off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556; the other drifts, arXiv 2512.23075.
 
     >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.02, 0.08]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=Unclipped()
@@ -130,18 +149,27 @@ class SequenceMask(_Around):
 
     max_kl: float
     objective: Objective = Surrogate()
+    drift: str = "mean_k1"
+    both_signs: bool = False
 
     def __post_init__(self) -> None:
         above_0(max_kl=self.max_kl)
-        is_objective(self.objective)
+        super().__post_init__()
+        if self.drift not in ("mean_k1", "mean_k3", "max_k2"):
+            raise InvalidValue(f"drift must be 'mean_k1', 'mean_k3' or 'max_k2', got {self.drift!r}")
 
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
-        drifted = tokens.sequence_mean(-tokens.log_ratio_anchor) > self.max_kl
-        return (tokens.advantages < 0) & drifted, 0.0, 0.0
+        moved = tokens.log_ratio_anchor
+        if self.drift == "max_k2":
+            drift = (tokens.mask * moved.square() / 2).amax(-1, keepdim=True)
+        else:
+            drift = tokens.sequence_mean(-moved if self.drift == "mean_k1" else torch.expm1(moved) - moved)
+        masked = (drift > self.max_kl).expand_as(moved)
+        return masked if self.both_signs else masked & (tokens.advantages < 0), 0.0, 0.0
 
 
 @dataclass(frozen=True)
-class SelfAnchored(_Around):
+class SelfAnchored(_Apart):
     """UP's form: tokens with A > 0 have weight 1, as if the old policy were the current one.
 
     Args:
@@ -161,11 +189,80 @@ class SelfAnchored(_Around):
 
     objective: Objective = Surrogate()
 
-    def __post_init__(self) -> None:
-        is_objective(self.objective)
-
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         return tokens.advantages > 0, 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class LogRatioPenalty(_Around):
+    """Another objective, and a loss of ``coefficient·(log r)²`` on every token: ``b = −2·coefficient·log r``.
+
+    Source: Kimi-K2.5, arXiv 2602.02276.
+
+    >>> tokens = Tokens.from_batch(
+    ...     torch.tensor([[0.16]]).log(), torch.tensor([[0.08]]).log(), torch.zeros(1, 1), rule=Unclipped()
+    ... )
+    >>> LogRatioPenalty(0.5).pull(tokens), LogRatioPenalty(0.5).penalty(tokens)  # −log 2 and ½·log² 2
+    (tensor([[-0.6931]]), tensor([[0.2402]]))
+    """
+
+    coefficient: float
+    objective: Objective = Surrogate()
+
+    def __post_init__(self) -> None:
+        above_0(coefficient=self.coefficient)
+        super().__post_init__()
+
+    def pull(self, tokens: Tokens) -> Tensor:
+        mine, other = -2 * self.coefficient * tokens.log_ratio, self.objective.pull(tokens)
+        return mine if other is None else mine + other
+
+    def penalty(self, tokens: Tokens) -> Tensor:
+        mine, other = self.coefficient * tokens.log_ratio.square(), self.objective.penalty(tokens)
+        return mine if other is None else mine + other
+
+
+@dataclass(frozen=True)
+class FutureKL(_Around):
+    """FIPO's form: another objective, its weights multiplied by what the rest of the response has gained.
+
+    The factor is ``e^F`` within [1, 1 + boost], where F is the sum of ``2^(−d/decay)·log r`` over the token and those
+    after it, d the distance in positions. Tokens with ``r > max_ratio`` and those that do not count add nothing.
+
+    Source: arXiv 2603.19835. The authors' code also drops sequences with several tokens above ``max_ratio``.
+
+    >>> tokens = Tokens.from_batch(
+    ...     torch.tensor([[0.08, 0.084]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=Unclipped()
+    ... )
+    >>> FutureKL(decay=1.0).weight(tokens)  # √1.05 and 1.05·1.05
+    tensor([[1.0247, 1.1025]])
+    """
+
+    decay: float = 32.0
+    boost: float = 0.2
+    max_ratio: float = 10.0
+    objective: Objective = Surrogate()
+
+    def __post_init__(self) -> None:
+        above_0(decay=self.decay, boost=self.boost, max_ratio=self.max_ratio)
+        super().__post_init__()
+
+    def _factor(self, tokens: Tokens) -> Tensor:
+        left_out = (tokens.ratio > self.max_ratio) | (tokens.mask == 0)
+        gained, length = tokens.log_ratio.masked_fill(left_out, 0.0), tokens.mask.shape[-1]
+        place = torch.arange(length, device=gained.device)
+        # Each round doubles how far the sums reach: until a token counts 2^−64, below the rounding of float64.
+        for doubling in range(math.ceil(math.log2(64 * self.decay))):
+            later = place + 2**doubling
+            reached = gained[..., later.clamp(max=length - 1)] * (later < length)
+            gained = gained + 2 ** (-(2**doubling) / self.decay) * reached
+        return gained.clamp(0.0, math.log1p(self.boost)).exp()
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return self._factor(tokens) * super().weight(tokens)
+
+    def value(self, tokens: Tokens) -> Tensor:
+        return self._factor(tokens) * super().value(tokens)
 
 
 @dataclass(frozen=True)
@@ -186,6 +283,55 @@ class Unweighted(Objective):
 
 
 @dataclass(frozen=True)
+class CovariancePenalty(Objective):
+    """KL-Cov's form: no clip, ``w = r``, and a loss of ``coefficient·abs(log r)`` on the tokens that cost most entropy.
+
+    They are the ``share`` (in (0, 1]) with the largest ``(A − mean A)·(log π − mean log π)``, one token at least.
+
+    Source: arXiv 2505.22617, and its authors' script for 7B. For 32B it has a share of 0.0002; verl's defaults are
+    0.0002 and a coefficient of 0.1.
+
+    >>> tokens = Tokens.from_batch(
+    ...     torch.tensor([[0.16, 0.04]]).log(), torch.full((1, 2), 0.08).log(), torch.eye(2)[:1], rule=Unclipped()
+    ... )
+    >>> CovariancePenalty(0.5).pull(tokens)
+    tensor([[-1.,  0.]])
+    """
+
+    share: float = 0.002
+    coefficient: float = 1.0
+
+    def __post_init__(self) -> None:
+        _checks.number("share", self.share, "in (0, 1]", lambda x: 0 < x <= 1)
+        above_0(coefficient=self.coefficient)
+
+    @property
+    def whole_batch(self) -> bool:
+        return True
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return tokens.ratio
+
+    def pull(self, tokens: Tokens) -> Tensor:
+        return -self._chosen(tokens) * tokens.log_ratio.sign()
+
+    def penalty(self, tokens: Tokens) -> Tensor:
+        return self._chosen(tokens) * tokens.log_ratio.abs()
+
+    def _chosen(self, tokens: Tokens) -> Tensor:
+        """The coefficient at the tokens that are pulled back, else 0."""
+        count = tokens.mask.sum()
+        advantage, logp = (
+            x - (x * tokens.mask).sum() / count
+            for x in (tokens.advantages, tokens.logp_old + tokens.log_ratio)
+        )
+        order = (advantage * logp).masked_fill(tokens.mask == 0, -math.inf).flatten().argsort(descending=True)
+        place = torch.arange(len(order), device=order.device)
+        largest = (place < (self.share * count).floor().clamp(min=1)).to(logp) * self.coefficient
+        return torch.empty_like(largest).scatter(0, order, largest).view_as(logp)
+
+
+@dataclass(frozen=True)
 class Balanced(Objective):
     """BAPO's form: PPO's surrogate on bounds that widen for this batch until gains carry enough of the loss.
 
@@ -202,7 +348,9 @@ class Balanced(Objective):
         max_upper: Last upper bound.
         step: What one widening adds, > 0.
 
-    Source: arXiv 2510.18927. The order (lower bound first) is that of the authors' code.
+    Source: arXiv 2510.18927 for the ranges. Order (lower bound first), step and sums are the authors' code's; the paper
+    moves the upper bound first, by 0.05, then the lower one by 0.02, weighs tokens in its sums by their old
+    probability, and wants a share of 0.4.
 
     >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.056]]).log(),

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bandpo import _checks
 from bandpo.batch import Tokens
 from bandpo.objectives.base import Objective, above_0
 
-__all__ = ["GammaWeight", "ProbabilityPenalty", "Quadratic", "SigmoidGate"]
+__all__ = ["GammaWeight", "ProbabilityPenalty", "Quadratic", "SigmoidGate", "Smoothed"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,25 @@ class SigmoidGate(Objective):
     def _temperature(self, tokens: Tokens) -> Tensor:
         low = torch.full_like(tokens.ratio, self.negative)
         return low.masked_fill(tokens.advantages > 0, self.positive)
+
+
+@dataclass(frozen=True)
+class Smoothed(Objective):
+    """PSPO's form: no clip, and the share ``alpha`` in [0, 1) of the old policy mixed in: ``w = (1 − alpha)·r``.
+
+    Source: arXiv 2509.21282.
+    """
+
+    alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        _checks.number("alpha", self.alpha, "in [0, 1)", lambda x: 0 <= x < 1)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return (1 - self.alpha) * tokens.ratio
+
+    def value(self, tokens: Tokens) -> Tensor:
+        return self.weight(tokens) + self.alpha
 
 
 @dataclass(frozen=True)
