@@ -15,9 +15,12 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from bandpo.audit.logs import read_log
+from bandpo.audit.record import read_calls
 from bandpo.errors import FileProblem
+from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
+from bandpo_lab.training.checkpoints import WholeCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.train import RunTrainer, run_training
 
@@ -217,6 +220,32 @@ def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
     assert "No space left on device" in logged
     run_training(small(tmp_path, "--resume"))
     assert_same(tmp_path, whole)
+
+
+def test_without_a_lag_nothing_changes(whole, tmp_path, monkeypatch):
+    class Plain(WholeCheckpoints, BandGRPOTrainer):
+        create_model_card = RunTrainer.create_model_card
+
+    monkeypatch.setattr("bandpo_lab.training.train.RunTrainer", Plain)
+    assert_same_weights(run_training(small(tmp_path / "plain")).path, whole)
+
+
+@pytest.mark.parametrize("updates", [2, 1])
+def test_a_lag_trains_on_older_batches_and_survives_a_kill(updates, tmp_path):
+    """Batches wait for two others. Of five, three are trained on, the last two with ratios off 1."""
+    sizes = ["--per_device_train_batch_size=16", "--steps_per_generation=1"] if updates == 1 else []
+    options = [*sizes, "--lag=2", f"--save_steps={updates}", f"--max_steps={5 * updates}", "--eval_prompts=0"]
+    options += [f"--record={tmp_path / 'record'}", "--learning_rate=1e-3"]
+    whole = run_training(small(tmp_path / "run", *options)).path
+    looks = {call.step: call for call in read_calls(tmp_path / "record")}
+    assert min(looks) == 2 * updates
+    firsts = [looks[batch * updates] for batch in (2, 3, 4)]
+    assert [call.lag.max().item() for call in firsts] == [2 * updates] * 3
+    assert [call.batch.log_ratio.abs().max() > 1e-4 for call in firsts] == [False, True, True]
+    cut = Path(shutil.copytree(whole, tmp_path / "cut"))
+    for name in (*AT_THE_END, f"checkpoint-{5 * updates}"):
+        shutil.rmtree(cut / name) if (cut / name).is_dir() else (cut / name).unlink()
+    assert_same(run_training(small(cut, *options, "--resume")).path, whole)
 
 
 @pytest.mark.slow

@@ -171,6 +171,7 @@ class AuditMixin(GRPOTrainer):
             mask=counted_tokens(inputs),
             entropy=entropy,
             step=self.state.global_step,
+            version=inputs.get("version"),
             method=self.audited_method(),
         )
 

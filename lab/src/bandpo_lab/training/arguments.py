@@ -72,12 +72,20 @@ ABOVE_0 = (
     "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
     "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "logging_steps", "save_steps",
 )  # fmt: skip
-AT_LEAST_0 = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
+AT_LEAST_0 = ("lag", "learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
 
 
 @dataclass
 class TrainingConfig(BandGRPOConfig):
-    """`BandGRPOConfig` that refuses, by a ValueError, numbers with which a run would end late or never begin."""
+    """`BandGRPOConfig` with a lag; refuses, by a ValueError, numbers with which a run would end late or never begin."""
+
+    lag: int = field(
+        default=0,
+        metadata={
+            "help": "Train on each batch so many batches after it was generated, as asynchronous training does. The "
+            "first `lag` batches of a run move nothing."
+        },
+    )
 
     def __post_init__(self) -> None:
         _refuse(self, ABOVE_0, lambda value: value > 0, "above 0")

@@ -27,6 +27,7 @@ from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import EvaluateEvery, MetricsLog, ProgressBar
 from bandpo_lab.training.checkpoints import WholeCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
+from bandpo_lab.training.stale import StaleBatches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 EVALUATION_SEED = 1234
 
 
-class RunTrainer(WholeCheckpoints, BandGRPOTrainer):
-    """`BandGRPOTrainer` whose checkpoints are written whole or not at all."""
+class RunTrainer(WholeCheckpoints, StaleBatches, BandGRPOTrainer):
+    """`BandGRPOTrainer` with a lag, whose checkpoints are written whole or not at all."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """None: TRL's, made with each checkpoint, knows no local model, clip rule or scores."""
