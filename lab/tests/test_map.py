@@ -34,12 +34,12 @@ ADAM = Optimizer(0.9, adam=True)
 TINY = Plan("quick", seeds=4, rates=2, batches=3, places=[Place("rare arm", 0.05, 32, 2, "Adam")])
 
 
-def by_hand(world, low, high, optimizer, rate, samples, updates, batches):
+def by_hand(world, low, high, optimizer, rate, samples, updates, batches, lag):
     """One seed under a fixed clip, sample by sample, in numpy: gradients from p alone, no autograd, no shared code."""
     generator = torch.Generator().manual_seed(0)
     theta = np.log(np.array(world.start))
     decisions, answers = theta.shape
-    mean, square, rewards, count = np.zeros_like(theta), 0.0, [], 0
+    mean, square, rewards, count, drawn = np.zeros_like(theta), 0.0, [], 0, []
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
         draws = torch.rand(1, decisions + 1, samples, generator=generator)[0].double().numpy()
@@ -49,6 +49,10 @@ def by_hand(world, low, high, optimizer, rate, samples, updates, batches):
         reward = (draws[-1] < chances).astype(float)
         advantage = np.concatenate([(g - g.mean()) / (g.std(ddof=1) + 1e-4) for g in reward.reshape(-1, 16)])
         rewards.append(reward.mean())
+        drawn.append((old, taken, advantage))
+        if batch < lag:
+            continue
+        old, taken, advantage = drawn[batch - lag]
         for update in range(updates):
             p = np.exp(theta) / np.exp(theta).sum(-1, keepdims=True)
             gradient = np.zeros_like(theta)
@@ -75,19 +79,21 @@ def by_hand(world, low, high, optimizer, rate, samples, updates, batches):
 
 
 @pytest.mark.parametrize(
-    ("world", "rule", "optimizer", "rate"),
+    ("world", "rule", "optimizer", "rate", "lag"),
     [
-        (rare_arm(0.1), FixedClip(0.2), Optimizer(), 2.0),
-        (rare_arm(0.1), FixedClip(0.2, 0.28), Optimizer(0.9), 0.3),
-        (two_stages(0.1), FixedClip(0.2), ADAM, 0.1),
-        (coin_flips(), Unclipped(), ADAM, 0.2),
+        (rare_arm(0.1), FixedClip(0.2), Optimizer(), 2.0, 0),
+        (rare_arm(0.1), FixedClip(0.2, 0.28), Optimizer(0.9), 0.3, 0),
+        (two_stages(0.1), FixedClip(0.2), ADAM, 0.1, 0),
+        (coin_flips(), Unclipped(), ADAM, 0.2, 0),
+        (rare_arm(0.1), FixedClip(0.2), ADAM, 0.1, 2),
     ],
-    ids=["SGD", "momentum", "Adam, two stages", "Adam, no clip"],
+    ids=["SGD", "momentum", "Adam, two stages", "Adam, no clip", "Adam, stale"],
 )
-def test_a_table_learns_as_a_loop_over_its_samples_does(world, rule, optimizer, rate):
+def test_a_table_learns_as_a_loop_over_its_samples_does(world, rule, optimizer, rate, lag):
     low, high = (rule.low, rule.high) if isinstance(rule, FixedClip) else (1.0, math.inf)
-    found = simulate(world, rule, optimizer, [rate], seeds=1, samples=64, updates=6, batches=5)
-    rewards, end = by_hand(world, low, high, optimizer, rate, samples=64, updates=6, batches=5)
+    sizes = {"samples": 64, "updates": 6, "batches": 5, "lag": lag}
+    found = simulate(world, rule, optimizer, [rate], seeds=1, **sizes)
+    rewards, end = by_hand(world, low, high, optimizer, rate, **sizes)
     assert found.rewards[0, 0].tolist() == pytest.approx(rewards)
     assert found.end.item() == pytest.approx(end, rel=1e-3)
 

@@ -62,10 +62,13 @@ class Place:
     updates: int
     optimizer: str
     """One of `bandpo_lab.study.tabular.OPTIMIZERS`."""
+    lag: int = 0
+    """Batches between drawing a batch and training on it."""
 
     def __str__(self) -> str:
         tail = f", p = {self.p:g}" if self.p else ""
-        return f"{self.world}{tail}, {self.samples} samples, {self.updates} updates, {self.optimizer}"
+        lag = f", lag {self.lag}" if self.lag else ""
+        return f"{self.world}{tail}, {self.samples} samples, {self.updates} updates, {self.optimizer}{lag}"
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ def run_cell(plan: Plan, place: Place, rule: str) -> Cell:
         samples=place.samples,
         updates=place.updates,
         batches=plan.batches,
+        lag=place.lag,
     )
     return Cell(
         place,

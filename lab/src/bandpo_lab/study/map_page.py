@@ -76,8 +76,8 @@ def map_tables(found: Map) -> str:
 
 
 def _order(place: Place) -> tuple[object, ...]:
-    _, p, samples, updates, optimizer = astuple(place)
-    return optimizer, samples != 128, samples, updates, p
+    _, p, samples, updates, optimizer, lag = astuple(place)
+    return lag, optimizer, samples != 128, samples, updates, p
 
 
 @house_style()

@@ -6,6 +6,7 @@ advantages those of GRPO. All seeds and learning rates of a cell are rows of one
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -188,6 +189,7 @@ def simulate(
     samples: int = 128,
     updates: int = 16,
     batches: int = 80,
+    lag: int = 0,
 ) -> Outcome:
     """Train tables under a clip rule, with GRPO's advantages and `bandpo.policy_loss`.
 
@@ -198,6 +200,8 @@ def simulate(
     Args:
         samples: Completions in a batch, a multiple of 16.
         updates: Optimizer steps on each batch, one minibatch each.
+        lag: So many batches are drawn before a batch is trained on; nothing is trained before the first, nor after the
+            last is drawn.
 
     Raises:
         ValueError: a number that does not fit.
@@ -208,14 +212,14 @@ def simulate(
     """
     if samples % GROUP or samples < GROUP:
         raise InvalidValue(f"samples must be a multiple of {GROUP}, the size of a group, got {samples}")
-    if min(seeds, updates, batches) < 1 or not min(learning_rates, default=0.0) > 0:
-        raise InvalidValue("seeds, updates, batches and learning rates must all be above 0")
+    if min(seeds, updates, batches, lag + 1) < 1 or not min(learning_rates, default=0.0) > 0:
+        raise InvalidValue("seeds, updates, batches and learning rates must all be above 0, lag at least 0")
     generator = torch.Generator().manual_seed(0)
     rows, decisions = len(learning_rates) * seeds, len(world.start)
     logits = torch.tensor(world.start).log().repeat(rows, 1, 1).requires_grad_()
     rates = torch.tensor(learning_rates).repeat_interleave(seeds)[:, None, None]
     steps = _Steps(optimizer, logits.detach())
-    rewards, entropies = [], []
+    rewards, entropies, waiting = [], [], deque()
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
         with torch.no_grad():
@@ -226,10 +230,12 @@ def simulate(
             edges = logp_old.exp().cumsum(-1)[..., :-1].contiguous()
             answers = torch.searchsorted(edges, draws[:, :-1].contiguous())
             reward = (draws[:, -1] < torch.tensor(stage.chances)[answers[:, stage.decision]]).float()
-            parts = _parts(answers, _advantages(reward))
+            waiting.append((_as_tokens(logp_old), _parts(answers, _advantages(reward))))
         rewards.append(reward.mean(-1))
         entropies.append(-(logp_old.exp() * logp_old).sum(-1).mean(-1))
-        old = _as_tokens(logp_old)
+        if len(waiting) <= lag:
+            continue
+        old, parts = waiting.popleft()
         for update in range(updates):
             loss, _ = policy_loss(
                 _as_tokens(logits.log_softmax(-1)),
