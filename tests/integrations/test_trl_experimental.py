@@ -106,11 +106,15 @@ class TestSDPO(Contract):
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        (BandAsyncGRPOConfig, {"epsilon": 0.1}, r"epsilon=0.1, epsilon_high=None have no effect"),
+        (BandAsyncGRPOConfig, {"epsilon": 0.1}, r"epsilon=0.1 would have no effect"),
         (BandAsyncGRPOConfig, {"clip": "Bnd()"}, "clip: .*did you mean Band"),
         (BandAsyncGRPOConfig, {"method": "SAPO()"}, r"^method: 'SAPO\(\)' is SigmoidGate"),
         (BandSDPOConfig, {"method": "CISPO()"}, r"^method: 'CISPO\(\)' is ClippedWeight"),
-        (BandSDPOConfig, {"distillation_weight": 0.5, "epsilon_high": 0.28}, "epsilon_high=0.28 have no"),
+        (
+            BandSDPOConfig,
+            {"distillation_weight": 0.5, "epsilon_high": 0.28},
+            "epsilon_high=0.28 would have no",
+        ),
         (BandSDPOConfig, {}, "distillation_weight=1 is distillation alone"),
     ],
 )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from trl import GRPOConfig
 
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
 from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
+from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, TwoSided
 from bandpo.rules import Sides, Unclipped
 from bandpo.text import as_method, as_text
+
+LOSS_TYPES = {average: name for name, average in TRL_LOSS_TYPES.items()}
+"""TRL's name of an average; of two, the one whose denominator is that of the whole update."""
 
 
 class _Replaced(float):
@@ -44,24 +48,34 @@ class MethodSettings:
         },
     )
     clip: str | None = field(default=None, metadata={"help": "Another name of method."})
+    epsilon: float | None = field(
+        default=None, metadata={"help": "Refused; the interval is part of method, as in 'FixedClip(0.2)'."}
+    )
 
     def settle(self, method: Method) -> None:
         """Put a method into ``method``, as text, and refuse epsilons beside it."""
         self.method, self.clip = as_text(method), None
-        epsilons: Any = self
-        if (epsilons.epsilon, epsilons.epsilon_high) != (0.2, None):
+        given = {"epsilon": self.epsilon, "epsilon_high": cast("Any", self).epsilon_high}
+        given = {name: x for name, x in given.items() if x is not None and not isinstance(x, _Replaced)}
+        if given:
+            named = ", ".join(f"{name}={x}" for name, x in given.items())
             raise InvalidValue(
-                f"epsilon={epsilons.epsilon}, epsilon_high={epsilons.epsilon_high} have no effect beside "
-                f"method={self.method!r}; write the interval as method='FixedClip(low, high)'"
+                f"{named} would have no effect beside method={self.method!r}; write the interval as "
+                "method='FixedClip(low, high)'"
             )
+        self.epsilon = _Replaced(0.2)
+
+    def to_dict(self) -> dict[str, Any]:
+        return cast("Any", super()).to_dict() | {"epsilon": None}
 
 
 @dataclass
-class BandGRPOConfig(MethodSettings, GRPOConfig):
+class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
     """`GRPOConfig` with a method in place of ``epsilon`` and ``epsilon_high``.
 
     A clip rule alone leaves to TRL what it does not say: ``importance_sampling_level``, ``loss_type='cispo'`` and
-    ``delta`` stand beside it. A whole method brings its own level and objective. The average is always ``loss_type``'s.
+    ``delta`` stand beside it. A whole method brings its own level, objective and average; a ``loss_type`` named beside
+    it wins, which the trainer says in one line.
 
     Attributes:
         method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
@@ -69,6 +83,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):
             ``Band(KL(), 0.05)``. A radius may be one of `bandpo.radius`. At the level of sequences a rule bounds
             GSPO's ratio, see `bandpo.policy_loss`.
         clip: Another name of ``method``; None from then on.
+        loss_type: The average. By default the method's own; ``dapo`` for a rule alone.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
@@ -79,12 +94,17 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):
 
     Raises:
         ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; a ``loss_type`` that is an objective of its
-            own; a setting beside a whole method that already says it; ``epsilon`` or ``epsilon_high`` given too.
+            own; a setting beside a whole method that already says it; ``epsilon`` or ``epsilon_high`` given too;
+            ``gradient_accumulation_steps`` above 1 beside a method whose sums run over all tokens of an update.
 
     >>> BandGRPOConfig("out", clip="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
     'FixedClip(low=0.2, high=0.28)'
     """
 
+    loss_type: str | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None,
+        metadata={"help": "The average; by default the method's own, and 'dapo' for a clip rule alone."},
+    )
     anchor: str = field(
         default="trainer",
         metadata={
@@ -121,7 +141,19 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):
                     "your own is written Method(clip, objective, level='sequence')"
                 )
             self.importance_sampling_level = method.level
+        if self.loss_type is None:
+            average = known_aggregation(method.aggregation or "token-mean")
+            if average not in LOSS_TYPES:
+                raise InvalidValue(
+                    f"TRL has no average {average!r}, which {self.method} has; name a loss_type"
+                )
+            self.loss_type = LOSS_TYPES[average]  # pyright: ignore[reportIncompatibleVariableOverride]
         super().__post_init__()
+        if method.objective.whole_batch and self.gradient_accumulation_steps > 1:
+            raise InvalidValue(
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} run over "
+                "all tokens of an update; set it to 1, and per_device_train_batch_size as much higher"
+            )
         if self.loss_type not in CLIPPED_LOSS_TYPES:
             raise InvalidValue(
                 f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {self.method}, "
@@ -139,10 +171,6 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):
             )
         if self.anchor not in ("trainer", "rollout"):
             raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {self.anchor!r}")
-        self.epsilon = _Replaced(self.epsilon)
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"epsilon": float(self.epsilon)}
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -164,7 +192,20 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):
 
     @property
     def updates_per_batch(self) -> int:
-        """Optimiser steps made on each generated batch. With 1 the ratio is always 1 and no rule can act."""
+        """Optimiser steps made on each generated batch."""
         return max(
             1, (self.steps_per_generation or 1) * self.num_iterations // self.gradient_accumulation_steps
         )
+
+    @property
+    def ratio_moves(self) -> bool:
+        """Whether some loss has another policy than that which its batch was generated with, as TRL decides it."""
+        return (
+            self.gradient_accumulation_steps % ((self.steps_per_generation or 1) * self.num_iterations) != 0
+        )
+
+    @property
+    def other_average(self) -> bool:
+        """Whether ``loss_type`` is another average than the method's own."""
+        own = as_method(self.method).aggregation
+        return own is not None and known_aggregation(own) != TRL_LOSS_TYPES.get(str(self.loss_type))

@@ -16,6 +16,7 @@ batch. Its entropies come from the pass that TRL makes for the old log-probabili
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -107,7 +108,8 @@ class BandGRPOTrainer(AuditMixin):
 
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
-        ValueError: ``anchor="rollout"`` where nothing gives the rollout's log-probabilities.
+        ValueError: the bounds surround the rollout's log-probabilities, or the method's ratio refers to them (DPPO,
+            IcePop), and nothing gives them.
     """
 
     args: BandGRPOConfig
@@ -127,23 +129,43 @@ class BandGRPOTrainer(AuditMixin):
         args = BandGRPOConfig() if args is None else args
         if not isinstance(args, BandGRPOConfig):
             raise InvalidType(f"args must be a BandGRPOConfig, got {type(args).__name__}")
-        if args.updates_per_batch == 1:
+        self.method, self.record = args.whole_method, args.record
+        engine = "rollout" in (args.anchor, self.method.old_policy)
+        if not args.ratio_moves and not engine:
             warnings.warn(
                 "each batch is used for one optimiser step, so the ratio is always 1 and no clip rule can act: set "
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        self.method, self.record = args.whole_method, args.record
         self.audit_steps, self.audit_detail = args.audit_steps, args.audit_detail
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         check_radius(self.method.clip)
         super().__init__(model, reward_funcs, args, *arguments, **named)
-        if args.anchor == "rollout" and not self.use_vllm and self.rollout_func is None:
+        if engine and not self.use_vllm and self.rollout_func is None:
+            own = replace(self.method, old_policy="trainer")
+            remedy = f"write method={str(own)!r}" if own != self.method else "leave anchor out"
             raise InvalidValue(
-                "anchor='rollout' needs use_vllm, or a rollout_func that returns log-probabilities: else the trainer's "
-                "are the only ones"
+                f"{self._of_rollout} needs use_vllm, or a rollout_func that returns log-probabilities: else the "
+                f"trainer's are the only ones, and to use these {remedy}"
             )
+        if self.method.old_policy == "rollout" and self.use_vllm and self.vllm_importance_sampling_correction:
+            self.vllm_importance_sampling_correction = False
+            self._say(
+                f"vllm_importance_sampling_correction is off: {self._of_rollout} has vLLM's log-probabilities in its "
+                "ratio already"
+            )
+        if args.other_average:
+            self._say(f"loss_type={args.loss_type!r} is another average than that of {args.method}")
+
+    @property
+    def _of_rollout(self) -> str:
+        """The setting that asks for the rollout's log-probabilities."""
+        rollout = self.method.old_policy == "rollout"
+        return f"method={self.args.method!r}" if rollout else "anchor='rollout'"
+
+    def _say(self, line: str) -> None:
+        self.accelerator.print(f"bandpo: {line}", file=sys.stderr)
 
     @property
     def _controllers(self) -> bool:
@@ -207,6 +229,8 @@ class BandGRPOTrainer(AuditMixin):
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         batch = self._batch_of(inputs, logp, entropy)
+        if self.method.old_policy == "rollout":
+            inputs["old_per_token_logps"] = batch.logp_old
         tokens = self.method.tokens(batch)
         self._record_all(batch, tokens)
         self._steer(inputs, batch, tokens, logp)
@@ -296,17 +320,22 @@ class BandGRPOTrainer(AuditMixin):
             self._radii.clear()
         super().log(logs, start_time)
 
+    def _old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
+        return (
+            self._rollout(inputs, logp) if self.method.old_policy == "rollout" else super()._old(inputs, logp)
+        )
+
     def _anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
-        if self.args.anchor == "trainer":
-            return None
+        return self._rollout(inputs, logp) if self.args.anchor == "rollout" else None
+
+    def _rollout(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
+        """The log-probabilities of the engine that sampled; the trainer's where vLLM could not score a token."""
         if "sampling_per_token_logps" not in inputs:
             raise InvalidValue(
-                "anchor='rollout', but the rollout gave no log-probabilities; return them from rollout_func, or leave "
-                "anchor out"
+                f"{self._of_rollout}, but the rollout gave no log-probabilities; return them from rollout_func"
             )
         sampled = inputs["sampling_per_token_logps"].float()
-        # NaN stands where vLLM could not score a token.
-        return torch.where(sampled.isnan(), self._old(inputs, logp).float(), sampled)
+        return torch.where(sampled.isnan(), super()._old(inputs, logp).float(), sampled)
 
 
 def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:

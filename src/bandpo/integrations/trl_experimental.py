@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):
+class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
     """`AsyncGRPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
@@ -58,7 +58,7 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
 
 
 @dataclass
-class BandSDPOConfig(MethodSettings, SDPOConfig):
+class BandSDPOConfig(MethodSettings, SDPOConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
     """`SDPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
