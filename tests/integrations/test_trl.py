@@ -519,7 +519,7 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, method="DPPO()")
     make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, method="IcePop()", loss_type="grpo")
     said = capsys.readouterr().err
-    assert "bandpo: loss_type='grpo' is another average than that of IcePop(low=0.5, high=4.0)\n" in said
+    assert "bandpo: loss_type='grpo' is another average than that of IcePop(" in said
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,8 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
         ({"method": "SAPO()", "importance_sampling_level": "sequence"}, "is a method of tokens"),
         ({"method": "CISPO()", "loss_type": "cispo"}, "CISPO.* and loss_type='cispo' both say how to clip"),
         ({"method": "SAP()"}, "did you mean SAPO"),
-        ({"anchor": "sampler"}, "anchor must be 'trainer' or 'rollout', got 'sampler'"),
+        ({"anchor": "sampler"}, "anchor must be one of trainer, rollout, got 'sampler'"),
+        ({"certify": "yes"}, "certify must be one of stop, warn, off, got 'yes'"),
         ({"audit_steps": -1}, "audit_steps must be at least 0"),
         ({"epsilon": 0.2}, r"epsilon=0.2 would have no effect beside method="),
         ({"epsilon_high": 0.28}, r"epsilon_high=0.28 would have no effect"),

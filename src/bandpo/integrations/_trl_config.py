@@ -86,6 +86,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         loss_type: The average. By default the method's own; ``dapo`` for a rule alone.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
+        certify: What a loss does whose gradient is not the method's: ``stop`` the run, ``warn``, or ``off``, unseen.
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
         audit_detail: Whether the console and trackers get all ``audit/…`` metrics, and not only the twelve of
             `bandpo.audit.metrics.LOGGED`.
@@ -112,6 +113,12 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         },
     )
 
+    certify: str = field(
+        default="stop",
+        metadata={
+            "help": "What happens where the gradient is not the method's: 'stop', 'warn', or 'off' (not compared)."
+        },
+    )
     audit_steps: int = field(
         default=1,
         metadata={"help": "Audit the losses of every so-many-th optimiser step; 0 for none."},
@@ -169,8 +176,9 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             raise InvalidValue(
                 f"delta={self.delta} is no bound above 1; a dual clip is Method(clip, DualClip(3))"
             )
-        if self.anchor not in ("trainer", "rollout"):
-            raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {self.anchor!r}")
+        for name, known in {"anchor": ("trainer", "rollout"), "certify": ("stop", "warn", "off")}.items():
+            if getattr(self, name) not in known:
+                raise InvalidValue(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

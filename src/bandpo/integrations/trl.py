@@ -35,6 +35,7 @@ from bandpo.integrations._trl_audit import (
     counted_tokens,
     with_trl_masks,
 )
+from bandpo.integrations._trl_certificate import Certifier, warn_of_an_unknown_loss
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.loss import with_slope
 from bandpo.methods import Method
@@ -106,8 +107,12 @@ class BandGRPOTrainer(AuditMixin):
     Warns at construction where each batch is used for a single update: the old policy is then the current one, the
     ratio is 1, and no clip of any kind does anything.
 
+    The gradient of the first loss whose ratios have left 1, and of one in a hundred steps after, is compared with the
+    method's, see `bandpo.certify`.
+
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
+        RuntimeError: while training: the gradient is not the method's.
         ValueError: the bounds surround the rollout's log-probabilities, or the method's ratio refers to them (DPPO,
             IcePop), and nothing gives them.
     """
@@ -137,6 +142,8 @@ class BandGRPOTrainer(AuditMixin):
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
+        self._certifier = Certifier(args.certify)
+        warn_of_an_unknown_loss()
         self.audit_steps, self.audit_detail = args.audit_steps, args.audit_detail
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -208,6 +215,9 @@ class BandGRPOTrainer(AuditMixin):
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)
+        # After the backward pass, to which subclasses may have added, and before the optimiser's step.
+        if line := self._certifier.settle(self, self.method):
+            self._say(line)
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
@@ -231,6 +241,7 @@ class BandGRPOTrainer(AuditMixin):
         batch = self._batch_of(inputs, logp, entropy)
         if self.method.old_policy == "rollout":
             inputs["old_per_token_logps"] = batch.logp_old
+        self._certifier.watch(self, inputs, batch, logp, entropy)
         tokens = self.method.tokens(batch)
         self._record_all(batch, tokens)
         self._steer(inputs, batch, tokens, logp)
