@@ -25,6 +25,7 @@ from swift.trainers.trainer_factory import TrainerFactory
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import clamping_at, epsilons, read_rule
+from bandpo.loss import TRL_LOSS_TYPES
 
 CLAMPED = ("grpo", "bnpo", "dr_grpo", "dapo", "fipo")
 """The ``loss_type``s that clamp the ratio on both sides."""
@@ -40,7 +41,8 @@ class BandGRPOTrainer(GRPOTrainer):
 
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
-        self._rule = read_rule("BANDPO_", os.environ.get("BANDPO_METHOD"), os.environ.get("BANDPO_CLIP"))
+        named = (os.environ.get("BANDPO_METHOD"), os.environ.get("BANDPO_CLIP"))
+        self._rule = read_rule("BANDPO_", *named, average=TRL_LOSS_TYPES.get(self.loss_type, "token-mean"))
         if self.loss_type not in CLAMPED:
             raise InvalidValue(
                 f"--loss_type {self.loss_type} does not clamp the ratio; use {', '.join(CLAMPED)}"

@@ -48,6 +48,9 @@ def loss(
 ) -> LossOutputs:
     """The loss of one sequence, summed over its counted tokens; prime-rl divides by the global count.
 
+    So every method has a mean over tokens; one line says so of a method with another average. One that needs other
+    sequences is refused.
+
     Args:
         inputs: prime-rl's ``LossInputs`` of one sequence.
         method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
@@ -61,7 +64,7 @@ def loss(
     Raises:
         ValueError: a setting cannot be read, both names are given, or a counted log-probability is out of range.
     """
-    chosen = read_method("trainer.loss.kwargs.", method, clip)
+    chosen = read_method("trainer.loss.kwargs.", method, clip, average="token-mean")
     if not kl_tau >= 0:
         raise InvalidValue(f"kl_tau must be at least 0, got {kl_tau!r}")
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask

@@ -3,7 +3,8 @@
     --loss-type custom_loss --custom-loss-function-path bandpo_slime.policy_loss
     --custom-config-path band.yaml
 
-where ``band.yaml`` holds ``clip: Band(KL(), 0.05)``, or ``method: DAPO()``; every key in it becomes an argument of
+where ``band.yaml`` holds ``clip: Band(KL(), 0.05)``, or ``method: DAPO()``, which wants ``--calculate-per-token-loss``
+for its average, or one line says that it gets slime's; every key in it becomes an argument of
 slime. Of the methods only those that are PPO's surrogate on other bounds are possible, since the loss stays slime's.
 
 slime's KL term, importance-sampling correction, entropy bonus, context parallelism and metrics (``pg_clipfrac``,
@@ -62,7 +63,10 @@ def with_bounds(args: Namespace, batch: dict[str, Any]) -> tuple[Namespace, dict
     Raises:
         ValueError: see `policy_loss`.
     """
-    rule = read_rule(method=getattr(args, "method", None), clip=getattr(args, "clip", None))
+    per_token = getattr(args, "calculate_per_token_loss", False)
+    average = "token-mean" if per_token else "seq-mean-token-mean"
+    named = (getattr(args, name, None) for name in ("method", "clip"))
+    rule = read_rule("", *named, average=average)
     if args.advantage_estimator == "gspo":
         raise InvalidValue(
             "--advantage-estimator gspo makes one ratio of a sequence, but the bounds are per token; choose another"

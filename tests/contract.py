@@ -1,4 +1,4 @@
-"""Six things that hold for every adapter, whatever its framework: subclass `Contract` and say how to call the loss."""
+"""What holds for every adapter, whatever its framework: subclass `Contract` and say how to call the loss."""
 
 import math
 from dataclasses import dataclass, replace
@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from bandpo import ClipRule, parse, policy_loss
+from bandpo import ClipRule, Surrogate, parse, policy_loss
+from bandpo.integrations._adapt import has_pull
+from bandpo.methods import METHODS
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Batch:
         return [row[:n] for row, n in zip(tensor, self.lengths, strict=True)]
 
 
-def make_batch(seed=0, shape=(6, 9), spread=0.6):
+def make_batch(seed=0, shape=(6, 9), spread=0.6, dtype=torch.float32):
     """Tokens common and rare, ratios near and far, both signs of advantage, ragged lengths."""
     generator = torch.Generator().manual_seed(seed)
     old = -6 * torch.rand(shape, generator=generator) ** 2 - 1e-2
@@ -36,7 +38,8 @@ def make_batch(seed=0, shape=(6, 9), spread=0.6):
     lengths = torch.randint(2, shape[1], (shape[0], 1), generator=generator)
     lengths[0] = shape[1]
     advantages = torch.randn(shape[0], generator=generator)
-    return Batch(new.requires_grad_(), old, advantages, (torch.arange(shape[1]) < lengths).float())
+    mask = (torch.arange(shape[1]) < lengths).float()
+    return Batch(new.to(dtype).requires_grad_(), old.to(dtype), advantages.to(dtype), mask)
 
 
 def dense_loss(batch, lower, upper, aggregation):
@@ -60,11 +63,17 @@ class Contract:
         shows_clipped_value: Whether a clipped token contributes its clipped value to the loss's value, as PPO's does;
             `bandpo.policy_loss` with a Band contributes the same gradient (0) and reports the unclipped value.
         any_method: Whether the framework takes a loss of ours, or bounds alone.
+        own_average: Whether a method then brings its own average.
+        whole_batch: Whether the loss is given all of an update.
+        pulls: Whether a part of the gradient may be free of the advantage.
     """
 
     aggregation = "token-mean"
     shows_clipped_value = True
     any_method = False
+    own_average = False
+    whole_batch = False
+    pulls = True
     tolerance = {"rtol": 1e-5, "atol": 1e-6}  # noqa: RUF012
 
     def ours(self, batch, clip):
@@ -118,15 +127,27 @@ class Contract:
         with pytest.raises(ValueError, match=r"per token|per action|sequence|shape|rank"):
             self.sequence_level(make_batch(4))
 
-    @pytest.mark.parametrize("method", ["GSPO(0.1, 0.2)", "GMPO()", "SAPO()", "VESPO()"])
-    def test_a_method_is_the_cores_or_more_than_bounds(self, method):
-        batch = make_batch(18, spread=1.5)
-        if self.any_method:
-            tensors = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
-            expected = policy_loss(*tensors, method=method, aggregation=self.aggregation).loss
-            self.compare(batch, self.ours(batch, method), expected)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    @pytest.mark.parametrize("name", METHODS)
+    def test_a_method_is_the_cores_or_more_than_bounds(self, name, dtype):
+        method = METHODS[name].method()
+        batch = make_batch(18, spread=1.5, dtype=dtype)
+        if not self.any_method:
+            if (method.objective, method.level) != (Surrogate(), "token"):
+                with pytest.raises(ValueError, match="but this framework's loss can only be given bounds"):
+                    self.ours(batch, f"{name}()")
+        elif (method.objective.whole_batch and not self.whole_batch) or (has_pull(method) and not self.pulls):
+            with pytest.raises(
+                ValueError, match=r"needs all of an update at once|has a term free of the advantage"
+            ):
+                self.ours(batch, f"{name}()")
         else:
-            with pytest.raises(ValueError, match="but this framework's loss can only be given bounds"):
-                self.ours(batch, method)
-            named, rule = (self.ours(batch, text) for text in ("DAPO()", "FixedClip(0.2, 0.28)"))
+            tensors = (x.double() for x in (batch.logp, batch.logp_old, batch.advantages, batch.mask))
+            average = None if self.own_average else self.aggregation
+            expected = policy_loss(*tensors, method=method, aggregation=average).loss
+            self.compare(batch, self.ours(batch, f"{name}()"), expected)
+
+    def test_a_method_that_is_bounds_is_its_bounds(self):
+        if not self.any_method:
+            named, rule = (self.ours(make_batch(18), text) for text in ("DAPO()", "FixedClip(0.2, 0.28)"))
             assert named == rule

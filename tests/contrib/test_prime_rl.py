@@ -92,3 +92,13 @@ def test_the_documented_configuration(block):
     penalty = kl_tau * (((batch.logp - batch.logp_old) ** 2) * batch.mask).sum()
     expected = policy_loss(*tensors, **kwargs, aggregation="sum").loss + penalty
     TestPrimeRL().compare(batch, found, expected)
+
+
+def test_one_line_says_where_prime_rl_averages_in_another_way(caplog):
+    for text in ("GRPO(0.17)", "DAPO()", "FixedClip()"):
+        TestPrimeRL().ours(make_batch(8), text)
+    (said,) = caplog.messages
+    assert (
+        "GRPO(low=0.17, high=0.2) has the average seq-mean-token-mean; this framework's own, token-mean"
+        in said
+    )

@@ -103,7 +103,9 @@ def tokens(batch):
 
 
 class OfARule(Contract):
-    test_a_method_is_the_cores_or_more_than_bounds = None  # the page takes a rule
+    test_a_method_is_the_cores_or_more_than_bounds = test_a_method_that_is_bounds_is_its_bounds = (
+        None  # the page takes a rule
+    )
 
     @pytest.fixture(autouse=True)
     def _monkeypatch_for_methods(self, monkeypatch):

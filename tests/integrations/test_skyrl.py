@@ -29,11 +29,12 @@ def call(loss_fn, config, batch, rollout=None):
 
 class TestSkyRL(Contract):
     any_method = True
+    pulls = False
     aggregation = "sum"
     shows_clipped_value = False
 
     def ours(self, batch, clip):
-        return call(band, BandAlgorithmConfig(clip=clip), batch)[0]
+        return call(band, BandAlgorithmConfig(clip=clip), batch, rollout=batch.logp_old)[0]
 
     def stock(self, batch, low, high):
         return call(ppo_policy_loss, AlgorithmConfig(eps_clip_low=low, eps_clip_high=high), batch)[0]
@@ -81,3 +82,26 @@ def test_a_method_from_the_command_line_is_the_cores():
 def test_a_bad_setting_is_refused_before_training(name, near):
     with pytest.raises(ValueError, match=rf"trainer\.algorithm\.{name[:4]}.*: .*did you mean {near}"):
         settings([f"trainer.algorithm.{name}"])
+
+
+@pytest.mark.parametrize("method", ["DPPO()", "IcePop()"])
+def test_the_old_policy_is_the_samplers_where_the_method_says_so(method):
+    batch, config = make_batch(15), BandAlgorithmConfig(method=method)
+    with pytest.raises(ValueError, match=r"sampling_params\.logprobs=1"):
+        call(band, config, batch)
+    rollout = (batch.logp_old - 0.3).where(batch.mask > 0, 0.0)
+    loss, _ = call(band, config, batch, rollout)
+    tensors = (batch.logp, rollout, batch.advantages, batch.mask)
+    torch.testing.assert_close(loss, policy_loss(*tensors, method=method, aggregation="sum").loss)
+
+
+def test_a_method_brings_its_average_unless_the_user_sets_another(caplog):
+    for text, reduction in (
+        ("GRPO()", "sequence_mean"),
+        ("DAPO()", "token_mean"),
+        ("FixedClip()", "token_mean"),
+    ):
+        assert BandAlgorithmConfig(method=text).loss_reduction == reduction
+    assert not caplog.records
+    assert BandAlgorithmConfig(method="GRPO()", loss_reduction="prompt_mean").loss_reduction == "prompt_mean"
+    assert "loss_reduction=prompt_mean averages in place of GRPO" in caplog.text

@@ -56,11 +56,15 @@ class _Evaluated(torch.autograd.Function):
 
 class TestClient(Contract):
     any_method = True
+    own_average = True
+    whole_batch = True
     aggregation = "sum"
     shows_clipped_value = False
 
     def ours(self, batch, clip):
-        return _Evaluated.apply(batch.logp, data_of(batch), custom_loss(clip))
+        return _Evaluated.apply(
+            batch.logp.float(), data_of(batch), custom_loss(clip)
+        )  # a datum holds float32
 
     def stock(self, batch, low, high):
         """Tinker's built-in ``ppo`` runs on the service: its documented formula."""

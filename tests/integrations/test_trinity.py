@@ -29,6 +29,7 @@ def call(loss_fn, batch, old=None):
 
 class TestTrinity(Contract):
     any_method = True
+    own_average = True
     shows_clipped_value = False
 
     def ours(self, batch, clip):
@@ -53,6 +54,13 @@ def test_aggregation_and_dual_clip_are_trinitys(mode):
     assert theirs["pg_clipfrac_lower"] > 0
     assert metrics["pg_loss"] == pytest.approx(theirs["pg_loss"], rel=1e-5)
     assert metrics["pg_clipfrac"] == pytest.approx(theirs["pg_clipfrac"])
+
+
+def test_an_average_that_the_user_names_is_his():
+    batch = make_batch(9)
+    loss = call(POLICY_LOSS_FN.get(PATH)(method="GRPO()", loss_agg_mode="token-mean"), batch)[0]
+    tensors = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
+    torch.testing.assert_close(loss, policy_loss(*tensors, method="GRPO()", aggregation="token-mean").loss)
 
 
 def test_the_default_args_build_the_default_loss():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,41 +11,58 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
+from bandpo.loss import known_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
-from bandpo.radius import Radius
 from bandpo.rule_check import check
-from bandpo.rules import ClipRule, bands
+from bandpo.rules import ClipRule
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+_logger = logging.getLogger("bandpo")
 
-def read_method(prefix: str = "", method: Any = None, clip: Any = None, *, moves: bool = False) -> Method:
+
+def read_method(
+    prefix: str = "",
+    method: Any = None,
+    clip: Any = None,
+    *,
+    moves: bool = False,
+    whole: bool = False,
+    average: str | None = None,
+) -> Method:
     """The method that a framework's settings name, refused where it cannot be had there.
 
     Args:
         prefix: Where the settings stand, for the error: ``trainer.algorithm.``.
         method: As for `bandpo.policy_loss`. By default PPO's surrogate under ``Band(KL(), 0.05)``.
         clip: Another name of ``method``.
-        moves: Whether the trainer knows what a radius may depend on.
+        moves: Whether the trainer knows what a number may depend on.
+        whole: Whether the loss is given all of an update at once.
+        average: How the framework averages in any case, as `bandpo.aggregate` calls it. A method that has another
+            average gets this one, and one line says so; None where that is not known, or the adapter sees to it.
 
     Raises:
-        ValueError: it cannot be read, both names are given, `bandpo.check` refuses it, or a radius depends on what a
-            framework does not tell its loss; the message starts with the setting's name.
+        ValueError: it cannot be read, both names are given, `bandpo.check` refuses it, a number depends on what a
+            framework does not tell its loss, or the method needs all of an update and the loss gets parts; the
+            message starts with the setting's name.
 
     >>> read_method(method="DAPO()").clip
     FixedClip(low=0.2, high=0.28)
     """
     read = _read_text if isinstance(clip if method is None else method, str) else _read
     with naming(f"{prefix}{'clip' if method is None else 'method'}"):
-        return read(method, clip, moves)
+        return read(method, clip, moves, whole, average)
 
 
-def read_rule(prefix: str = "", method: Any = None, clip: Any = None) -> ClipRule:
+def read_rule(
+    prefix: str = "", method: Any = None, clip: Any = None, *, average: str | None = None
+) -> ClipRule:
     """`read_method` for a framework that can be given bounds alone, since the rest of the loss is its own.
 
     Raises:
@@ -53,7 +71,7 @@ def read_rule(prefix: str = "", method: Any = None, clip: Any = None) -> ClipRul
     >>> read_rule(method="DAPO()"), read_rule()
     (FixedClip(low=0.2, high=0.28), Band(divergence=KL(), radius=0.05, max_ratio=10.0))
     """
-    read = read_method(prefix, method, clip)
+    read = read_method(prefix, method, clip, whole=True, average=average)
     if (read.objective, read.level) != (Surrogate(), "token"):
         name, given = ("clip", clip) if method is None else ("method", method)
         raise InvalidValue(
@@ -78,6 +96,12 @@ def with_dual_clip(method: Method, max_ratio: float, setting: str) -> Method:
         return replace(method, objective=DualClip(max_ratio)) if method.only_rule else method
 
 
+def has_pull(method: Method) -> bool:
+    """Whether a part of the gradient does not scale with the advantage."""
+    token = torch.full((1, 1), -1.0)
+    return method.objective.pull(method.tokens(Batch.read(token, token, token))) is not None
+
+
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
     """Puts the setting's name before the error that its value causes."""
@@ -87,15 +111,27 @@ def naming(setting: str) -> Iterator[None]:
         raise InvalidValue(f"{setting}: {error}") from error
 
 
-def _read(method: Any, clip: Any, moves: bool) -> Method:
+def _read(method: Any, clip: Any, moves: bool, whole: bool, average: str | None) -> Method:
     read = as_method(method, clip)
-    for band in bands(read.clip).values():
-        if isinstance(band.radius, Radius) and band.radius.needs and not moves:
+    for number in read.varying().values():
+        if number.needs and not moves:
             raise InvalidValue(
-                f"{band.radius!r} depends on {band.radius.needs}, which this framework does not tell its loss; give "
+                f"{number!r} depends on {number.needs}, which this framework does not tell its loss; give "
                 "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
             )
+    if read.objective.whole_batch and not whole:
+        raise InvalidValue(
+            f"{read!r} needs all of an update at once, and this framework gives its loss parts; train with verl, "
+            "Tinker's forward_backward_custom or a loop of your own"
+        )
     check(read)
+    if average and read.aggregation and known_aggregation(read.aggregation) != average:
+        _logger.warning(
+            "%r has the average %s; this framework's own, %s, stands in its place",
+            read,
+            read.aggregation,
+            average,
+        )
     return read
 
 

@@ -139,7 +139,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     def __post_init__(self) -> None:
         if self.audit_steps < 0:
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
-        method = read_method(method=self.method, clip=self.clip, moves=True)
+        method = read_method(method=self.method, clip=self.clip, moves=True, whole=True)
         self.settle(method)
         if not method.only_rule:
             if (level := self.importance_sampling_level) not in ("token", method.level):

@@ -21,6 +21,7 @@ from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction, Li
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import epsilons, read_rule
+from bandpo.loss import TRL_LOSS_TYPES
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 
@@ -69,7 +70,8 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
         method: A clip rule, or a method that is PPO's surrogate on other bounds, such as ``DAPO()``; or its text form.
             ``Band(KL(), 0.05)`` by default.
         clip: Another name of ``method``.
-        loss_type: Liger's aggregation, one of `LOSS_TYPES`.
+        loss_type: Liger's aggregation, one of `LOSS_TYPES`. It stands in the place of a method's own: for ``GRPO()``
+            write ``loss_type="grpo"``.
         importance_sampling_level: ``"token"``; taken so that anything else is refused here.
         arguments: Liger's other settings (``beta``, ``chunk_size``, ``temperature``, ``compiled``, …).
 
@@ -102,7 +104,8 @@ class BandFusedLinearGRPOLoss(LigerFusedLinearGRPOLoss):
                 f"{', '.join(sorted(given))} would have no effect beside clip; use clip='FixedClip(…)'"
             )
         super().__init__(loss_type=loss_type, **arguments)
-        self.epsilon_low, self.epsilon_high = read_rule(method=method, clip=clip), None
+        average = TRL_LOSS_TYPES.get(loss_type, "token-mean")  # CISPO's
+        self.epsilon_low, self.epsilon_high = read_rule(method=method, clip=clip, average=average), None
 
     def forward(self, *arguments: Any, **named: Any) -> tuple[Tensor, list[Tensor]]:
         """Liger's forward, argument for argument."""

@@ -8,13 +8,15 @@ registers the loss and adds the settings of `BandAlgorithmConfig` to SkyRL's. Th
 Ray; bandpo must be installed where they run.
 
 Anchor: the trainer's own log-probabilities at the start of the step; SkyRL makes that forward pass for any loss whose
-name it does not know. The sampler's enter through ``off_policy_correction`` alone, as for SkyRL's own losses.
+name it does not know. The sampler's are the anchor of ``DPPO()`` and ``IcePop()``; for others they enter through
+``off_policy_correction`` alone, as for SkyRL's own losses.
 
 SkyRL 0.3.0 declares Python 3.12. Written for and tested with it up to the settings and the loss, not a training run.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,13 +26,23 @@ from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_o
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.integrations._adapt import numbers, read_method
+from bandpo.errors import InvalidValue
+from bandpo.integrations._adapt import has_pull, numbers, read_method
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
+
+
+REDUCTIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum-norm": "seq_mean_token_sum_norm",
+}
+"""SkyRL's names for the averages of methods."""
+_logger = logging.getLogger("bandpo")
 
 
 @dataclass
@@ -40,7 +52,10 @@ class BandAlgorithmConfig(AlgorithmConfig):
     Attributes:
         method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. As in
             SkyRL's default loss there is no dual clip: write ``Method(Band(), DualClip(3))`` for one, which is SkyRL's
-            ``dual_clip`` loss. SkyRL averages, by its ``loss_reduction``.
+            ``dual_clip`` loss. A whole method brings its own average: it sets ``loss_reduction``, unless that is
+            another than SkyRL's default, which then wins, as one line says. SkyRL gives a loss micro-batches and
+            advantages that it has scaled for the average. So methods that need a whole update are refused, and those
+            with a term free of the advantage.
         clip: Another name of ``method``.
 
     Raises:
@@ -55,7 +70,20 @@ class BandAlgorithmConfig(AlgorithmConfig):
         parent = getattr(super(), "__post_init__", None)
         if parent is not None:
             parent()
-        _method(self)
+        method = _method(self)
+        if has_pull(method):
+            raise InvalidValue(
+                f"trainer.algorithm.method: {method!r} has a term free of the advantage, and SkyRL averages by scaling "
+                "advantages; train with verl or TRL"
+            )
+        own = REDUCTIONS.get(method.aggregation or "")
+        if own and self.loss_reduction == AlgorithmConfig.loss_reduction:
+            self.loss_reduction = own
+        elif method.aggregation and own != self.loss_reduction:
+            _logger.warning(
+                "trainer.algorithm.loss_reduction=%s averages in place of %r's own %s",
+                *(self.loss_reduction, method, method.aggregation),
+            )
 
 
 def _method(settings: BandAlgorithmConfig) -> Method:
@@ -76,18 +104,26 @@ def band(
         The loss, and metrics: SkyRL's ``clip_ratio``, those of ``off_policy_correction`` and of `bandpo.policy_loss`.
 
     Raises:
-        ValueError: see `bandpo.policy_loss`.
+        ValueError: see `bandpo.policy_loss`; or the method refers to the sampler's log-probabilities, and
+            there are none.
     """
+    method = _method(config)
     mask = torch.ones_like(old_log_probs) if loss_mask is None else loss_mask
     weights, mask, corrections = apply_off_policy_correction(
         torch.ones_like(old_log_probs), old_log_probs, rollout_logprobs, mask, config.off_policy_correction
     )
+    if method.old_policy == "rollout":
+        if rollout_logprobs is None:
+            raise InvalidValue(
+                f"{method!r} refers to the sampler's log-probabilities: set generator.sampling_params.logprobs=1"
+            )
+        old_log_probs = rollout_logprobs
     loss, metrics = policy_loss(
         log_probs,
         old_log_probs,
         advantages,
         mask,
-        method=_method(config),
+        method=method,
         weights=weights,
         aggregation="sum",
     )

@@ -60,7 +60,7 @@ class BandPPO(PPO):
             raise InvalidValue(
                 f"clip_range={arguments['clip_range']!r} has no effect beside clip; use clip='FixedClip(low, high)'"
             )
-        self.method = read_method(method=method, clip=clip)
+        self.method = read_method(method=method, clip=clip, whole=True)
         super().__init__(policy, env, **arguments)
 
     def _setup_model(self) -> None:

@@ -9,8 +9,9 @@ On the server (Tinker's ``create_custom_loss``, alpha), for `Band`, in one pass:
     loss = service_client.create_custom_loss(traceable_loss("Band(KL(), 0.05)"), INPUT_RANKS).result()
     training_client.forward_backward_custom(data, loss)
 
-Anchor: the sampler's log-probabilities, which the caller stores in each datum. As Tinker's built-in losses do, both sum
-over tokens; scale the advantages for a mean.
+Anchor: the sampler's log-probabilities, which the caller stores in each datum. A whole method such as ``GRPO()`` brings
+its own average over the data of the call. A clip rule alone is summed over tokens, as Tinker's built-in losses are;
+scale the advantages for a mean.
 
 Written for and tested with tinker 0.38.0, without its service: with the SDK's own client-side evaluation.
 """
@@ -56,7 +57,7 @@ def custom_loss(
         ValueError: a setting cannot be read, or both names are given; when called, if an input's shape is not that of
             the target tokens.
     """
-    chosen = read_method(method=method, clip=clip)
+    chosen = read_method(method=method, clip=clip, whole=True)
 
     def band(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         def padded(name: str) -> Tensor:  # one row a datum, for methods that look at its whole sequence
@@ -69,7 +70,7 @@ def custom_loss(
             padded("advantages"),
             padded("mask"),
             method=chosen,
-            aggregation="sum",
+            aggregation=chosen.aggregation or "sum",
         )
         return total, numbers(metrics)
 

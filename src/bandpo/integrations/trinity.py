@@ -5,12 +5,12 @@
       policy_loss_fn: bandpo.integrations.trinity.BandPolicyLossFn
       policy_loss_fn_args:
         method: SAPO(1.0, 1.05)
-        loss_agg_mode: token-mean
 
 ``clip`` is another name of ``method``; without both it is ``Band(KL(), 0.05)``.
 
 Anchor: Trinity's ``old_logprob``, which by default (``bypass_old_logprobs: true``) are the sampler's log-probabilities,
-otherwise the trainer's own at the start of the step.
+otherwise the trainer's own at the start of the step. Trinity does not tell the loss which: leave it at the default
+for ``DPPO()`` and ``IcePop()``, which refer to the sampler's.
 
 Trinity's registry takes the dotted path; bandpo must be installed where the trainer runs. ``policy_loss_fn_args``
 replaces the defaults as a whole. Written for and tested with trinity-rft 0.6.0.
@@ -39,7 +39,7 @@ class BandPolicyLossFn(PolicyLossFn):
         method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
         clip: Another name of ``method``.
         clip_ratio_c: Trinity's dual clip, beside a clip rule alone; ``inf`` for none. A whole method brings its own.
-        loss_agg_mode: Trinity's aggregation; done by Trinity.
+        loss_agg_mode: Trinity's aggregation; by default the method's own, else ``token-mean``. Trinity does it.
 
     Raises:
         ValueError: a setting cannot be read, or both names are given.
@@ -52,12 +52,12 @@ class BandPolicyLossFn(PolicyLossFn):
         method: str | None = None,
         clip: str | None = None,
         clip_ratio_c: float = 3.0,
-        loss_agg_mode: str = "token-mean",
+        loss_agg_mode: str | None = None,
     ) -> None:
         super().__init__(backend=backend)
         prefix = "algorithm.policy_loss_fn_args."
         self.method = with_dual_clip(read_method(prefix, method, clip), clip_ratio_c, f"{prefix}clip_ratio_c")
-        self.loss_agg_mode = loss_agg_mode
+        self.loss_agg_mode = loss_agg_mode or self.method.aggregation or "token-mean"
 
     # Trinity reads this signature: the names are the batch's keys, and the catch-all must be called kwargs.
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -92,4 +92,4 @@ class BandPolicyLossFn(PolicyLossFn):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        return {"loss_agg_mode": "token-mean"}
+        return {}

@@ -184,7 +184,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
             )
         object.__setattr__(self, "loss_mode", "band")
         check_recorder(self)
-        read_method(WHERE, self.method, self.clip)
+        read_method(WHERE, self.method, self.clip, whole=True)
 
 
 def loss_method(config: ActorConfig) -> Method:
@@ -193,7 +193,8 @@ def loss_method(config: ActorConfig) -> Method:
     Raises:
         ValueError: a setting cannot be read; the message starts with its name.
     """
-    chosen = read_method(WHERE, config.policy_loss.get("method"), config.policy_loss.get("clip"))
+    settings = config.policy_loss
+    chosen = read_method(WHERE, settings.get("method"), settings.get("clip"), whole=True)
     return with_dual_clip(chosen, config.clip_ratio_c, "actor_rollout_ref.actor.clip_ratio_c")
 
 
