@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 import framework_losses
-from bandpo import Method, aggregate, parse, policy_loss
+from bandpo import Method, parse, policy_loss
 from bandpo.objectives import DualClip, Masked
 from framework_losses import Batch, Loss
 from marked import write_between_marks
@@ -131,34 +131,30 @@ class Call:
     of_rollout: bool = False
     aggregation: str | None = None
     count_empty: bool = False
-    weights: str = "outside"
+    weighted: bool = True
+    sums_penalties: bool = False
     clamp: float = math.inf
     sequence_clamp: float = math.inf
-    penalty: float = 0.0
 
     def __call__(self, batch: Batch) -> Tensor:
-        old, logp, weights = batch.rollout if self.of_rollout else batch.old, batch.logp, batch.weights
+        old, logp = batch.rollout if self.of_rollout else batch.old, batch.logp
+        weights = batch.weights if self.weighted else None
         # What a clamp holds has no gradient.
         moved = (logp - old).detach()
         count = batch.mask.sum(1, keepdim=True).clamp(min=1)
         mean = (moved * batch.mask).sum(1, keepdim=True) / count
         logp = logp.where(moved.abs() <= self.clamp, old + moved.clamp(-self.clamp, self.clamp))
         logp = logp.where(mean <= self.sequence_clamp, logp.detach() - (mean - self.sequence_clamp))
-        if weights is not None and self.weights == "inside":
-            # Only the sum over a sequence counts there, after each log r is clamped. Lower, so that none is above 0.
-            joined = ((moved.clamp(-20, 20) + weights.log()) * batch.mask).sum(1, keepdim=True) / count
-            logp, old = logp - 20, logp.detach() - 20 - joined
         average = self.aggregation or self.method.aggregation or "token-mean"
         by_length = average == "seq-mean-token-sum-norm"
         how: dict[str, Any] = {
             "aggregation": COUNTING_EMPTY.get(average, average) if self.count_empty else average,
             "normalizer": float(logp.shape[1]) if by_length else None,
         }
-        outside = weights if self.weights == "outside" else None
-        loss = policy_loss(
-            logp, old, batch.advantages, batch.mask, method=self.method, weights=outside, **how
-        ).loss
-        return loss + self.penalty * aggregate((logp - old).square(), batch.mask, **how)
+        advantages = batch.advantages
+        if self.sums_penalties:  # the mean over tokens is in the advantages
+            advantages, how = advantages / batch.mask.sum(), {"aggregation": "sum"}
+        return policy_loss(logp, old, advantages, batch.mask, method=self.method, weights=weights, **how).loss
 
     def changed(self, **changes: Any) -> Call:
         return replace(self, **changes)
@@ -180,6 +176,7 @@ KNOWN: tuple[dict[str, Callable[[Call], Call]], ...] = (
     {
         "averages over tokens": lambda call: call.changed(aggregation="token-mean"),
         "averages per sequence": lambda call: call.changed(aggregation="seq-mean-token-mean"),
+        "sums the penalty over tokens": lambda call: call.changed(sums_penalties=True),
     },
     {
         "dual clip of 3": lambda call: call.dual_clipped(3.0),
@@ -193,15 +190,11 @@ KNOWN: tuple[dict[str, Callable[[Call], Call]], ...] = (
         "log r clamped to ±20": lambda call: call.changed(clamp=20.0),
         "the sequence's mean log r clamped at 10": lambda call: call.changed(sequence_clamp=10.0),
     },
-    {
-        "importance weights inside the sequence's ratio": lambda call: call.changed(weights="inside"),
-        "importance weights left out": lambda call: call.changed(weights="none"),
-    },
+    {"importance weights left out": lambda call: call.changed(weighted=False)},
     {
         "ratio to the trainer's old policy": lambda call: call.changed(of_rollout=False),
         "ratio to the rollout engine's policy": lambda call: call.changed(of_rollout=True),
     },
-    {"adds 0.001·(log r)²": lambda call: call.changed(penalty=1e-3)},
     {COUNTS_EMPTY: lambda call: call.changed(count_empty=True)},
 )
 """Known differences, in groups of which at most one acts."""

@@ -85,7 +85,8 @@ def verl(loss_mode: str, **settings: Any) -> Loss:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
-    policy_loss: dict[str, Any] = {"loss_mode": loss_mode}
+    own = PolicyLossConfig.__dataclass_fields__.keys() & settings.keys()
+    policy_loss: dict[str, Any] = {"loss_mode": loss_mode} | {name: settings.pop(name) for name in own}
     if bypass := loss_mode == "bypass_mode":
         policy_loss["rollout_correction"] = RolloutCorrectionConfig.bypass_pg_token_icepop(**settings)
         settings = {}

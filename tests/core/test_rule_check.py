@@ -99,6 +99,15 @@ def test_no_radius_is_refused_however_extreme(divergence, radius):
     check(Band(divergence, radius, math.inf))
 
 
+@pytest.mark.parametrize("alpha", [5e-324, -5e-324, 1e-310, 1e-45, -1e-40, 1e-31, 1e-29])
+def test_an_alpha_of_next_to_nothing_is_kl(alpha):
+    check(Band(AlphaDivergence(alpha)))
+    x = torch.linspace(-9, 9, 99)
+    for name in ("f", "df"):
+        found, expected = getattr(AlphaDivergence(alpha), name)(x), getattr(AlphaDivergence(0.0), name)(x)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
 OURS = [cls for name in bandpo.__all__ if isinstance(cls := getattr(bandpo, name), type)]
 NEEDS_ARGUMENTS = {
     DualClip: DualClip(3.0),

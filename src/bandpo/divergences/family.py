@@ -83,7 +83,7 @@ class AlphaDivergence(Divergence):
             around = torch.exp(near) * (expm1_minus(-near) - _power_minus(-near, 1 - a)) / a
             away = (torch.exp(log_u) * _power(log_u, a - 1) - expm1(log_u)) / a
         value = torch.where(log_u.abs() < 0.5, around, away)
-        value = torch.where(log_u == -math.inf, 1 / a if a > 0 else math.inf, value)
+        value = torch.where(log_u == -math.inf, 1 / a if a > ZERO else math.inf, value)
         return torch.where(log_u == math.inf, math.inf, value)
 
     def df(self, log_u: Tensor) -> Tensor:
@@ -93,11 +93,15 @@ class AlphaDivergence(Divergence):
         return torch.sign(log_u) * torch.exp(log_u + x.clamp(min=0.0)) * size
 
 
+ZERO = 1e-30
+"""An α up to here changes nothing in float64's digits; smaller, α·log u would lose its own, first in float32."""
+
+
 def _power(x: Tensor, a: float) -> Tensor:
     """``(e^(a·x) − 1)/a``, which is ``x`` for a = 0."""
-    return expm1(a * x) / a if a else x
+    return expm1(a * x) / a if abs(a) > ZERO else x
 
 
 def _power_minus(x: Tensor, a: float) -> Tensor:
     """``(e^(a·x) − 1)/a − x``."""
-    return expm1_minus(a * x) / a if a else torch.zeros_like(x)
+    return expm1_minus(a * x) / a if abs(a) > ZERO else torch.zeros_like(x)
