@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DCPO",
     "Band",
-    "Capped",
     "ClipRule",
     "FixedClip",
     "Intersection",
@@ -235,8 +234,8 @@ class Unclipped(ClipRule):
 def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
     """Every band in a rule by the path of fields that leads to it; by ``""`` where it is the rule itself.
 
-    >>> bands(Capped(Sides(FixedClip(), Band()), 4.0))
-    {'rule.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
+    >>> bands(Intersection(Sides(FixedClip(), Band()), FixedClip(1.0, 3.0)))
+    {'a.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
     found = {within: rule} if isinstance(rule, Band) else {}
     for name, part in rule.parts().items():
@@ -387,33 +386,3 @@ class Intersection(_Pair):
     @property
     def cap(self) -> float:
         return min(self.a.cap, self.b.cap)
-
-
-@dataclass(frozen=True)
-class Capped(ClipRule):
-    """A rule whose upper bound is at most ``max_ratio``.
-
-    >>> Capped(Unclipped(), 10.0).bounds(torch.tensor([0.08]).log()).upper
-    tensor([10.])
-    """
-
-    rule: ClipRule
-    max_ratio: float
-
-    def __post_init__(self) -> None:
-        _check_rules(rule=self.rule)
-        _checks.number("max_ratio", self.max_ratio, "finite and above 1", lambda x: 1 < x < math.inf)
-
-    def bounds(self, logp_old: Tensor) -> RatioBounds:
-        return self._both.bounds(logp_old)
-
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
-        return self._both.outside(log_ratio, logp_old)
-
-    @property
-    def cap(self) -> float:
-        return self._both.cap
-
-    @property
-    def _both(self) -> Intersection:
-        return Intersection(self.rule, FixedClip(1.0, self.max_ratio - 1))

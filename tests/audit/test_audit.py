@@ -9,7 +9,7 @@ from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, Sides, Un
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
 from bandpo.audit.mismatch import Mismatch
 from bandpo.batch import Batch
-from bandpo.rules import Capped
+from bandpo.rules import Intersection
 from pages import ROOT
 
 
@@ -200,7 +200,9 @@ def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():
     assert all(f"`{name}`" in page for name in (*BINS, *COUNTERFACTUALS))
 
 
-@pytest.mark.parametrize("wrap", [lambda band: Capped(band, 4.0), lambda band: Sides(FixedClip(), band)])
+@pytest.mark.parametrize(
+    "wrap", [lambda band: Intersection(band, FixedClip(1.0, 3.0)), lambda band: Sides(FixedClip(), band)]
+)
 def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
     tensors = batch(6)
     band = Band(KL(), 0.5)

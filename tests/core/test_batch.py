@@ -20,7 +20,7 @@ from bandpo import (
     ratio_bounds,
 )
 from bandpo._checks import widest_float
-from bandpo.rules import Capped, Intersection
+from bandpo.rules import Intersection
 
 P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0, 1.5]])
 
@@ -85,7 +85,6 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
         (Sides(FixedClip(), Band(KL(), 1e-3, max_ratio=4.0)), 4.0),
         (Union(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 6.0),
         (Intersection(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 4.0),
-        (Capped(Band(KL(), 1e-3), 2.5), 2.5),
     ],
     ids=repr,
 )

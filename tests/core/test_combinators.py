@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bandpo import KL, Band, ClipRule, FixedClip, Sides, Tokens, TotalVariation, Unclipped, Union, parse
-from bandpo.rules import Capped, Intersection
+from bandpo.rules import Intersection
 
 leaves = st.sampled_from(
     [Band(KL(), 0.05), Band(TotalVariation(), 0.1, math.inf), FixedClip(), FixedClip(0.1, 0.5), Unclipped()]
@@ -17,7 +17,6 @@ rules = st.recursive(
         st.builds(Sides, lower=inner, upper=inner),
         st.builds(Union, inner, inner),
         st.builds(Intersection, inner, inner),
-        st.builds(Capped, inner, st.floats(1.01, 20)),
     ),
     max_leaves=5,
 )
@@ -44,7 +43,7 @@ exact = st.sampled_from([FixedClip(), FixedClip(0.1, 0.5), FixedClip(0.4, 0.1), 
 @given(a=exact, b=exact, log_ratio=st.floats(-2, 2))
 def test_clipped_values(a, b, log_ratio):
     log_ratio, logp = torch.tensor([[log_ratio]]), torch.tensor([[-8.0]])
-    for rule in (Sides(a, b), Union(a, b), Intersection(a, b), Capped(a, 1.3)):
+    for rule in (Sides(a, b), Union(a, b), Intersection(a, b)):
         bounds = rule.bounds(logp)
         expected = log_ratio.clamp(bounds.log_lower, bounds.log_upper)
         tokens = Tokens(log_ratio, logp, torch.ones(1, 1), torch.ones(1, 1), rule)
@@ -55,7 +54,7 @@ def test_clipped_values(a, b, log_ratio):
 
 def test_a_rule_with_a_band_solves():
     assert Band().solves
-    assert Capped(Sides(FixedClip(), Band()), 4.0).solves
+    assert Intersection(Sides(FixedClip(), Band()), FixedClip(1.0, 3.0)).solves
 
 
 def test_trgppo_is_a_union():
@@ -67,5 +66,3 @@ def test_trgppo_is_a_union():
 def test_refuses_bad_members():
     with pytest.raises(TypeError, match="upper must be a ClipRule"):
         Sides(FixedClip(), 0.2)
-    with pytest.raises(ValueError, match="max_ratio must be finite and above 1, got 1"):
-        Capped(FixedClip(), 1)

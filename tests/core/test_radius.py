@@ -33,7 +33,7 @@ from bandpo.radius import (
     Polynomial,
     Restarts,
 )
-from bandpo.rules import Capped, Intersection, bands
+from bandpo.rules import Intersection, bands
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)
@@ -156,7 +156,7 @@ def test_surprisal_in_half_precision_is_that_of_the_widened_values():
 def test_text_reads_back(radius):
     for rule in (
         Band(KL(), radius),
-        Sides(FixedClip(), Capped(Band(TotalVariation(), radius, math.inf), 4.0)),
+        Sides(FixedClip(), Intersection(Band(TotalVariation(), radius, math.inf), FixedClip(1.0, 3.0))),
     ):
         assert parse(repr(rule), ClipRule) == rule
         assert hash(parse(repr(rule), ClipRule)) == hash(rule)
@@ -193,8 +193,8 @@ def test_short_text():
 )
 def test_a_constant_in_any_form_is_the_constant(radius, level):
     moment = TrainingState(progress=0.3, entropy=tokens()[1].abs(), radii={})
-    clip = Sides(Band(KL(), radius), Capped(Band(KL(), radius), 2.0)).resolved(moment)
-    fixed = Sides(Band(KL(), 0.01), Capped(Band(KL(), 0.01), 2.0))
+    clip = Sides(Band(KL(), radius), Intersection(Band(KL(), radius), FixedClip(1.0, 1.0))).resolved(moment)
+    fixed = Sides(Band(KL(), 0.01), Intersection(Band(KL(), 0.01), FixedClip(1.0, 1.0)))
     expected = gradient(fixed, level=level)
     assert torch.equal(gradient(clip, level=level), expected)
     assert (expected == 0).any()
@@ -222,12 +222,16 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
 
 
 def test_rules_within_rules():
-    rule = Capped(Sides(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), 4.0)
-    assert list(bands(rule)) == ["rule.lower", "rule.upper"]
+    rule = Intersection(
+        Sides(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
+    )
+    assert list(bands(rule)) == ["a.lower", "a.upper"]
     later = rule.resolved(TrainingState(progress=0.5))
-    assert later == Capped(Sides(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), 4.0)
+    assert later == Intersection(
+        Sides(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
+    )
     both = later.resolved(TrainingState(entropy=torch.zeros(6, 9)))
-    same = Capped(Sides(Band(KL(), 0.03), Band(KL(), 0.1)), 4.0)
+    same = Intersection(Sides(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
     assert torch.equal(gradient(both), gradient(same))
     for fixed in (
         Band(),

@@ -42,7 +42,7 @@ from bandpo.divergences import (
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
 from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Radius
-from bandpo.rules import Capped, Intersection, Outside
+from bandpo.rules import Intersection, Outside
 
 PAGE = r"docs/write-your-own\.md"
 
@@ -81,7 +81,6 @@ rules = st.recursive(
     ),
     lambda inner: st.one_of(
         *(st.builds(kind, inner, inner) for kind in (Sides, Union, Intersection)),
-        st.builds(Capped, inner, st.floats(1.01, 100)),
     ),
     max_leaves=4,
 )
@@ -114,7 +113,7 @@ NEEDS_ARGUMENTS = {
     SequenceMask: SequenceMask(0.5),
     FDivergence: FDivergence(triangular),
 }
-NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5), Capped: Capped(Band(), 4.0)}
+NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5)}
 NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (Sides, Union, Intersection)}
 
 
@@ -155,7 +154,7 @@ def test_the_page_s_own_examples_are_not_refused():
             return torch.exp(log_u) * half * (2 - half)
 
     check(BySurprise())
-    check(Capped(BySurprise(), 2.0))
+    check(Intersection(BySurprise(), FixedClip(1.0, 1.0)))
     check(LeCam())
     check(Sides(FixedClip(), Band(LeCam(), Linear(0.05, 0.01))))
 
@@ -241,7 +240,9 @@ WRONG_RULES = {
 
 @pytest.mark.parametrize("name", WRONG_RULES)
 @pytest.mark.parametrize(
-    "within", [lambda r: r, lambda r: Capped(Union(FixedClip(), r), 4.0)], ids=["", "within"]
+    "within",
+    [lambda r: r, lambda r: Intersection(Union(FixedClip(), r), FixedClip(1.0, 3.0))],
+    ids=["", "within"],
 )
 def test_a_wrong_rule_is_refused_with_its_reason_and_the_page(name, within):
     wrong, message = WRONG_RULES[name]
