@@ -101,5 +101,5 @@ def test_the_documented_configuration(block):
     if chosen.only_rule:
         chosen = Method(chosen.clip, DualClip(3.0))  # Trinity's own
     tensors = batch.logp, batch.logp_old, batch.advantages, batch.mask
-    expected = policy_loss(*tensors, method=chosen, aggregation=args["loss_agg_mode"])
+    expected = policy_loss(*tensors, method=chosen, aggregation=args.get("loss_agg_mode"))
     TestTrinity().compare(batch, found, expected.loss)

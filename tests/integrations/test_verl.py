@@ -105,6 +105,20 @@ def test_the_gradient_is_that_of_verls_own_loss(name, mode):
     assert blocked == 0 if name in ("sapo", "gpg", "cispo") else 0.05 < blocked < 0.95
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "method"),
+    [
+        ("dro", {"dro_beta": 0.5}, "DRO(0.5)"),
+        ("kl_cov", {"kl_cov_ratio": 0.1, "ppo_kl_coef": 0.3}, "KLCov(0.1, 0.3)"),
+    ],
+)
+def test_the_gradient_is_that_of_verls_losses_with_a_penalty(name, settings, method):
+    tensors = batch(5, spread=1.2)
+    theirs = evaluate(actor_config(PolicyLossConfig(loss_mode=name, **settings)), tensors)
+    ours = evaluate(actor_config(BandPolicyLossConfig(method=method)), tensors)
+    torch.testing.assert_close(ours[1], theirs[1], check_dtype=False)
+
+
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_the_cores_and_averages_as_it_does_unless_the_user_says_otherwise(method, mode):
