@@ -168,8 +168,49 @@ def test_a_folder_whose_files_tell_different_methods(tmp_path):
     assert (seen.mismatch, seen.setup) == (None, Setup())
 
 
+def by_hand(folder, number, **columns):
+    """A file of one sequence of two tokens that docs/record-format.md allows, written without the Recorder."""
+    kinds = {"step": pa.int64(), "version": pa.list_(pa.int64()), "entropy": pa.list_(pa.float16())}
+    kinds |= dict.fromkeys(("advantages", "logp_old", "log_ratio", "log_weight"), pa.list_(pa.float32()))
+    kinds |= {name: value.type for name, value in columns.items()}
+    given = {"advantages": [[0.5]], "logp_old": [[-1.0, -2.0]], "log_ratio": [[0.0, 0.5]]} | columns
+    said = {"format": number, "bandpo": "another", "method": None, "anchor": "trainer", "framework": "mine"}
+    schema = pa.schema(kinds).with_metadata({META: json.dumps(said)})
+    arrays = [pa.array(given.get(name, [None]), kind) for name, kind in kinds.items()]
+    path = folder / "tokens-00000-0000.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        stream.write_batch(pa.record_batch(arrays, schema=schema))
+    return path
+
+
+def test_a_file_by_another_writer_is_read_in_either_format(tmp_path):
+    (call,) = read_calls(by_hand(tmp_path, 1))
+    assert call.batch.logp.tolist() == [[-1.0, -1.5]]
+    assert (call.token, call.reward, call.generation, call.step) == (None,) * 4
+    added = {"reward": pa.array([0.25], pa.float32()), "token": pa.array([[7, 9]], pa.list_(pa.int32()))}
+    (call,) = read_calls(by_hand(tmp_path, 2, **added, mine=pa.array(["not known"])))
+    assert (call.token.tolist(), call.reward.tolist(), call.group) == ([[7, 9]], [0.25], None)
+
+
+def test_what_format_2_adds_is_read_back(tmp_path):
+    given = batch(0)
+    tokens = torch.arange(64).view(4, 16)
+    added = {"group": [0, 0, 1, 1], "reward": torch.rand(4), "truncated": [True, False, False, True]}
+    with Recorder(tmp_path, sampling={"temperature": 0.7}) as recorder:
+        recorder.add(**given, **added, tokens=tokens, generation=3, update=1)
+        with pytest.raises(ValueError, match=r"reward has shape \(3,\); there are 4 sequences"):
+            recorder.add(**given, reward=[1.0, 2.0, 3.0])
+    (call,) = read_calls(tmp_path)
+    mask, where = given["mask"].bool(), call.batch.mask.bool()
+    assert call.token[where].tolist() == tokens[mask].tolist()
+    assert call.position[where].tolist() == (tokens % 16)[mask].tolist()
+    assert (call.generation, call.update, call.sampling) == (3, 1, {"temperature": 0.7})
+    for name, value in added.items():
+        assert torch.equal(getattr(call, name), torch.as_tensor(value))
+
+
 def test_the_page_has_every_column():
-    page = (ROOT / "docs/record.md").read_text()
+    page = (ROOT / "docs/record-format.md").read_text()
     words = {"list<item: ": "list of ", "halffloat": "float16", "float>": "float32", ">": ""}
     for field in record_schema("float32"):
         kind = str(field.type)
@@ -196,7 +237,7 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
     path = recorder.path
     whole = path.read_bytes()
     sizes = {}
-    for size in range(len(whole), 1200, -97):
+    for size in range(len(whole), 1800, -97):
         path.write_bytes(whole[:size])
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -232,7 +273,7 @@ def other_format(said):
     [
         (lambda t: t.drop_columns(["log_ratio"]), None, "lacks the column log_ratio$"),
         (lambda t: t.drop_columns(["step", "entropy"]), None, "lacks the columns step, entropy$"),
-        (lambda t: t, other_format, r"format 7 \(bandpo 3.1\), this version reads format 1; read it with"),
+        (lambda t: t, other_format, r"format 7 \(bandpo 3.1\), this version reads formats 1, 2; read it with"),
         (lambda t: t, lambda _: {}, "is no record of bandpo.Recorder: its schema says nothing"),
     ],
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bandpo._checks import LOGP_SLACK
-from bandpo.audit.recorder import FILE_NAME, FORMAT, META, pyarrow, record_files
+from bandpo.audit.recorder import FILE_NAME, META, pyarrow, record_files
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -22,8 +22,9 @@ from bandpo.text import parse
 if TYPE_CHECKING:
     from torch import Tensor
 
+FORMATS = (1, 2)
 TENSORS = ("version", "advantages", "logp_old", "log_ratio", "log_weight", "entropy")
-"""Columns of lists."""
+"""Columns of lists that every format has."""
 STREAM_START = b"\xff\xff\xff\xff"
 """How an Arrow stream, and each message in it, begins."""
 
@@ -45,6 +46,24 @@ class Call:
     """``logp_anchor`` is the rollout engine's: NaN where it gave no log-probability, None without an engine."""
     lag: Tensor | None
     """``step − version``, int64; None where one of them is not known."""
+    token: Tensor | None = None
+    """Ids of the tokens, int32; None, like all below, where the record does not tell."""
+    position: Tensor | None = None
+    """Columns of the loss's tensors in which the tokens stood, int32."""
+    generation: int | None = None
+    """Number of the generated batch."""
+    update: int | None = None
+    """Optimiser steps on that batch before this loss."""
+    group: Tensor | None = None
+    """Number of each sequence's prompt."""
+    reward: Tensor | None = None
+    """Of each sequence."""
+    truncated: Tensor | None = None
+    """Whether each sequence was cut off."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """The engine's settings."""
+    bad: int = 0
+    """Sequences that were left out for values that cannot be right."""
 
     @property
     def engine(self) -> Tensor | None:
@@ -134,7 +153,8 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
                     f"{call.place}, {first}; --skip-bad (skip_bad=True) leaves such sequences out"
                 )
             left_out += int(bad.sum())
-            yield replace(call, batch=call.batch.map(lambda x, bad=bad: x.masked_fill(bad[:, None], 0.0)))
+            cleared = call.batch.map(lambda x, bad=bad: x.masked_fill(bad[:, None], 0.0))
+            yield replace(call, batch=cleared, bad=int(bad.sum()))
     if left_out:
         warnings.warn(
             f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2
@@ -156,10 +176,10 @@ def _opened(file: Path, source: Any) -> tuple[Any, dict[str, Any]]:
     if written is None:
         raise InvalidValue(f"{file} is no record of bandpo.Recorder: its schema says nothing of bandpo")
     said = json.loads(written)
-    if said["format"] != FORMAT:
+    if said["format"] not in FORMATS:
         raise InvalidValue(
-            f"{file} is in format {said['format']} (bandpo {said['bandpo']}), this version reads format {FORMAT}; "
-            "read it with that version"
+            f"{file} is in format {said['format']} (bandpo {said['bandpo']}), this version reads formats "
+            f"{', '.join(map(str, FORMATS))}; read it with that version"
         )
     lacks = [name for name in ("step", *TENSORS) if name not in stream.schema.names]
     if lacks:
@@ -214,7 +234,18 @@ def _read_file(file: Path, given: Method | None) -> Iterator[Call]:
         counted, entropy = mask.float(), columns["entropy"]
         state = TrainingState(entropy=entropy, age=lag, mask=counted)
         batch = Batch(ratio, old, advantages, counted, rollout, entropy, state=state)
-        yield Call(place, step, method, said["anchor"], said["framework"], batch, lag)
+        known = rows.schema.names  # of format 1 the rest is not
+        later = {
+            name: _padded(name, rows.column(name), mask, place)
+            for name in ("token", "position")
+            if name in known
+        }
+        later |= {name: rows.column(name)[0].as_py() for name in ("generation", "update") if name in known}
+        for name in ("group", "reward", "truncated"):
+            if name in known and not rows.column(name).null_count:
+                later[name] = torch.tensor(rows.column(name).to_pylist())
+        later["sampling"] = said.get("sampling", {})
+        yield Call(place, step, method, said["anchor"], said["framework"], batch, lag, **later)
 
 
 def _lengths(column: Any) -> Any:

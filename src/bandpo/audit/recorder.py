@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-FORMAT = 1
-"""Counts up when a reader of the former format could no longer read a file."""
+FORMAT = 2
+"""What is written. Columns are only ever added; docs/record.md has them, and what is new in each format."""
 META = b"bandpo"
 """Where a file's schema, and a batch that differs from it, keep what they say of themselves, as JSON."""
 FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")
@@ -67,6 +67,13 @@ def record_schema(dtype: str) -> Any:
             "log_ratio": each,
             "log_weight": each,
             "entropy": pa.list_(pa.float16()),
+            "token": pa.list_(pa.int32()),
+            "position": pa.list_(pa.int32()),
+            "generation": pa.int64(),
+            "update": pa.int64(),
+            "group": pa.int64(),
+            "reward": pa.float32(),
+            "truncated": pa.bool_(),
         }
     )
 
@@ -87,6 +94,7 @@ class Recorder:
         dtype: ``float32`` replays the same figures; ``float16`` takes half the space, see docs/record.md.
         process: Number of this process; by default its rank in torch.distributed, else 0.
         framework: What trains, for the reader: ``trl 1.16``.
+        sampling: The engine's settings: ``{"temperature": 0.7, "top_p": 1.0}``.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -114,6 +122,7 @@ class Recorder:
         dtype: str = "float32",
         process: int | None = None,
         framework: str = "",
+        sampling: Mapping[str, float] | None = None,
     ):
         pa = pyarrow()
         if every < 1:
@@ -135,6 +144,7 @@ class Recorder:
             "share": share,
             "process": process,
             "framework": framework,
+            "sampling": dict(sampling or {}),
             "bandpo": bandpo.__version__,
             "torch": torch.__version__,
         }
@@ -161,6 +171,12 @@ class Recorder:
         entropy: Float[Tensor, "batch time"] | None = None,
         step: int | None = None,
         version: int | Tensor | None = None,
+        tokens: Tensor | None = None,
+        generation: int | None = None,
+        update: int | None = None,
+        group: Sequence[int] | Tensor | None = None,
+        reward: Sequence[float] | Tensor | None = None,
+        truncated: Sequence[bool] | Tensor | None = None,
         method: Method | ClipRule | str | None = None,
     ) -> None:
         """Append the tokens of one loss; what stands where the mask is 0 is not kept.
@@ -178,6 +194,12 @@ class Recorder:
             step: The trainer's step.
             version: The step whose weights sampled, in the same count as ``step``: one, one per sequence, or one per
                 token. ``step − version`` is the lag of an asynchronous trainer.
+            tokens: Ids of the sampled tokens, of the shape of ``logp``.
+            generation: Number of the generated batch that these sequences are of.
+            update: Optimiser steps made on that batch before this loss: 0 for the first look at it.
+            group: For each sequence the number of its prompt.
+            reward: For each sequence its whole reward, before any baseline.
+            truncated: For each sequence whether its answer was cut off at the length limit.
             method: The run's method in this loss, if it is not the one told at construction (a radius that changes).
 
         Raises:
@@ -195,21 +217,28 @@ class Recorder:
         if not len(kept):
             return
 
-        def tokens(name: str, x: Tensor) -> Tensor:
+        def each_token(name: str, x: Tensor) -> Tensor:
             if x.shape != logp.shape:
                 raise InvalidValue(
                     f"{name} has shape {tuple(x.shape)}, logp {tuple(logp.shape)}; they must be equal"
                 )
-            return x.detach().cpu().float()[kept]
+            return x.detach().cpu()[kept]
 
-        old = tokens("logp_old", logp_old)
-        each = {"logp_old": old, "log_ratio": tokens("logp", logp) - old}
+        old = each_token("logp_old", logp_old).float()
+        each = {"logp_old": old, "log_ratio": each_token("logp", logp).float() - old}
         if logp_rollout is not None:
-            each["log_weight"] = old - tokens("logp_rollout", logp_rollout)
+            each["log_weight"] = old - each_token("logp_rollout", logp_rollout).float()
         if entropy is not None:
-            each["entropy"] = tokens("entropy", entropy)
+            each["entropy"] = each_token("entropy", entropy)
+        if tokens is not None:
+            each["token"] = each_token("tokens", tokens).int()
+        each["position"] = torch.arange(logp.shape[1], dtype=torch.int32).expand(len(kept), -1)
+        of_sequences = {"group": group, "reward": reward, "truncated": truncated}
         columns = {
             "step": [step] * len(kept),
+            "generation": [generation] * len(kept),
+            "update": [update] * len(kept),
+            **{name: _one_each(name, x, len(counted), kept) for name, x in of_sequences.items()},
             "version": _by_sequence("version", version, counted, kept, torch.int64),
             "advantages": _by_sequence("advantages", advantages, counted, kept, torch.float32),
             **{name: (x, counted[kept]) for name, x in each.items()},
@@ -267,6 +296,16 @@ def _new_file(folder: Path, process: int) -> tuple[Path, Any]:
         except FileExistsError:
             continue
     raise AssertionError("unreachable")
+
+
+def _one_each(name: str, x: Any, rows: int, kept: Tensor) -> list[Any] | None:
+    """A value for each sequence that is kept."""
+    if x is None:
+        return None
+    values = torch.as_tensor(x).detach().cpu()
+    if values.shape != (rows,):
+        raise InvalidValue(f"{name} has shape {tuple(values.shape)}; there are {rows} sequences")
+    return values[kept].tolist()
 
 
 def _by_sequence(
