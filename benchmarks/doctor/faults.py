@@ -11,6 +11,7 @@ import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,19 +60,23 @@ class Fault:
     advantages: str = ""
     """``zero``, ``wrong groups``, ``flipped``, ``no baseline`` or ``scale``."""
     reward: str = ""
-    """``random``, ``constant``."""
+    """``random``, ``constant``, or ``parity``, which depends on the answer and cannot be learned in a few steps."""
     learning_rate: float = 1.0
     """Times that of the run."""
     updates: int | None = None
-    entropy_coefficient: float = 0.0
+    sharpened: float = 1.0
+    """Factor by which each update makes the logits larger."""
     nan: float = 0.0
     """Share of the sequences whose log-probabilities are NaN."""
     length: int | None = None
+    batches: int | None = None
 
 
 FAULTS = {
     "trainer forgot the temperature": Fault(("temperature",), engine_temperature=0.7),
-    "raw log-probabilities of the engine": Fault(("temperature",), reported_temperature=1.0, engine_temperature=0.0),
+    "raw log-probabilities of the engine": Fault(
+        ("temperature",), reported_temperature=1.0, engine_temperature=0.0
+    ),
     "old log-probabilities at another temperature": Fault(("temperature",), old_temperature=1.4),
     "top-p, raw log-probabilities": Fault(("top-p",), top_p=0.9, raw=True),
     "top-p, processed log-probabilities": Fault(("top-p",), top_p=0.9),
@@ -94,7 +99,7 @@ FAULTS = {
     "constant reward": Fault(("reward-flat",), reward="constant"),
     "constant reward, no baseline": Fault(("reward-flat",), reward="constant", advantages="no baseline"),
     "learning rate × 100": Fault(("step-too-large",), learning_rate=100.0),
-    "entropy collapse": Fault(("entropy-collapse",), entropy_coefficient=-0.3),
+    "entropy collapse": Fault(("entropy-collapse",), sharpened=1.12, learning_rate=0.1, reward="parity"),
     "NaN rows": Fault(("nan",), nan=0.03),
     "all answers cut off": Fault(("truncated",), length=3),
     "one update per batch": Fault(("on-policy",), updates=1),
@@ -157,6 +162,8 @@ def rewards_of(completion: Tensor, how: str, g) -> Tensor:
     """Share of even digits among the tokens of each answer (ids 2 to 11 are the digits)."""
     if how == "random":
         return torch.rand(len(completion), generator=g).round()
+    if how == "parity":
+        return (completion.sum(1) % 2).float()
     if how == "constant":
         return torch.ones(len(completion))
     even = ((completion >= 2) & (completion <= 11) & (completion % 2 == 0)).sum(1).float()
@@ -187,9 +194,10 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
     sampled_at = temperature if not fault.engine_temperature else temperature * fault.engine_temperature
     reported_at = fault.reported_temperature or sampled_at
     tok, history = tokenizer(), []
-    questions = problems("train", PROMPTS * setting.batches, setting.seed)
+    batches = fault.batches or setting.batches
+    questions = problems("train", PROMPTS * batches, setting.seed)
     with Recorder(folder, method=METHOD, framework="bench", sampling={"temperature": sampled_at}) as recorder:
-        for batch in range(setting.batches):
+        for batch in range(batches):
             history.append(copy.deepcopy(trainer).eval())
             version = max(0, batch - fault.lag)
             engine = copy.deepcopy(history[version])
@@ -234,9 +242,17 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
                     seen_old = old.roll(1, 1)
                 if fault.shift == "both":
                     seen = logp.roll(1, 1)
-                added = {"reward": reward, "group": torch.arange(PROMPTS).repeat_interleave(GROUP)}
+                added: dict[str, Any] = {
+                    "reward": reward,
+                    "group": torch.arange(PROMPTS).repeat_interleave(GROUP),
+                }
                 if setting.columns:
-                    added |= {"tokens": ids[:, 1:], "truncated": truncated, "generation": batch, "update": update}
+                    added |= {
+                        "tokens": ids[:, 1:],
+                        "truncated": truncated,
+                        "generation": batch,
+                        "update": update,
+                    }
                 if fault.versions != "none":
                     added["version"] = batch if fault.versions == "fresh" else version
                 recorder.add(
@@ -253,8 +269,9 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
                 loss = policy_loss(
                     seen.masked_fill(bad[:, None], 0.0), seen_old, advantages, counted, method=METHOD
                 ).loss
-                loss = loss - fault.entropy_coefficient * entropy[counted].mean()
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(trainer.parameters(), 1.0)
                 optimizer.step()
+                with torch.no_grad():
+                    trainer.model.norm.weight.mul_(fault.sharpened)

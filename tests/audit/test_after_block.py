@@ -5,7 +5,6 @@ import torch
 
 from bandpo import Recorder, policy_loss
 from bandpo.audit import after_block
-from bandpo.audit.findings import record_findings
 from bandpo.audit.replay import replay_record
 
 CLIP = "FixedClip(0.2)"
@@ -106,17 +105,3 @@ def test_momentum_carries_blocked_tokens_on(momentum, stops, tmp_path):
         assert (abs(moves.after) < 1e-6) == stops
         assert moves.onward == (not stops)
     assert len(seen.moves) == 2
-
-
-def test_the_verdict_needs_enough_tokens(tmp_path):
-    def verdict(tokens, after):
-        looks = [[x] * tokens for x in (0.0, 0.3, 0.3 + after)]
-        seen = replay_record(record(tmp_path / f"{tokens}, {after}", looks, [1.0] * tokens))
-        return record_findings(seen)["Do blocked tokens stop?"]
-
-    goes_on = verdict(30, 0.1)
-    assert goes_on.ok is None
-    assert "adam_beta1" in goes_on.try_next
-    assert "raised, 30 tokens moved by 0.3 nats until blocked, then by +0.1" in goes_on.answer
-    assert verdict(30, -0.1).ok is True
-    assert verdict(29, 0.1).answer.startswith("too few to say")

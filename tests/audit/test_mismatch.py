@@ -7,7 +7,6 @@ import torch
 from typer.testing import CliRunner
 
 from bandpo import GSPO, Recorder, parse
-from bandpo.audit.findings import mismatch_findings, record_findings
 from bandpo.audit.metrics import BINS
 from bandpo.audit.mismatch import Mismatch
 from bandpo.audit.replay import replay_record
@@ -116,7 +115,6 @@ def test_what_the_engine_could_not_score_is_left_out():
     assert (m.figures()["tokens"], m.figures()["kl_k3"]) == (1, pytest.approx(0, abs=1e-12))
     none = seen_of(old, old, torch.full_like(old, math.nan), torch.ones(1))
     assert none.figures()["tokens"] == 0
-    assert mismatch_findings(none)[SAME].ok is None
 
 
 def simulated(folder, engine=lambda z, lag, g: z, reported=None, lags=4, move=0.15, **settings):
@@ -137,71 +135,13 @@ def simulated(folder, engine=lambda z, lag, g: z, reported=None, lags=4, move=0.
     return replay_record(folder, {"GSPO": GSPO()})
 
 
-def noise(size):
-    return lambda z, lag, g: z + size * torch.randn(z.shape, generator=g)
-
-
-SAME = "Is the engine the trainer's policy?"
-SAMPLED = "Are the engine's log-probabilities those of what it sampled?"
-TEMPERATURE = "Is it at the trainer's temperature?"
-FRESH = "Are its weights fresh?"
-SPENT = "Is the clip spent before the first update?"
-SCALE = "Is its interval made for its level?"
-
-
-def temperature(T):
-    return lambda z, lag, g: z / T
-
-
-def stale(z, lag, g):
-    return z + 0.25 * lag * torch.randn(z.shape, generator=g)
-
-
-@pytest.mark.parametrize(
-    ("settings", "wrong", "said"),
-    [
-        ({"engine": noise(0.03)}, set(), ""),
-        # The engine samples at 0.7, and says so; the trainer takes its log-probabilities at 1.
-        ({"engine": temperature(0.7), "anchor": "rollout"}, {SAME, TEMPERATURE, SPENT}, "sharper (colder)"),
-        ({"engine": temperature(1.4)}, {SAME, TEMPERATURE}, "flatter (hotter)"),
-        # It samples at 0.7 as the trainer expects, but reports what it had before the temperature.
-        ({"reported": lambda z: 0.7 * z}, {SAME, SAMPLED, TEMPERATURE}, "flatter (hotter)"),
-        ({"engine": stale, "anchor": "rollout"}, {SAME, FRESH, SPENT}, "0 at a lag of 0"),
-        # As a mixture of experts without routing replay: far apart at a lag of 0, and no temperature.
-        ({"engine": noise(0.5)}, {SAME}, ""),
-    ],
-    ids=["healthy", "colder", "hotter", "raw", "stale", "noisy"],
-)
-def test_each_fault_is_told_from_the_others(settings, wrong, said, tmp_path):
-    found = record_findings(simulated(tmp_path, clip="FixedClip(0.2)", **settings))
-    assert {question for question, finding in found.items() if finding.ok is False} == wrong
-    assert {finding.ok for finding in found.values()} <= {True, False}
-    assert len(found) == 6
-    assert any(said in found[question].answer for question in (TEMPERATURE, FRESH))
-    assert FRESH not in wrong or "staleness_threshold" in found[FRESH].try_next
-
-
-def test_a_fixed_clip_on_sequences(tmp_path):
-    """GSPO's ratio under PPO's interval; and GSPO's interval on tokens."""
-    seen = simulated(tmp_path / "wide", noise(0.03), method=GSPO(0.2, 0.28))
-    assert seen.audits["GSPO"].metrics()["clip_high"] > 0.1
-    right = simulated(tmp_path / "right", noise(0.03), method=GSPO(0.02, 0.02))
-    narrow = simulated(tmp_path / "narrow", noise(0.03), clip="FixedClip(3e-4, 4e-4)")
-    assert [record_findings(x)[SCALE].ok for x in (seen, right, narrow)] == [False, True, False]
-
-
-def test_an_engine_that_is_the_trainer(tmp_path):
-    found = record_findings(simulated(tmp_path, clip="FixedClip(0.2)"))
-    assert {question: finding.ok for question, finding in found.items()} == {SAME: None, SCALE: True}
-
-
 def test_the_command(tmp_path):
     simulated(tmp_path, lambda z, lag, g: z / 0.7, clip="FixedClip(0.2)")
     options = ["--clip=FixedClip(0.1)", "--method=GSPO()", "--method=Band(KL(), 0.05)"]
     ran = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["audit", str(tmp_path), *options])
     assert ran.exit_code == 0, ran.output
     seen = replay_record(tmp_path, {"a": "FixedClip(0.1)"})
-    wanted = ["12 steps, 7,680 tokens; the verdicts are on the run", "sharper (colder)", "IcePop", "lag 2-3"]
+    wanted = ["12 steps, 7,680 tokens", "IcePop", "lag 2-3"]
     wanted += ["FixedClip(0.1)", "GSPO()", "Band(KL(), 0.05)"]
     wanted += [f"{seen.audits['a'].metrics()['clip_high']:.2%}"]
     assert [text for text in wanted if text not in ran.output] == []

@@ -273,7 +273,11 @@ def other_format(said):
     [
         (lambda t: t.drop_columns(["log_ratio"]), None, "lacks the column log_ratio$"),
         (lambda t: t.drop_columns(["step", "entropy"]), None, "lacks the columns step, entropy$"),
-        (lambda t: t, other_format, r"format 7 \(bandpo 3.1\), this version reads formats 1, 2; read it with"),
+        (
+            lambda t: t,
+            other_format,
+            r"format 7 \(bandpo 3.1\), this version reads formats 1, 2; read it with",
+        ),
         (lambda t: t, lambda _: {}, "is no record of bandpo.Recorder: its schema says nothing"),
     ],
 )

@@ -62,7 +62,7 @@ LEARNS = [(0.77, 0.02), (0.42, 0.07), (0.12, 0.23), (0.09, 0.44), (0.06, 0.7), (
         (
             [(1.0, 0.5), (0.3, 0.5), (0.09, 0.5), (0.01, 0.4)],
             "1 → 0.09 nats per token, while the reward went 0.5 → 0.5: the policy has stopped exploring, and "
-            "nothing was earned. Try a wider upper bound",
+            "nothing was earned. Try an entropy bonus, a smaller",
         ),
         ([(1.0, None), (0.05, None)], "1 → 0.05 nats per token: the policy has stopped exploring, and no"),
         ([(0.7, 0.1), (1.6, 0.1), (1.8, 0.1), (5.0, 0.1)], "0.7 → 1.8 nats per token"),

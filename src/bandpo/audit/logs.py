@@ -90,6 +90,8 @@ def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:
             source = next((key for key in keys if key in told), None)
             if source is not None:
                 told[name] = told[source]
+        if any(isinstance(v, float) and not math.isfinite(v) for v in everything.values()):
+            told["not_finite"] = 1.0
         if "step" in told and any(key in NAMES or "@" in key for key in told):
             rows.append(told)
     return rows
@@ -109,9 +111,6 @@ class Summary:
     """Named as by `Audit.metrics`. A rate is the mean over log steps, each weighted with what it was taken over; what
     rates were taken over is added up. Of another log than the audit's: ``clip_high`` and ``clip_low``, as far as it
     tells them."""
-    entropy: tuple[float, float] | None
-    """At the start and at the end; None where the log does not tell, like the reward."""
-    reward: tuple[float, float] | None
     blocked: Sequence[tuple[float, float]]
     """Of positive-advantage tokens below p = 0.1, for each log step that had any: how much of their gradient was
     blocked, of how much."""
@@ -121,12 +120,6 @@ class Summary:
         """Share of tokens clipped on either side."""
         high = self.metrics.get("clip_high")
         return None if high is None else high + self.metrics.get("clip_low", 0.0)
-
-    @property
-    def updates(self) -> float | None:
-        """Optimiser steps on each batch: of that many losses one is made before any step, with every ratio 1."""
-        on_policy = self.metrics.get("on_policy")
-        return 1 / on_policy if on_policy else None
 
     @property
     def rare(self) -> tuple[float, float]:
@@ -175,9 +168,9 @@ _TAKEN_OVER: Mapping[str, str] = {
 def summarize(rows: Sequence[Row]) -> Summary:
     """Sum up a log, weighting every rate with what it was taken over.
 
-    >>> rows = [{"step": k, "entropy": 1 / k, "clip_high": 0.0, "clip_low": 0.0} for k in (1, 2, 3, 4)]
-    >>> summarize(rows).entropy
-    (1.0, 0.25)
+    >>> rows = [{"step": k, "clip_high": 0.1 * k, "clip_low": 0.0} for k in (1, 2, 3)]
+    >>> round(summarize(rows).clipped, 6)
+    0.2
     """
 
     def column(key: str) -> list[float]:
@@ -190,12 +183,6 @@ def summarize(rows: Sequence[Row]) -> Summary:
         total = sum(weight for _, weight in pairs)
         return sum(value * weight for value, weight in pairs) / total if total else None
 
-    def ends(key: str) -> tuple[float, float] | None:
-        """Means over the first and the last tenth of the run (at least one row)."""
-        values = [row[key] for row in rows if key in row]
-        n = max(1, len(values) // 10)
-        return (sum(values[:n]) / n, sum(values[-n:]) / n) if values else None
-
     found = {
         name: mean(name if name in NAMES else f"audit/{name}", over) for name, over in _TAKEN_OVER.items()
     }
@@ -207,7 +194,5 @@ def summarize(rows: Sequence[Row]) -> Summary:
     return Summary(
         int(rows[-1]["step"]),
         {name: x for name, x in found.items() if x is not None},
-        ends("entropy"),
-        ends("reward"),
         [(share * m, m) for share, m in zip(lost, mass, strict=True) if m],
     )

@@ -114,11 +114,7 @@ class Mismatch:
         w = limited.exp()
         each = {
             "tokens": mask,
-            "x": rollout,
             "g": g,
-            "xx": rollout.square(),
-            "xg": rollout * g,
-            "gg": g.square(),
             "w": w,
             "ww": w.square(),
             "kl_k3": torch.expm1(limited) - limited,
@@ -170,8 +166,7 @@ class Mismatch:
 
         ``kl_k1``, ``kl_k3``: estimates of KL(μ ‖ π_old), nats per token. ``extreme``: share of tokens with π_old/μ
         outside of [½, 2]. ``ess``: effective sample size of the weights w = π_old/μ over the number of tokens,
-        (Σ w)²/(n Σ w²). ``mean_weight``: 1 in expectation, if μ is what sampled. ``slope``, ``fit``: of the line
-        through g = log w over log μ, and the share of g's variance that it explains (R²). ``blocked_before``: share of
+        (Σ w)²/(n Σ w²). ``mean_weight``: 1 in expectation, if μ is what sampled. ``blocked_before``: share of
         tokens that the rule, around μ, blocks at π_old, before any update; ``blocked_moved``: around π_old, at π;
         ``blocked_total``: around μ, at π. ``spent_before``, ``spent_moved``: mean share of the interval used, at most
         1 a token.
@@ -182,16 +177,11 @@ class Mismatch:
         n = s["tokens"]
         if not n:
             return {"tokens": 0.0}
-        xx, gg = s["xx"] - s["x"] ** 2 / n, s["gg"] - s["g"] ** 2 / n
-        xg = s["xg"] - s["x"] * s["g"] / n
-        varies = min(xx, gg) > 1e-9 * n  # below that only rounding varies
         return {
             "tokens": n,
             "kl_k1": 0.0 - s["g"] / n,
             "ess": s["w"] ** 2 / (n * s["ww"]),
             "mean_weight": s["w"] / n,
-            "slope": xg / xx if varies else 0.0,
-            "fit": xg**2 / (xx * gg) if varies else 0.0,
             **{
                 name: x / n
                 for name, x in s.items()

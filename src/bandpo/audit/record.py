@@ -235,7 +235,7 @@ def _read_file(file: Path, given: Method | None) -> Iterator[Call]:
         state = TrainingState(entropy=entropy, age=lag, mask=counted)
         batch = Batch(ratio, old, advantages, counted, rollout, entropy, state=state)
         known = rows.schema.names  # of format 1 the rest is not
-        later = {
+        later: dict[str, Any] = {
             name: _padded(name, rows.column(name), mask, place)
             for name in ("token", "position")
             if name in known

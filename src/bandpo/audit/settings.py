@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +77,10 @@ class Setup:
         """
         name = SETTINGS[self.framework].get(what) if self.framework else None
         return f" ({name})" if name else ""
+
+    def filled(self, advice: str) -> str:
+        """Advice with each ``{setting}`` in it as `named` has it."""
+        return re.sub(r"{(.+?)}", lambda match: self.named(match[1]), advice)
 
 
 def _told_by(config: Path, given: Method | None) -> Method | None:

@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import Tensor
 
-from bandpo.audit.findings import entropy_finding
+from bandpo.audit.diagnosis import entropy_finding
 from bandpo.audit.settings import Setup
 from bandpo.radius import Radius
 from bandpo.rules import ClipRule, Unclipped, bands
@@ -99,9 +99,9 @@ class Watch:
             self._start = self._start or (entropy, reward)
             first, first_reward = self._start
             rewards = None if reward is None or first_reward is None else (first_reward, reward)
-            found = entropy_finding((first, entropy), rewards, self._setup)
+            found = entropy_finding((first, entropy), rewards)
             if found.ok is False:
-                self._say(found.try_next, f"entropy: {found.answer}. Try {found.try_next}")
+                self._say(found.code, f"entropy: {found.cause}. Try {self._setup.filled(found.advice)}")
 
     def _say(self, what: str, text: str) -> None:
         if what not in self._said:

@@ -12,6 +12,7 @@ import bandpo
 from bandpo.cli import BAD_INPUT, stop
 from bandpo.cli.audit import audit_command
 from bandpo.cli.bounds import bounds_command
+from bandpo.cli.diagnose import diagnose_command
 from bandpo.cli.doctor import doctor_command
 from bandpo.cli.plot import plot_command
 from bandpo.cli.where import where_command
@@ -61,6 +62,7 @@ def _options(
 app.command("bounds")(bounds_command)
 app.command("plot")(plot_command)
 app.command("audit")(audit_command)
+app.command("diagnose")(diagnose_command)
 app.command("doctor")(doctor_command)
 app.command("where")(where_command)
 for point in entry_points(group="bandpo.commands"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +12,7 @@ from bandpo.errors import InvalidValue
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bandpo.audit.findings import Finding
     from bandpo.audit.replay import Replay
-
-MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]?[/dim]"}
 
 
 def audit_command(
@@ -32,13 +28,6 @@ def audit_command(
         str | None,
         typer.Option(
             help="The runs' method, if no config.yaml or record names it: 'GSPO()', 'my_module.Rule()', ...",
-            show_default=False,
-        ),
-    ] = None,
-    framework: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose settings the advice names, if the log does not tell: trl, verl, prime-rl, skyrl or slime.",
             show_default=False,
         ),
     ] = None,
@@ -61,12 +50,14 @@ def audit_command(
     ] = False,
     output: Annotated[Path, typer.Option(help="Plot to save: .png, .svg or .pdf.")] = Path("audit.png"),
 ) -> None:
-    """Say what the clip does to a run: whether it acts, what it blocks, what other rules would block, what to try."""
+    """Show what the clip does to a run: how often it acts, what it blocks, and what other rules would block.
+
+    Figures alone; `bandpo diagnose` says whether anything is wrong.
+    """
     from rich.console import Console
 
     from bandpo import ClipRule, parse
     from bandpo.audit.figures import audit_figure
-    from bandpo.audit.findings import all_findings
     from bandpo.audit.logs import read_log, summarize
     from bandpo.audit.metrics import COUNTERFACTUALS
     from bandpo.audit.recorder import record_files
@@ -93,41 +84,27 @@ def audit_command(
         _print_record(console, path, seen)
     if not logs:
         return
-    setups = {
-        label: Setup.of_log(Path(label), rows, framework=framework, method=run_method)
-        for label, rows in logs.items()
-    }
+    setups = {label: Setup.of_log(Path(label), rows, method=run_method) for label, rows in logs.items()}
     summaries = {label: summarize(rows) for label, rows in logs.items()}
     for label, summary in summaries.items():
-        _print_findings(console, f"{label}, {summary.steps} steps", all_findings(summary, setups[label]))
+        console.print(f"{label}, {summary.steps} steps", highlight=False, soft_wrap=True)
     console.print(clip_table(summaries))
     save_figure(audit_figure(logs, {label: setup.method for label, setup in setups.items()}), output)
     console.print(f"plot  {output}", highlight=False, soft_wrap=True)
 
 
-def _print_findings(console: Console, title: str, findings: Mapping[str, Finding]) -> None:
-    """Questions and answers, one a row."""
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, title=title, title_justify="left")
-    for _ in range(3):
-        table.add_column(overflow="fold")  # a setting's name is to be copied, so it is never cut off
-    for question, finding in findings.items():
-        advice = f"\n[bold]try[/bold] {finding.try_next}" if finding.try_next else ""
-        table.add_row(MARKS[finding.ok], question, finding.answer + advice)
-    console.print(table)
-    console.print()
-
-
 def _print_record(console: Console, path: Path, seen: Replay) -> None:
     """What is seen of a record under its own method and others."""
-    from bandpo.audit.findings import all_findings, record_findings
-    from bandpo.audit.logs import summarize
     from bandpo.audit.tables import corrections_table, methods_table, mismatch_table
 
     tokens = seen.audits[seen.judged].metrics()["tokens"]
-    title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens; the verdicts are on {seen.judged}"
-    _print_findings(console, title, all_findings(summarize(seen.rows), seen.setup) | record_findings(seen))
+    title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens"
+    console.print(title, highlight=False, soft_wrap=True)
+    for side, m in seen.moves.items():
+        console.print(
+            f"{side}: {m.tokens:,} tokens moved by {m.before:.2g} nats until blocked, then by {m.after:+.2g} until the "
+            "next look"
+        )
     console.print(methods_table(seen))
     # Without a gap the engine is the trainer.
     if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):

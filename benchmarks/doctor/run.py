@@ -1,0 +1,92 @@
+"""Faults and healthy runs, what `bandpo diagnose` says of each, and the table of it in docs/diagnose.md.
+
+    PYTHONPATH=benchmarks/doctor python benchmarks/doctor/run.py --seeds 10 11 12 --healthy 40
+
+A run takes seconds. What is done is kept in --output, so a run that is stopped goes on where it was. A fault is right
+where the first code is one of its own; where a report names two causes that it cannot tell apart, both are its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from bandpo.audit.diagnosis import diagnose
+from faults import FAULTS, Fault, Setting, train
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/diagnose.md"
+MARKS = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+
+def healthy(seed: int) -> Setting:
+    """Every combination of precision, length and temperature in turn."""
+    return Setting(
+        seed,
+        temperature=(1.0, 0.7, 1.2)[seed % 3],
+        length=(8, 12, 40)[seed // 3 % 3],
+        low_precision=bool(seed % 2),
+        scratchpad=seed // 3 % 3 == 2,
+        updates=(4, 2, 8)[seed // 9 % 3],
+    )
+
+
+def said_of(fault: Fault, setting: Setting) -> dict[str, object]:
+    """What is said of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        train(Path(folder), fault, setting)
+        found = diagnose(folder)
+    first = found.findings[0] if found.findings else None
+    codes = (first.code, *first.or_else) if first else ("ok",)
+    alarms = [f.code for f in found.tested if f.ok is False]
+    return {"codes": codes, "alarms": alarms, "headline": found.headline}
+
+
+def table(rows: list[dict]) -> str:
+    """Faults × what was said × right."""
+    lines = ["| fault | what is said first | right |", "|---|---|---:|"]
+    for name, fault in FAULTS.items():
+        of = [row for row in rows if row["name"] == name]
+        right = sum(row["codes"][0] in fault.expected for row in of)
+        said = sorted({" or ".join(row["codes"]) for row in of})
+        lines.append(f"| {name} | {', '.join(f'`{text}`' for text in said)} | {right} of {len(of)} |")
+    fine = [row for row in rows if row["name"] == "healthy"]
+    alarms = [row for row in fine if row["alarms"]]
+    lines.append(f"| none | {len(fine)} healthy runs, {len(alarms)} with a false alarm | |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--healthy", type=int, default=20, help="healthy runs")
+    parser.add_argument("--first", type=int, default=1000, help="seed of the first of them")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/doctor.jsonl")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    wanted = [(name, fault, Setting(seed)) for seed in options.seeds for name, fault in FAULTS.items()]
+    wanted += [("healthy", Fault(), healthy(options.first + k)) for k in range(options.healthy)]
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in options.output.open()] if options.output.exists() else []
+    with options.output.open("a") as file:
+        for name, fault, setting in wanted:
+            key = {"name": name, "setting": asdict(setting)}
+            if any(row["name"] == name and row["setting"] == key["setting"] for row in rows):
+                continue
+            rows.append(key | said_of(fault, setting))
+            print(name, setting.seed, rows[-1]["headline"], flush=True)
+            print(json.dumps(rows[-1]), file=file, flush=True)
+    before, _, rest = PAGE.read_text().partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table(rows)}\n{MARKS[1]}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""What is wrong with a run, causes first: its record's invariants, then the course of its log. `bandpo diagnose`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bandpo.audit.invariants import SURE, Finding, Looks, tested_invariants, untested
+from bandpo.audit.logs import Row, read_log, summarize
+from bandpo.audit.record import read_calls
+from bandpo.audit.recorder import record_files
+from bandpo.audit.replay import replay_record
+from bandpo.audit.settings import Setup
+from bandpo.errors import InvalidValue
+from bandpo.text import as_method
+
+COURSE = {
+    "dead": ("frac_reward_zero_std", "batch/solve_none"),
+    "cut": ("completions/clipped_ratio", "response_length/clip_ratio", "truncated"),
+    "moved": ("moved",),
+    "norm": ("grad_norm", "actor/grad_norm"),
+}
+"""What logs call the share of groups without spread and of answers cut off, the movement within a batch, and the
+gradient's norm."""
+ENTROPY_LEFT = 0.25
+"""Share of its start below which entropy has collapsed, unless the reward rose."""
+ENTROPY_RISE = 2.0
+"""Times its start, and at least a nat more, from which entropy drifts away."""
+TOO_FAR = 2.5
+"""Mean abs log-ratio (nats) at the last look at a batch: tokens twelve
+times as likely or unlikely as when they were drawn, an effective sample of next to none."""
+MOST = 0.5
+"""Share of answers cut off, or of groups without signal, that is a cause."""
+RARE = 0.1
+"""Share of tokens clipped up to which the clip is no cause of a plateau."""
+KEPT = "entropy is kept, or earns reward"
+STARVED = 0.05
+"""Share of the gradient on rare tokens from which blocking it is worth a word: a rule of thumb."""
+LONG = 30
+"""Log steps below which no plateau is looked for."""
+FLAT = 0.5
+"""Share of a run that is flat, from which it is a plateau."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, worst first, and what passed.
+
+    >>> Diagnosis([Finding("nan", False, "numbers", cause="3 of 64 sequences hold NaN")]).headline
+    'nan: 3 of 64 sequences hold NaN'
+    """
+
+    tested: Sequence[Finding]
+    setup: Setup = field(default_factory=Setup)
+    """Whose settings the advice names."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, causes first; then what is no fault but worth a word."""
+        found = [f for ok in (False, None) for f in self.tested if f.ok is ok and f.cause]
+        return [f._replace(advice=self.setup.filled(f.advice)) for f in found]
+
+    @property
+    def passed(self) -> list[str]:
+        return [f.tested for f in self.tested if f.ok]
+
+    @property
+    def untested(self) -> dict[str, str]:
+        """What the run does not tell, and what would."""
+        return {f.tested: f.advice for f in self.tested if f.ok is None and not f.cause}
+
+    @property
+    def healthy(self) -> bool:
+        return all(f.ok is not False for f in self.tested)
+
+    @property
+    def headline(self) -> str:
+        """One line."""
+        if not self.findings:
+            return f"ok: nothing is wrong in what could be tested ({len(self.passed)} tests)"
+        first = self.findings[0]
+        return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
+
+    def as_json(self) -> dict[str, Any]:
+        """With the codes that docs/diagnose.md lists."""
+        findings = [f._asdict() for f in self.findings]
+        return {"headline": self.headline, "findings": findings, "passed": self.passed}
+
+
+def diagnose(path: str | Path, *, method: Any = None, framework: str | None = None) -> Diagnosis:
+    """What is wrong with the run that wrote a record or a log.
+
+    Args:
+        path: A record, or whatever `bandpo.audit.logs.read_log` reads.
+        method: The run's own, where neither tells it.
+        framework: As for `Setup.of_log`.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    path = Path(path)
+    if not record_files(path):
+        rows = read_log(path)
+        return Diagnosis(course(rows), Setup.of_log(path, rows, framework=framework, method=method))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*values that cannot be right")  # which are a finding here
+        looks = Looks.of(read_calls(path, as_method(method) if method else None, skip_bad=True))
+        if not len(looks.before) and not looks.bad:
+            raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
+        found = tested_invariants(looks)
+        if any(f.ok is False for f in found):
+            return Diagnosis(found)
+        seen = replay_record(path, method=method, skip_bad=True)
+    clip = [{name: x for name, x in row.items() if name != "entropy"} for row in seen.rows]
+    return Diagnosis([*found, *course([*clip, *looks.course()])], seen.setup)
+
+
+def course(rows: Sequence[Row]) -> list[Finding]:
+    """What the metrics of a run tell, step by step, as `bandpo.audit.logs.read_log` gives them."""
+    plateau, turn = _plateau(rows)
+    found = [
+        _numbers(rows),
+        _step(rows),
+        _share(rows, "cut", "truncated", "answers are finished", "of answers are cut off"),
+        _share(rows, "dead", "no-signal", "groups carry signal", "of groups carry no signal"),
+        _entropy(rows, turn),
+    ]
+    causes = [f.cause for f in found if f.ok is False]
+    if plateau.ok is False:
+        clipped = summarize(rows).clipped
+        why = "; ".join(causes) or "nothing that is logged explains it"
+        spared = f"; the clip drops {clipped:.1%} and is not the cause" if clipped and clipped < RARE else ""
+        return [plateau._replace(cause=f"{plateau.cause}: {why}{spared}"), *found]
+    return [*found, plateau] if causes else [*found, plateau, _clip(rows)]
+
+
+def _series(rows: Sequence[Row], name: str) -> Any:
+    """Steps and values of a quantity, shape (2, rows that have it)."""
+    keys = COURSE.get(name, (name,))
+    told = [(row["step"], row[key]) for row in rows for key in keys if key in row]
+    return np.array(told).reshape(-1, 2).T
+
+
+def _ends(values: Any, part: int) -> tuple[float, float]:
+    """Means of the first and of the last part, say tenth."""
+    n = max(1, len(values) // part)
+    return float(values[:n].mean()), float(values[-n:].mean())
+
+
+def _numbers(rows: Sequence[Row]) -> Finding:
+    lost = [int(row["step"]) for row in rows if row.get("not_finite")]
+    seen = Finding("ok", True, "the log holds numbers", len(lost) / len(rows), None, len(rows))
+    cause = (
+        f"{len(lost)} of {len(rows)} log steps hold NaN or infinite values, first step {min(lost, default=0)}"
+    )
+    return seen.named("nan", cause) if lost else seen
+
+
+def _step(rows: Sequence[Row]) -> Finding:
+    tested, (_, moved) = "steps stay near the policy that sampled", _series(rows, "moved")
+    if not len(moved):
+        return untested(tested, "record the tokens")
+    seen = Finding("ok", True, tested, float(moved.max()), None, len(moved))
+    cause = f"by the last update on a batch its tokens had moved by {moved.max():.2g} nats on average"
+    return seen.named("step-too-large", cause) if moved.max() > TOO_FAR else seen
+
+
+def _share(rows: Sequence[Row], name: str, code: str, tested: str, said: str) -> Finding:
+    """A share that should not be most of the later half of a run."""
+    _, shares = _series(rows, name)
+    if not len(shares):
+        return untested(tested)
+    late = shares[len(shares) // 2 :]
+    mean, error = float(late.mean()), float(late.std() / len(late) ** 0.5)
+    seen = Finding("ok", True, tested, mean, error, len(late))
+    return seen.named(code, f"{mean:.0%} {said}") if mean - 2 * error > MOST else seen
+
+
+def _entropy(rows: Sequence[Row], turn: float) -> Finding:
+    """What is earned after the reward has turned flat, at that step, counts alone."""
+    (_, entropy), (steps, reward) = _series(rows, "entropy"), _series(rows, "reward")
+    if len(entropy) < 2:
+        return untested(KEPT, "log the entropy")
+    reward = reward[steps >= turn]
+    if len(reward) < 2:
+        return entropy_finding(_ends(entropy, 10), None, n=len(entropy))
+    # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
+    error = float(np.diff(reward).std()) / max(1, len(reward) // 3) ** 0.5
+    return entropy_finding(_ends(entropy, 10), _ends(reward, 3), error, len(entropy))
+
+
+def entropy_finding(
+    entropy: tuple[float, float], reward: tuple[float, float] | None, error: float = 0.0, n: int = 2
+) -> Finding:
+    """Whether entropy is lost, or drifts away. A policy that becomes sure of what earns reward loses it too, rightly.
+
+    Args:
+        entropy: At the start, and now.
+        reward: Likewise, if it is known.
+        error: Standard error of what the reward rose by.
+        n: How many values these are of.
+    """
+    first, last = entropy
+    answer, earned = f"{first:.3g} → {last:.3g} nats per token", "no reward is known"
+    if reward is not None:
+        answer += f", while the reward went {reward[0]:.3g} → {reward[1]:.3g}"
+        earned = "nothing was earned"
+    seen = Finding("ok", True, KEPT, last / first if first else 1.0, None, n)
+    if last > max(ENTROPY_RISE * first, first + 1):
+        return seen.named("step-too-large", f"{answer}: it drifts towards noise")
+    if last >= ENTROPY_LEFT * first or (
+        reward and reward[1] - reward[0] > max(0.1 * abs(reward[0]), 2 * error)
+    ):
+        return seen
+    return seen.named("entropy-collapse", f"{answer}: the policy has stopped exploring, and {earned}")
+
+
+def change_point(values: Any) -> tuple[int, float, float]:
+    """Where a curve that rises in a line turns flat: the row, the rise until there, and the noise around the two lines.
+
+    >>> change_point(np.minimum(np.arange(40.0), 10.0))[0]
+    10
+    """
+    t, best = np.arange(len(values), dtype=float), (0, 0.0, float(values.std()))
+    for turn in range(len(values) // 20 or 1, len(values)):
+        line = np.minimum(t, turn) / turn
+        around = line - line.mean()
+        slope = around @ values / (around @ around)
+        noise = float((values - slope * around).std())
+        if noise < best[2]:
+            best = turn, float(slope), noise
+    return best
+
+
+def _plateau(rows: Sequence[Row]) -> tuple[Finding, float]:
+    """Whether the reward is flat, and the step since which; minus infinity if it is not."""
+    tested, (steps, reward) = "the reward still rises", _series(rows, "reward")
+    n = len(reward)
+    if n < LONG:
+        return untested(tested, f"{LONG} log steps and more"), -np.inf
+    turn, rise, noise = change_point(reward)
+    turn = 0 if rise < SURE * noise / max(turn, 1) ** 0.5 else turn  # no rise that is more than noise
+    late = reward[turn:]
+    seen = Finding("ok", True, tested, float(late.mean()), noise, n)
+    if len(late) < FLAT * n or _rises(late):
+        return seen, -np.inf
+    since = f"since step {steps[turn]:.0f}" if turn else "from the start"
+    return seen.named("plateau", f"reward {late.mean():.3g}, flat {since}"), float(steps[turn])
+
+
+def _rises(values: Any) -> bool:
+    """By two standard errors of a line's slope; through means of ten blocks, as neighbours are alike."""
+    blocks = np.array([block.mean() for block in np.array_split(values, 10)])
+    (slope, _), covariance = np.polyfit(np.arange(10), blocks, 1, cov=True)
+    return bool(slope > 2 * covariance[0, 0] ** 0.5)
+
+
+def _clip(rows: Sequence[Row]) -> Finding:
+    """What the clip does; never a fault."""
+    d = summarize(rows)
+    on_policy, interval = d.metrics.get("on_policy"), d.blocked_interval()
+    seen = Finding("ok", True, "the clip", d.clipped, None, int(d.metrics.get("tokens", 0)))
+    if on_policy == 1:
+        return seen.named("on-policy", "every ratio is 1, as with one update on each batch", ok=None)
+    if on_policy is None and d.clipped == 0:
+        cause = "no token was clipped, as with one update on each batch"
+        return seen.named("on-policy", cause, "clip-idle", ok=None)
+    if d.clipped == 0 and d.metrics.get("inert") == 1:
+        return seen.named(
+            "clip-idle", "no token was clipped: steps are smaller than the rule allows", ok=None
+        )
+    if interval and interval[0] > STARVED:
+        share = f"{d.metrics['blocked_mass_below_0.1']:.0%} [{interval[0]:.0%}, {interval[1]:.0%}]"
+        cause = f"it blocks {share} of the gradient that would raise tokens below p = 0.1"
+        return seen.named("rare-tokens-blocked", cause, ok=None)
+    return seen

@@ -1,0 +1,436 @@
+"""What every run assumes, tested on its record: is the ratio 1 at first, are tokens drawn from the policy?
+
+Each test is a function from `Looks`, the first sight of every sequence, to a `Finding`. Only where all of them pass
+does a word about the clip mean anything. docs/diagnose.md has the rate of false alarms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bandpo.audit.files import shipped
+from bandpo.audit.record import Call
+
+SURE = 4.0
+"""Standard errors beyond which a mean is no accident: six tests of skewed sums give less than 1 false alarm in 20."""
+ROUNDING = 0.02
+"""Mean abs log-ratio (nats) of two passes of one policy by other kernels; bfloat16 gives up to half of it."""
+EXACT = 1e-3
+"""The same in one precision."""
+FAR_APART = 2e-3
+"""KL (nats per token) that bfloat16 does not reach by ten times."""
+FIT = 0.75
+"""R² of a temperature: two temperatures give 0.9 and more, all else but top-p below 0.1."""
+AWAY = 0.2
+"""Share of a distance that a right shift leaves at most; rounding alone leaves hundredths."""
+EDGE = 2
+"""Tokens at either end of a sequence in which prompts and padding show; each has more."""
+STRANGE = 0.5
+"""Nats per token above the entropy that only tokens nobody sampled have."""
+NO_SIGNAL = 0.98
+"""Share of sequences without advantage from which a batch has no signal."""
+HUGE = 100.0
+"""An advantage that no group's normalisation gives: of G sequences it is √G at most."""
+UNCENTRED = 0.05
+"""Share of the advantages' square that is their groups' means; 0 with the right groups, 1/G with wrong ones."""
+OFF = 0.01
+"""How far from 1 a mean weight must be to matter, and the share of tokens that is none."""
+PAIRS = 20
+"""Pairs of equal answers from which their rewards are compared."""
+TOKENS = 2**21
+"""Most tokens that are kept, so that memory is bounded; later batches are left out."""
+
+
+class Finding(NamedTuple):
+    """What was tested, and what it means. As made, it passed."""
+
+    code: str
+    ok: bool | None
+    """None where nothing is wrong, or where it cannot be tested."""
+    tested: str
+    figure: float | None = None
+    error: float | None = None
+    """Standard error of the figure, from its values by batch."""
+    n: int = 0
+    """Tokens, sequences or log steps that it was taken over."""
+    cause: str = ""
+    or_else: tuple[str, ...] = ()
+    """Codes of causes that cannot be told from it here."""
+    advice: str = ""
+
+    @classmethod
+    def of(cls, tested: str, by_batch: Tensor, n: int) -> Finding:
+        """A test that passed, on the mean of a figure over batches."""
+        error = float(by_batch.std() / math.sqrt(len(by_batch))) if len(by_batch) > 1 else None
+        return cls("ok", True, tested, float(by_batch.mean()), error, n)
+
+    def named(self, code: str, cause: str, *or_else: str, ok: bool | None = False) -> Finding:
+        """What it is if it did not pass."""
+        return self._replace(code=code, ok=ok, cause=cause, or_else=or_else, advice=shipped("advice")[code])
+
+
+def untested(tested: str, advice: str = "") -> Finding:
+    """What the run does not tell, and what would."""
+    return Finding("ok", None, tested, advice=advice)
+
+
+@dataclass
+class Looks:
+    """Tokens, one after the other, of every sequence when it was first seen; all float64 but for ``row``."""
+
+    logp: Tensor
+    old: Tensor
+    engine: Tensor
+    """NaN where the engine gave none."""
+    entropy: Tensor
+    """NaN where it was not recorded."""
+    lag: Tensor
+    place: Tensor
+    """From the start of the sequence, 0 first."""
+    left: Tensor
+    """Tokens that follow in the sequence."""
+    row: Tensor
+    """Number of the sequence, int64."""
+    before: Tensor
+    """Of each sequence from here on: whether no update was made on its batch before."""
+    batch: Tensor
+    advantage: Tensor
+    """NaN where its tokens differ in it."""
+    group: Tensor
+    reward: Tensor
+    truncated: Tensor
+    words: Sequence[int | None]
+    """A number for the tokens of each sequence, the same for the same tokens."""
+    bad: int = 0
+    """Sequences with NaN or log-probabilities above 0."""
+    moved: Sequence[float] = ()
+    """Of each batch the mean abs log-ratio at its last look."""
+
+    @classmethod
+    def of(cls, calls: Iterable[Call]) -> Looks:
+        """Those of a record."""
+        parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+        words: list[int | None] = []
+        known: set[int] = set()
+        moved: dict[int, float] = {}
+        bad = kept = 0
+        for number, call in enumerate(calls):
+            told, batch, bad = call.batch, _generation(call, number), bad + call.bad
+            first = call.update == 0 if call.update is not None else batch not in moved
+            where, lengths = told.mask.bool(), told.mask.sum(1).long()
+            if where.any():
+                moved[batch] = float(told.log_ratio[where].abs().mean())
+            keys = [
+                hash((told.logp_old[k, :n].numpy().tobytes(), told.advantages[k, :n].numpy().tobytes()))
+                for k, n in enumerate(lengths.tolist())
+            ]
+            new = torch.tensor(
+                [n > 0 and key not in known for n, key in zip(lengths.tolist(), keys, strict=True)]
+            )
+            known.update(keys)
+            if kept > TOKENS or not new.any():
+                continue
+            rows, where, lengths = int(new.sum()), where[new], lengths[new]
+            place = torch.arange(where.shape[1]).expand_as(where)
+
+            advantage = told.advantages[new]
+            one = ((advantage == advantage[:, :1]) | ~where).all(1)
+
+            def flat(x: Tensor | None, where: Tensor = where, new: Tensor = new) -> Tensor:
+                return (
+                    torch.full((int(where.sum()),), math.nan).double()
+                    if x is None
+                    else x[new][where].double()
+                )
+
+            def each(x: Tensor | None, rows: int = rows, new: Tensor = new) -> Tensor:
+                return torch.full((rows,), math.nan).double() if x is None else x[new].double()
+
+            columns = {
+                "logp": flat(told.logp),
+                "old": flat(told.logp_old),
+                "engine": flat(told.logp_anchor),
+                "entropy": flat(told.entropy),
+                "lag": flat(call.lag),
+                "place": place[where].double(),
+                "left": (lengths[:, None] - 1 - place)[where].double(),
+                "row": torch.arange(rows).repeat_interleave(lengths) + len(words),
+                "before": torch.full((rows,), first),
+                "batch": torch.full((rows,), batch),
+                "advantage": torch.where(one, advantage[:, 0].double(), math.nan),
+                "group": each(call.group),
+                "reward": each(call.reward),
+                "truncated": each(call.truncated),
+            }
+            for name, x in columns.items():
+                parts[name].append(x)
+            for k, n in zip(new.nonzero().flatten().tolist(), lengths.tolist(), strict=True):
+                words.append(None if call.token is None else hash(call.token[k, :n].numpy().tobytes()))
+            kept += int(where.sum())
+        empty = torch.zeros(0, dtype=torch.float64)
+        whole = {name: torch.cat(parts[name]) if parts else empty.long() for name in _COLUMNS}
+        return cls(**whole, words=words, bad=bad, moved=[*moved.values()])
+
+    @property
+    def bypass(self) -> bool:
+        """Whether the old log-probabilities are the engine's own."""
+        given = ~self.engine.isnan()
+        return bool(given.any() and torch.equal(self.old[given], self.engine[given]))
+
+    @property
+    def excess(self) -> Tensor:
+        """Surprisal less entropy, whose mean is 0 where tokens are drawn from the policy; 0 where it is not known."""
+        return (-self.logp - self.entropy).nan_to_num(0.0)
+
+    @property
+    def first(self) -> Tensor:
+        """Tokens at which no update had been made."""
+        return self.before[self.row]
+
+    def by_batch(self, x: Tensor, which: Tensor | None = None) -> Tensor:
+        """The mean of ``x`` over some tokens of each batch that has any."""
+        which = torch.ones_like(x, dtype=torch.bool) if which is None else which
+        _, batch = self.batch[self.row[which]].unique(return_inverse=True)
+        count = torch.bincount(batch).double()
+        return torch.zeros_like(count).index_add_(0, batch, x[which]) / count
+
+    def course(self) -> list[dict[str, float]]:
+        """One row for each batch, as a log has it: reward, entropy, answers cut off, and how far its tokens moved."""
+        found = []
+        for moved, batch in zip(self.moved, self.batch.unique().tolist(), strict=False):
+            of, row = self.batch == batch, {"step": float(batch), "moved": moved}
+            told = {"reward": self.reward[of], "truncated": self.truncated[of]}
+            told["entropy"] = self.entropy[self.first & of[self.row]]
+            means = {name: float(x.nanmean()) for name, x in told.items()}
+            found.append(row | {name: x for name, x in means.items() if not math.isnan(x)})
+        return found
+
+    def clustered(self, x: Tensor, which: Tensor) -> tuple[float, float]:
+        """Mean, and z: how many standard errors it is from 0, sequences being independent."""
+        sums = torch.zeros(len(self.before), dtype=torch.float64).index_add_(0, self.row[which], x[which])
+        spread = float(sums.square().sum().sqrt())
+        total = float(sums.sum())
+        return total / max(1, int(which.sum())), total / spread if spread else 0.0
+
+    def shifted(self, a: Tensor, b: Tensor) -> tuple[int, float, float]:
+        """The shift of ``b`` at which it is nearest to ``a``; the mean distance there, and without a shift."""
+        found = {0: float((a - b).abs().nanmean())}
+        for shift in (-2, -1, 1, 2):
+            moved, same = b.roll(-shift), self.row == self.row.roll(-shift)
+            if same.any():
+                found[shift] = float((a - moved)[same].abs().nanmean())
+        best = min(found, key=lambda shift: found[shift])
+        return best, found[best], found[0]
+
+    def temperature(self, a: Tensor, b: Tensor, which: Tensor) -> tuple[float, float]:
+        """Slope and R² of a − b over b + H: of the same logits at two temperatures the slope is their quotient − 1."""
+        which = which & ~(a + b + self.entropy).isnan()
+        y, x = (a - b)[which], (b + self.entropy)[which]
+        if len(y) < 3:
+            return 0.0, 0.0
+        y, x = y - y.mean(), x - x.mean()
+        xx, yy, xy = float(x @ x), float(y @ y), float(x @ y)
+        return (xy / xx, xy**2 / (xx * yy)) if min(xx, yy) > 1e-9 * len(y) else (0.0, 0.0)
+
+
+_COLUMNS = (
+    *("logp", "old", "engine", "entropy", "lag", "place", "left", "row"),
+    *("before", "batch", "advantage", "group", "reward", "truncated"),
+)
+
+
+def _generation(call: Call, number: int) -> int:
+    """What tells the batches of a record apart."""
+    told = call.step if call.generation is None else call.generation
+    return number if told is None else told
+
+
+def numbers(d: Looks) -> Finding:
+    """No sequence has a value that cannot be right."""
+    n = d.bad + len(d.before)
+    seen = Finding("ok", True, "values are numbers", d.bad / max(1, n), None, n)
+    cause = f"{d.bad} of {n} sequences hold NaN, an infinite value or a log-probability above 0"
+    return seen.named("nan", cause) if d.bad else seen
+
+
+def ratio(d: Looks) -> Finding:
+    """Before any update the new policy is the old one."""
+    tested, n = "the ratio is 1 at the first look", int(d.first.sum())
+    if not n:
+        return untested(tested, "record update= with each loss")
+    off = d.by_batch((d.logp - d.old).abs(), d.first)
+    seen = Finding.of(tested, off, n)
+    # But for stale weights, a fault of this kind is in every batch.
+    if float(off.mean()) <= EXACT or (not d.bypass and float(off.min()) <= ROUNDING):
+        return seen
+    shift, left, whole = d.shifted(d.logp, d.old)
+    if shift and left < AWAY * whole:
+        return seen.named("shift", f"logp_old is {shift:+d} tokens from logp: there the ratio is 1")
+    slope, fit = d.temperature(d.logp, d.old, d.first)
+    if fit > FIT:
+        cause = f"logp_old is at {1 + slope:.2f} times the temperature of logp (R² {fit:.2f})"
+        return seen.named("temperature", cause)
+    if d.bypass and (_grows(off) or bool((d.lag > 0).any())):
+        return seen.named(
+            "stale", "logp_old is the engine's, of other weights than the trainer's", "weight-sync"
+        )
+    if float(off.mean()) > ROUNDING:
+        cause = "two passes over the same tokens differ, and no shift or temperature explains it"
+        return seen.named("dropout", cause, "engine-mismatch")
+    return seen.named("engine-mismatch", "logp_old is the engine's, of other kernels or another precision")
+
+
+def _grows(by_batch: Tensor) -> bool:
+    """Whether a distance begins near 0 and is larger later, as between weights that drift apart."""
+    return len(by_batch) > 1 and float(by_batch[0]) < AWAY * float(by_batch.max())
+
+
+def engine(d: Looks) -> Finding:
+    """The engine's log-probabilities are the trainer's, but for rounding."""
+    tested, given = "engine and trainer agree", ~d.engine.isnan()
+    n, g = int(given.sum()), (d.old - d.engine).nan_to_num(0.0)
+    if not n or d.bypass:
+        return untested(tested, "record logp_rollout=, and a logp_old of the trainer's own")
+    weight = g.clamp(-20, 20).expm1()
+    distance = weight - g.clamp(-20, 20)
+    kl, (surplus, z) = d.by_batch(distance, given), d.clustered(weight, given)
+    seen = Finding.of(f"{tested} (KL, nats per token)", kl, n)
+    if float(kl.mean()) <= FAR_APART and (abs(surplus) < OFF or abs(z) < SURE):
+        return seen
+    shift, left, whole = d.shifted(d.old, d.engine)
+    if shift and left < AWAY * whole:
+        return seen.named("shift", f"the trainer's tokens stand {-shift:+d} from the engine's")
+    if where := _strange(d):
+        return seen.named("mask", where)
+    largest = torch.zeros(len(d.before), dtype=torch.float64).scatter_reduce(0, d.row, g.abs(), "amax")
+    calm, slope_fit = largest[d.row] < 1, d.temperature(d.old, d.engine, given)
+    if 0 < int(calm.sum()) < len(g) and float(g[calm].abs().mean()) < ROUNDING:
+        share = float((g.abs() >= 1).double().mean())
+        return seen.named("retokenised", f"{share:.1%} of tokens are far off; sequences without them agree")
+    if surplus < 0 and -z > SURE and float((g[given] > ROUNDING).double().mean()) < OFF:
+        cause = f"π_old/π_rollout is {1 + surplus:.3f} on average and never above 1"
+        return seen.named("top-p", f"{cause}: the engine drew from a part of the vocabulary")
+    slope, fit = slope_fit
+    if fit > FIT:
+        cause = (
+            f"the trainer is at {1 / (1 + slope):.2f} times the temperature of the engine's log-probabilities"
+        )
+        return seen.named("temperature", f"{cause} (R² {fit:.2f}, slope {slope:+.3f})")
+    fresh, old = given & (d.lag == 0), given & (d.lag > 0)
+    near, far = (float(distance[of].mean()) if of.any() else 0.0 for of in (fresh, old))
+    if old.any() and near < AWAY * far:
+        cause = f"KL {near:.2g} at a lag of 0, {far:.2g} at {int(d.lag[old].max())} and less"
+        return seen.named("stale", cause)
+    if _grows(kl) and fresh.any():
+        return seen.named("weight-sync", "weights are called fresh, but the distance grows batch by batch")
+    if _grows(kl):
+        return seen.named("stale", "the distance begins at 0 and grows with training", "weight-sync")
+    return seen.named("engine-mismatch", "they are far apart from the first batch on", "stale")
+
+
+def surprisal(d: Looks) -> Finding:
+    """Tokens were drawn from the policy: −log π is its entropy on average."""
+    tested, which = "surprisal equals entropy", d.first & ~d.entropy.isnan()
+    if not which.any():
+        return untested(tested, "record entropy=")
+    seen = Finding.of(tested, d.by_batch(d.excess, which), int(which.sum()))
+    mean, z = d.clustered(d.excess, which)
+    if abs(z) < SURE or abs(mean) < ROUNDING:
+        return seen
+    if where := _strange(d):
+        return seen.named("mask", where, "shift")
+    if z < 0:
+        cause = f"tokens are surer than the policy by {-mean:.3f} nats (z {z:.1f}): rare ones are missing"
+        return seen.named("top-p", cause, "temperature")
+    cause = f"tokens are rarer than the policy says by {mean:.3f} nats (z {z:.1f})"
+    return seen.named("stale", cause, "weight-sync", "retokenised", "temperature")
+
+
+def _strange(d: Looks) -> str:
+    """Whether tokens that nobody sampled stand at one end of the sequences, and at which."""
+    known = d.first & ~d.entropy.isnan()
+    start, end = (d.clustered(d.excess, known & (edge < EDGE)) for edge in (d.place, d.left))
+    for (mean, z), (elsewhere, _), what in (start, end, "start: the prompt"), (end, start, "end: padding"):
+        if mean > STRANGE and z > SURE and elsewhere < AWAY * mean:
+            where, _, who = what.partition(": ")
+            return f"tokens at the {where} of sequences are {mean:.1f} nats rarer than they should be: {who} is counted"
+    return ""
+
+
+def signal(d: Looks) -> Finding:
+    """Advantages tell sequences apart."""
+    tested, known = "advantages carry signal (share that is 0)", ~d.advantage.isnan()
+    if not known.any():
+        return untested(tested)
+    a, r = d.advantage[known], d.reward[~d.reward.isnan()]
+    none = torch.stack([(a[d.batch[known] == b] == 0).double().mean() for b in d.batch[known].unique()])
+    seen, largest = Finding.of(tested, none, len(a)), float(a.abs().max())
+    if len(r) > 1 and bool((r == r[0]).all()):
+        return seen.named("reward-flat", f"every reward is {float(r[0]):g}, so nothing can be learned")
+    if bool((none >= NO_SIGNAL).all()):
+        cause = f"{float(none.mean()):.0%} of advantages are 0"
+        return seen.named("no-signal", cause, *([] if len(r) else ["reward-flat"]))
+    if largest > HUGE:
+        cause = (
+            f"the largest advantage is {largest:.3g}; no normalisation of a group gives more than √(its size)"
+        )
+        return seen.named("advantage-scale", cause)
+    return seen
+
+
+def agreement(d: Looks) -> Finding:
+    """Within a group the higher reward has the higher advantage, and equal answers have equal rewards."""
+    tested, known = (
+        "reward and advantage agree (rank correlation)",
+        ~(d.advantage + d.reward + d.group).isnan(),
+    )
+    groups: defaultdict[tuple[float, float], list[int]] = defaultdict(list)
+    for k in known.nonzero().flatten().tolist():
+        groups[float(d.batch[k]), float(d.group[k])].append(k)
+    counts, centres, orders = torch.zeros(4, 2), torch.zeros(2), []
+    for rows in groups.values():
+        r, a, words = d.reward[rows], d.advantage[rows], [d.words[k] for k in rows]
+        i, j = torch.triu_indices(len(rows), len(rows), 1)
+        tied, apart = r[i] == r[j], (a[i] - a[j]).abs() > 1e-3 * float(a.abs().max())
+        alike = torch.tensor(
+            [words[x] is not None and words[x] == words[y] for x, y in zip(i, j, strict=True)]
+        ).bool()
+        for sums, of, what in zip(counts, (tied, alike, ~alike), (apart, ~tied, ~tied), strict=False):
+            sums += torch.stack([of.sum(), (of & what).sum()])
+        order = ((r[i] - r[j]) * (a[i] - a[j]))[~tied & apart].sign()
+        orders += [order.mean()] if len(order) else []
+        centres += torch.stack([a.mean() ** 2, a.square().mean()])
+    if not orders:
+        return untested(tested, "record group= and reward=")
+    seen = Finding.of(tested, torch.stack(orders), int(known.sum()))
+    (tied, split), (alike, off), (others, differ), _ = counts.tolist()
+    if float(torch.stack(orders).mean()) < 0:
+        return seen.named("reward-sign", "better answers have lower advantages")
+    if split > tied / 2 and centres[0] > UNCENTRED * centres[1]:
+        cause = f"{split:.0f} of {tied:.0f} pairs of one prompt and reward differ in advantage"
+        return seen.named("grouping", f"{cause}, and groups are not centred")
+    if alike >= PAIRS and off * others > differ * alike / 2:
+        cause = f"{off:.0f} of {alike:.0f} pairs of the same answer to one prompt have different rewards"
+        return seen.named("reward-noise", cause)
+    return seen
+
+
+POLICIES = (ratio, engine, surprisal)
+"""A failure of one makes the next fail too, so the first that fails is told alone."""
+
+
+def tested_invariants(d: Looks) -> list[Finding]:
+    """One finding for each invariant, in the order in which causes come before their effects."""
+    found = [numbers(d)]
+    for test in POLICIES:
+        found.append(test(d))
+        if found[-1].ok is False:
+            break
+    return [*found, signal(d), agreement(d)]

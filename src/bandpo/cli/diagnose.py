@@ -1,0 +1,53 @@
+"""`bandpo diagnose`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def diagnose_command(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A record of bandpo.Recorder, a run folder, trainer_state.json, or the .jsonl of verl's file logger.",
+        ),
+    ],
+    run_method: Annotated[
+        str | None,
+        typer.Option(help="The run's method, if nothing tells it: 'GSPO()', ...", show_default=False),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose settings the advice names, if the log does not tell: trl, verl, prime-rl, skyrl or slime.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what is wrong with a run, causes first, with one thing to do for each.
+
+    Exits with 0 if nothing is, with 1 if something is, and with 2 if the run cannot be read.
+    """
+    from bandpo.audit.diagnosis import diagnose
+
+    found = diagnose(run, method=run_method, framework=framework)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+    else:
+        print(found.headline)
+        for number, f in enumerate(found.findings, 1):
+            spread = "" if f.error is None else f" ± {f.error:.2g}"
+            figure = "" if f.figure is None else f" ({f.figure:.3g}{spread} over {f.n:,})"
+            print(f"\n{number}. {f.code}: {f.cause}\n   tested: {f.tested}{figure}\n   do: {f.advice}")
+        print(f"\npassed: {'; '.join(dict.fromkeys(found.passed)) or 'nothing'}")
+        if found.untested:
+            told = [what + (f" ({how})" if how else "") for what, how in found.untested.items()]
+            print(f"cannot be tested: {'; '.join(told)}")
+    if not found.healthy:
+        sys.exit(1)
