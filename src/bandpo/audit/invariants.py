@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -81,36 +81,37 @@ def untested(tested: str, advice: str = "") -> Finding:
     return Finding("ok", None, tested, advice=advice)
 
 
+NONE, NO_ROWS, NO_FLAGS = (torch.zeros(0, dtype=d) for d in (torch.float64, torch.int64, torch.bool))
+
+
 @dataclass
 class Looks:
-    """Tokens, one after the other, of every sequence when it was first seen; all float64 but for ``row``."""
+    """Tokens, one after the other, of every sequence when it was first seen; NaN where something was not recorded."""
 
-    logp: Tensor
-    old: Tensor
-    engine: Tensor
-    """NaN where the engine gave none."""
-    entropy: Tensor
-    """NaN where it was not recorded."""
-    lag: Tensor
-    place: Tensor
+    logp: Tensor = NONE
+    old: Tensor = NONE
+    engine: Tensor = NONE
+    entropy: Tensor = NONE
+    lag: Tensor = NONE
+    place: Tensor = NONE
     """From the start of the sequence, 0 first."""
-    left: Tensor
+    left: Tensor = NONE
     """Tokens that follow in the sequence."""
-    row: Tensor
-    """Number of the sequence, int64."""
-    before: Tensor
-    """Of each sequence from here on: whether no update was made on its batch before."""
-    batch: Tensor
-    advantage: Tensor
+    row: Tensor = NO_ROWS
+    """Number of the sequence. Each tensor from here on has one value a sequence."""
+    before: Tensor = NO_FLAGS
+    """Whether no update had been made on its batch."""
+    batch: Tensor = NONE
+    advantage: Tensor = NONE
     """NaN where its tokens differ in it."""
-    group: Tensor
-    reward: Tensor
-    truncated: Tensor
-    words: Sequence[int | None]
+    group: Tensor = NONE
+    reward: Tensor = NONE
+    truncated: Tensor = NONE
+    words: Sequence[int | None] = ()
     """A number for the tokens of each sequence, the same for the same tokens."""
     bad: int = 0
     """Sequences with NaN or log-probabilities above 0."""
-    moved: Sequence[float] = ()
+    moved: Mapping[int, float] = field(default_factory=dict)
     """Of each batch the mean abs log-ratio at its last look."""
 
     @classmethod
@@ -122,61 +123,50 @@ class Looks:
         moved: dict[int, float] = {}
         bad = kept = 0
         for number, call in enumerate(calls):
-            told, batch, bad = call.batch, _generation(call, number), bad + call.bad
-            first = call.update == 0 if call.update is not None else batch not in moved
-            where, lengths = told.mask.bool(), told.mask.sum(1).long()
+            told, bad, where = call.batch, bad + call.bad, call.batch.mask.bool()
+            step = number if call.step is None else call.step
+            batch = step if call.generation is None else call.generation
+            first = batch not in moved if call.update is None else call.update == 0
+            keys = [
+                hash(tuple(x.numpy().tobytes().rstrip(b"\0") for x in row))  # however far it was padded
+                for row in zip(told.logp_old, told.advantages, strict=True)
+            ]
+            new = torch.tensor([key not in known for key in keys]) & where.any(1)
+            known.update(keys)
             if where.any():
                 moved[batch] = float(told.log_ratio[where].abs().mean())
-            keys = [
-                hash((told.logp_old[k, :n].numpy().tobytes(), told.advantages[k, :n].numpy().tobytes()))
-                for k, n in enumerate(lengths.tolist())
-            ]
-            new = torch.tensor(
-                [n > 0 and key not in known for n, key in zip(lengths.tolist(), keys, strict=True)]
-            )
-            known.update(keys)
             if kept > TOKENS or not new.any():
                 continue
-            rows, where, lengths = int(new.sum()), where[new], lengths[new]
+            where, advantage, token = where[new], told.advantages[new], call.token
+            unknown, lengths = torch.full(where.shape, math.nan), where.sum(1)
+            of_tokens = {"logp": told.logp, "old": told.logp_old, "engine": told.logp_anchor}
+            of_tokens |= {"entropy": told.entropy, "lag": call.lag}
+            of_rows = {"group": call.group, "reward": call.reward, "truncated": call.truncated}
             place = torch.arange(where.shape[1]).expand_as(where)
-
-            advantage = told.advantages[new]
             one = ((advantage == advantage[:, :1]) | ~where).all(1)
-
-            def flat(x: Tensor | None, where: Tensor = where, new: Tensor = new) -> Tensor:
-                return (
-                    torch.full((int(where.sum()),), math.nan).double()
-                    if x is None
-                    else x[new][where].double()
-                )
-
-            def each(x: Tensor | None, rows: int = rows, new: Tensor = new) -> Tensor:
-                return torch.full((rows,), math.nan).double() if x is None else x[new].double()
-
             columns = {
-                "logp": flat(told.logp),
-                "old": flat(told.logp_old),
-                "engine": flat(told.logp_anchor),
-                "entropy": flat(told.entropy),
-                "lag": flat(call.lag),
-                "place": place[where].double(),
-                "left": (lengths[:, None] - 1 - place)[where].double(),
-                "row": torch.arange(rows).repeat_interleave(lengths) + len(words),
-                "before": torch.full((rows,), first),
-                "batch": torch.full((rows,), batch),
+                name: (unknown if x is None else x[new])[where].double() for name, x in of_tokens.items()
+            }
+            columns |= {
+                name: (unknown[:, 0] if x is None else x[new]).double() for name, x in of_rows.items()
+            }
+            columns |= {
+                "place": place[where],
+                "left": (lengths[:, None] - 1 - place)[where],
+                "row": torch.arange(len(lengths)).repeat_interleave(lengths) + len(words),
+                "before": torch.full_like(one, first),
+                "batch": torch.full_like(lengths, batch),
                 "advantage": torch.where(one, advantage[:, 0].double(), math.nan),
-                "group": each(call.group),
-                "reward": each(call.reward),
-                "truncated": each(call.truncated),
             }
             for name, x in columns.items():
                 parts[name].append(x)
-            for k, n in zip(new.nonzero().flatten().tolist(), lengths.tolist(), strict=True):
-                words.append(None if call.token is None else hash(call.token[k, :n].numpy().tobytes()))
-            kept += int(where.sum())
-        empty = torch.zeros(0, dtype=torch.float64)
-        whole = {name: torch.cat(parts[name]) if parts else empty.long() for name in _COLUMNS}
-        return cls(**whole, words=words, bad=bad, moved=[*moved.values()])
+            words += [
+                None if token is None else hash(ids.numpy().tobytes().rstrip(b"\0"))
+                for ids in (where if token is None else token[new])
+            ]
+            kept += len(columns["row"])
+        whole = {name: torch.cat(some) for name, some in parts.items()}
+        return cls(**whole, words=words, bad=bad, moved=moved)
 
     @property
     def bypass(self) -> bool:
@@ -194,9 +184,8 @@ class Looks:
         """Tokens at which no update had been made."""
         return self.before[self.row]
 
-    def by_batch(self, x: Tensor, which: Tensor | None = None) -> Tensor:
+    def by_batch(self, x: Tensor, which: Tensor) -> Tensor:
         """The mean of ``x`` over some tokens of each batch that has any."""
-        which = torch.ones_like(x, dtype=torch.bool) if which is None else which
         _, batch = self.batch[self.row[which]].unique(return_inverse=True)
         count = torch.bincount(batch).double()
         return torch.zeros_like(count).index_add_(0, batch, x[which]) / count
@@ -204,7 +193,7 @@ class Looks:
     def course(self) -> list[dict[str, float]]:
         """One row for each batch, as a log has it: reward, entropy, answers cut off, and how far its tokens moved."""
         found = []
-        for moved, batch in zip(self.moved, self.batch.unique().tolist(), strict=False):
+        for batch, moved in self.moved.items():
             of, row = self.batch == batch, {"step": float(batch), "moved": moved}
             told = {"reward": self.reward[of], "truncated": self.truncated[of]}
             told["entropy"] = self.entropy[self.first & of[self.row]]
@@ -238,18 +227,6 @@ class Looks:
         y, x = y - y.mean(), x - x.mean()
         xx, yy, xy = float(x @ x), float(y @ y), float(x @ y)
         return (xy / xx, xy**2 / (xx * yy)) if min(xx, yy) > 1e-9 * len(y) else (0.0, 0.0)
-
-
-_COLUMNS = (
-    *("logp", "old", "engine", "entropy", "lag", "place", "left", "row"),
-    *("before", "batch", "advantage", "group", "reward", "truncated"),
-)
-
-
-def _generation(call: Call, number: int) -> int:
-    """What tells the batches of a record apart."""
-    told = call.step if call.generation is None else call.generation
-    return number if told is None else told
 
 
 def numbers(d: Looks) -> Finding:
@@ -310,14 +287,14 @@ def engine(d: Looks) -> Finding:
     if where := _strange(d):
         return seen.named("mask", where)
     largest = torch.zeros(len(d.before), dtype=torch.float64).scatter_reduce(0, d.row, g.abs(), "amax")
-    calm, slope_fit = largest[d.row] < 1, d.temperature(d.old, d.engine, given)
+    calm = largest[d.row] < 1
     if 0 < int(calm.sum()) < len(g) and float(g[calm].abs().mean()) < ROUNDING:
         share = float((g.abs() >= 1).double().mean())
         return seen.named("retokenised", f"{share:.1%} of tokens are far off; sequences without them agree")
     if surplus < 0 and -z > SURE and float((g[given] > ROUNDING).double().mean()) < OFF:
         cause = f"π_old/π_rollout is {1 + surplus:.3f} on average and never above 1"
         return seen.named("top-p", f"{cause}: the engine drew from a part of the vocabulary")
-    slope, fit = slope_fit
+    slope, fit = d.temperature(d.old, d.engine, given)
     if fit > FIT:
         cause = (
             f"the trainer is at {1 / (1 + slope):.2f} times the temperature of the engine's log-probabilities"

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bandpo.audit.after_block import AfterBlock, Moves
 from bandpo.audit.logs import Row, named_rows
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
 from bandpo.audit.mismatch import Mismatch
@@ -39,8 +38,6 @@ class Replay:
     """Whose log-probabilities the bounds surrounded."""
     setup: Setup
     """What the run was trained with."""
-    moves: Mapping[str, Moves]
-    """How far tokens moved once the run's own method had blocked them; empty where no sequence was seen three times."""
 
     @property
     def judged(self) -> str:
@@ -102,7 +99,7 @@ def replay_record(
     tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
-    mismatch, surrounds, setup, after_block = None, "trainer", None, AfterBlock()
+    mismatch, surrounds, setup = None, "trainer", None
     for number, call in enumerate(read_calls(path, given, skip_bad=skip_bad)):
         own, setup, surrounds = call.method, setup or Setup.of_record(call), anchor or call.anchor
         batch = replace(call, anchor=surrounds).judged
@@ -112,8 +109,6 @@ def replay_record(
         each = each or {"FixedClip(0.2)": Method(FixedClip())}
         for name, judge in each.items():
             tokens = judge.tokens(batch)
-            if name == RUN:
-                after_block.add(call, tokens, judge.weight(tokens))
             seen = Audit.of(batch, judge, tokens, {})
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
@@ -123,4 +118,4 @@ def replay_record(
             mismatch = gap if mismatch is None else mismatch + gap
     if setup is None:
         raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
-    return Replay(audits, levels, mismatch, surrounds, setup, after_block.moves())
+    return Replay(audits, levels, mismatch, surrounds, setup)

@@ -100,11 +100,6 @@ def _print_record(console: Console, path: Path, seen: Replay) -> None:
     tokens = seen.audits[seen.judged].metrics()["tokens"]
     title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens"
     console.print(title, highlight=False, soft_wrap=True)
-    for side, m in seen.moves.items():
-        console.print(
-            f"{side}: {m.tokens:,} tokens moved by {m.before:.2g} nats until blocked, then by {m.after:+.2g} until the "
-            "next look"
-        )
     console.print(methods_table(seen))
     # Without a gap the engine is the trainer.
     if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):
