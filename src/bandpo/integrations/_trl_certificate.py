@@ -66,33 +66,29 @@ class Watched:
 
     def certificate(self, trainer: Any, method: Method) -> Certificate:
         """The gradient against the method's: its averages, TRL's masks and KL term included."""
-        batch = self.batch
-        average = _average(trainer, self.inputs, batch.mask.double())
+        batch, mask = self.batch, self.batch.mask.double()
+        average = _average(trainer, self.inputs, mask)
         share = average * _masks(trainer, self)
         # TRL's CISPO multiplies the log-probability of a token also where the ratio is the sequence's.
         level = "token" if trainer.loss_type == "cispo" else method.level
 
         def expected(method: Method) -> Tensor:
             with torch.enable_grad():
-                logp = self.logp.double().masked_fill(batch.mask == 0, 0.0).requires_grad_()
-                around = at_level(logp, batch.mask.double(), level)
-                loss = (share * slope(method, batch).double() * around).sum()
+                logp = self.logp.double().masked_fill(mask == 0, 0.0).requires_grad_()
+                loss = (share * slope(method, batch).double() * at_level(logp, mask, level)).sum()
                 if trainer.beta:
-                    loss = loss + trainer.beta * (average * self._kl(trainer, method, logp)).sum()
+                    gap = self.inputs["ref_per_token_logps"].double().masked_fill(mask == 0, 0.0) - logp
+                    kl = gap.exp() - gap - 1
+                    if trainer.args.use_bias_correction_kl:
+                        kl = kl * at_level(logp - batch.logp_old.double(), mask, method.level).exp()
+                    loss = loss + trainer.beta * (average * kl).sum()
                 return torch.autograd.grad(loss, logp)[0]
 
         scaler = getattr(trainer.accelerator, "scaler", None)
         found = torch.zeros_like(self.logp) if self.gradient is None else self.gradient
         found = found.double() / (1.0 if scaler is None else scaler.get_scale())
-        return compare(found, method, batch, share, expected=expected)
-
-    def _kl(self, trainer: Any, method: Method, logp: Tensor) -> Tensor:
-        mask = self.batch.mask
-        gap = self.inputs["ref_per_token_logps"].double().masked_fill(mask == 0, 0.0) - logp
-        kl = gap.exp() - gap - 1
-        if not trainer.args.use_bias_correction_kl:
-            return kl
-        return kl * at_level(logp - self.batch.logp_old.double(), mask.double(), method.level).exp()
+        # What TRL's masks leave of a token may be 0 in all of a loss; the unit of a difference is without them.
+        return compare(found, method, batch, average, expected=expected)
 
 
 def _masks(trainer: Any, watched: Watched) -> Tensor | float:
@@ -117,10 +113,10 @@ def can_be_certified(trainer: Any) -> bool:
 
     DeepSpeed scales losses by a number of its own; TRL 1.8's luspo averages over padding, by the shape of its ratio.
     """
-    return not trainer.is_deepspeed_enabled and (_BY_WINDOW or trainer.loss_type != "luspo")
+    return not trainer.is_deepspeed_enabled and (BY_WINDOW or trainer.loss_type != "luspo")
 
 
-_BY_WINDOW = tuple(map(int, trl.__version__.split(".")[:2])) >= (1, 10)
+BY_WINDOW = tuple(map(int, trl.__version__.split(".")[:2])) >= (1, 10)
 """Whether the averages over an update's tokens and over sequences are those of TRL 1.10 and later."""
 
 
@@ -136,7 +132,7 @@ def _average(trainer: Any, inputs: dict[str, Any], mask: Tensor) -> Tensor:
     if trainer.loss_type == "luspo":
         return mask / rows / accumulated
     tokens = inputs["num_items_in_batch"].double().clamp(min=1.0) / trainer.accelerator.num_processes
-    return mask / (tokens * accumulated / trainer.args.steps_per_generation if _BY_WINDOW else tokens)
+    return mask / (tokens * accumulated / trainer.args.steps_per_generation if BY_WINDOW else tokens)
 
 
 class Certifier:
