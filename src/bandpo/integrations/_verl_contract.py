@@ -154,10 +154,8 @@ class Certifier:
 
         Args:
             loss: The loss that verl gets.
-            logp: The log-probabilities that it was computed from; verl may add terms of its own to other views.
-            method: The method.
-            batch: What the loss was computed from.
-            share: What each token's loss counts for.
+            logp: What it was computed from; verl may add terms of its own to other views.
+            method, batch, share: As for `bandpo.certificate.compare`.
             blocked: Whether the method blocks a token of it.
             stop: Whether a mismatch ends the run; else it is a warning.
 
