@@ -5,8 +5,7 @@ With μ the engine's policy, which sampled, π_old the trainer's at that time an
 alone; here the two are told apart. Like `bandpo.Audit`, a `Mismatch` is sums that add up over batches and processes.
 
 Sources: the estimators k1 and k3 of a KL divergence, http://joschu.net/blog/kl-approx.html; effective sample size,
-Kish, Survey Sampling, 1965; truncated importance sampling (TIS),
-https://fengyao.notion.site/off-policy-rl; masked (MIS), https://richardli.xyz/rl-collapse; IcePop, arXiv 2510.18855.
+Kish, Survey Sampling, 1965.
 """
 
 from __future__ import annotations
@@ -37,43 +36,6 @@ LAGS = ("0", "1", "2-3", "4-7", "8-15", "16+", "unknown")
 
 
 @dataclass(frozen=True)
-class Correction:
-    """A weight on each token's loss for π_old/μ, kept within ``[low, high]``: what ``weights=`` of a loss would be.
-
-    >>> log_weight = torch.tensor([[0.2, 3.0]]).log()
-    >>> Correction(0.5, 2.0).weights(log_weight)
-    tensor([[0.5000, 2.0000]])
-    >>> Correction(0.5, 2.0, mask=True).weights(log_weight)
-    tensor([[0., 0.]])
-    """
-
-    low: float = 0.0
-    high: float = math.inf
-    mask: bool = False
-    """Whether what lies outside weighs 0 (masked); else it is truncated."""
-    level: str = "token"
-    """``sequence``: the weight of all tokens of a sequence is the product of theirs."""
-
-    def weights(self, log_weight: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """The weights, from log(π_old/μ) that is 0 where the mask is."""
-        if self.level == "sequence":
-            log_weight = log_weight.sum(-1, keepdim=True).expand_as(log_weight)
-        w = log_weight.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp()
-        kept = w.clamp(self.low, self.high)
-        return torch.where(kept == w, w, 0.0) if self.mask else kept
-
-
-CORRECTIONS: Mapping[str, Correction] = {
-    "TIS": Correction(high=2.0),
-    "TIS, sequence": Correction(high=2.0, level="sequence"),
-    "MIS": Correction(high=2.0, mask=True),
-    "MIS, sequence": Correction(high=3.0, mask=True, level="sequence"),
-    "IcePop": Correction(0.5, 5.0, mask=True),
-}
-"""TIS with verl's default threshold, MIS of sequences with TRL's, IcePop as in verl."""
-
-
-@dataclass(frozen=True)
 class Mismatch:
     """Sums over one or more batches; they add up with ``+``.
 
@@ -86,8 +48,6 @@ class Mismatch:
 
     sums: Mapping[str, Float[Tensor, "lags bins"]]
     """Over the tokens of each group of lags and bin of the engine's probability."""
-    corrected: Mapping[str, Float[Tensor, " corrections"]]
-    """Over all tokens, for each of `CORRECTIONS`."""
 
     @classmethod
     @torch.no_grad()
@@ -100,7 +60,7 @@ class Mismatch:
             method: Whose clip is looked at, at its level.
             lag: Versions by which the engine's weights were behind, one per token.
         """
-        move, old, advantages, engine = batch.log_ratio, batch.logp_old, batch.advantages, batch.logp_anchor
+        move, old, engine = batch.log_ratio, batch.logp_old, batch.logp_anchor
         assert engine is not None
         mask, rollout = batch.mask.masked_fill(engine.isnan(), 0.0), torch.where(engine.isnan(), old, engine)
 
@@ -137,24 +97,10 @@ class Mismatch:
             sums = counted.new_zeros(len(LAGS) * len(BINS)).index_add_(0, cell, (x * counted).flatten())
             return sums.view(len(LAGS), len(BINS))
 
-        c = torch.stack([how.weights(g) for how in CORRECTIONS.values()])
-        exact = torch.stack([Correction(level=how.level).weights(g) for how in CORRECTIONS.values()])
-        size = advantages.abs()
-        corrected = {
-            "touched": c != exact,
-            "c": c,
-            "cc": c.square(),
-            "lost": size * (exact - c).clamp(min=0.0),
-            "gradient": size * exact,
-        }
-        by_correction = {name: (x * counted).sum((-1, -2)) for name, x in corrected.items()}
-        return cls({name: by_cell(x) for name, x in each.items()}, by_correction)
+        return cls({name: by_cell(x) for name, x in each.items()})
 
     def __add__(self, other: Mismatch) -> Mismatch:
-        return Mismatch(
-            {name: x + other.sums[name] for name, x in self.sums.items()},
-            {name: x + other.corrected[name] for name, x in self.corrected.items()},
-        )
+        return Mismatch({name: x + other.sums[name] for name, x in self.sums.items()})
 
     @property
     def lags(self) -> list[str]:
@@ -188,18 +134,3 @@ class Mismatch:
                 if name.startswith(("kl_", "extreme", "blocked_", "spent_"))
             },
         }
-
-    def corrected_figures(self) -> dict[str, dict[str, float]]:
-        """For each correction: ``touched``, the share of tokens that it truncates or masks; ``mean_weight`` and ``ess``
-        of its weights; ``lost``, the share of Σ w·abs(A), the gradient under exact weights, that it takes away."""
-        n = float(self.sums["tokens"].sum())
-        found = {}
-        for k, name in enumerate(CORRECTIONS if n else ()):
-            s = {what: float(x[k]) for what, x in self.corrected.items()}
-            found[name] = {
-                "touched": s["touched"] / n,
-                "mean_weight": s["c"] / n,
-                "ess": s["c"] ** 2 / (n * s["cc"]) if s["cc"] else 0.0,
-                "lost": s["lost"] / s["gradient"] if s["gradient"] else 0.0,
-            }
-        return found

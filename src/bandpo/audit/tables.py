@@ -123,13 +123,3 @@ def mismatch_table(m: Mismatch, judged: str) -> Table:
         rows.append([])
     title = f"engine against trainer; what {judged} blocks and the interval used"
     return _drawn(["", "tokens", "KL k1", "KL k3", *shares], rows, title)
-
-
-def corrections_table(m: Mismatch) -> Table:
-    """What usual corrections would make of the engine's weights."""
-    rows = [
-        [name, share(d["touched"]), f"{d['mean_weight']:.3f}", share(d["ess"]), share(d["lost"])]
-        for name, d in m.corrected_figures().items()
-    ]
-    header = ["", "tokens touched", "mean weight", "ESS", "gradient lost"]
-    return _drawn(header, rows, "weights for π_old/π_rollout")
