@@ -20,7 +20,8 @@ from bandpo import (
     policy_loss,
 )
 from bandpo.batch import Tokens, at_level
-from bandpo.objectives import ClippedWeight, MiddleTanh, Rollback, SelfAnchored, SequenceMask, SoftClip
+from bandpo.objectives import ClippedWeight, SelfAnchored, SequenceMask
+from bandpo_soft_clips import MiddleTanh, Rollback, SoftClip
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -162,12 +163,12 @@ def test_inside_the_interval_the_inner_tanh_takes_the_tokens_that_go_back():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("SoftClip(1.0)", r"linear must be in \[0, 1\).*got 1.0"),
-        ("SoftClip(0.9, 0.0, inf)", "start_high must be between -19 and 19, got inf"),
-        ("SoftClip(0.9, -20.0, 1.0)", "start_low must be between -19 and 19, got -20.0"),
-        ("Rollback(0.0)", "depth must be above 0, got 0.0"),
-        ("Rollback(0.05, 1.0, depth_high=-1.0)", "depth_high must be above 0, got -1.0"),
-        ("Rollback(inner=-1.0)", "inner must be a finite number of at least 0, got -1.0"),
+        ("bandpo_soft_clips.SoftClip(1.0)", r"linear must be in \[0, 1\).*got 1.0"),
+        ("bandpo_soft_clips.SoftClip(0.9, 0.0, inf)", "start_high must be between -19 and 19, got inf"),
+        ("bandpo_soft_clips.SoftClip(0.9, -20.0, 1.0)", "start_low must be between -19 and 19, got -20.0"),
+        ("bandpo_soft_clips.Rollback(0.0)", "depth must be above 0, got 0.0"),
+        ("bandpo_soft_clips.Rollback(0.05, 1.0, depth_high=-1.0)", "depth_high must be above 0, got -1.0"),
+        ("bandpo_soft_clips.Rollback(inner=-1.0)", "inner must be a finite number of at least 0, got -1.0"),
     ],
 )
 def test_soft_clips_refuse_bad_settings(text, message):

@@ -22,16 +22,14 @@ tensor([[-2.]])
 `bandpo.methods` has the names that papers give to combinations of a rule and an objective.
 """
 
-from bandpo.objectives import base, clipped, selective, smooth, softclip
+from bandpo.objectives import base, clipped, selective, smooth
 from bandpo.objectives.base import *
 from bandpo.objectives.clipped import *
 from bandpo.objectives.selective import *
 from bandpo.objectives.smooth import *
-from bandpo.objectives.softclip import *
 
 __all__: list[str] = []
 __all__ += base.__all__
 __all__ += clipped.__all__
 __all__ += selective.__all__
 __all__ += smooth.__all__
-__all__ += softclip.__all__

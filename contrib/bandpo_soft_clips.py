@@ -1,6 +1,7 @@
 """Soft clips: the surrogate flattens towards the bound, or turns back beyond it, along a tanh.
 
-The authors' code has them beside Band; the paper does not name them. In PPO's ``min(r·A, clip(r)·A)`` the clipped ratio
+The authors' code has them beside Band; no paper names them, so they are a file to copy. Put it on PYTHONPATH and write
+``method="Method(Band(KL(), 0.05), bandpo_soft_clips.SoftClip())"``. In PPO's ``min(r·A, clip(r)·A)`` the clipped ratio
 becomes a smooth function ``y(r)``. So the weight is ``r·y′(r)`` where the minimum is y's, and r elsewhere.
 """
 
