@@ -196,30 +196,6 @@ def sides(runs: Sequence[OnCurve], world: str, metric: str = "AUC") -> dict[str,
     return {name: effect(mean(ours), mean(theirs)) for name, (ours, theirs) in SIDES.items()}
 
 
-def summary(*studies: Results) -> list[dict[str, Any]]:
-    """The worlds that have ended, in short: what `bandpo where` looks up.
-
-    Each side's effect is a difference in AUC with its interval, the mean over both kinds of other side.
-    """
-    study, runs = studies[0].study, on_curves(*studies)
-    rows = []
-    for world in dict.fromkeys(run.world for run in runs if run.world in LEARNING):
-        if by_side := sides(runs, world):
-            first = next(e for e in study.experiments.values() if e.world == world)
-            options = {**study.options, **first.options}
-            row: dict[str, Any] = {
-                "world": world,
-                "tail": float(options["model_name_or_path"].rpartition("-")[2]),
-                "samples": options["per_device_train_batch_size"] * options["steps_per_generation"],
-                "updates": options["num_iterations"] * options["steps_per_generation"],
-                "seeds": len({run.run.seed for run in runs if run.world == world}),
-            }
-            for side in ("upper", "lower"):
-                row[side] = [round(x, 3) for x in by_side[f"{side}, mean"].interval]
-            rows.append(row)
-    return rows
-
-
 def collapsed(run: RunResult) -> bool:
     """Whether a run ended below what it began with; counted, never dropped."""
     rewards = [reward or 0.0 for reward in run.curves["reward"]]

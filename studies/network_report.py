@@ -9,7 +9,6 @@ The second study has further seeds, and may be left out.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +44,6 @@ from studies.network import (
     progress,
     read_predictions,
     sides,
-    summary,
     verdict,
 )
 
@@ -249,11 +247,9 @@ def rate_curves(found: Mapping[str, Curve], looks: Mapping[str, Look], metric: s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write ``report.md``, ``report.html`` and ``networks.json`` (what the package ships) beside a ``results.json``."""
+    """Write ``report.md`` and ``report.html`` beside a ``results.json``."""
     predictions, folder, *others = map(Path, sys.argv[1:] if arguments is None else arguments)
     contents = [read_results(place) for place in (folder, *others)]
-    if worlds := summary(*map(Results.from_file, contents)):
-        (folder / "networks.json").write_text("[{}]\n".format(",\n ".join(map(json.dumps, worlds))))
     page = network_page(read_predictions(predictions), *contents)
     for name in ("report.md", "report.html"):
         for path in page.save(folder / name):

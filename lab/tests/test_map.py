@@ -12,11 +12,21 @@ from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
-from bandpo.audit.files import shipped
 from bandpo.cli.app import app
-from bandpo.where import BAND, BASELINE, UPPER
 from bandpo_lab.files import locked
-from bandpo_lab.study.cells import RULES, TAILS, Cell, Map, Place, Plan, run_cell, run_map
+from bandpo_lab.study.cells import (
+    BAND,
+    BASELINE,
+    RULES,
+    TAILS,
+    UPPER,
+    Cell,
+    Map,
+    Place,
+    Plan,
+    run_cell,
+    run_map,
+)
 from bandpo_lab.study.map_page import draw_map, map_tables, other_worlds_table
 from bandpo_lab.study.statistics import random_halves
 from bandpo_lab.study.tabular import (
@@ -277,7 +287,7 @@ def test_a_study_file_needs_no_subcommand(tmp_path):
         assert "nowhere.yaml is no file" in str(result.exception)
 
 
-def test_the_page_prints_the_map_and_its_summary_is_shipped(found):
+def test_the_page_prints_the_map(found):
     page = (ROOT / "docs/theory.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d. /]+) \| ([\d.]+) \| [\d. /]+ \|$", page, re.M)
     assert len(rows) >= 16
@@ -288,7 +298,6 @@ def test_the_page_prints_the_map_and_its_summary_is_shipped(found):
         assert width == f"{max(x.auc.half for x in main):.2f}"
     assert other_worlds_table(found).markdown() in page
     assert (ROOT / "results/map/map.md").read_text() == map_tables(found)
-    assert shipped("map") == json.loads(json.dumps(found.summary()))
     assert found.cells.keys() == set(Plan.of_size(found.terms["size"]).todo)
 
 

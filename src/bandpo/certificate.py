@@ -95,8 +95,7 @@ def certify(
 
     Args:
         loss: The loss as a function of ``logp``, which it must not detach: a framework's, or one of your own.
-        logp: And the rest: as for `bandpo.policy_loss`. A batch whose ratios are all 1 tests no bound.
-        logp_old, advantages, mask, method, logp_anchor, entropy, weights, state, aggregation, normalizer: See there.
+        logp: As for `bandpo.policy_loss`, and so are the rest. A batch whose ratios are all 1 tests no bound.
 
     Returns:
         What was compared, and the largest difference.

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from bandpo.audit.files import shipped
 from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.recorder import record_files
 from bandpo.audit.replay import replay_record
 from bandpo.audit.settings import Setup
 from bandpo.errors import InvalidValue
 from bandpo.rules import Band, ClipRule, FixedClip
-
-BASELINE, BAND, UPPER = "clip 0.2", "Band", "Band above, clip below"
-"""Rules of the map and of the network study, as their data name them."""
 
 IDLE, ACTIVE = 0.11, 0.3
 """Shares of rare winners' gradient blocked by clip 0.2. Up to the first (networks with 1 × 4 updates on a batch, and a
@@ -32,10 +27,6 @@ PLENTY = 3.0
 """Draws of the tail in a batch from which the map, on fresh data, shows no difference between rules."""
 NEVER = 1e-4
 """Draws of the tail in a batch below which a run of 10,000 batches would not meet it."""
-FAR = 2.0
-"""A run is outside of the map where its tail, batch, epochs or minibatches are off by more than this factor."""
-MINIBATCHES = 4
-"""Updates in an epoch, in each place of the map and in each network."""
 
 
 def arrived(updates: float, momentum: float) -> float:
@@ -51,7 +42,7 @@ def arrived(updates: float, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class Placement:
-    """A run's place in the theory and in the map.
+    """A run's place in the theory.
 
     The theory takes each gradient that an answer gets to lift its log-probability by the same amount, the lift, which
     momentum spreads over later updates. It assumes that other answers and prompts move it neither up nor down; that a
@@ -207,11 +198,7 @@ def advice(run: Placement | None, measured: float | None = None) -> list[tuple[s
         )
     found = [("Can the upper side matter?", f"{word}. {why}"), ("What to set", _SETTINGS[word])]
     if run is not None:
-        found += [
-            ("And the lower side?", _lower(run)),
-            ("Nearest in the map", _nearest(run)),
-            ("Nearest network", _network(run)),
-        ]
+        found.append(("And the lower side?", _lower(run)))
     return [*found, ("How sure", sure)]
 
 
@@ -261,52 +248,3 @@ def _lower(run: Placement) -> str:
         f"Your rule stops pushing the tail down at {mine:.1g} of its probability, Band(KL(), 0.05) at {band:.1g}. A "
         "rare strategy that loses a few times may be gone for good. A fixed lower bound is safer."
     )
-
-
-def _nearest(run: Placement) -> str:
-    adam = "Adam" if run.momentum == 0.9 else f"Adam, β1 = {run.momentum:g}"
-    rows = [row["setting"] | row for row in shipped("map")["settings"]]
-    alike = [row for row in rows if (row["world"], row["optimizer"]) == ("rare arm", adam)]
-    row = _near(run, (run.tail, run.batch), [((row["p"], row["samples"]), row) for row in alike])
-    if row is None:
-        return "None: your run lies outside of it."
-    scores = ", ".join(f"{row['auc'][rule]:.2f} with {rule}" for rule in (BASELINE, BAND, UPPER))
-    return (
-        f"p = {row['p']:g}, {row['samples']} samples, {_uses(row)}, {adam}: mean reward {scores} (against clip "
-        "{:+.2f} ± {:.2f}), each at its own best learning rate.".format(*row["minus clip 0.2"][UPPER])
-    )
-
-
-def _network(run: Placement) -> str:
-    """What the small networks that the lab trained made of the closest such world."""
-    worlds = [((world["samples"] * world["tail"],), world) for world in shipped("networks")]
-    world = _near(run, (run.draws,), worlds)
-    if world is None:
-        return "None: your run lies outside of what was trained."
-    upper, lower = ("{:+.3f} [{:+.3f}, {:+.3f}]".format(*world[side]) for side in ("upper", "lower"))
-    return (
-        f"{world['samples'] * world['tail']:.2g} draws, {_uses(world)}, Adam: Band's upper side in place of clip 0.2's "
-        f"changed the mean reward by {upper}, its lower side by {lower}, each at its own best learning rate (335k "
-        f"parameters, {world['seeds']} seeds)."
-    )
-
-
-def _uses(place: Mapping[str, Any]) -> str:
-    return f"{place['updates'] // MINIBATCHES} × {MINIBATCHES} updates"
-
-
-def _near(
-    run: Placement, own: tuple[float, ...], places: Sequence[tuple[tuple[float, ...], Mapping[str, Any]]]
-) -> Mapping[str, Any] | None:
-    """Of coordinates and what stands there, what is least off from a run's own, and from its epochs and minibatches.
-
-    None where that is off by more than `FAR`, and where data are stale, as no place has them.
-    """
-
-    def off(place: tuple[tuple[float, ...], Mapping[str, Any]]) -> float:
-        there = (*place[0], place[1]["updates"] / MINIBATCHES, MINIBATCHES)
-        here = (*own, run.epochs, run.minibatches)
-        return max(abs(math.log(a / b)) for a, b in zip(there, here, strict=True))
-
-    nearest = min(places, key=off, default=None)
-    return nearest[1] if nearest and not run.lag and off(nearest) <= math.log(FAR) else None

@@ -23,7 +23,6 @@ from bandpo.audit.interval import Interval
 from bandpo.divergences import KL
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.rules import Band, FixedClip, Sides, Unclipped
-from bandpo.where import BAND, BASELINE, UPPER
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.study.jobs import on_cores
 from bandpo_lab.study.statistics import Curve, halves, student
@@ -32,10 +31,12 @@ from bandpo_lab.study.tabular import OPTIMIZERS, World, coin_flips, rare_arm, si
 Size = Literal["quick", "full"]
 
 _CLIP, _BAND = FixedClip(0.2), Band(KL(), 0.05)
+BASELINE, BAND, UPPER = "clip 0.2", "Band", "Band above, clip below"
+"""Rules that are compared everywhere, as results name them."""
 RULES = {
-    "clip 0.2": _CLIP,
-    "Band": _BAND,
-    "Band above, clip below": Sides(lower=_CLIP, upper=_BAND),
+    BASELINE: _CLIP,
+    BAND: _BAND,
+    UPPER: Sides(lower=_CLIP, upper=_BAND),
     "clip above, Band below": Sides(lower=_BAND, upper=_CLIP),
     "no bound above, clip below": FixedClip(0.2, float("inf")),
     "no clip": Unclipped(),
@@ -303,20 +304,3 @@ class Map:
     def difference(self, place: Place, rule: str, minus: str) -> Interval:
         """One rule's AUC minus another's, each at its own best rate, paired by seed."""
         return student(self.cells[place, rule].fitted - self.cells[place, minus].fitted)
-
-    def summary(self) -> dict[str, Any]:
-        """It in short: what `bandpo where` looks up, as ``map.json``."""
-
-        def gap(place: Place, rule: str) -> list[float]:
-            apart = self.difference(place, rule, BASELINE)
-            return [round(apart.value, 4), round(apart.half, 4)]
-
-        rows = [
-            {
-                "setting": asdict(place),
-                "auc": {rule: round(self.score(place, rule).auc.value, 4) for rule in self.rules(place)},
-                "minus clip 0.2": {rule: gap(place, rule) for rule in self.rules(place) if rule != BASELINE},
-            }
-            for place in self.places()
-        ]
-        return {**self.terms, "settings": rows}

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from bandpo.audit.style import house_style
 from bandpo.errors import InvalidValue
-from bandpo.where import BAND, BASELINE, UPPER
-from bandpo_lab.study.cells import MAIN, RULES, TAILS, Map, Place
+from bandpo_lab.study.cells import BAND, BASELINE, MAIN, RULES, TAILS, UPPER, Map, Place
 from bandpo_lab.tables import Table
 
 HIGH_RATE = 0.32
