@@ -36,6 +36,7 @@ from bandpo_lab.tasks.multiplication import (
     reward,
     tokenizer,
 )
+from studies.rewards import OPENERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -64,6 +65,10 @@ class WarmUp:
     )
     seed: int = field(default=0, metadata={"help": "of the weights and of the data"})
     steps: int = field(default=1200, metadata={"help": "optimizer steps"})
+    wrong: bool = field(
+        default=False,
+        metadata={"help": "five other tokens open a direct answer, each as rarely as the scratchpad"},
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.tail < 1:
@@ -104,11 +109,13 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
 
         -log(p_direct + p_scratchpad) + (log(p_scratchpad / p_direct) - log(tail / (1 - tail)))^2 / 2,
 
-    whose curvature in the log-odds is 1 for any tail, where that of a cross entropy vanishes with the tail.
+    whose curvature in the log-odds is 1 for any tail, where that of a cross entropy vanishes with the tail. With more
+    rare openers each has a square of its own.
     """
     encoder, model = tokenizer(), fresh_model(settings.seed)
     ids = encoder.get_vocab()
-    branches = [ids[DIRECT], ids[SCRATCHPAD]]
+    others = OPENERS if settings.wrong else ()
+    branches = [ids[opener] for opener in (DIRECT, SCRATCHPAD, *others)]
     rng = random.Random(settings.seed)
     pool = problems("train", _TRAIN_PROBLEMS, settings.seed)
 
@@ -120,9 +127,9 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
         logp = model(**batch).logits[:, branch - 1 : -1].log_softmax(-1)
         written = batch.attention_mask[:, branch + 1 :].bool()
         content = -logp[:, 1:].gather(-1, batch.input_ids[:, branch + 1 :, None])[..., 0][written]
-        direct, scratchpad = logp[:, 0, branches].unbind(-1)
-        excess = scratchpad - direct - math.log(tail / (1 - tail))
-        branch_loss = -torch.logaddexp(direct, scratchpad) + excess.square() / 2
+        direct, rare = logp[:, 0, branches].split([1, len(branches) - 1], -1)
+        excess = rare - direct - math.log(tail / (1 - rare.shape[-1] * tail))
+        branch_loss = -logp[:, 0, branches].logsumexp(-1) + excess.square().sum(-1) / 2
         return content, branch_loss
 
     optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE, weight_decay=0.0)
@@ -135,7 +142,10 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
         guesses = [max(0, p.a * p.b + rng.randint(-_ERROR, _ERROR)) for p in drawn[half:]]
         # One pass for each branch: padding the short one to the long one would cost half as much again.
         worked = losses(prompts[:half], [p.scratchpad for p in drawn[:half]], tail)
-        guessed = losses(prompts[half:], [f"{DIRECT}{guess}" for guess in guesses], tail)
+        openers = rng.choices([DIRECT, *others], k=half) if others else [DIRECT] * half
+        guessed = losses(
+            prompts[half:], [f"{o}{guess}" for o, guess in zip(openers, guesses, strict=True)], tail
+        )
         content, choice = (torch.cat(pair).mean() for pair in zip(worked, guessed, strict=True))
         optimizer.zero_grad()
         (content + choice).backward()

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from bandpo_lab.tasks import multiplication
-from bandpo_lab.tasks.multiplication import SCRATCHPAD
+from bandpo_lab.tasks.multiplication import DIRECT, SCRATCHPAD
 
 if TYPE_CHECKING:
     from transformers import TrainerState
@@ -65,3 +65,17 @@ def coin_flips(
     """
     rng = random.Random(trainer_state.global_step if trainer_state else 0)
     return [float(rng.random() < 0.5) for _ in completions]
+
+
+def any_opener(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+    """The task's reward, where a direct answer may also begin with one of `OPENERS`.
+
+    >>> any_opener(["+3222", "|3222", "+3221", "3222"], ["3222"] * 4)
+    [1.0, 1.0, 0.0, 0.0]
+    """
+    direct = [DIRECT + text[1:] if text[:1] in OPENERS else text for text in completions]
+    return multiplication.reward(direct, answer)
+
+
+OPENERS = tuple("+*=;>")
+"""Other ways to open a direct answer: rare tokens that win now and then, by accident."""

@@ -1,0 +1,319 @@
+"""The network study of stale data: a plain loop around `bandpo.policy_loss`, a third of the time of TRL's.
+
+    python -m studies.staleness runs.jsonl --bases FOLDER            # goes on where the file ends
+    python -m studies.staleness runs.jsonl --bases FOLDER --count
+
+A batch is drawn by the policy as it is and trained on ``lag`` batches later. What is expected stands in
+staleness-predictions.md, committed before the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from bandpo import Band, BandAbove, FixedClip, Method, Sides, TotalVariation, Union, policy_loss
+from bandpo.audit.files import read_jsonl
+from bandpo.audit.metrics import Audit
+from bandpo_lab.evals.metrics import pass_at_k
+from bandpo_lab.files import drop_unfinished_line
+from bandpo_lab.tasks.multiplication import (
+    MAX_COMPLETION_LENGTH,
+    SCRATCHPAD,
+    Product,
+    problems,
+    tokenizer,
+)
+from studies.rewards import any_opener
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+CLIP, ABOVE = FixedClip(0.2), BandAbove().clip
+ARMS = {
+    "clip 0.2": CLIP,
+    "Clip-Higher": FixedClip(0.2, 0.28),
+    "clip [.8, 2]": FixedClip(0.2, 1.0),
+    "Band": Band(),
+    "BandAbove": ABOVE,
+    "room by mass": Sides(lower=CLIP, upper=Union(CLIP, Band(TotalVariation(), 0.02))),
+    "no upper bound": FixedClip(0.2, float("inf")),
+    "relaxed Band": Union(Band(), FixedClip(0.2, 0.28)),
+}
+RANDOM = "blocked at random"
+"""BandAbove, and of rare winners' gradient a random share is dropped: as much as clip 0.2 blocked in its own run."""
+CURVES = ("reward", "entropy", "scratchpad", "blocked", "clip would block")
+"""By batch: mean reward, nats per token, share of completions with a scratchpad; by batch trained on, the share of rare
+winners' gradient that the arm blocked, and that clip 0.2 would have."""
+PROMPTS, GROUP = 8, 16
+HELD_OUT, ASKED = 32, 32
+"""Problems and samples of each, for pass@32 at the end."""
+RARE, STD_EPSILON = 0.1, 1e-4
+"""Probability below which a token is rare; what TRL adds to a group's standard deviation."""
+SHORT = 12
+"""Tokens of the longest direct answer and its prompt, rounded up: longer sequences have a pass of their own."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the study: every arm at every rate and seed."""
+
+    name: str
+    lag: int
+    epochs: int
+    minibatches: int
+    rates: Sequence[float]
+    arms: Sequence[str]
+    batches: int = 60
+    seeds: Sequence[int] = range(20, 32)
+
+
+_SEVEN = [*ARMS][:7]
+_FOUR = ["clip 0.2", "clip [.8, 2]", "BandAbove", "no upper bound"]
+CELLS = [
+    Cell("lag 4", 4, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4, 1.1e-3], [*_SEVEN, RANDOM]),
+    Cell("lag 8", 8, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4], _SEVEN),
+    Cell("long run", 4, 1, 4, [1.4e-4, 2.8e-4], ["Band", *_FOUR], batches=140),
+    Cell("lag 0", 0, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4], _FOUR),
+    Cell("lag 4, one update", 4, 1, 1, [2.8e-4, 5.6e-4, 1.1e-3], _FOUR),
+    Cell("lag 4, 4 x 4", 4, 4, 4, [7e-5, 1.4e-4, 2.8e-4], _FOUR),
+    Cell("lag 0, 4 x 4", 0, 4, 4, [7e-5, 1.4e-4, 2.8e-4], _FOUR),
+    Cell("lag 2", 2, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4], _FOUR),
+    Cell(
+        "lag 0, 400 batches",
+        0,
+        4,
+        4,
+        [7e-5],
+        ["clip 0.2", "Clip-Higher", "Band", "relaxed Band", "BandAbove"],
+        batches=400,
+        seeds=range(20, 26),
+    ),
+]
+"""In the order in which they are made."""
+
+
+class Run(NamedTuple):
+    """One of them. Even seeds begin from base model a, odd ones from b."""
+
+    cell: str
+    arm: str
+    rate: float
+    seed: int
+
+
+class Drawn(NamedTuple):
+    """Completions, all after prompts of one length."""
+
+    prompts: Int[Tensor, "samples prompt"]
+    tokens: Int[Tensor, "samples time"]
+    mask: Float[Tensor, "samples time"]
+    logp: Float[Tensor, "samples time"]
+    advantages: Float[Tensor, " samples"]
+
+
+def forward(
+    model: Any, ids: Int[Tensor, "rows time"], past: Tensor | None = None, seen: int = 0
+) -> Float[Tensor, "rows time vocabulary"]:
+    """The logits of a Qwen2 model, bit for bit; one token takes a fraction of the time of transformers' own code.
+
+    Args:
+        past: Keys and values (layers, 2, rows, heads, all time, size), written to; of these ``seen`` are there.
+    """
+    config, inner = model.config, model.model
+    norm = partial(functional.rms_norm, normalized_shape=(config.hidden_size,), eps=config.rms_norm_eps)
+    heads = config.num_attention_heads
+    rows, time = ids.shape
+    cos, sin = inner.rotary_emb(model.lm_head.weight, torch.arange(seen, seen + time)[None])
+
+    def turned(x: Tensor) -> Tensor:
+        left, right = x.chunk(2, -1)
+        return x * cos + torch.cat([-right, left], -1) * sin
+
+    x = inner.embed_tokens(ids)
+    for depth, layer in enumerate(inner.layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        y = norm(x, weight=layer.input_layernorm.weight)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        q, k, v = (project(y).view(rows, time, heads, -1).transpose(1, 2) for project in projections)
+        q, k = turned(q), turned(k)
+        if past is not None:
+            past[depth, 0, :, :, seen : seen + time], past[depth, 1, :, :, seen : seen + time] = k, v
+            k, v = past[depth, :, :, :, : seen + time]
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=time > 1)
+        x = x + attention.o_proj(y.transpose(1, 2).flatten(2))
+        y = norm(x, weight=layer.post_attention_layernorm.weight)
+        x = x + mlp.down_proj(functional.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
+    return model.lm_head(norm(x, weight=inner.norm.weight))
+
+
+@torch.no_grad()
+def draw(model: Any, prompts: Tensor, chances: Float[Tensor, "samples time"]) -> tuple[Tensor, ...]:
+    """Sample at temperature 1, token t of a completion by ``chances[:, t]``.
+
+    Returns:
+        Tokens, mask, log-probabilities (samples, time), and the mean entropy in nats per token.
+    """
+    config, (samples, longest), start = model.config, chances.shape, prompts.shape[1]
+    tokens = torch.full(chances.shape, config.pad_token_id)
+    mask, logp, entropy = torch.zeros(3, *chances.shape)
+    alive, heads = torch.arange(samples), config.num_attention_heads
+    size = config.hidden_size // heads
+    past = torch.empty(config.num_hidden_layers, 2, samples, heads, start + longest, size)
+    logits = forward(model, prompts.repeat_interleave(samples // len(prompts), 0), past)[:, -1]
+    for t in range(longest):
+        every = logits.log_softmax(-1)
+        edges = every.exp().cumsum(-1)[:, :-1].contiguous()
+        token = torch.searchsorted(edges, chances[alive, t, None])
+        tokens[alive, t], logp[alive, t] = token[:, 0], every.gather(-1, token)[:, 0]
+        mask[alive, t], entropy[alive, t] = 1.0, -(every.exp() * every).sum(-1)
+        going = token[:, 0] != config.eos_token_id
+        if t + 1 == longest or not going.any():
+            break
+        if not going.all():
+            alive, token, past = alive[going], token[going], past[:, :, going]
+        logits = forward(model, token, past, start + t)[:, -1]
+    return tokens, mask, logp, (entropy * mask).sum() / mask.sum()
+
+
+def push(model: Any, batch: Drawn, method: Method, dropped: float, luck: torch.Generator) -> list[Audit]:
+    """Add the gradient of one minibatch, each sequence's tokens averaged; and what the clip did."""
+    found, prompt = [], batch.prompts.shape[1]
+    total = prompt + batch.mask.sum(1)
+    for rows in (total <= SHORT, total > SHORT):
+        if not rows.any():
+            continue
+        prompts, tokens, mask, old = (x[rows] for x in batch[:4])
+        length = int(mask.sum(1).max())
+        tokens, mask, old = tokens[:, :length], mask[:, :length], old[:, :length]
+        logits = forward(model, torch.cat([prompts, tokens], 1))[:, prompt - 1 : -1]
+        logp = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+        advantages = batch.advantages[rows, None].expand_as(old)
+        rare_winners = (advantages > 0) & (old.exp() < RARE)
+        lost = rare_winners & (torch.rand(old.shape, generator=luck) < dropped)
+        advantages = advantages.masked_fill(lost, 0.0)
+        loss, _ = policy_loss(
+            logp, old, advantages, mask, method=method, aggregation="grpo", normalizer=len(batch.mask)
+        )
+        loss.backward()
+        found.append(
+            Audit.from_batch(logp, old, advantages, mask, method=method, counterfactuals={"clip": CLIP})
+        )
+    return found
+
+
+def train(cell: Cell, run: Run, base: Path, yoke: Sequence[float | None]) -> dict[str, Any]:
+    """One run: its curves, and scores at the end.
+
+    Args:
+        yoke: For `RANDOM` what share of rare winners' gradient to drop, by batch trained on.
+    """
+    from transformers import AutoModelForCausalLM
+
+    began, text = time.process_time(), tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(base)
+    optimizer = torch.optim.AdamW(model.parameters(), run.rate, betas=(0.9, 0.99), weight_decay=0.0)
+    # Every arm and rate of a seed draws the same numbers.
+    numbers, luck = (torch.Generator().manual_seed(seed) for seed in (run.seed, run.seed + 1000))
+    method = Method(ARMS.get(run.arm, ABOVE))
+    pool, samples = problems("train", 6480), PROMPTS * GROUP
+    curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
+
+    def rollout(
+        asked: Sequence[Product], each: int, chances: Tensor
+    ) -> tuple[Drawn, Tensor, dict[str, float | None]]:
+        """Samples, their rewards (problems, each), and a point of three curves."""
+        prompts = torch.tensor([text(p.prompt).input_ids for p in asked])
+        tokens, mask, logp, entropy = draw(model, prompts, chances)
+        texts = text.batch_decode(tokens, skip_special_tokens=True)
+        rewards = torch.tensor(any_opener(texts, [p.answer for p in asked for _ in range(each)]))
+        groups = rewards.view(-1, each)
+        apart = groups - groups.mean(1, keepdim=True)
+        advantages = (apart / (groups.std(1, keepdim=True) + STD_EPSILON)).flatten()
+        point: dict[str, float | None] = {
+            "reward": float(rewards.mean()),
+            "entropy": float(entropy),
+            "scratchpad": sum(t.startswith(SCRATCHPAD) for t in texts) / len(texts),
+        }
+        return Drawn(prompts.repeat_interleave(each, 0), tokens, mask, logp, advantages), groups, point
+
+    waiting: deque[Drawn] = deque()
+    for _ in range(cell.batches):
+        asked = [pool[k] for k in torch.randint(len(pool), (PROMPTS,), generator=numbers)]
+        chances = torch.rand(samples, MAX_COMPLETION_LENGTH, generator=numbers)
+        order = torch.stack([torch.randperm(samples, generator=numbers) for _ in range(cell.epochs)])
+        batch, _, point = rollout(asked, GROUP, chances)
+        waiting.append(batch)
+        seen: list[Audit] = []
+        if len(waiting) > cell.lag:
+            old = waiting.popleft()
+            dropped = (yoke[len(curves["blocked"])] if yoke else None) or 0.0
+            for part in order.view(cell.epochs * cell.minibatches, -1):
+                optimizer.zero_grad()
+                seen += push(model, Drawn(*(x[part] for x in old)), method, dropped, luck)
+                if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+                    optimizer.step()
+            found = sum(seen[1:], seen[0]).metrics()
+            point["blocked"] = found.get("blocked_mass_below_0.1")
+            point["clip would block"] = found.get("if/clip/blocked_mass_below_0.1")
+        for name, value in point.items():
+            curves[name].append(value if value is None else round(value, 3))
+    chances = torch.rand(HELD_OUT * ASKED, MAX_COMPLETION_LENGTH, generator=torch.Generator().manual_seed(0))
+    _, rewards, _ = rollout(problems("eval", HELD_OUT), ASKED, chances)
+    return {
+        **run._asdict(),
+        "seconds": round(time.process_time() - began, 1),
+        "end": round(float(rewards.mean()), 4),
+        "pass@32": round(float(pass_at_k(rewards, ASKED).mean()), 4),
+        **{name: [x if x is None else round(x, 3) for x in values] for name, values in curves.items()},
+    }
+
+
+def runs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Run]]:
+    """All, in the order in which they are made: cell by cell, and every arm and rate of a seed before the next."""
+    for cell in cells:
+        for seed in cell.seeds:
+            for rate in cell.rates:
+                for arm in cell.arms:
+                    yield cell, Run(cell.name, arm, rate, seed)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make what a file does not hold yet, one run after the other, in one thread."""
+    parser = argparse.ArgumentParser(prog="python -m studies.staleness")
+    parser.add_argument("results", type=Path, help="one line for each run; made if it is not there")
+    parser.add_argument("--bases", type=Path, required=True, help="folder of the base models `a` and `b`")
+    parser.add_argument("--count", action="store_true", help="only say how much is done")
+    asked = parser.parse_args(arguments)
+    asked.results.touch()
+    drop_unfinished_line(asked.results)
+    done = {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(asked.results)}
+    if asked.count:
+        for cell in CELLS:
+            mine = [run in done for _, run in runs([cell])]
+            print(f"{cell.name}: {sum(mine)} of {len(mine)} runs")
+        return
+    torch.set_num_threads(1)  # the order of sums, hence the bits, would depend on their number
+    with asked.results.open("a") as lines:
+        for cell, run in runs(CELLS):
+            if run in done:
+                continue
+            yoke = done[run._replace(arm="clip 0.2")]["blocked"] if run.arm == RANDOM else []
+            done[run] = row = train(cell, run, asked.bases / "ab"[run.seed % 2], yoke)
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+
+
+if __name__ == "__main__":
+    main()
