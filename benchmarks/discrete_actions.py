@@ -23,7 +23,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from bandpo.integrations.stable_baselines3 import BandPPO
+from bandpo_stable_baselines3 import BandPPO
 
 # rl-baselines3-zoo, hyperparams/ppo.yml. Its learning rate and clip for CartPole fall linearly to 0; the clip here is
 # the constant 0.2 of its Acrobot, and of PPO's paper, so that both sides hold their rule through the run.

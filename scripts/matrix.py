@@ -93,7 +93,9 @@ ENVIRONMENTS = {
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
     "liger": Environment(("triton",), bare=("liger-kernel=={version}",)),
-    "stable_baselines3": Environment(("stable-baselines3=={version}",)),
+    "stable_baselines3": Environment(
+        ("stable-baselines3==2.9.2",), ("tests/contrib/test_stable_baselines3.py",), about="stable-baselines3"
+    ),
     "torchrl": Environment(("torchrl=={version}",)),
     "contrib and recipes": Environment(
         tests=("tests/contrib", "tests/integrations/test_framework_recipes.py"),

@@ -138,6 +138,40 @@ def kl_cov(logp, logp_old, advantages, mask, *, share=0.002, coefficient=1.0):
     return penalty - (logp - logp_old).exp() * advantages
 
 
+def dgpo(logp, logp_old, advantages, mask, *, low=0.2, high=0.2, n=1, m=2):
+    """DGPO 2603.14389: gradients of π with the weight C·π^n below and C·π^(−1/m) above; C makes it continuous."""
+    pi, ratio, old = logp.exp(), (logp - logp_old).exp().detach(), logp_old.exp()
+    below, above = (1 - low) * old, (1 + high) * old
+    weight = 1 / old
+    falling = weight * (pi.detach() / below) ** n
+    rising = weight * (pi.detach() / above) ** (-1 / m)
+    weight = torch.where((advantages < 0) & (ratio < 1 - low), falling, weight)
+    weight = torch.where((advantages > 0) & (ratio > 1 + high), rising, weight)
+    return -advantages * weight * pi
+
+
+def maspo(logp, logp_old, advantages, mask, *, sigma=1.0, alpha=0.3, beta=0.03):
+    """MASPO 2602.17550: a Gaussian gate with the width that its authors' code gives, limits of the code included."""
+    ratio, q = (logp - logp_old).exp(), logp_old.exp()
+    base = (sigma * q**-alpha).clamp(sigma, 10)
+    up = base * (1 + beta * advantages).clamp(0.1, 10)
+    down = base * (1 / (1 - beta * advantages)).clamp(0.1, 10)
+    width = torch.where(advantages > 0, up, down)
+    gate = torch.exp(-((ratio - 1) ** 2) / (2 * width**2)).detach()
+    pushed = ((advantages > 0) & (ratio > 1)) | ((advantages < 0) & (ratio < 1))
+    return -torch.where(pushed, gate, 1.0) * ratio * advantages
+
+
+def mhpo(logp, logp_old, advantages, mask, *, c=1.5, k_up=1.5, scale_up=1.0, k_down=2.0, scale_down=0.8):
+    """MHPO 2603.16929: exp(ψ − ζ)·A with ψ = c·tanh(log r/c) and the hazard ζ not differentiated."""
+    psi = c * torch.tanh((logp - logp_old) / c)
+    still = psi.detach()
+    hazard = (torch.log1p(still.exp()) / scale_up) ** k_up + (
+        torch.log1p((-still).exp()) / scale_down
+    ) ** k_down
+    return -torch.exp(psi - hazard) * advantages
+
+
 def fipo(logp, logp_old, advantages, mask, *, decay=32.0, boost=0.2, low=0.2, high=0.28, dual=10.0):
     """FIPO 2603.19835: PPO, A multiplied by e^(discounted log-ratios of the token and what follows), in [1, 1.2]."""
     moved = ((logp - logp_old) * mask).detach()
@@ -388,6 +422,9 @@ PAPER_FACTS = {
     "PrimeRL": Facts(TOKENS, (0.0, 3.5), old_policy="rollout"),  # prime-rl's DefaultLossConfig: p ± 0.2
     "DeepSeekV32": Facts(SEQUENCES, (0.8, 1.2)),  # 2512.02556, eq. 9: 1/G Σ 1/|o|
     "TRM": Facts(TOKENS, old_policy="rollout"),  # 2512.23075; verl's rollout_rs
+    "DGPO": Facts(TOKENS, (0.8, 1.2)),  # 2603.14389: verl's clip_ratio and average, which the script leaves
+    "MASPO": Facts(TOKENS),  # 2602.17550: authors' code
+    "MHPO": Facts(SEQUENCES),  # 2603.16929: 1/K Σ 1/T
     "FIPO": Facts(TOKENS, (0.8, 1.28), dual=10.0),  # 2603.19835: the authors' script for 32B
 }
 """From papers, authors' scripts and the frameworks that ship them."""

@@ -22,14 +22,17 @@ from bandpo.objectives import (
     Balanced,
     ClippedWeight,
     CovariancePenalty,
+    DecoupledDecay,
     DualClip,
     FutureKL,
     GammaWeight,
     GeometricMean,
+    HazardGate,
     InverseRatio,
     KeepBound,
     LogRatioPenalty,
     Masked,
+    MassAdaptiveGate,
     Objective,
     ProbabilityPenalty,
     Quadratic,
@@ -49,9 +52,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DPPO", "DRO", "DRPO", "FIPO", "GMPO", "GPG", "GPPO", "GRPO", "GSPO",
-    "METHODS", "PPO", "PSPO", "SAPO", "SPO", "TOPR", "TRM", "UPGRPO", "VESPO", "BandAbove", "BandPO", "DeepSeekV32",
-    "IcePop", "KLCov", "Method", "PrimeRL",
+    "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DGPO", "DPPO", "DRO", "DRPO", "FIPO", "GMPO", "GPG", "GPPO", "GRPO",
+    "GSPO", "MASPO", "METHODS", "MHPO", "PPO", "PSPO", "SAPO", "SPO", "TOPR", "TRM", "UPGRPO", "VESPO", "BandAbove",
+    "BandPO", "DeepSeekV32", "IcePop", "KLCov", "Method", "PrimeRL",
 ]  # fmt: skip
 
 PER_SEQUENCE = "seq-mean-token-mean"
@@ -358,6 +361,24 @@ def VESPO(
 def PSPO(alpha: float = 0.1) -> Method:
     """The ratio of a policy mixed with the old one, and no clip: the unclipped gradient times ``1 − alpha``."""
     return Method(Unclipped(), Smoothed(alpha), aggregation="token-mean")
+
+
+@_published("2603.14389")
+def DGPO(power: float = 1.0, root: float = 2.0, low: float = 0.2, high: float = 0.2) -> Method:
+    """Beyond the clip's bounds a weight that goes on as a power of the ratio, see `DecoupledDecay`."""
+    return Method(FixedClip(low, high), DecoupledDecay(power, root), aggregation="token-mean")
+
+
+@_published("2602.17550")
+def MASPO(sigma: float = 1.0, rarity: float = 0.3, gain: float = 0.03, loss: float = 0.03) -> Method:
+    """A Gaussian in place of a clip, wider for rare tokens and large advantages, see `MassAdaptiveGate`."""
+    return Method(Unclipped(), MassAdaptiveGate(sigma, rarity, gain, loss), aggregation="token-mean")
+
+
+@_published("2603.16929")
+def MHPO() -> Method:
+    """A bent log-ratio and a hazard in place of a clip, see `HazardGate`."""
+    return Method(Unclipped(), HazardGate(), aggregation=PER_SEQUENCE)
 
 
 @_published("2503.14286")

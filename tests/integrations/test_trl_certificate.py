@@ -6,12 +6,13 @@ import textwrap
 import pytest
 from test_trl import SETTINGS, varied_reward
 from transformers import AutoTokenizer
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 import byte_model
+from bandpo.audit.logs import named_rows
 from bandpo.integrations._trl_certificate import BY_WINDOW
-from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
 
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
@@ -19,7 +20,6 @@ OTHERS = {
     "per_device_train_batch_size": 4,
     "learning_rate": 4e-3,
     "seed": 3,
-    "audit_steps": 0,
     "max_steps": 4,
 }
 
@@ -29,11 +29,11 @@ def folder(tmp_path_factory):
     return byte_model.save(tmp_path_factory.mktemp("model"))
 
 
-def train(folder, tmp_path, cls=BandGRPOTrainer, **settings):
+def train(folder, tmp_path, cls=BandGRPOTrainer, config=BandGRPOConfig, **settings):
     trainer = cls(
         model=str(folder),
         reward_funcs=varied_reward,
-        args=BandGRPOConfig(str(tmp_path), **SETTINGS | OTHERS | settings),
+        args=config(str(tmp_path), **SETTINGS | OTHERS | settings),
         train_dataset=multiplication.dataset("train", 32),
         processing_class=AutoTokenizer.from_pretrained(folder),
     )
@@ -126,6 +126,21 @@ def test_a_subclass_that_changes_the_loss_is_stopped(folder, tmp_path):
     with pytest.raises(RuntimeError, match="every token is 2 times as expected"):
         train(folder, tmp_path, Doubled)
     train(folder, tmp_path, Doubled, certify="off")
+
+
+def test_an_audit_of_another_loss_is_told(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", patched(*PATCHES["a clip of its own"][:2]))
+    with pytest.warns(UserWarning, match=r"gradient differs from FixedClip\(low=0.2.*: another clip or mask"):
+        train(folder, tmp_path, AuditedGRPOTrainer, GRPOConfig)
+
+
+def test_the_audit_counts_the_tokens_that_have_a_gradient(folder, tmp_path):
+    """Of as many in both runs, up to the first update, a fifth where TRL takes the fifth with the highest entropy."""
+    tokens = []
+    for share in (1.0, 0.2):
+        trainer = train(folder, tmp_path, top_entropy_quantile=share, logging_steps=1)
+        tokens.append(named_rows(trainer.state.log_history)[0]["audit/tokens"])
+    assert tokens[1] / tokens[0] == pytest.approx(0.2, abs=0.03)
 
 
 def test_an_unknown_loss_is_told_at_start_up(folder, tmp_path, monkeypatch):

@@ -120,6 +120,7 @@ class Audit:
         run: Method,
         tokens: Tokens,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+        counted: Float[Tensor, "batch time"] | None = None,
     ) -> Audit:
         """The sums of one batch whose view under the run's own method is there already, with what it has computed.
 
@@ -128,6 +129,7 @@ class Audit:
             run: The run's method.
             tokens: ``run.tokens(batch)``.
             counterfactuals: As for `from_batch`.
+            counted: 1 for the tokens that have a gradient, where a trainer leaves some of ``batch.mask`` without.
         """
         views, weights = [tokens], [run.weight(tokens)]
         for other in counterfactuals.values():
@@ -135,7 +137,9 @@ class Audit:
             views.append(tried.tokens(batch))
             weights.append(tried.weight(views[-1]))
         kept = torch.stack([weight / seen.ratio for weight, seen in zip(weights, views, strict=True)])
-        return cls(tuple(counterfactuals), _sums(batch, views, kept))
+        return cls(
+            tuple(counterfactuals), _sums(batch, views, kept, batch.mask if counted is None else counted)
+        )
 
     def __add__(self, other: Audit) -> Audit:
         if self.counterfactuals != other.counterfactuals:
@@ -221,11 +225,14 @@ _BY_METHOD = ("mass", "blocked", "blocked_mass", "softened", "amplified", "inert
 
 
 def _sums(
-    batch: Batch, views: Sequence[Tokens], kept: Float[Tensor, "methods batch time"]
+    batch: Batch,
+    views: Sequence[Tokens],
+    kept: Float[Tensor, "methods batch time"],
+    mask: Float[Tensor, "batch time"],
 ) -> dict[str, Tensor]:
     """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
     own = views[0]
-    mask, advantages = own.mask, own.advantages
+    advantages = own.advantages
     bins = bin_of(own.logp_anchor)
     # 1 where a counted token has this sign of advantage and lies in this bin of probability
     signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
@@ -233,6 +240,8 @@ def _sums(
         own.ratio
     )
     mass = torch.stack([tokens.ratio for tokens in views]) * advantages.abs()
+    if batch.weights is not None:
+        mass = mass * batch.weights
     moved = mask * (advantages != 0)
     blocked = (kept <= 0) * moved
     changed = ((kept - 1).abs() > KEPT_WHOLE) * moved

@@ -40,6 +40,5 @@ ADAPTERS = (
     Adapter("Tinker", "tinker", "tinker", "tinker", "0.38.0"),
     Adapter("SkyRL", "skyrl", "skyrl", "skyrl", "0.3.0"),
     Adapter("Liger-Kernel", "liger-kernel", "liger_kernel", "liger", "0.8.5"),
-    Adapter("Stable-Baselines3", "stable-baselines3", "stable_baselines3", "stable_baselines3", "2.9.2"),
     Adapter("TorchRL", "torchrl", "torchrl", "torchrl", "0.14.1"),
 )

@@ -5,6 +5,7 @@ TRL computes the log-probabilities inside its loss, so they are caught where the
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ from bandpo.audit.recorder import Recorder
 from bandpo.audit.watch import Watch
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
+from bandpo.integrations._trl_certificate import Certifier, by_entropy
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, GammaWeight, SequenceMask, SigmoidGate, Surrogate, TwoSided
 from bandpo.radius import TrainingState
@@ -79,6 +81,8 @@ class AuditMixin(GRPOTrainer):
     """The losses of every so-many-th optimiser step are audited; 0 for none."""
     audit_detail: bool = False
     """Whether the console and trackers get all ``audit/…`` metrics."""
+    certify: str = "warn"
+    """What follows if the loss's gradient is not that of `loss_method`: ``warn``, ``stop``, or ``off``: no look."""
     record: str | None = None
     """Folder to which the tokens of every training loss are written, see `bandpo.Recorder`."""
 
@@ -102,7 +106,7 @@ class AuditMixin(GRPOTrainer):
                 "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
                 "bandpo.integrations.trl before unsloth, or train without it"
             )
-        self._since_log = _SinceLog()
+        self._since_log, self._certifier = _SinceLog(), Certifier(self.certify)
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which knows epsilon "
@@ -120,9 +124,22 @@ class AuditMixin(GRPOTrainer):
                 framework=f"trl {trl.__version__}",
             )
 
+    def loss_method(self) -> Method:
+        """The loss's method: of a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
+        return _stock_method(self)
+
     def audited_method(self) -> Method:
-        """What is audited: for a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
-        return with_trl_masks(_stock_method(self), self.args)
+        """What is audited: the loss's method, with TRL's off-policy mask.
+
+        The mask's drift is measured from the anchor. TRL measures it from the rollout engine's log-probabilities, which
+        are others only with vLLM.
+        """
+        method, threshold = self.loss_method(), cast("Any", self.args).off_policy_mask_threshold
+        return (
+            method
+            if threshold is None
+            else replace(method, objective=SequenceMask(threshold, method.objective))
+        )
 
     @property
     def training(self) -> bool:
@@ -177,9 +194,20 @@ class AuditMixin(GRPOTrainer):
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""
+        run, batch = self.audited_method(), self._batch_of(inputs, logp, entropy)
+        self._certifier.watch(self, inputs, batch, logp, entropy)
         if self._audits_this_step():
-            run, batch = self.audited_method(), self._batch_of(inputs, logp, entropy)
-            self._record(Audit.of(batch, run, run.tokens(batch)))
+            self._record(Audit.of(batch, run, run.tokens(batch), counted=by_entropy(self, batch, entropy)))
+
+    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
+        loss = super().training_step(*arguments, **named)
+        # After the backward pass, to which subclasses may have added, and before the optimiser's step.
+        if line := self._certifier.settle(self, self.loss_method()):
+            self._say(line)
+        return loss
+
+    def _say(self, line: str) -> None:
+        self.accelerator.print(f"bandpo: {line}", file=sys.stderr)
 
     def _audits_this_step(self) -> bool:
         return self.training and bool(self.audit_steps) and self.state.global_step % self.audit_steps == 0
@@ -266,17 +294,6 @@ def _stock_method(trainer: GRPOTrainer) -> Method:
         ),
     }.get(trainer.loss_type, Surrogate)
     return Method(Unclipped(), objective(), "token" if trainer.loss_type == "vespo" else level)
-
-
-def with_trl_masks(method: Method, args: Any) -> Method:
-    """A method with what TRL does to tokens besides: its off-policy mask.
-
-    The mask's drift is measured from the anchor. TRL measures it from the rollout engine's log-probabilities, which are
-    others only with vLLM.
-    """
-    if args.off_policy_mask_threshold is not None:
-        method = replace(method, objective=SequenceMask(args.off_policy_mask_threshold, method.objective))
-    return method
 
 
 def counted_tokens(inputs: dict[str, Any]) -> Tensor:

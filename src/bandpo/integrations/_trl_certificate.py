@@ -91,21 +91,28 @@ class Watched:
         return compare(found, method, batch, average, expected=expected)
 
 
-def _masks(trainer: Any, watched: Watched) -> Tensor | float:
+def _masks(trainer: Any, watched: Watched) -> Tensor:
     """What TRL's own masks leave of each token, by TRL's own functions."""
-    batch, kept = watched.batch, 1.0
+    batch = watched.batch
+    kept = by_entropy(trainer, batch, watched.entropy)
     if trainer.off_policy_mask_threshold is not None:
-        kept = trainer.get_off_policy_mask(
+        kept = kept * trainer.get_off_policy_mask(
             advantages=batch.advantages,
             per_token_logps=watched.logp,
             sampling_per_token_logps=watched.inputs.get("sampling_per_token_logps", batch.logp_old),
             mask=batch.mask,
             off_policy_threshold=trainer.off_policy_mask_threshold,
         )
-    if trainer.top_entropy_quantile < 1:
-        mask = batch.mask.to(watched.inputs["completion_mask"])
-        kept = kept * trainer.get_high_entropy_mask(watched.entropy, mask, 1 - trainer.top_entropy_quantile)
     return kept
+
+
+def by_entropy(trainer: Any, batch: Batch, entropy: Tensor | None) -> Tensor:
+    """The counted tokens that TRL's ``top_entropy_quantile`` leaves, as 1."""
+    if trainer.top_entropy_quantile == 1:
+        return batch.mask
+    # TRL's function takes a mask of whole numbers.
+    kept = trainer.get_high_entropy_mask(entropy, batch.mask.long(), 1 - trainer.top_entropy_quantile)
+    return batch.mask * kept
 
 
 def can_be_certified(trainer: Any) -> bool:

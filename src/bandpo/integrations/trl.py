@@ -16,7 +16,6 @@ batch. Its entropies come from the pass that TRL makes for the old log-probabili
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -33,9 +32,8 @@ from bandpo.integrations._trl_audit import (
     AuditedGRPOTrainer,
     AuditMixin,
     counted_tokens,
-    with_trl_masks,
 )
-from bandpo.integrations._trl_certificate import Certifier, warn_of_an_unknown_loss
+from bandpo.integrations._trl_certificate import by_entropy, warn_of_an_unknown_loss
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.loss import with_slope
 from bandpo.methods import Method
@@ -142,7 +140,7 @@ class BandGRPOTrainer(AuditMixin):
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        self._certifier = Certifier(args.certify)
+        self.certify = args.certify
         warn_of_an_unknown_loss()
         self.audit_steps, self.audit_detail = args.audit_steps, args.audit_detail
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
@@ -171,9 +169,6 @@ class BandGRPOTrainer(AuditMixin):
         rollout = self.method.old_policy == "rollout"
         return f"method={self.args.method!r}" if rollout else "anchor='rollout'"
 
-    def _say(self, line: str) -> None:
-        self.accelerator.print(f"bandpo: {line}", file=sys.stderr)
-
     @property
     def _controllers(self) -> bool:
         return any(isinstance(number, Hold) for number in self.method.varying().values())
@@ -184,9 +179,9 @@ class BandGRPOTrainer(AuditMixin):
         entries = cast("dict[str, Any]", self.state.stateful_callbacks)
         return entries.setdefault("HeldRadii", {"args": {"held": {}}, "attributes": {}})["args"]["held"]
 
-    def audited_method(self) -> Method:
+    def loss_method(self) -> Method:
         """The method for the batch in use, but for what a radius takes from entropies."""
-        return with_trl_masks(self.method.resolved(self._batch.state), self.args)
+        return self.method.resolved(self._batch.state)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
@@ -215,9 +210,6 @@ class BandGRPOTrainer(AuditMixin):
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)
-        # After the backward pass, to which subclasses may have added, and before the optimiser's step.
-        if line := self._certifier.settle(self, self.method):
-            self._say(line)
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
@@ -243,7 +235,7 @@ class BandGRPOTrainer(AuditMixin):
             inputs["old_per_token_logps"] = batch.logp_old
         self._certifier.watch(self, inputs, batch, logp, entropy)
         tokens = self.method.tokens(batch)
-        self._record_all(batch, tokens)
+        self._record_all(batch, tokens, entropy)
         self._steer(inputs, batch, tokens, logp)
 
     def _state(self, inputs: dict[str, Any]) -> TrainingState:
@@ -254,19 +246,19 @@ class BandGRPOTrainer(AuditMixin):
         everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         return replace(self._batch.state, entropy=entropy, processes=everyone)
 
-    def _record_all(self, batch: Batch, tokens: Tokens) -> None:
+    def _record_all(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
         if not self.training:
             return
         for path, band in bands(tokens.rule).items():
             self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
-        run, own = with_trl_masks(self.method, self.args), None
+        run, own, counted = self.audited_method(), None, by_entropy(self, batch, entropy)
         if self._audits_this_step():
-            seen = Audit.of(batch, run, tokens)
+            seen = Audit.of(batch, run, tokens, counted=counted)
             self._record(seen)
             own = seen.without_counterfactuals
         if self._controllers:
-            own = Audit.of(batch, run, tokens, {}) if own is None else own
+            own = Audit.of(batch, run, tokens, {}, counted) if own is None else own
             self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
 
     def _steer(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:

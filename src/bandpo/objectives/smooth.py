@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from bandpo import _checks
 from bandpo.batch import Tokens
 from bandpo.objectives.base import Objective, above_0
 
-__all__ = ["GammaWeight", "ProbabilityPenalty", "Quadratic", "SigmoidGate", "Smoothed"]
+__all__ = [
+    "DecoupledDecay", "GammaWeight", "HazardGate", "MassAdaptiveGate", "ProbabilityPenalty", "Quadratic", "SigmoidGate",
+    "Smoothed",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,87 @@ class Smoothed(Objective):
 
     def value(self, tokens: Tokens) -> Tensor:
         return self.weight(tokens) + self.alpha
+
+
+@dataclass(frozen=True)
+class DecoupledDecay(Objective):
+    """DGPO's form: beyond a bound c of the rule the weight goes on as a power of the ratio, without a jump.
+
+    ``w = r·(r/c)^power`` for tokens blocked below, ``r·(c/r)^(1/root)`` for those blocked above, ``r`` elsewhere; both
+    settings > 0. A root of 1 keeps the bound's weight; with a larger one it grows with the ratio.
+
+    Source: arXiv 2603.14389.
+    """
+
+    power: float = 1.0
+    root: float = 2.0
+
+    def __post_init__(self) -> None:
+        above_0(power=self.power, root=self.root)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        moved = tokens.log_ratio_anchor
+        beyond = moved - moved.clamp(tokens.bounds.log_lower, tokens.bounds.log_upper)
+        powers = torch.full_like(moved, self.power).masked_fill(tokens.blocked_high, -1 / self.root)
+        return torch.where(tokens.blocked, tokens.ratio * (powers * beyond).exp(), tokens.ratio)
+
+
+@dataclass(frozen=True)
+class MassAdaptiveGate(Objective):
+    """MASPO's form: ``w = r·exp(−(r − 1)²/(2·σ²))`` on the side that A pushes to, ``r`` on the other.
+
+    The width is ``σ = min(sigma·p^(−rarity), max_sigma)``, p the old probability, times ``1 + gain·A`` where A > 0 and
+    ``1/(1 + loss·abs(A))`` where A < 0. It looks at no clip rule.
+
+    Source: arXiv 2602.17550. The limit on σ is that of its authors' code, which also keeps the factor of A within
+    [0.1, 10]: where ``gain`` and ``loss`` are 0.03 it is, up to an advantage of 300.
+    """
+
+    sigma: float = 1.0
+    rarity: float = 0.3
+    gain: float = 0.03
+    loss: float = 0.03
+    max_sigma: float = 10.0
+
+    def __post_init__(self) -> None:
+        above_0(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        sigma = (self.sigma * (-self.rarity * tokens.logp_old).exp()).clamp(max=self.max_sigma)
+        up, down = tokens.advantages.clamp(min=0.0), tokens.advantages.clamp(max=0.0)
+        sigma = sigma * (1 + self.gain * up) / (1 - self.loss * down)
+        moved = torch.expm1(tokens.log_ratio)
+        gate = (-(moved / sigma).square() / 2).exp()
+        return torch.where(moved * tokens.advantages > 0, tokens.ratio * gate, tokens.ratio)
+
+
+@dataclass(frozen=True)
+class HazardGate(Objective):
+    """MHPO's form: ``w = exp(ψ − ζ)/cosh²(log r/reach)``, the log-ratio bent to ``ψ = reach·tanh(log r/reach)``.
+
+    The hazard ``ζ = (softplus(ψ)/rise_scale)^rise_shape + (softplus(−ψ)/fall_scale)^fall_shape`` grows to both sides.
+    All settings are > 0. At r = 1 the weight is 0.265, not 1. It looks at no clip rule.
+
+    Source: arXiv 2603.16929.
+    """
+
+    reach: float = 1.5
+    rise_shape: float = 1.5
+    rise_scale: float = 1.0
+    fall_shape: float = 2.0
+    fall_scale: float = 0.8
+
+    def __post_init__(self) -> None:
+        above_0(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return self.value(tokens) / torch.cosh(tokens.log_ratio / self.reach).square()
+
+    def value(self, tokens: Tokens) -> Tensor:
+        bent = self.reach * torch.tanh(tokens.log_ratio / self.reach)
+        rise = (softplus(bent) / self.rise_scale) ** self.rise_shape
+        fall = (softplus(-bent) / self.fall_scale) ** self.fall_shape
+        return (bent - rise - fall).exp()
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ import torch
 
 from contract import Contract, make_batch
 
-pytest.importorskip("stable_baselines3", reason="needs the extra bandpo[sb3]")
+pytest.importorskip("stable_baselines3", reason="needs stable-baselines3")
 
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from bandpo import FixedClip, policy_loss
-from bandpo.integrations.stable_baselines3 import BandPPO
+from bandpo_stable_baselines3 import BandPPO
 from pages import framework_blocks
 
 SMALL = {"n_steps": 64, "batch_size": 32, "n_epochs": 3, "device": "cpu", "seed": 0}
