@@ -459,19 +459,6 @@ def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypa
     assert not (tmp_path / "x.png").exists()
 
 
-def test_the_trainer_s_config_refuses_it(module):
-    pytest.importorskip("trl")
-    from bandpo.integrations.trl import BandGRPOConfig
-
-    for setting, message in (
-        ({"clip": f"{module}.Ratios()"}, "are ratios"),
-        ({"clip": f"Band({module}.ForU(), Linear(0.05, 0.01))"}, "written for u"),
-        ({"method": f"Method(FixedClip(), {module}.Number())"}, "weight is a float"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            BandGRPOConfig("out", use_cpu=True, bf16=False, num_iterations=2, **setting)
-
-
 def test_a_stand_in_moment_knows_every_radius_of_ours():
     rule = Union(
         Band(KL(), Linear(0.1, 0.2)), Sides(Band(KL(), ByEntropy(0.1, 0.2)), Band(KL(), HoldKL(1e-3, 0.1)))
