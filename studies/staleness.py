@@ -82,11 +82,11 @@ class Cell:
 _SEVEN = [*ARMS][:7]
 _FOUR = ["clip 0.2", "clip [.8, 2]", "BandAbove", "no upper bound"]
 CELLS = [
-    Cell("lag 4", 4, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4, 1.1e-3], [*_SEVEN, RANDOM]),
-    Cell("lag 8", 8, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4], _SEVEN),
+    Cell("lag 4", 4, 1, 4, [7e-5, 1.4e-4, 2.8e-4, 5.6e-4], [*_SEVEN, RANDOM]),
+    Cell("lag 8", 8, 1, 4, [7e-5, 1.4e-4, 2.8e-4], _SEVEN),
     Cell("long run", 4, 1, 4, [1.4e-4, 2.8e-4], ["Band", *_FOUR], batches=140),
     Cell("lag 0", 0, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4], _FOUR),
-    Cell("lag 4, one update", 4, 1, 1, [2.8e-4, 5.6e-4, 1.1e-3], _FOUR),
+    Cell("lag 4, one update", 4, 1, 1, [1.4e-4, 2.8e-4, 5.6e-4], _FOUR),
     Cell("lag 4, 4 x 4", 4, 4, 4, [7e-5, 1.4e-4, 2.8e-4], _FOUR),
     Cell("lag 0, 4 x 4", 0, 4, 4, [7e-5, 1.4e-4, 2.8e-4], _FOUR),
     Cell("lag 2", 2, 1, 4, [1.4e-4, 2.8e-4, 5.6e-4], _FOUR),
