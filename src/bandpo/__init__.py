@@ -7,21 +7,20 @@ Here is what a user types. The rest is in its module: `bandpo.rules`, `bandpo.me
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bandpo.batch import Tokens
-from bandpo.bounds import RatioBounds, ratio_bounds
-from bandpo.certificate import certify
-from bandpo.divergences import KL, Divergence, FDivergence, TotalVariation
-from bandpo.loss import aggregate, policy_loss
-from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
-from bandpo.objectives import DualClip, Masked, Objective, Surrogate
-from bandpo.radius import Linear, TrainingState
-from bandpo.rule_check import check
-from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Sides, Unclipped, Union
-from bandpo.text import as_text, parse
-
 if TYPE_CHECKING:
     from bandpo.audit.metrics import Audit
     from bandpo.audit.recorder import Recorder
+    from bandpo.batch import Tokens
+    from bandpo.bounds import RatioBounds, ratio_bounds
+    from bandpo.certificate import certify
+    from bandpo.divergences import KL, Divergence, FDivergence, TotalVariation
+    from bandpo.loss import aggregate, policy_loss
+    from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
+    from bandpo.objectives import DualClip, Masked, Objective, Surrogate
+    from bandpo.radius import Linear, TrainingState
+    from bandpo.rule_check import check
+    from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Sides, Unclipped, Union
+    from bandpo.text import as_text, parse
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,13 +30,20 @@ __all__ = [
     "check", "parse", "policy_loss", "ratio_bounds",
 ]  # fmt: skip
 
-LAZY = {"Audit": "bandpo.audit.metrics", "Recorder": "bandpo.audit.recorder"}
-"""What is imported when it is first asked for, so that `import bandpo` loads the core alone."""
+MODULES = (
+    "methods", "radius", "rules", "objectives", "divergences", "bounds", "batch", "loss", "text", "certificate",
+    "rule_check", "errors", "audit.metrics", "audit.recorder",
+)  # fmt: skip
+"""Where the names are. They are imported when one is first asked for: `bandpo --help` does not wait for torch."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in LAZY:
-        return getattr(import_module(LAZY[name]), name)
+    if name in MODULES:
+        return import_module(f"bandpo.{name}")
+    if name in __all__:
+        modules = (import_module(f"bandpo.{module}") for module in MODULES)
+        found = globals()[name] = next(getattr(module, name) for module in modules if hasattr(module, name))
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,13 +9,15 @@ import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 import bandpo
-from bandpo.integrations import ADAPTERS, Adapter
+
+if TYPE_CHECKING:
+    from bandpo.integrations import Adapter
 
 
 def adapter_state(adapter: Adapter) -> tuple[str, str, str]:
@@ -52,6 +54,10 @@ def doctor_command() -> None:
 
     Exits with 1 if a framework is installed and its adapter does not load.
     """
+    import torch
+
+    from bandpo.integrations import ADAPTERS
+
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     here = f"Python {platform.python_version()}, torch {torch.__version__}, {device}"
     print(f"bandpo {bandpo.__version__}, {here}", flush=True)  # at once; the frameworks take their time
