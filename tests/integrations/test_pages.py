@@ -28,7 +28,7 @@ def test_the_verl_overrides_compose():
         config = hydra.compose("ppo_trainer", overrides)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
     assert type(loss).__name__ == "BandPolicyLossConfig"
-    assert (loss.loss_mode, loss.clip) == ("band", "Band(KL(), 0.05)")
+    assert (loss.loss_mode, loss.method) == ("band", "BandAbove()")
     assert OmegaConf.is_config(config)
 
 
