@@ -74,7 +74,7 @@ lint: $(DEV)
 	$(BIN)/codespell src lab contrib tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 	$(BIN)/python scripts/size.py
 
-# Which changes to the solver and the loss no test notices; listed in docs/development.md.
+# Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
 mutation: $(DEV)
 	$(PIP) mutmut
 	$(BIN)/mutmut run --max-children 1
