@@ -85,22 +85,22 @@ def check_python(page: Path, block: str, folder: Path, monkeypatch, capsys) -> N
         assert capsys.readouterr().out.splitlines()[: len(said)] == said or not said
 
 
-def follow(steps: list[Block], folder: Path, source: Path = ROOT / "src") -> None:
+def follow(steps: list[Block], folder: Path) -> None:
     """Do what a page says, block by block: write its files, run its commands, compare what they print."""
     for step in steps:
         if step.title:
             (folder / step.title).write_text(step.text)
         elif step.language == "console":
             command, _, expected = step.text.removeprefix("$ ").partition("\n")
-            assert _shell(command, folder, source).split() == expected.split()
+            assert _shell(command, folder).split() == expected.split()
         elif step.language == "sh":
-            _shell(re.sub(r"^pip install .*$", "", step.text, flags=re.M), folder, source)
+            _shell(re.sub(r"^pip install .*$", "", step.text, flags=re.M), folder)
 
 
-def _shell(command: str, folder: Path, source: Path) -> str:
-    """What a command prints, in ``folder``, with the package of ``source``."""
+def _shell(command: str, folder: Path) -> str:
+    """What a command prints, in ``folder``."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    packages = f"{source}{os.pathsep}{ROOT / 'lab/src'}"
+    packages = f"{ROOT / 'src'}{os.pathsep}{ROOT / 'lab/src'}"
     variables = {"PATH": path, "PYTHONPATH": packages, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
     words, environment = ["bash", "-ec", command], os.environ | variables
     run = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
