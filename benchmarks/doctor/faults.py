@@ -65,7 +65,7 @@ class Fault:
     """Times that of the run."""
     updates: int | None = None
     sharpened: float = 1.0
-    """Factor by which each update makes the logits larger."""
+    """Factor by which all updates together make the logits larger."""
     nan: float = 0.0
     """Share of the sequences whose log-probabilities are NaN."""
     length: int | None = None
@@ -99,7 +99,7 @@ FAULTS = {
     "constant reward": Fault(("reward-flat",), reward="constant"),
     "constant reward, no baseline": Fault(("reward-flat",), reward="constant", advantages="no baseline"),
     "learning rate × 100": Fault(("step-too-large",), learning_rate=100.0),
-    "entropy collapse": Fault(("entropy-collapse",), sharpened=1.12, learning_rate=0.1, reward="parity"),
+    "entropy collapse": Fault(("entropy-collapse",), sharpened=36.0, learning_rate=0.1, reward="parity"),
     "NaN rows": Fault(("nan",), nan=0.03),
     "all answers cut off": Fault(("truncated",), length=3),
     "one update per batch": Fault(("on-policy",), updates=1),
@@ -123,6 +123,12 @@ class Setting:
     learning_rate: float = 1e-4
     columns: bool = True
     """Whether all that format 2 holds is recorded, or what format 1 held and the reward."""
+    parts: int = 1
+    """Updates that one pass over a batch is made in."""
+    steps_of_updates: bool = False
+    """Whether ``step`` counts updates, as most trainers do, or batches."""
+    task: str = "digits"
+    """What is rewarded: even ``digits``, or the right ``product``."""
 
 
 def policy(dropout: float = 0.0):
@@ -158,14 +164,17 @@ def generate(engine, prompts: Tensor, length: int, temperature: float, top_p: fl
     return ids
 
 
-def rewards_of(completion: Tensor, how: str, g) -> Tensor:
-    """Share of even digits among the tokens of each answer (ids 2 to 11 are the digits)."""
+def rewards_of(completion: Tensor, how: str, g, answers: list[str] | None = None) -> Tensor:
+    """Share of even digits among the tokens of each answer (ids 2 to 11 are the digits), or whether it is right."""
     if how == "random":
         return torch.rand(len(completion), generator=g).round()
     if how == "parity":
         return (completion.sum(1) % 2).float()
     if how == "constant":
         return torch.ones(len(completion))
+    if answers:
+        texts = tokenizer().batch_decode(completion, skip_special_tokens=True)
+        return torch.tensor([float(t.endswith(a)) for t, a in zip(texts, answers, strict=True)])
     even = ((completion >= 2) & (completion <= 11) & (completion % 2 == 0)).sum(1).float()
     return (even / (completion != PAD).sum(1)).round(decimals=2)
 
@@ -203,13 +212,15 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
             engine = copy.deepcopy(history[version])
             if setting.low_precision or fault.low_precision:
                 engine = engine.bfloat16()
-            texts = [q.prompt + "<" * setting.scratchpad for q in questions[batch * PROMPTS :][:PROMPTS]]
+            asked = questions[batch * PROMPTS :][:PROMPTS]
+            texts = [q.prompt + "<" * setting.scratchpad for q in asked]
             prompts = torch.tensor(tok(texts)["input_ids"]).repeat_interleave(GROUP, 0)
             start = prompts.shape[1]
             length = fault.length or setting.length
             ids = generate(engine, prompts, length, sampled_at, fault.top_p, g)
             completion = ids[:, start:]
-            reward = rewards_of(completion, fault.reward, g)
+            answers = [q.answer for q in asked for _ in range(GROUP)] if setting.task == "product" else None
+            reward = rewards_of(completion, fault.reward, g, answers)
             advantages = advantages_of(reward, fault.advantages, g)
             truncated = ~(completion == EOS).any(1)
             before_end = completion != PAD
@@ -233,45 +244,49 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
                 old = rollout.clone()
             bad = torch.rand(len(ids), generator=g) < fault.nan
             trainer.train(fault.dropout > 0)
-            for update in range(fault.updates or setting.updates):
-                whole = whole_logp(trainer, ids, temperature)
-                entropy, logp = -(whole.exp() * whole).sum(-1), picked(whole, ids)
-                logp = torch.where(bad[:, None], math.nan, logp)
-                seen, seen_old = logp, old
+            updates = fault.updates or setting.updates
+            parts = min(updates, setting.parts)
+            for update in range(updates):
+                part = torch.arange(update % parts, len(ids), parts)
+                whole = whole_logp(trainer, ids[part], temperature)
+                entropy, logp = -(whole.exp() * whole).sum(-1), picked(whole, ids[part])
+                logp = torch.where(bad[part, None], math.nan, logp)
+                seen, seen_old = logp, old[part]
                 if fault.shift:
-                    seen_old = old.roll(1, 1)
+                    seen_old = seen_old.roll(1, 1)
                 if fault.shift == "both":
                     seen = logp.roll(1, 1)
                 added: dict[str, Any] = {
-                    "reward": reward,
-                    "group": torch.arange(PROMPTS).repeat_interleave(GROUP),
+                    "reward": reward[part],
+                    "group": torch.arange(PROMPTS).repeat_interleave(GROUP)[part],
                 }
                 if setting.columns:
                     added |= {
-                        "tokens": ids[:, 1:],
-                        "truncated": truncated,
+                        "tokens": ids[part, 1:],
+                        "truncated": truncated[part],
                         "generation": batch,
                         "update": update,
                     }
+                per_step = updates if setting.steps_of_updates else 1
                 if fault.versions != "none":
-                    added["version"] = batch if fault.versions == "fresh" else version
+                    added["version"] = per_step * (batch if fault.versions == "fresh" else version)
                 recorder.add(
                     logp=seen,
                     logp_old=seen_old,
-                    logp_rollout=rollout,
-                    advantages=advantages,
-                    mask=mask,
+                    logp_rollout=rollout[part],
+                    advantages=advantages[part],
+                    mask=mask[part],
                     entropy=entropy,
-                    step=batch,
+                    step=batch * per_step + (update if setting.steps_of_updates else 0),
                     **added,
                 )
-                counted = mask & ~bad[:, None]
+                counted = (mask & ~bad[:, None])[part]
                 loss = policy_loss(
-                    seen.masked_fill(bad[:, None], 0.0), seen_old, advantages, counted, method=METHOD
+                    seen.masked_fill(bad[part, None], 0.0), seen_old, advantages[part], counted, method=METHOD
                 ).loss
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(trainer.parameters(), 1.0)
                 optimizer.step()
                 with torch.no_grad():
-                    trainer.model.norm.weight.mul_(fault.sharpened)
+                    trainer.model.norm.weight.mul_(fault.sharpened ** (1 / (batches * updates)))

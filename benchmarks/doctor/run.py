@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,26 @@ def healthy(seed: int) -> Setting:
         low_precision=bool(seed % 2),
         scratchpad=seed // 3 % 3 == 2,
         updates=(4, 2, 8)[seed // 9 % 3],
+    )
+
+
+def varied(seed: int) -> Setting:
+    """All that may vary, drawn at random; lags and versions are told as a trainer of the kind would."""
+    draw = random.Random(seed)
+    updates, scratchpad = draw.choice((2, 4, 8)), draw.random() < 0.3
+    return Setting(
+        seed,
+        temperature=draw.choice((1.0, 1.0, 0.7, 1.2)),
+        length=40 if scratchpad else draw.choice((8, 12, 16)),
+        low_precision=draw.random() < 0.5,
+        batches=draw.randint(5, 10),
+        updates=updates,
+        scratchpad=scratchpad,
+        learning_rate=draw.choice((3e-5, 1e-4, 2e-4)),
+        parts=draw.choice((1, updates)),
+        steps_of_updates=draw.random() < 0.5,
+        task="product" if scratchpad else "digits",
+        columns=draw.random() < 0.8,
     )
 
 
@@ -69,10 +90,13 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=20, help="healthy runs")
     parser.add_argument("--first", type=int, default=1000, help="seed of the first of them")
     parser.add_argument("--output", type=Path, default=ROOT / "build/doctor.jsonl")
+    parser.add_argument("--varied", action="store_true", help="vary all settings, of faults too")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/diagnose.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = [(name, fault, Setting(seed)) for seed in options.seeds for name, fault in FAULTS.items()]
-    wanted += [("healthy", Fault(), healthy(options.first + k)) for k in range(options.healthy)]
+    of_fault, of_healthy = (varied, varied) if options.varied else (Setting, healthy)
+    wanted = [(name, fault, of_fault(seed)) for seed in options.seeds for name, fault in FAULTS.items()]
+    wanted += [("healthy", Fault(), of_healthy(options.first + k)) for k in range(options.healthy)]
     options.output.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in options.output.open()] if options.output.exists() else []
     with options.output.open("a") as file:
@@ -83,6 +107,9 @@ def main() -> None:
             rows.append(key | said_of(fault, setting))
             print(name, setting.seed, rows[-1]["headline"], flush=True)
             print(json.dumps(rows[-1]), file=file, flush=True)
+    print(table(rows))
+    if not options.write:
+        return
     before, _, rest = PAGE.read_text().partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     PAGE.write_text(f"{before}{MARKS[0]}\n{table(rows)}\n{MARKS[1]}{after}")

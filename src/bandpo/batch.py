@@ -1,6 +1,6 @@
 """The one door for a trainer's tensors: checked and cleaned once, then seen as a clip rule and an objective see them.
 
-The loss, the audit and the mismatch take a batch through `Batch.read`. What stands where the mask is 0 never matters,
+The loss and the audit take a batch through `Batch.read`. What stands where the mask is 0 never matters,
 NaN included. What is wrong at a counted token is refused. The precision is kept, from float32 up. The recorder shares
 the check of the mask alone: it keeps what is wrong, to be shown.
 """

@@ -7,8 +7,6 @@ import torch
 
 from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, Sides, Unclipped, policy_loss
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
-from bandpo.audit.mismatch import Mismatch
-from bandpo.batch import Batch
 from bandpo.rules import Intersection
 from pages import ROOT
 
@@ -182,9 +180,6 @@ def test_double_precision_is_kept():
     moved = torch.tensor([[math.log(1.2) - 1e-9, math.log(1.2) + 1e-9]], dtype=torch.float64)
     tensors = logp_old + moved, logp_old
     assert Audit.from_batch(*tensors, torch.ones(1), clip=FixedClip(0.2)).metrics()["clip_high"] == 0.5
-    batch = Batch.read(*tensors, torch.ones(1), logp_anchor=logp_old)
-    seen = Mismatch.from_batch(batch, Method(FixedClip(0.2)))
-    assert seen.figures()["blocked_moved"] == 0.5
 
 
 def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():

@@ -170,7 +170,7 @@ def test_what_cannot_be_tested_is_named(tmp_path):
     )
     found = diagnose(simulate(tmp_path, spoil=bare))
     assert found.healthy
-    assert found.untested["surprisal equals entropy"] == "record entropy="
+    assert found.untested["surprisal equals entropy"] == "record entropy= and update="
     assert "engine and trainer agree" in found.untested
 
 

@@ -10,23 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from bandpo.audit.invariants import SURE, Finding, Looks, tested_invariants, untested
+from bandpo.audit.dumps import dump_files, read_dump
+from bandpo.audit.invariants import EXACT, SURE, Finding, Looks, tested_invariants, untested
 from bandpo.audit.logs import Row, read_log, summarize
-from bandpo.audit.record import read_calls
+from bandpo.audit.record import read_calls, without_bad
 from bandpo.audit.recorder import record_files
 from bandpo.audit.replay import replay_record
 from bandpo.audit.settings import Setup
 from bandpo.errors import InvalidValue
 from bandpo.text import as_method
 
-COURSE = {
-    "dead": ("frac_reward_zero_std", "batch/solve_none"),
-    "cut": ("completions/clipped_ratio", "response_length/clip_ratio", "truncated"),
-    "moved": ("moved",),
-    "norm": ("grad_norm", "actor/grad_norm"),
-}
-"""What logs call the share of groups without spread and of answers cut off, the movement within a batch, and the
-gradient's norm."""
 ENTROPY_LEFT = 0.25
 """Share of its start below which entropy has collapsed, unless the reward rose."""
 ENTROPY_RISE = 2.0
@@ -104,6 +97,11 @@ def diagnose(path: str | Path, *, method: Any = None, framework: str | None = No
         ValueError: it cannot be read.
     """
     path = Path(path)
+    if not record_files(path) and dump_files(path):
+        looks = Looks.of(without_bad(call)[0] for call in read_dump(path))
+        found = tested_invariants(looks)
+        broken = any(f.ok is False for f in found)
+        return Diagnosis(found if broken else [*found, *course(looks.course())], Setup(framework))
     if not record_files(path):
         rows = read_log(path)
         return Diagnosis(course(rows), Setup.of_log(path, rows, framework=framework, method=method))
@@ -141,8 +139,7 @@ def course(rows: Sequence[Row]) -> list[Finding]:
 
 def _series(rows: Sequence[Row], name: str) -> Any:
     """Steps and values of a quantity, shape (2, rows that have it)."""
-    keys = COURSE.get(name, (name,))
-    told = [(row["step"], row[key]) for row in rows for key in keys if key in row]
+    told = [(row["step"], row[name]) for row in rows if name in row]
     return np.array(told).reshape(-1, 2).T
 
 
@@ -257,13 +254,15 @@ def _rises(values: Any) -> bool:
     """By two standard errors of a line's slope; through means of ten blocks, as neighbours are alike."""
     blocks = np.array([block.mean() for block in np.array_split(values, 10)])
     (slope, _), covariance = np.polyfit(np.arange(10), blocks, 1, cov=True)
-    return bool(slope > 2 * covariance[0, 0] ** 0.5)
+    return bool(slope > 2 * covariance[0, 0] ** 0.5 + EXACT * abs(values).max())  # more than rounding
 
 
 def _clip(rows: Sequence[Row]) -> Finding:
     """What the clip does; never a fault."""
     d = summarize(rows)
     on_policy, interval = d.metrics.get("on_policy"), d.blocked_interval()
+    if d.clipped is None:
+        return untested("the clip")
     seen = Finding("ok", True, "the clip", d.clipped, None, int(d.metrics.get("tokens", 0)))
     if on_policy == 1:
         return seen.named("on-policy", "every ratio is 1, as with one update on each batch", ok=None)

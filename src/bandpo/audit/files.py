@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import json
 import os
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -96,6 +98,42 @@ def read_jsonl(
                     raise InvalidValue(f"{path}, line {number}: not a JSON object, {fault}: {line[:60]!r}")
             if not ended:
                 return  # what is written later belongs to this line
+
+
+class Foreign(dict[Any, Any]):
+    """Stands for an object, class or function that a pickle names: what it was called with, and its state."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__()
+        self.arguments: tuple[Any, ...] = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _NoImports(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return type(name, (Foreign,), {})
+
+    def persistent_load(self, pid: Any) -> Any:
+        return Foreign(pid)
+
+
+def unpickled(data: bytes, name: object = "it") -> Any:
+    """What a pickle holds, without importing or calling what it names; a `Foreign` stands for each of these.
+
+    Raises:
+        ValueError: it is no pickle, or a damaged one.
+
+    >>> import argparse
+    >>> unpickled(pickle.dumps(argparse.Namespace(epsilon=0.2))).state
+    {'epsilon': 0.2}
+    """
+    try:
+        return _NoImports(io.BytesIO(data)).load()
+    except Exception as error:  # whatever bytes of another kind lead to
+        raise InvalidValue(f"{name} is no pickle, or a damaged one ({error!r})") from error
 
 
 @cache

@@ -33,7 +33,10 @@ AWAY = 0.2
 EDGE = 2
 """Tokens at either end of a sequence in which prompts and padding show; each has more."""
 STRANGE = 0.5
-"""Nats per token above the entropy that only tokens nobody sampled have."""
+"""Nats per token above the entropy that tokens nobody sampled have, of which an engine says nothing; of stale weights
+the last tokens of a sequence have it too."""
+IMPOSSIBLE = 2.0
+"""The same where an engine spoke of them, or none is known: one in e² is all that a policy gives them."""
 NO_SIGNAL = 0.98
 """Share of sequences without advantage from which a batch has no signal."""
 HUGE = 100.0
@@ -120,26 +123,33 @@ class Looks:
         parts: defaultdict[str, list[Tensor]] = defaultdict(list)
         words: list[int | None] = []
         known: set[int] = set()
+        begun: set[int] = set()
         moved: dict[int, float] = {}
-        bad = kept = 0
+        bad = kept = losses = again = 0
         for number, call in enumerate(calls):
             told, bad, where = call.batch, bad + call.bad, call.batch.mask.bool()
             step = number if call.step is None else call.step
             batch = step if call.generation is None else call.generation
-            first = batch not in moved if call.update is None else call.update == 0
+            first = batch not in begun if call.update is None else call.update == 0
+            begun.add(batch)
             keys = [
                 hash(tuple(x.numpy().tobytes().rstrip(b"\0") for x in row))  # however far it was padded
                 for row in zip(told.logp_old, told.advantages, strict=True)
             ]
             new = torch.tensor([key not in known for key in keys]) & where.any(1)
             known.update(keys)
-            if where.any():
+            losses, again = losses + (call.update is None), again + int((~new & where.any(1)).sum())
+            if where.any() and call.known:
                 moved[batch] = float(told.log_ratio[where].abs().mean())
             if kept > TOKENS or not new.any():
                 continue
             where, advantage, token = where[new], told.advantages[new], call.token
             unknown, lengths = torch.full(where.shape, math.nan), where.sum(1)
-            of_tokens = {"logp": told.logp, "old": told.logp_old, "engine": told.logp_anchor}
+            of_tokens = {
+                "logp": told.logp if call.known else None,
+                "old": told.logp_old,
+                "engine": told.logp_anchor,
+            }
             of_tokens |= {"entropy": told.entropy, "lag": call.lag}
             of_rows = {"group": call.group, "reward": call.reward, "truncated": call.truncated}
             place = torch.arange(where.shape[1]).expand_as(where)
@@ -155,6 +165,7 @@ class Looks:
                 "left": (lengths[:, None] - 1 - place)[where],
                 "row": torch.arange(len(lengths)).repeat_interleave(lengths) + len(words),
                 "before": torch.full_like(one, first),
+                "off": torch.full(one.shape, float(told.log_ratio[new][where].abs().mean())),
                 "batch": torch.full_like(lengths, batch),
                 "advantage": torch.where(one, advantage[:, 0].double(), math.nan),
             }
@@ -166,7 +177,13 @@ class Looks:
             ]
             kept += len(columns["row"])
         whole = {name: torch.cat(some) for name, some in parts.items()}
-        return cls(**whole, words=words, bad=bad, moved=moved)
+        off, found = whole.pop("off", NONE), cls(**whole, words=words, bad=bad, moved=moved)
+        if (
+            1 < losses == len(begun)
+        ):  # steps count losses, so any but the first may follow an update on its batch
+            near = off <= ROUNDING
+            found.before &= near if near.any() and not found.bypass else torch.tensor(again > 0)
+        return found
 
     @property
     def bypass(self) -> bool:
@@ -177,7 +194,7 @@ class Looks:
     @property
     def excess(self) -> Tensor:
         """Surprisal less entropy, whose mean is 0 where tokens are drawn from the policy; 0 where it is not known."""
-        return (-self.logp - self.entropy).nan_to_num(0.0)
+        return (-torch.where(self.logp.isnan(), self.old, self.logp) - self.entropy).nan_to_num(0.0)
 
     @property
     def first(self) -> Tensor:
@@ -193,12 +210,12 @@ class Looks:
     def course(self) -> list[dict[str, float]]:
         """One row for each batch, as a log has it: reward, entropy, answers cut off, and how far its tokens moved."""
         found = []
-        for batch, moved in self.moved.items():
-            of, row = self.batch == batch, {"step": float(batch), "moved": moved}
-            told = {"reward": self.reward[of], "truncated": self.truncated[of]}
+        for batch in self.batch.unique().tolist():
+            of, row = self.batch == batch, {"step": batch, "moved": self.moved.get(int(batch), math.nan)}
+            told = {"reward": self.reward[of], "cut": self.truncated[of]}
             told["entropy"] = self.entropy[self.first & of[self.row]]
-            means = {name: float(x.nanmean()) for name, x in told.items()}
-            found.append(row | {name: x for name, x in means.items() if not math.isnan(x)})
+            row |= {name: float(x.nanmean()) for name, x in told.items()}
+            found.append({name: x for name, x in row.items() if not math.isnan(x)})
         return found
 
     def clustered(self, x: Tensor, which: Tensor) -> tuple[float, float]:
@@ -240,7 +257,7 @@ def numbers(d: Looks) -> Finding:
 def ratio(d: Looks) -> Finding:
     """Before any update the new policy is the old one."""
     tested, n = "the ratio is 1 at the first look", int(d.first.sum())
-    if not n:
+    if not n or d.logp[d.first].isnan().all():
         return untested(tested, "record update= with each loss")
     off = d.by_batch((d.logp - d.old).abs(), d.first)
     seen = Finding.of(tested, off, n)
@@ -254,7 +271,7 @@ def ratio(d: Looks) -> Finding:
     if fit > FIT:
         cause = f"logp_old is at {1 + slope:.2f} times the temperature of logp (R² {fit:.2f})"
         return seen.named("temperature", cause)
-    if d.bypass and (_grows(off) or bool((d.lag > 0).any())):
+    if d.bypass and (_grows(off) or bool((d.lag[d.first] > 0).any())):
         return seen.named(
             "stale", "logp_old is the engine's, of other weights than the trainer's", "weight-sync"
         )
@@ -288,11 +305,12 @@ def engine(d: Looks) -> Finding:
         return seen.named("mask", where)
     largest = torch.zeros(len(d.before), dtype=torch.float64).scatter_reduce(0, d.row, g.abs(), "amax")
     calm = largest[d.row] < 1
-    if 0 < int(calm.sum()) < len(g) and float(g[calm].abs().mean()) < ROUNDING:
-        share = float((g.abs() >= 1).double().mean())
+    share = float((g.abs() >= 1).double().mean())
+    if share > OFF and bool(calm.any()) and float(g[calm].abs().mean()) < ROUNDING:
         return seen.named("retokenised", f"{share:.1%} of tokens are far off; sequences without them agree")
-    if surplus < 0 and -z > SURE and float((g[given] > ROUNDING).double().mean()) < OFF:
-        cause = f"π_old/π_rollout is {1 + surplus:.3f} on average and never above 1"
+    above, below = (float((side > ROUNDING).double().mean()) for side in (g[given], -g[given]))
+    if surplus < 0 and -z > SURE and above < max(OFF, AWAY * below):
+        cause = f"π_old/π_rollout is {1 + surplus:.3f} on average and hardly ever above 1"
         return seen.named("top-p", f"{cause}: the engine drew from a part of the vocabulary")
     slope, fit = d.temperature(d.old, d.engine, given)
     if fit > FIT:
@@ -309,14 +327,15 @@ def engine(d: Looks) -> Finding:
         return seen.named("weight-sync", "weights are called fresh, but the distance grows batch by batch")
     if _grows(kl):
         return seen.named("stale", "the distance begins at 0 and grows with training", "weight-sync")
-    return seen.named("engine-mismatch", "they are far apart from the first batch on", "stale")
+    untold = ["temperature"] * bool(d.entropy.isnan().all())  # without entropies no regression tells it
+    return seen.named("engine-mismatch", "they are far apart from the first batch on", "stale", *untold)
 
 
 def surprisal(d: Looks) -> Finding:
     """Tokens were drawn from the policy: −log π is its entropy on average."""
     tested, which = "surprisal equals entropy", d.first & ~d.entropy.isnan()
     if not which.any():
-        return untested(tested, "record entropy=")
+        return untested(tested, "record entropy= and update=")
     seen = Finding.of(tested, d.by_batch(d.excess, which), int(which.sum()))
     mean, z = d.clustered(d.excess, which)
     if abs(z) < SURE or abs(mean) < ROUNDING:
@@ -333,11 +352,14 @@ def surprisal(d: Looks) -> Finding:
 def _strange(d: Looks) -> str:
     """Whether tokens that nobody sampled stand at one end of the sequences, and at which."""
     known = d.first & ~d.entropy.isnan()
-    start, end = (d.clustered(d.excess, known & (edge < EDGE)) for edge in (d.place, d.left))
-    for (mean, z), (elsewhere, _), what in (start, end, "start: the prompt"), (end, start, "end: padding"):
-        if mean > STRANGE and z > SURE and elsewhere < AWAY * mean:
+    silent = (d.engine == 0) | (d.engine.isnan() & ~d.engine.isnan().all())
+    ends = {"start of sequences: the prompt": d.place < EDGE, "end of sequences: padding": d.left < EDGE}
+    for what, edge in ends.items():
+        (mean, z), (elsewhere, _) = d.clustered(d.excess, known & edge), d.clustered(d.excess, known & ~edge)
+        unsaid = float(silent[known & edge].double().mean()) > 0.5
+        if mean > (STRANGE if unsaid else IMPOSSIBLE) and z > SURE and elsewhere < AWAY * mean:
             where, _, who = what.partition(": ")
-            return f"tokens at the {where} of sequences are {mean:.1f} nats rarer than they should be: {who} is counted"
+            return f"tokens at the {where} are {mean:.1f} nats rarer than they should be: {who} is counted"
     return ""
 
 

@@ -1,9 +1,12 @@
-"""Read the log of a run, of TRL, verl or bandpo, with one name for each quantity, and sum it up."""
+"""Read the log of a run, of any framework or tracker, with one name for each quantity, and sum it up."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import sqlite3
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +14,47 @@ from typing import Any
 
 from bandpo.audit.files import read_jsonl
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS
+from bandpo.audit.trackers import TRACKERS
 from bandpo.errors import InvalidValue
 
 Row = Mapping[str, float]
 
 NAMES = {
-    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "audit/entropy"),
-    "reward": ("reward", "critic/score/mean", "critic/rewards/mean"),
+    "entropy": (
+        *(
+            "entropy",
+            "actor/entropy",
+            "actor/entropy_loss",
+            "audit/entropy",
+            "policy_entropy",
+            "entropy/all/mean",
+        ),
+        *("rollout/entropy", "entropy_loss"),
+    ),
+    "reward": (
+        *(
+            "reward",
+            "critic/score/mean",
+            "critic/rewards/mean",
+            "reward/avg_raw_reward",
+            "reward/mean",
+            "raw_reward",
+        ),
+    ),
     "clip_high": ("audit/clip_high", "actor/clip_high", "clip_ratio/high_mean", "cispo_clip_ratio"),
     "clip_low": ("audit/clip_low", "actor/clip_low", "clip_ratio/low_mean"),
-    "clip": ("clip_ratio/region_mean", "actor/pg_clipfrac"),
+    "clip": ("clip_ratio/region_mean", "pg_clipfrac", "policy/clip_ratio", "policy/ppo_clip_ratio"),
+    "dead": ("frac_reward_zero_std",),
+    "cut": (
+        *("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/mean", "truncated_ratio"),
+        "truncated",
+    ),
 }
-"""What bandpo, TRL and verl call one quantity, the best source first."""
+"""What TRL, verl, SkyRL, prime-rl, slime and bandpo call one quantity, the best source first, whatever a tracker puts
+before it: ``train/reward``. ``dead`` is the share of groups without spread, ``cut`` of answers cut off."""
+NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+JUDGED = re.compile(r"(^|/)(reward|entropy|\w*loss|grad_norm|kl)$")
+"""What must be a number, at the end of its name; other values are NaN in healthy runs, as a mean over no tokens is."""
 DETAIL = "audit_detail"
 """Where a row of TRL's log holds those ``audit/…`` metrics that were not sent to the console and to trackers."""
 FEW_STEPS = 10
@@ -33,8 +65,9 @@ def read_log(path: str | Path) -> Sequence[Row]:
     """The logged metrics of a run, one row per log step with its ``step``.
 
     Args:
-        path: A run folder (its ``metrics.jsonl``, else the newest ``trainer_state.json`` in it or its checkpoints),
-            a TRL ``trainer_state.json``, a ``metrics.jsonl``, or the JSONL of verl's file logger.
+        path: A run folder (its ``metrics.jsonl``, else the newest ``trainer_state.json`` in it or its checkpoints,
+            else what a tracker left there), or one such file: TRL's ``trainer_state.json``, the JSONL of verl's or
+            prime-rl's file logger, wandb's ``run-….wandb``, TensorBoard's events, trackio's ``.db``.
 
     A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
 
@@ -46,18 +79,32 @@ def read_log(path: str | Path) -> Sequence[Row]:
     if path.is_dir():
         candidates = [path / "metrics.jsonl", path / "trainer_state.json"]
         candidates += sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step, reverse=True)
+        candidates += [file for kind in ("*.jsonl", *TRACKERS) for file in _newest_first(path.rglob(kind))]
         path = next((c for c in candidates if c.is_file()), path)
     if not path.is_file():
         raise InvalidValue(
-            f"{path} is no log of a run; give a run folder with metrics.jsonl or trainer_state.json, one of these "
-            "files, or the .jsonl of verl's file logger"
+            f"{path} is no log of a run; give a run folder with metrics.jsonl, trainer_state.json, or what wandb, "
+            "TensorBoard or trackio left there, one of these files, or the .jsonl of verl's file logger"
         )
-    rows = named_rows(_trainer_state(path) if path.suffix == ".json" else _lines(path))
+    tracker = next((read for kind, read in TRACKERS.items() if path.match(kind)), None)
+    try:
+        raw = [{**row, "step": step} for step, row in tracker(path)] if tracker else _raw(path)
+        rows = named_rows(raw)
+    except (LookupError, struct.error, sqlite3.Error, UnicodeDecodeError) as error:
+        raise InvalidValue(f"{path} is no log of its kind, or a damaged one ({error!r})") from error
     if not rows:
         raise InvalidValue(
             f"{path} logs none of {', '.join(NAMES)}; set logging_steps (TRL) or the file logger (verl)"
         )
     return rows
+
+
+def _raw(path: Path) -> Iterable[Mapping[str, Any]]:
+    return _trainer_state(path) if path.suffix == ".json" else _lines(path)
+
+
+def _newest_first(files: Iterable[Path]) -> list[Path]:
+    return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def _trainer_state(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -85,16 +132,23 @@ def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:
     for row in raw:
         detail = row.get(DETAIL)
         everything = {**row, **detail} if isinstance(detail, dict) else row
-        told = {k: float(v) for k, v in everything.items() if isinstance(v, int | float) and math.isfinite(v)}
+        # trackers write what is no number as text
+        values = {k: float(v) for k, v in everything.items() if isinstance(v, int | float) or v in NO_NUMBERS}
+        told = {k: v for k, v in values.items() if math.isfinite(v)}
         for name, keys in NAMES.items():
-            source = next((key for key in keys if key in told), None)
+            source = next((found for key in keys for found in told if _is_of(found, key)), None)
             if source is not None:
                 told[name] = told[source]
-        if any(isinstance(v, float) and not math.isfinite(v) for v in everything.values()):
+        if any(not math.isfinite(v) and JUDGED.search(k) for k, v in values.items()):
             told["not_finite"] = 1.0
         if "step" in told and any(key in NAMES or "@" in key for key in told):
             rows.append(told)
     return rows
+
+
+def _is_of(key: str, name: str) -> bool:
+    """Whether a logged key is a quantity of training of that name, whatever stands before it."""
+    return key == name or (key.endswith(f"/{name}") and not key.startswith(("eval", "val")))
 
 
 def _checkpoint_step(state: Path) -> int:

@@ -64,6 +64,8 @@ class Call:
     """The engine's settings."""
     bad: int = 0
     """Sequences that were left out for values that cannot be right."""
+    known: bool = True
+    """Whether the log-probabilities of the policy in training are; else the old ones stand for them."""
 
     @property
     def engine(self) -> Tensor | None:
@@ -147,14 +149,13 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
         for call in _read_file(file, method):
             if call.step is not None and call.step >= until.get(file, call.step + 1):
                 continue
-            bad, first = _bad_rows(call)
+            cleared, first = without_bad(call)
             if first and not skip_bad:
                 raise InvalidValue(
                     f"{call.place}, {first}; --skip-bad (skip_bad=True) leaves such sequences out"
                 )
-            left_out += int(bad.sum())
-            cleared = call.batch.map(lambda x, bad=bad: x.masked_fill(bad[:, None], 0.0))
-            yield replace(call, batch=cleared, bad=int(bad.sum()))
+            left_out += cleared.bad
+            yield cleared
     if left_out:
         warnings.warn(
             f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2
@@ -288,8 +289,8 @@ def _repeated_from(files: Sequence[Path]) -> dict[Path, int]:
     return found
 
 
-def _bad_rows(call: Call) -> tuple[Tensor, str]:
-    """Which rows hold a value that cannot be right, and what stands in the first of them; empty if there is none."""
+def without_bad(call: Call) -> tuple[Call, str]:
+    """A call without the rows that hold a value that cannot be right, and what stands in the first of them."""
     batch = call.batch
     values = {"advantages": batch.advantages, "logp_old": batch.logp_old, "logp": batch.logp}
     if call.engine is not None:
@@ -297,8 +298,9 @@ def _bad_rows(call: Call) -> tuple[Tensor, str]:
     faults = {name: ~x.isfinite() | ((x > LOGP_SLACK) & (name != "advantages")) for name, x in values.items()}
     bad = torch.stack([*faults.values()]).any(0).any(1)
     if not bad.any():
-        return bad, ""
+        return call, ""
     row = int(bad.int().argmax())
     name = next(name for name, wrong in faults.items() if wrong[row].any())
     token = int(faults[name][row].int().argmax())
-    return bad, f"row {row + 1}: {name} is {values[name][row, token]:g} at counted token {token + 1}"
+    cleared = replace(call, batch=batch.map(lambda x: x.masked_fill(bad[:, None], 0.0)), bad=int(bad.sum()))
+    return cleared, f"row {row + 1}: {name} is {values[name][row, token]:g} at counted token {token + 1}"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bandpo.audit.logs import Row, named_rows
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
-from bandpo.audit.mismatch import Mismatch
 from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import known_anchor
 from bandpo.audit.settings import Setup
@@ -32,8 +31,6 @@ class Replay:
     """For each method, the run's own first where the record tells it, the audit of each step."""
     levels: Mapping[str, str]
     """For each method the level that its ratios are formed on."""
-    mismatch: Mismatch | None
-    """None where the record has no log-probabilities of the engine."""
     anchor: str
     """Whose log-probabilities the bounds surrounded."""
     setup: Setup
@@ -99,7 +96,7 @@ def replay_record(
     tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     levels: dict[str, str] = {}
-    mismatch, surrounds, setup = None, "trainer", None
+    surrounds, setup = "trainer", None
     for number, call in enumerate(read_calls(path, given, skip_bad=skip_bad)):
         own, setup, surrounds = call.method, setup or Setup.of_record(call), anchor or call.anchor
         batch = replace(call, anchor=surrounds).judged
@@ -113,9 +110,6 @@ def replay_record(
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
             levels[name] = judge.level
-        if call.batch.logp_anchor is not None:
-            gap = Mismatch.from_batch(call.batch, next(iter(each.values())), call.lag)
-            mismatch = gap if mismatch is None else mismatch + gap
     if setup is None:
         raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
-    return Replay(audits, levels, mismatch, surrounds, setup)
+    return Replay(audits, levels, surrounds, setup)

@@ -20,6 +20,16 @@ SETTINGS: Mapping[str, Mapping[str, str]] = shipped("settings")
 """By framework and what is set. Those of TRL 1.16 and verl 0.9.1 are tested, the others are from public configs."""
 
 
+OWN_KEYS = {
+    "verl": ("actor/pg_clipfrac", "actor/pg_loss"),
+    "trl": ("clip_ratio/region_mean", "completions/mean_length"),
+    "skyrl": ("reward/avg_raw_reward",),
+    "slime": ("rollout/raw_reward", "train/pg_clipfrac"),
+    "prime-rl": ("mismatch_kl/all/mean", "is_truncated/mean"),
+}
+"""What each framework's log holds, and no other's; a tracker may put something before it."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a run was trained with, as far as that is known.
@@ -98,8 +108,4 @@ def _told_by(config: Path, given: Method | None) -> Method | None:
 def framework_of(rows: Sequence[Row]) -> str | None:
     """Whose log these rows are, told from keys that no other framework has; None if there are none of them."""
     keys = {key for row in rows for key in row}
-    if "actor/pg_clipfrac" in keys or "actor/pg_loss" in keys:
-        return "verl"
-    if "clip_ratio/region_mean" in keys or "completions/mean_length" in keys:
-        return "trl"
-    return None
+    return next((name for name, own in OWN_KEYS.items() if any(key.endswith(own) for key in keys)), None)

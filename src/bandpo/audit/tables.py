@@ -11,7 +11,6 @@ from bandpo.audit.metrics import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
     from bandpo.audit.logs import Summary
-    from bandpo.audit.mismatch import Mismatch
     from bandpo.audit.replay import Replay
 
 UNKNOWN = "–"
@@ -93,33 +92,3 @@ def methods_table(seen: Replay) -> Table:
     rest |= {f"  {bin_label(name)}": _cells(each, f"blocked_mass_{name}") for name in RARE}
     title = f"on the same tokens, bounds around the {seen.anchor}'s policy"
     return _drawn(["", *seen.by_step], [*rows, [], *_told(rest)], title)
-
-
-def mismatch_table(m: Mismatch, judged: str) -> Table:
-    """The engine against the trainer, by version lag and by probability.
-
-    Args:
-        m: What was seen of it.
-        judged: The method whose clip it is measured by.
-    """
-    shares = {
-        "off by 2×": "extreme",
-        "ESS": "ess",
-        "before": "blocked_before",
-        "moved": "blocked_moved",
-        "both": "blocked_total",
-        "used before": "spent_before",
-        "used moved": "spent_moved",
-    }
-
-    by_lag = {f"lag {name}": m.figures(lag=name) for name in m.lags}
-    by_bin = {bin_label(name): m.figures(bin=name) for name in BINS}
-    rows: list[list[str]] = []
-    for section in ({"all": m.figures()}, by_lag, by_bin):
-        for name, d in section.items():
-            if d["tokens"]:
-                sizes = f"{d['tokens']:.0f}", f"{d['kl_k1']:.2g}", f"{d['kl_k3']:.2g}"
-                rows.append([name, *sizes, *(share(d[key]) for key in shares.values())])
-        rows.append([])
-    title = f"engine against trainer; what {judged} blocks and the interval used"
-    return _drawn(["", "tokens", "KL k1", "KL k3", *shares], rows, title)

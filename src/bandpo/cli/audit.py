@@ -95,12 +95,9 @@ def audit_command(
 
 def _print_record(console: Console, path: Path, seen: Replay) -> None:
     """What is seen of a record under its own method and others."""
-    from bandpo.audit.tables import methods_table, mismatch_table
+    from bandpo.audit.tables import methods_table
 
     tokens = seen.audits[seen.judged].metrics()["tokens"]
     title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens"
     console.print(title, highlight=False, soft_wrap=True)
     console.print(methods_table(seen))
-    # Without a gap the engine is the trainer.
-    if seen.mismatch is not None and seen.mismatch.figures().get("kl_k3"):
-        console.print(mismatch_table(seen.mismatch, seen.judged))
