@@ -38,8 +38,6 @@ def test_numbers_worked_by_hand():
         "clip_high/above_0.1": 0,
         "clip_low/0.01_to_0.1": 1,
         "clip_low/above_0.1": 0,
-        "outside_negative/above_0.1": 1,
-        "outside_positive/above_0.1": 0,
         "tokens_positive/0.01_to_0.1": 1,
         "tokens_negative/above_0.1": 1,
         "mass_positive/1e-3_to_0.01": 4,

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import sqlite3
 
 import pytest
 import torch
@@ -144,18 +143,6 @@ def tensorboard(folder):
     writer.close()
 
 
-def trackio(folder):
-    folder.mkdir()
-    base = sqlite3.connect(folder / "project.db")
-    base.execute("CREATE TABLE metrics (timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)")
-    for step in range(1, 61):
-        said = json.dumps(course(step)).replace("NaN", '"NaN"')
-        base.execute("INSERT INTO metrics VALUES (?, 'new', ?, ?)", (f"2026-{step:02d}", step, said))
-    base.execute("INSERT INTO metrics VALUES ('2025', 'old', 1, '{}')")
-    base.commit()
-    base.close()
-
-
 def wandb(folder):
     pytest.importorskip("wandb")
     import wandb
@@ -167,7 +154,7 @@ def wandb(folder):
             run.log({f"train/{name}": x for name, x in course(step).items()} | {"train/global_step": step})
 
 
-@pytest.mark.parametrize("write", [tensorboard, trackio, wandb])
+@pytest.mark.parametrize("write", [tensorboard, wandb])
 def test_a_tracker_s_file_is_a_log(write, tmp_path):
     write(tmp_path / "run")
     rows = read_log(tmp_path / "run")

@@ -156,9 +156,6 @@ def test_a_framework_is_told_from_its_log_or_not_at_all():
 def test_a_run_folder_says_its_method(tmp_path):
     rows = [{"step": 1, "completions/mean_length": 9.0}]
     assert Setup.of_log(tmp_path, rows) == Setup("trl")
-    said = Setup.of_log(tmp_path, rows, framework="slime", method="GSPO()")
-    assert said == Setup("slime", as_method("GSPO()"))
+    assert Setup.of_log(tmp_path, rows, method="GSPO()") == Setup("trl", as_method("GSPO()"))
     (tmp_path / "config.yaml").write_text("model: other\n")
     assert Setup.of_log(tmp_path, rows).method is None
-    with pytest.raises(ValueError, match="framework 'nope' is none of trl, verl"):
-        Setup.of_log(tmp_path, rows, framework="nope")

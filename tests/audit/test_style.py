@@ -6,7 +6,7 @@ from bandpo import ClipRule
 
 pytest.importorskip("matplotlib")
 
-from bandpo.audit.figures import allowed_change, audit_figure, clipped_regions, training_curves
+from bandpo.audit.figures import allowed_change, training_curves
 from bandpo.audit.style import LOOKS, OTHERS, looks_of
 from bandpo.text import parse
 
@@ -17,9 +17,8 @@ def test_a_rule_has_one_look_in_every_figure():
     first, second = ({line.get_label(): line.get_color() for line in lines} for lines in drawn)
     assert first == second == {text: look.colour for text, look in looks_of(rules).items()}
     run = {"run": [{"step": 1, "entropy": 0.5}]}
-    for draw in (training_curves, audit_figure):
-        lines = draw(run, {"run": "Band(KL(), 0.05)"}).axes[0].lines
-        assert lines[0].get_color() == first["Band(KL(), 0.05)"]
+    lines = training_curves(run, {"run": "Band(KL(), 0.05)"}).axes[0].lines
+    assert lines[0].get_color() == first["Band(KL(), 0.05)"]
 
 
 def test_many_labels_get_a_look_each_and_none_of_a_rule_that_is_there():
@@ -34,11 +33,9 @@ def test_many_labels_get_a_look_each_and_none_of_a_rule_that_is_there():
     "figure",
     [
         training_curves({"a": [{"step": 1, "reward": 0.1, "mean@4": 0.3}], "b": [{"step": 1, "reward": 1}]}),
-        audit_figure({"a": [{"step": 1.0, "entropy": 0.5, "clip_high": 0.1}], "b": [{"step": 1.0}]}),
         allowed_change({"Band": parse("Band()", ClipRule), "clip": parse("FixedClip()", ClipRule)}),
-        clipped_regions({"Band": parse("Band()", ClipRule), "clip": parse("FixedClip()", ClipRule)}),
     ],
-    ids=["training", "audit", "change", "regions"],
+    ids=["training", "change"],
 )
 def test_axes_are_labelled_and_the_legend_stands_beside_them(figure):
     figure.draw_without_rendering()

@@ -36,7 +36,7 @@ def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_pat
     assert len(logged) > 20
     assert {name: found[name] for name in logged} == pytest.approx(logged, rel=1e-3, abs=1e-7)
     assert logged["audit/clip_high"] + logged["audit/clip_low"] > 0
-    if seen.levels[RUN] == "token":
+    if seen.setup.method.level == "token":
         for name in ("clip 0.2", "Band"):
             metrics = seen.audits[name].metrics()
             assert metrics["clip_low"] == pytest.approx(rows[1][f"audit/if/{name}/clip_low"], abs=1e-7)

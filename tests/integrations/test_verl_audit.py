@@ -7,13 +7,15 @@ import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 from typer.testing import CliRunner
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
+from verl import DataProto
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import metric
 from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.utils.tracking import Tracking
@@ -22,9 +24,8 @@ from verl.workers.config import PolicyLossConfig
 from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import LOGGED, Audit, logged
 from bandpo.audit.watch import BandWarning
-from bandpo.batch import Batch
 from bandpo.cli.app import app
-from bandpo.integrations._verl_audit import SUMS, Driver, Reporter, method_of
+from bandpo.integrations._verl_audit import SUMS, Driver, method_of
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
 from bandpo.text import as_method
 from integrations.test_verl import SAME, actor_config, batch, batch_for, composed, evaluate, ranges
@@ -33,14 +34,6 @@ OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})
 RANGES = ranges(0.1, 0.3)
 MORE = {"dro": {"dro_beta": 0.5}, "kl_cov": {"kl_cov_ratio": 0.1}}
 MORE["clip_cov"] = {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def a_later_loss(monkeypatch):
-    """No loss of a test is its process's first, of which more is told: which test runs first would matter."""
-    reporter = Reporter()
-    reporter._moved = True
-    monkeypatch.setattr("bandpo.integrations.verl._reporter", reporter)
 
 
 def own_sums(metrics):
@@ -71,8 +64,8 @@ def test_the_audit_changes_nothing_of_verls_own_losses(name):
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
     assert {k: v for k, v in ours[2].items() if not k.startswith(SUMS)} == theirs[2]
-    assert own_sums(ours[2])
-    assert read(ours[2])["audit/tokens"] == tensors["response_mask"].sum()
+    known = method_of(name, actor_config(PolicyLossConfig(), **RANGES)) is not None
+    assert read(ours[2]).get("audit/tokens") == (tensors["response_mask"].sum() if known else None)
 
 
 @pytest.mark.parametrize("method", ["BandPO()", "GSPO(0.01, 0.02)", "SAPO()"])
@@ -87,27 +80,6 @@ def test_the_audit_changes_nothing_of_band(method):
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_measured_of_a_loss_is_what_its_method_says(name):
-    """The gradient that verl takes, against the method whose audit is logged."""
-    settings, _, always = SAME[name]
-    tensors = batch_for(name, 5)
-    config = actor_config(AuditedPolicyLossConfig(loss_mode=name, audit_detail=True), **settings)
-    by_method = read(evaluate(config, tensors, always or "token-mean")[2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bandpo.integrations.verl.method_of", lambda name, config: None)
-        seen = read(evaluate(config, tensors, always or "token-mean")[2])
-    shares = ("clip_high", "clip_low", "softened", "amplified", "inert", "blocked_mass")
-    # Their ratio is the sequence's, and what is measured goes by each token's own.
-    if name in ("gspo", "geo_mean"):
-        shares = ("clip_high", "clip_low")
-    for share in shares:
-        assert seen[f"audit/{share}"] == pytest.approx(by_method[f"audit/{share}"], abs=2e-6), share
-    if name not in ("sapo", "gpg", "cispo"):
-        assert by_method["audit/clip_high"] > 0.02
-        assert by_method["audit/clip_low"] > 0.02
-
-
-@pytest.mark.parametrize("name", SAME)
 def test_sides_of_verls_that_differ_are_those_of_the_method(name):
     config = actor_config(AuditedPolicyLossConfig(loss_mode=name), **RANGES)
     tensors = batch_for(name, 9)
@@ -116,46 +88,6 @@ def test_sides_of_verls_that_differ_are_those_of_the_method(name):
     for side, of_sign in ("high", positive), ("low", ~positive):
         share = ((gradient == 0) & mask & of_sign).sum() / mask.sum()
         assert read(metrics)[f"audit/clip_{side}"] == pytest.approx(share.item())
-
-
-def test_a_loss_without_a_name_here_is_told_by_its_gradient():
-    """Tokens below p = 0.1 are dropped, those above 0.5 count twice: no rule of bandpo's does that."""
-
-    @register_policy_loss("of_a_plugin")
-    def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights):
-        p, ratio = old_log_prob.exp(), (log_prob - old_log_prob).exp()
-        values = -advantages * ratio * (p >= 0.1) * (1 + (p > 0.5)) * rollout_is_weights
-        mean = agg_loss(values, response_mask, loss_agg_mode, **config.global_batch_info)
-        return mean, {"actor/mine": 1.0}
-
-    try:
-        tensors = batch(11)
-        config = actor_config(AuditedPolicyLossConfig(loss_mode="of_a_plugin", audit_detail=True))
-        _, _, metrics = evaluate(config, tensors, "seq-mean-token-sum")
-    finally:
-        del POLICY_LOSS_REGISTRY["of_a_plugin"]
-    assert metrics["actor/mine"] == 1.0
-    mask, p, positive = tensors["response_mask"], tensors["old_log_prob"].exp(), tensors["advantages"] > 0
-    found, counted = read(metrics), mask.sum()
-    assert found["audit/clip_high"] == pytest.approx(((p < 0.1) & mask & positive).sum().item() / counted)
-    assert found["audit/clip_high/above_0.1"] == 0
-    assert found["audit/clip_high/0.01_to_0.1"] == 1
-    assert found["audit/amplified"] == pytest.approx(((p > 0.5) & mask).sum().item() / counted)
-    assert found["audit/blocked_mass_below_0.1"] == 1
-    assert "audit/if/Band/clip_high" in found
-
-
-def test_clip_cov_is_audited_with_the_tokens_it_drops_at_random():
-    tensors = batch(12, (8, 40))
-    config = actor_config(AuditedPolicyLossConfig(loss_mode="clip_cov", **MORE["clip_cov"]), **RANGES)
-    _, gradient, metrics = evaluate(config, tensors)
-    found = read(metrics)
-    dropped = (gradient[tensors["response_mask"]] == 0).double().mean().item()
-    assert found["audit/clip_high"] + found["audit/clip_low"] == pytest.approx(dropped)
-    plain = method_of("vanilla", config)
-    by_clip_alone = the_audit(tensors, plain).metrics()
-    assert dropped > by_clip_alone["clip_high"] + by_clip_alone["clip_low"]
-    assert dropped > metrics["actor/pg_clipfrac"] > 0
 
 
 def trained(config, cuts, ranks, lengths=60):
@@ -228,7 +160,7 @@ def test_twelve_metrics_are_logged_unless_all_are_asked_for():
     assert {name for name in found if "audit" in name} == {f"audit/{name}" for name in LOGGED}
     config = actor_config(AuditedPolicyLossConfig(audit_detail=True), **RANGES)
     found, *_ = trained(config, [2], 2)
-    assert sum("audit" in name for name in found) > 80
+    assert sum("audit" in name for name in found) > 60
 
 
 def test_verl_tells_its_own_metrics_as_before():
@@ -290,61 +222,59 @@ def test_the_config_class_audits_what_loss_mode_names():
         evaluate(actor_config(AuditedPolicyLossConfig(loss_mode="gpso")), batch(0))
 
 
-@pytest.mark.parametrize("target", [BandPolicyLossConfig, AuditedPolicyLossConfig])
-def test_the_record_of_a_run_replays_to_its_audit(target, tmp_path):
-    pytest.importorskip("pyarrow")
-    replay_record = pytest.importorskip("bandpo.audit.replay").replay_record
-    settings = {"method": "DAPO(0.1, 0.3)"} if target is BandPolicyLossConfig else {}
-    config = actor_config(target(record=str(tmp_path), audit_detail=True, **settings), **RANGES)
-    tensors = {name: x if x.dtype == torch.bool else x.float() for name, x in batch(4).items()}  # as recorded
-    expected = read(evaluate(config, tensors)[2])
-    (file,) = tmp_path.iterdir()
-    again = logged(replay_record(tmp_path, {}).audits["the run"].metrics(), detail=True)
-    assert again == pytest.approx({name: x for name, x in expected.items() if "/if/" not in name}, rel=1e-5)
-    quiet = actor_config(target(record=str(tmp_path), audit=False, **settings), **RANGES)
-    before = file.stat().st_size
-    assert not own_sums(evaluate(quiet, tensors)[2])
-    assert file.stat().st_size > before or len([*tmp_path.iterdir()]) > 1
-
-
-def test_a_loss_that_is_told_by_its_gradient_is_recorded_without_a_method(tmp_path):
-    pytest.importorskip("pyarrow")
-    replay_record = pytest.importorskip("bandpo.audit.replay").replay_record
-    config = actor_config(AuditedPolicyLossConfig(loss_mode="kl_cov", record=str(tmp_path)), **RANGES)
-    evaluate(config, batch(4))
-    assert "the run" not in replay_record(tmp_path).audits
-
-
-def steps(driver, shift, count=3, **logged_besides):
-    """Warnings of some steps of two losses each, all with this log ratio in each token."""
-    reporter, config = Reporter(), actor_config(AuditedPolicyLossConfig())
-    method = method_of("vanilla", config)
-    old = torch.full((2, 30), -2.0)
-    batch = Batch.read(old + shift, old, torch.ones(2, 30))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(count):
-            losses = [reporter(method, batch, config) for _ in range(2)]
-            driver.look(driver.take({name: [x[name] for x in losses] for name in losses[0]}) | logged_besides)
-    return [str(w.message) for w in caught if issubclass(w.category, BandWarning)]
-
-
-def test_the_driver_warns_once_of_what_wastes_a_run_and_judges_entropy_beside_the_reward():
-    never_moved = steps(Driver(), 0.0)
-    assert len(never_moved) == 1
-    assert "no clip rule can act" in never_moved[0]
-    assert "ppo_mini_batch_size" in never_moved[0]
-    other_temperature = steps(Driver(), 0.15)
-    assert len(other_temperature) == 1
-    assert "before any update the mean ratio is 1.16" in other_temperature[0]
-    assert steps(Driver(), 0.05) == []
+def driven(data, **settings):
+    """A driver that has seen a batch's advantages, as verl's Tracking and compute_advantage tell it."""
+    policy_loss = {"_target_": "bandpo.integrations.verl.AuditedPolicyLossConfig", **settings}
+    actor, rollout = {"policy_loss": policy_loss}, {"temperature": 0.7, "top_p": 1.0, "name": "vllm"}
     driver = Driver()
-    assert steps(driver, 0.05, 1, **{"actor/entropy": 1.0, "critic/score/mean": 0.1}) == []
-    (lost,) = steps(driver, 0.05, 1, **{"actor/entropy": 0.05, "critic/score/mean": 0.1})
-    assert "stopped exploring" in lost
-    driver = Driver()
-    assert steps(driver, 0.05, 1, **{"actor/entropy": 1.0, "critic/score/mean": 0.1}) == []
-    assert steps(driver, 0.05, 1, **{"actor/entropy": 0.05, "critic/score/mean": 0.9}) == []
+    driver._hook = lambda: None  # which would outlast the test
+    driver.prepare({"actor_rollout_ref": {"actor": actor, "rollout": rollout}})
+    for _ in range(2):
+        driver.see(data)
+    return driver
+
+
+def advantages_known(shift=0.0):
+    g = torch.Generator().manual_seed(0)
+    old = -torch.rand(16, 12, generator=g)
+    mask = torch.arange(12) < torch.randint(3, 13, (16, 1), generator=g)
+    scores = torch.zeros(16, 12).index_fill(1, torch.tensor(2), 1.0) * torch.randint(
+        0, 2, (16, 1), generator=g
+    )
+    reward = scores.sum(1).view(4, 4)
+    advantages = (reward - reward.mean(1, keepdim=True)).view(16, 1) * mask
+    tensors = {"old_log_probs": old, "rollout_log_probs": old - shift, "response_mask": mask.long()}
+    tensors |= {"advantages": advantages, "token_level_scores": scores}
+    return DataProto.from_dict(tensors, non_tensors={"uid": np.repeat(np.array(list("abcd"), object), 4)})
+
+
+def test_the_driver_records_each_batch_with_the_engine_s_log_probabilities(tmp_path):
+    pytest.importorskip("pyarrow")
+    from bandpo.audit.record import read_calls
+
+    data = advantages_known(0.001)
+    driven(data, record=str(tmp_path))
+    first, second = read_calls(tmp_path)
+    counted = first.batch.mask.bool()
+    assert ([first.step, second.step], first.known, first.update) == ([1, 2], False, 0)
+    torch.testing.assert_close(
+        (first.batch.logp_old - first.batch.logp_anchor)[counted],
+        torch.full((int(counted.sum()),), 0.001),
+    )
+    assert first.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert torch.equal(first.reward, data.batch["token_level_scores"].sum(1))
+    assert (first.framework[:4], first.sampling) == ("verl", {"temperature": 0.7, "top_p": 1.0})
+
+
+def test_the_driver_tests_each_batch():
+    with pytest.warns(BandWarning, match="engine-mismatch"):
+        driven(advantages_known(0.5))
+    with pytest.raises(RuntimeError, match="engine-mismatch"):
+        driven(advantages_known(0.5), watched="stop")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        driven(advantages_known(0.5), watched="off")
+        driven(advantages_known(0.001))
 
 
 def test_bandpo_audit_gives_its_verdict_on_a_log_of_verls(tmp_path, monkeypatch):
@@ -362,7 +292,7 @@ def test_bandpo_audit_gives_its_verdict_on_a_log_of_verls(tmp_path, monkeypatch)
     summary = summarize(read_log(log))
     assert "tokens" in summary.metrics
     assert summary.metrics["clip_high"] == pytest.approx(found["audit/clip_high"])
-    result = CliRunner().invoke(app, ["audit", str(log), "--output", str(tmp_path / "audit.png")])
+    result = CliRunner().invoke(app, ["audit", str(log)])
     assert result.exit_code == 0, result.output
     assert "positive gradient blocked, p < 0.1" in result.output
 

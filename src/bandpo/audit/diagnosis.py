@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bandpo.audit.dumps import dump_files, read_dump
+from bandpo.audit.dumps import dump_files, read_dumps
 from bandpo.audit.invariants import EXACT, SURE, Finding, Looks, tested_invariants, untested
 from bandpo.audit.logs import Row, read_log, summarize
-from bandpo.audit.record import read_calls, without_bad
+from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import record_files
 from bandpo.audit.replay import replay_record
 from bandpo.audit.settings import Setup
@@ -85,37 +86,34 @@ class Diagnosis:
         return {"headline": self.headline, "findings": findings, "passed": self.passed}
 
 
-def diagnose(path: str | Path, *, method: Any = None, framework: str | None = None) -> Diagnosis:
+def diagnose(path: str | Path, *, method: Any = None) -> Diagnosis:
     """What is wrong with the run that wrote a record or a log.
 
     Args:
         path: A record, or whatever `bandpo.audit.logs.read_log` reads.
         method: The run's own, where neither tells it.
-        framework: As for `Setup.of_log`.
 
     Raises:
         ValueError: it cannot be read.
     """
-    path = Path(path)
-    if not record_files(path) and dump_files(path):
-        looks = Looks.of(without_bad(call)[0] for call in read_dump(path))
-        found = tested_invariants(looks)
-        broken = any(f.ok is False for f in found)
-        return Diagnosis(found if broken else [*found, *course(looks.course())], Setup(framework))
-    if not record_files(path):
+    path, given = Path(path), as_method(method) if method else None
+    dumps = [] if record_files(path) else dump_files(path)
+    if not (dumps or record_files(path)):
         rows = read_log(path)
-        return Diagnosis(course(rows), Setup.of_log(path, rows, framework=framework, method=method))
+        return Diagnosis(course(rows), Setup.of_log(path, rows, method=given))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*values that cannot be right")  # which are a finding here
-        looks = Looks.of(read_calls(path, as_method(method) if method else None, skip_bad=True))
-        if not len(looks.before) and not looks.bad:
+        calls = read_dumps(dumps) if dumps else read_calls(path, given, skip_bad=True)
+        first = next(calls, None)
+        if first is None:
             raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
+        looks, setup = Looks.of(chain([first], calls)), Setup.of_record(first)
         found = tested_invariants(looks)
         if any(f.ok is False for f in found):
-            return Diagnosis(found)
-        seen = replay_record(path, method=method, skip_bad=True)
-    clip = [{name: x for name, x in row.items() if name != "entropy"} for row in seen.rows]
-    return Diagnosis([*found, *course([*clip, *looks.course()])], seen.setup)
+            return Diagnosis(found, setup)
+        rows = replay_record(path, method=given, skip_bad=True).rows if looks.moved else []
+    clip = [{name: x for name, x in row.items() if name != "entropy"} for row in rows]
+    return Diagnosis([*found, *course([*clip, *looks.course()])], setup)
 
 
 def course(rows: Sequence[Row]) -> list[Finding]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bandpo.audit.files import read_jsonl, unpickled
-from bandpo.audit.record import Call
+from bandpo.audit.record import Call, without_bad
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 
@@ -65,16 +66,12 @@ def _pickled(path: Path) -> Columns:
     return {name: tensor(x) for name, x in columns.items() if x and x["format"] in ("numpy", "torch")}
 
 
-KINDS = {"train_data_step*.jsonl": _jsonl, "*.pt": _saved, "*.pkl": _pickled}
-"""For each kind of file what reads it."""
-
-
-def dump_files(path: Path) -> list[Path]:
-    """The dumps that a path names, or that lie in a folder, in the order of their steps; none if there are none."""
-    found = [path] if path.is_file() else [file for kind in KINDS for file in path.glob(kind)]
-    return sorted(
-        (f for f in found if any(f.match(kind) for kind in KINDS)), key=lambda f: (_step(f), f.name)
-    )
+KINDS = {
+    "train_data_step*.jsonl": ("nemo-rl", _jsonl),
+    "*.pt": ("slime", _saved),
+    "*.pkl": ("skyrl", _pickled),
+}
+"""For each kind of file who writes it, and what reads it."""
 
 
 def _step(path: Path) -> int:
@@ -82,78 +79,63 @@ def _step(path: Path) -> int:
     return int((re.findall(r"\d+", path.stem) or [0])[0])
 
 
-def read_dump(path: Path) -> Iterator[Call]:
-    """The batches of one framework's dumps.
+def dump_files(path: Path) -> list[Path]:
+    """The dumps that a path names, or that lie in a folder, in the order of their steps; none if there are none."""
+    found = [path] if path.is_file() else [file for kind in KINDS for file in path.glob(kind)]
+    return sorted((f for f in found if any(map(f.match, KINDS))), key=lambda f: (_step(f), f.name))
+
+
+def read_dumps(files: Sequence[Path]) -> Iterator[Call]:
+    """The batches in them, without the sequences that hold what cannot be right.
 
     Raises:
-        ValueError: a file is no dump of them, or lacks a column.
+        ValueError: a file is no dump of these frameworks, or lacks a column.
     """
-    for file in dump_files(path):
-        read = next(read for kind, read in KINDS.items() if file.match(kind))
+    for file in files:
+        framework, read = next(how for kind, how in KINDS.items() if file.match(kind))
         try:
-            yield _call(file, read(file))
+            yield without_bad(_call(file, framework, read(file)))[0]
         except (LookupError, AttributeError, TypeError, RuntimeError, EOFError) as error:
             raise InvalidValue(f"{file} is no batch of NeMo-RL, slime, miles or SkyRL ({error!r})") from error
 
 
-def _call(file: Path, whole: Columns) -> Call:
-    named = {name: next((whole[key] for key in keys if key in whole), None) for name, keys in COLUMNS.items()}
-    said = {name: x for name, x in named.items() if x is not None}
-    lacks = [name for name in NEEDED if name not in said]
-    if lacks:
-        raise InvalidValue(f"{file} lacks {', '.join(' or '.join(COLUMNS[name]) for name in lacks)}")
-    mask = [torch.as_tensor(x).bool() for x in said["mask"]]
-    if "sample_loss_mask" in whole:  # NeMo-RL's, of whole sequences
-        mask = [x & bool(kept) for x, kept in zip(mask, whole["sample_loss_mask"], strict=True)]
+def _call(file: Path, framework: str, whole: Columns) -> Call:
+    said = {name: whole[key] for name, keys in COLUMNS.items() for key in reversed(keys) if key in whole}
+    if lacks := [" or ".join(COLUMNS[name]) for name in NEEDED if name not in said]:
+        raise InvalidValue(f"{file} lacks {', '.join(lacks)}")
+    rows = whole.get("sample_loss_mask", [1] * len(said["mask"]))  # NeMo-RL's, of whole sequences
+    mask = [torch.as_tensor(x).bool() & bool(kept) for x, kept in zip(said["mask"], rows, strict=True)]
+    counts = torch.tensor([int(m.sum()) for m in mask])
+    counted = (torch.arange(int(counts.max())) < counts[:, None]).float()
 
-    def padded(name: str) -> Tensor | None:
-        """Of the tokens that count. Those of the answer stand last, whatever is before them."""
-        if name not in said:
-            return None
-        rows = (torch.as_tensor(x) for x in said[name])
-        rows = [
-            x.expand(len(m)) if not x.dim() else x[len(x) - len(m) :] for x, m in zip(rows, mask, strict=True)
-        ]
-        return pad_sequence([x[m] for x, m in zip(rows, mask, strict=True)], batch_first=True)
+    def of_answer(x: Any, m: Tensor) -> Tensor:
+        """At the tokens that count. Those of the answer stand last, whatever is before them."""
+        x = torch.as_tensor(x)
+        return (x[len(x) - len(m) :] if x.dim() else x.expand(len(m)))[m]
 
-    def of_rows(name: str) -> Tensor | None:
-        if name not in said:
-            return None
-        values = torch.as_tensor(said[name])
-        return values if values.dim() == 1 else values.sum(1)
-
-    counted = pad_sequence([x[x].float() for x in mask], batch_first=True)
-    of_tokens = (padded(name) for name in ("old", "advantages", "engine", "entropy"))
-    old, advantages, *more = (counted if x is None else x.float() for x in of_tokens)
-    engine, entropy = (
-        x if name in said else None for name, x in zip(("engine", "entropy"), more, strict=True)
+    tokens = {
+        name: pad_sequence(list(map(of_answer, said[name], mask)), batch_first=True)
+        for name in ("old", "advantages", "engine", "entropy", "tokens")
+        if name in said
+    }
+    told = {
+        name: torch.as_tensor(said[name]).float().view(len(mask), -1).sum(1)
+        for name in ("reward", "truncated")
+        if name in said
+    }
+    if (
+        "tokens" in said
+    ):  # answers belong together whose prompts, the tokens before the first that counts, are the same
+        cuts = (
+            len(ids) - len(m) + int(m.int().argmax()) for ids, m in zip(said["tokens"], mask, strict=True)
+        )
+        prompts = [tuple(map(int, ids[:cut])) for ids, cut in zip(said["tokens"], cuts, strict=True)]
+        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+        told["group"] = torch.tensor([numbers[prompt] for prompt in prompts])
+    old, advantages = (tokens[name].float() for name in ("old", "advantages"))
+    batch = Batch(
+        torch.zeros_like(old), old, advantages, counted, tokens.get("engine"), tokens.get("entropy")
     )
-    batch = Batch(torch.zeros_like(old), old, advantages, counted, engine, entropy)
-    return Call(
-        str(file),
-        _step(file),
-        None,
-        "trainer",
-        "",
-        batch,
-        None,
-        padded("tokens"),
-        update=0,
-        group=_groups(said, mask),
-        reward=of_rows("reward"),
-        truncated=of_rows("truncated"),
-        known=False,
-    )
-
-
-def _groups(said: Columns, mask: list[Tensor]) -> Tensor | None:
-    """Answers belong together whose prompts are the same: the tokens before the first that counts."""
-    if "tokens" not in said:
-        return None
-    numbers: dict[bytes, int] = {}
-    found = []
-    for tokens, m in zip(said["tokens"], mask, strict=True):
-        ids = torch.as_tensor(tokens)
-        prompt = ids[: len(ids) - len(m) + int(m.int().argmax())]
-        found.append(numbers.setdefault(prompt.long().numpy().tobytes(), len(numbers)))
-    return torch.tensor(found)
+    ids = tokens.get("tokens")
+    call = Call(str(file), _step(file), None, "trainer", framework, batch, None, ids, update=0, known=False)
+    return replace(call, **told)

@@ -152,8 +152,9 @@ class Looks:
             }
             of_tokens |= {"entropy": told.entropy, "lag": call.lag}
             of_rows = {"group": call.group, "reward": call.reward, "truncated": call.truncated}
-            place = torch.arange(where.shape[1]).expand_as(where)
-            one = ((advantage == advantage[:, :1]) | ~where).all(1)
+            place = where.cumsum(1) - 1
+            began = advantage.gather(1, where.int().argmax(1, keepdim=True))
+            one = ((advantage == began) | ~where).all(1)
             columns = {
                 name: (unknown if x is None else x[new])[where].double() for name, x in of_tokens.items()
             }
@@ -167,13 +168,13 @@ class Looks:
                 "before": torch.full_like(one, first),
                 "off": torch.full(one.shape, float(told.log_ratio[new][where].abs().mean())),
                 "batch": torch.full_like(lengths, batch),
-                "advantage": torch.where(one, advantage[:, 0].double(), math.nan),
+                "advantage": torch.where(one, began[:, 0].double(), math.nan),
             }
             for name, x in columns.items():
                 parts[name].append(x)
             words += [
-                None if token is None else hash(ids.numpy().tobytes().rstrip(b"\0"))
-                for ids in (where if token is None else token[new])
+                None if token is None else hash(ids[counted].numpy().tobytes())
+                for ids, counted in zip(where if token is None else token[new], where, strict=True)
             ]
             kept += len(columns["row"])
         whole = {name: torch.cat(some) for name, some in parts.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def read_log(path: str | Path) -> Sequence[Row]:
     Args:
         path: A run folder (its ``metrics.jsonl``, else the newest ``trainer_state.json`` in it or its checkpoints,
             else what a tracker left there), or one such file: TRL's ``trainer_state.json``, the JSONL of verl's or
-            prime-rl's file logger, wandb's ``run-….wandb``, TensorBoard's events, trackio's ``.db``.
+            prime-rl's file logger, wandb's ``run-….wandb``, TensorBoard's events.
 
     A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
 
@@ -83,14 +82,14 @@ def read_log(path: str | Path) -> Sequence[Row]:
         path = next((c for c in candidates if c.is_file()), path)
     if not path.is_file():
         raise InvalidValue(
-            f"{path} is no log of a run; give a run folder with metrics.jsonl, trainer_state.json, or what wandb, "
-            "TensorBoard or trackio left there, one of these files, or the .jsonl of verl's file logger"
+            f"{path} is no log of a run; give a run folder with metrics.jsonl, trainer_state.json, or what wandb "
+            "or TensorBoard left there, one of these files, or the .jsonl of verl's file logger"
         )
     tracker = next((read for kind, read in TRACKERS.items() if path.match(kind)), None)
     try:
         raw = [{**row, "step": step} for step, row in tracker(path)] if tracker else _raw(path)
         rows = named_rows(raw)
-    except (LookupError, struct.error, sqlite3.Error, UnicodeDecodeError) as error:
+    except (LookupError, struct.error, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} is no log of its kind, or a damaged one ({error!r})") from error
     if not rows:
         raise InvalidValue(

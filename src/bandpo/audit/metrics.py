@@ -54,10 +54,6 @@ COUNTERFACTUALS: Mapping[str, Method | ClipRule | str] = {
 KEPT_WHOLE = 1e-5
 """A share of gradient kept this near to 1 counts as 1: weights that are not the ratio itself round in float32."""
 
-# Bounds are counted on these grids, so that quantiles can be read from sums: upper − 1, and lower.
-_UPPER_GRID = tuple(10 ** (k / 10) for k in range(-30, 31))
-_LOWER_GRID = tuple(k / 50 for k in range(51))
-
 
 @dataclass(frozen=True)
 class Audit:
@@ -188,17 +184,10 @@ class Audit:
             found[f"tokens_positive{end}"] = some
             found[f"mass_positive{end}"] = mass[0, positive, bins].sum()
             found[f"clip_high{end}"] = s["blocked"][0, positive, bins].sum() / some
-        outside = s["outside"][0] - s["blocked_outside"][0]
         for k, name in enumerate(BINS):
             found[f"tokens_negative/{name}"] = tokens[negative, k]
             found[f"clip_low/{name}"] = s["blocked"][0, negative, k] / tokens[negative, k]
-            for sign, word in ((positive, "positive"), (negative, "negative")):
-                found[f"outside_{word}/{name}"] = outside[sign, k] / tokens[sign, k]
-        values = {name: float(x) for name, x in found.items()}
-        for percent in (10, 50, 90):
-            values[f"upper_p{percent}"] = 1 + _quantile(s["upper_grid"], _UPPER_GRID, percent / 100)
-            values[f"lower_p{percent}"] = _quantile(s["lower_grid"], _LOWER_GRID, percent / 100)
-        return {name: x for name, x in values.items() if math.isfinite(x)}
+        return {name: x for name, x in ((n, float(x)) for n, x in found.items()) if math.isfinite(x)}
 
 
 def tried_at(level: str, method: Method | ClipRule | str) -> Method:
@@ -250,24 +239,16 @@ def _sums(
         """Sums of (methods, batch, time) by method, sign and bin."""
         return torch.einsum("rbt,skbt->rsk", values.to(cells), cells)
 
-    def on_grid(values: Tensor, grid: tuple[float, ...]) -> Tensor:
-        places = torch.bucketize(values, values.new_tensor(grid)).flatten()
-        return mask.new_zeros(len(grid) + 1).index_add_(0, places, mask.flatten())
-
     def total(values: Tensor) -> Tensor:
         return (values * mask).sum((-1, -2))
 
     sums = {
         "tokens": by_cell(torch.ones_like(mask).unsqueeze(0)),
         "mass": by_cell(mass),
-        "outside": by_cell((own.outside.below | own.outside.above).unsqueeze(0)),
-        "blocked_outside": by_cell(own.blocked.unsqueeze(0)),
         "blocked": by_cell(blocked),
         "blocked_mass": by_cell(mass * (1 - kept.clamp(max=1.0))),
         "softened": total(changed * (kept > 0) * (kept < 1)),
         "amplified": total(changed * (kept > 1)),
-        "upper_grid": on_grid(torch.expm1(own.bounds.log_upper), _UPPER_GRID),
-        "lower_grid": on_grid(own.bounds.lower, _LOWER_GRID),
         "upper": total(own.bounds.upper),
         "lower": total(own.bounds.lower),
         "counted": mask.sum(),
@@ -296,14 +277,3 @@ def _radius_used(tokens: Tokens) -> Tensor:
         for band in bands(tokens.rule).values() or (Band(),)
     ]
     return torch.stack(shares).amax(0)
-
-
-def _quantile(counts: Tensor, grid: tuple[float, ...], q: float) -> float:
-    """The q-quantile of values counted in the cells that end at ``grid``, and one beyond: infinite there."""
-    wanted, seen, left = q * float(counts.sum()), 0.0, 0.0
-    for count, right in zip(map(float, counts), (*grid, math.inf), strict=True):
-        if seen + count >= wanted and count:
-            share = (wanted - seen) / count
-            return left + share * (right - left) if math.isfinite(right) else math.inf
-        seen, left = seen + count, right
-    return math.nan

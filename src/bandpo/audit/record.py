@@ -227,25 +227,28 @@ def _read_file(file: Path, given: Method | None) -> Iterator[Call]:
         mask = torch.arange(int(counts.max(initial=1)))[None] < torch.from_numpy(counts)[:, None]
         columns = {name: _padded(name, rows.column(name), mask, place) for name in TENSORS}
         advantages, old, ratio = (columns[name] for name in ("advantages", "logp_old", "log_ratio"))
-        if advantages is None or old is None or ratio is None:
-            raise InvalidValue(f"{place}: one of the columns advantages, logp_old and log_ratio is empty")
+        if advantages is None or old is None:
+            raise InvalidValue(f"{place}: one of the columns advantages and logp_old is empty")
         rollout = None if columns["log_weight"] is None else old - columns["log_weight"]
         step, version = rows.column("step")[0].as_py(), columns["version"]
         lag = None if step is None or version is None else (step - version) * mask
         counted, entropy = mask.float(), columns["entropy"]
         state = TrainingState(entropy=entropy, age=lag, mask=counted)
-        batch = Batch(ratio, old, advantages, counted, rollout, entropy, state=state)
-        known = rows.schema.names  # of format 1 the rest is not
+        known = ratio is not None
+        batch = Batch(
+            ratio if known else torch.zeros_like(old), old, advantages, counted, rollout, entropy, state=state
+        )
+        names = rows.schema.names  # of format 1 the rest is not
         later: dict[str, Any] = {
             name: _padded(name, rows.column(name), mask, place)
             for name in ("token", "position")
-            if name in known
+            if name in names
         }
-        later |= {name: rows.column(name)[0].as_py() for name in ("generation", "update") if name in known}
+        later |= {name: rows.column(name)[0].as_py() for name in ("generation", "update") if name in names}
         for name in ("group", "reward", "truncated"):
-            if name in known and not rows.column(name).null_count:
+            if name in names and not rows.column(name).null_count:
                 later[name] = torch.tensor(rows.column(name).to_pylist())
-        later["sampling"] = said.get("sampling", {})
+        later |= {"sampling": said.get("sampling", {}), "known": known}
         yield Call(place, step, method, said["anchor"], said["framework"], batch, lag, **later)
 
 

@@ -90,7 +90,6 @@ class Recorder:
         clip: Another name of ``method``.
         anchor: Whose log-probabilities the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
         every: Steps that are no multiple of it are left out. (Calls of `add` are counted where no step is given.)
-        share: Share of the sequences that is kept, in (0, 1], drawn at random.
         dtype: ``float32`` replays the same figures; ``float16`` takes half the space, see docs/record.md.
         process: Number of this process; by default its rank in torch.distributed, else 0.
         framework: What trains, for the reader: ``trl 1.16``.
@@ -118,7 +117,6 @@ class Recorder:
         clip: Method | ClipRule | str | None = None,
         anchor: str = "trainer",
         every: int = 1,
-        share: float = 1.0,
         dtype: str = "float32",
         process: int | None = None,
         framework: str = "",
@@ -127,12 +125,11 @@ class Recorder:
         pa = pyarrow()
         if every < 1:
             raise InvalidValue(f"every must be at least 1 (each step), got {every!r}")
-        if not 0 < share <= 1:
-            raise InvalidValue(f"share must be in (0, 1], got {share!r}")
         if dtype not in ("float32", "float16"):
             raise InvalidValue(f"dtype must be 'float32' or 'float16', got {dtype!r}")
-        known_anchor(anchor)
-        self.every, self.share, self.dtype = every, share, dtype
+        if anchor not in ("trainer", "rollout"):
+            raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+        self.every, self.dtype = every, dtype
         process = _rank() if process is None else process
         told = method is not None or clip is not None
         self._method = as_text(as_method(method, clip)) if told else None
@@ -141,7 +138,6 @@ class Recorder:
             "method": self._method,
             "anchor": anchor,
             "every": every,
-            "share": share,
             "process": process,
             "framework": framework,
             "sampling": dict(sampling or {}),
@@ -149,7 +145,7 @@ class Recorder:
             "torch": torch.__version__,
         }
         self._schema = record_schema(dtype).with_metadata({META: json.dumps(said).encode()})
-        self._draws, self._calls = torch.Generator().manual_seed(process), 0
+        self._calls = 0
         closing = ExitStack()
         self.path, self._file = _new_file(Path(folder), process)
         closing.enter_context(self._file)
@@ -163,7 +159,7 @@ class Recorder:
     def add(
         self,
         *,
-        logp: Float[Tensor, "batch time"],
+        logp: Float[Tensor, "batch time"] | None = None,
         logp_old: Float[Tensor, "batch time"],
         advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
         mask: Tensor | None = None,
@@ -185,7 +181,8 @@ class Recorder:
         are checked as for `bandpo.policy_loss`.
 
         Args:
-            logp: Log-probabilities (nats) of the sampled tokens under the policy in training.
+            logp: Log-probabilities (nats) of the sampled tokens under the policy in training; None where a batch is
+                recorded before a loss is made of it, of which no rule can be replayed.
             logp_old: The same under the policy that the ratio refers to.
             advantages: One per token or per sequence.
             mask: 1 (or True) for tokens that count; all if omitted.
@@ -194,7 +191,7 @@ class Recorder:
             step: The trainer's step.
             version: The step whose weights sampled, in the same count as ``step``: one, one per sequence, or one per
                 token. ``step − version`` is the lag of an asynchronous trainer.
-            tokens: Ids of the sampled tokens, of the shape of ``logp``.
+            tokens: Ids of the sampled tokens, of the shape of ``logp_old``.
             generation: Number of the generated batch that these sequences are of.
             update: Optimiser steps made on that batch before this loss: 0 for the first look at it.
             group: For each sequence the number of its prompt.
@@ -210,40 +207,40 @@ class Recorder:
         call, self._calls = self._calls, self._calls + 1
         if (call if step is None else step) % self.every:
             return
-        if logp.dim() != 2:
-            raise InvalidValue(f"logp must have the shape (batch, time), got {tuple(logp.shape)}")
-        counted = full_mask(logp, mask).cpu() != 0
-        kept = (torch.rand(len(counted), generator=self._draws) < self.share).nonzero().flatten()
-        if not len(kept):
-            return
+        if logp_old.dim() != 2:
+            raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
+        counted = full_mask(logp_old, mask).cpu() != 0
+        rows = len(counted)
 
         def each_token(name: str, x: Tensor) -> Tensor:
-            if x.shape != logp.shape:
+            if x.shape != logp_old.shape:
                 raise InvalidValue(
-                    f"{name} has shape {tuple(x.shape)}, logp {tuple(logp.shape)}; they must be equal"
+                    f"{name} has shape {tuple(x.shape)}, logp_old {tuple(logp_old.shape)}; they must be equal"
                 )
-            return x.detach().cpu()[kept]
+            return x.detach().cpu()
 
         old = each_token("logp_old", logp_old).float()
-        each = {"logp_old": old, "log_ratio": each_token("logp", logp).float() - old}
+        each = {"logp_old": old}
+        if logp is not None:
+            each["log_ratio"] = each_token("logp", logp).float() - old
         if logp_rollout is not None:
             each["log_weight"] = old - each_token("logp_rollout", logp_rollout).float()
         if entropy is not None:
             each["entropy"] = each_token("entropy", entropy)
         if tokens is not None:
             each["token"] = each_token("tokens", tokens).int()
-        each["position"] = torch.arange(logp.shape[1], dtype=torch.int32).expand(len(kept), -1)
+        each["position"] = torch.arange(logp_old.shape[1], dtype=torch.int32).expand(rows, -1)
         of_sequences = {"group": group, "reward": reward, "truncated": truncated}
         columns = {
-            "step": [step] * len(kept),
-            "generation": [generation] * len(kept),
-            "update": [update] * len(kept),
-            **{name: _one_each(name, x, len(counted), kept) for name, x in of_sequences.items()},
-            "version": _by_sequence("version", version, counted, kept, torch.int64),
-            "advantages": _by_sequence("advantages", advantages, counted, kept, torch.float32),
-            **{name: (x, counted[kept]) for name, x in each.items()},
+            "step": [step] * rows,
+            "generation": [generation] * rows,
+            "update": [update] * rows,
+            **{name: _one_each(name, x, rows) for name, x in of_sequences.items()},
+            "version": _by_sequence("version", version, counted, torch.int64),
+            "advantages": _by_sequence("advantages", advantages, counted, torch.float32),
+            **{name: (x, counted) for name, x in each.items()},
         }
-        batch = _record_batch(columns, self._schema, len(kept))
+        batch = _record_batch(columns, self._schema, rows)
         text = None if method is None else as_text(as_method(method))
         said = {META: json.dumps({"method": text}).encode()} if text != self._method and text else None
         self._stream.write_batch(batch, custom_metadata=said)
@@ -272,13 +269,6 @@ def record_files(path: Path) -> Sequence[Path]:
     return [path] if path.suffix == ".arrow" else []
 
 
-def known_anchor(anchor: str) -> str:
-    """``anchor``, unless there is none of that name."""
-    if anchor not in ("trainer", "rollout"):
-        raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
-    return anchor
-
-
 def _rank() -> int:
     """Of this process among those that train together."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -298,19 +288,17 @@ def _new_file(folder: Path, process: int) -> tuple[Path, Any]:
     raise AssertionError("unreachable")
 
 
-def _one_each(name: str, x: Any, rows: int, kept: Tensor) -> list[Any] | None:
-    """A value for each sequence that is kept."""
+def _one_each(name: str, x: Any, rows: int) -> list[Any] | None:
+    """A value for each sequence."""
     if x is None:
         return None
     values = torch.as_tensor(x).detach().cpu()
     if values.shape != (rows,):
         raise InvalidValue(f"{name} has shape {tuple(values.shape)}; there are {rows} sequences")
-    return values[kept].tolist()
+    return values.tolist()
 
 
-def _by_sequence(
-    name: str, x: Any, counted: Tensor, kept: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor] | None:
+def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """Values and where they count: one per sequence where its tokens share it, else one per token."""
     if x is None:
         return None
@@ -323,7 +311,6 @@ def _by_sequence(
             f"{tuple(shape[:1])}"
         )
     x = x if x.shape == shape else x.expand(shape[:1]).unsqueeze(-1).expand(shape)
-    x, counted = x[kept], counted[kept]
     first = x.gather(1, counted.int().argmax(1, keepdim=True))
     shared = bool(((x == first) | ~counted).all())
     return (first, torch.ones_like(first, dtype=torch.bool)) if shared else (x, counted)

@@ -6,13 +6,12 @@ import functools
 import operator
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bandpo.audit.logs import Row, named_rows
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
 from bandpo.audit.record import read_calls
-from bandpo.audit.recorder import known_anchor
 from bandpo.audit.settings import Setup
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -29,8 +28,6 @@ class Replay:
 
     by_step: Mapping[str, Mapping[int, Audit]]
     """For each method, the run's own first where the record tells it, the audit of each step."""
-    levels: Mapping[str, str]
-    """For each method the level that its ratios are formed on."""
     anchor: str
     """Whose log-probabilities the bounds surrounded."""
     setup: Setup
@@ -62,7 +59,6 @@ def replay_record(
     methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     *,
     method: Method | ClipRule | str | None = None,
-    anchor: str | None = None,
     skip_bad: bool = False,
 ) -> Replay:
     """Audit the tokens of a record under the run's own method, if it is told, and under others.
@@ -74,7 +70,6 @@ def replay_record(
         methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
             level, a method as it is.
         method: The run's own, where the record does not tell it. Nothing that a record names is imported.
-        anchor: Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``; by default as in the run.
         skip_bad: See `bandpo.audit.record.read_calls`.
 
     Raises:
@@ -90,16 +85,15 @@ def replay_record(
     >>> [(name, audit.metrics()["clip_high"]) for name, audit in seen.audits.items()]
     [('the run', 0.5), ('Band', 0.0)]
     """
-    if anchor is not None:
-        known_anchor(anchor)
     given = None if method is None else as_method(method)
     tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
-    levels: dict[str, str] = {}
     surrounds, setup = "trainer", None
     for number, call in enumerate(read_calls(path, given, skip_bad=skip_bad)):
-        own, setup, surrounds = call.method, setup or Setup.of_record(call), anchor or call.anchor
-        batch = replace(call, anchor=surrounds).judged
+        if not call.known:
+            continue
+        own, setup, surrounds = call.method, setup or Setup.of_record(call), call.anchor
+        batch = call.judged
         each = {} if own is None else {RUN: own}
         level = "token" if own is None else own.level
         each |= {name: tried_at(level, other) for name, other in tried.items()}
@@ -109,7 +103,9 @@ def replay_record(
             seen = Audit.of(batch, judge, tokens, {})
             steps, step = audits[name], number if call.step is None else call.step
             steps[step] = steps[step] + seen if step in steps else seen
-            levels[name] = judge.level
     if setup is None:
-        raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
-    return Replay(audits, levels, surrounds, setup)
+        raise InvalidValue(
+            f"{path} holds no tokens of a loss: nothing was added before it was closed or killed, or batches before "
+            "their first loss alone"
+        )
+    return Replay(audits, surrounds, setup)

@@ -11,7 +11,6 @@ from typing import Any
 from bandpo.audit.files import shipped
 from bandpo.audit.logs import Row
 from bandpo.audit.record import Call, told_method
-from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 from bandpo.text import as_method
@@ -50,7 +49,6 @@ class Setup:
         path: Path,
         rows: Sequence[Row],
         *,
-        framework: str | None = None,
         method: Method | ClipRule | str | None = None,
     ) -> Setup:
         """That of a run with a log: the method that its config.yaml tells, or what is given; its framework.
@@ -60,19 +58,16 @@ class Setup:
         Args:
             path: The run folder of `bandpo train`, or any other log.
             rows: Its log, whose keys may tell the framework.
-            framework: Its framework, if that is to be said.
             method: What it was trained with, where no config.yaml says so, e.g. ``"GSPO()"``.
 
         Raises:
-            ValueError: an unknown framework, or a method that cannot be read.
+            ValueError: the method cannot be read.
 
         >>> Setup.of_log(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], method="GSPO()").framework
         'verl'
         """
-        if framework is not None and framework not in SETTINGS:
-            raise InvalidValue(f"framework {framework!r} is none of {', '.join(SETTINGS)}")
         given = None if method is None else as_method(method)
-        return cls(framework or framework_of(rows), _told_by(path / "config.yaml", given))
+        return cls(framework_of(rows), _told_by(path / "config.yaml", given))
 
     @classmethod
     def of_record(cls, call: Call) -> Setup:

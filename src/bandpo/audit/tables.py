@@ -76,7 +76,7 @@ def clip_table(runs: Mapping[str, Summary]) -> Table:
 def methods_table(seen: Replay) -> Table:
     """Every method of a replay side by side on the same tokens."""
     each = [audit.metrics() for audit in seen.audits.values()]
-    rows = [["level of ratios", *seen.levels.values()]]
+    rows: list[list[str]] = []
     for word, sign in (("high", "positive"), ("low", "negative")):
         by_bin = {
             f"  {bin_label(name)}": _cells(each, f"clip_{word}/{name}", f"tokens_{sign}/{name}")

@@ -1,13 +1,11 @@
-"""What wandb, TensorBoard and trackio leave on the disk, read without their packages."""
+"""What wandb and TensorBoard leave on the disk, read without their packages."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +87,8 @@ def tensorboard(file: Path) -> Raw:
     yield from sorted(rows.items())
 
 
-def trackio(file: Path) -> Raw:
-    """The newest run of a project's database."""
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as base:
-        rows = base.execute(
-            "SELECT step, metrics FROM metrics WHERE run_name = (SELECT run_name FROM metrics ORDER BY timestamp DESC "
-            "LIMIT 1) ORDER BY step"
-        ).fetchall()
-    yield from ((step, json.loads(metrics)) for step, metrics in rows)
-
-
 TRACKERS: Mapping[str, Callable[[Path], Raw]] = {
     "*.wandb": wandb,
     "events.out.tfevents.*": tensorboard,
-    "*.db": trackio,
 }
 """For each kind of file what reads it."""

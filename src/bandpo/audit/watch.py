@@ -1,28 +1,31 @@
-"""Warnings that save a day: what makes a run pointless, said once, with the fix.
-
-Thresholds are chosen to stay silent on runs that merely learn: a policy that becomes sure of what earns reward loses
-its entropy too, and is not warned of.
-"""
+"""The tests of `bandpo diagnose` while a run trains: each fault is told once, with the fix, or ends the run."""
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Mapping
-from typing import cast
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from bandpo.audit.diagnosis import entropy_finding
+from bandpo.audit.diagnosis import course
+from bandpo.audit.invariants import Finding, Looks, tested_invariants
+from bandpo.audit.logs import Row, named_rows
+from bandpo.audit.record import Call, without_bad
 from bandpo.audit.settings import Setup
+from bandpo.batch import Batch, full_mask
+from bandpo.errors import InvalidValue, RunProblem
 from bandpo.radius import Radius
-from bandpo.rules import ClipRule, Unclipped, bands
+from bandpo.rules import ClipRule, bands
 
-TEMPERATURE_TOLERANCE = (
-    0.1  # mean |log ratio| before any update, to leave room for rounding and other kernels
-)
 RADIUS_FACTOR = 2.5  # from the divergence's default, either way
-IDLE_CALLS = 200  # losses in a row without one clipped token
+EVERY = 10
+"""Batches from one look to the next: a look costs about as much as a loss of the same tokens without its gradient."""
+KEPT = 32
+"""Looks that are judged together, the newest: their tokens bound the memory."""
 
 
 class BandWarning(UserWarning):
@@ -30,82 +33,99 @@ class BandWarning(UserWarning):
 
 
 class Watch:
-    """Looks at the metrics of each log step and warns of each trouble once.
+    """Looks at batches and log steps of a run, and tells each fault once.
 
-    >>> watch = Watch(FixedClip())
-    >>> watch({"calls": 8.0, "on_policy": 0.0, "inert": 0.0}, entropy=1.2, reward=0.3)
+    >>> watch, logp = Watch(), -torch.ones(4, 6)
+    >>> watch.look(logp=logp, logp_old=logp, advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    >>> watch({"entropy": 1.2, "reward": 0.3})
 
     Args:
-        clip: The run's rule.
-        calls_per_batch: Losses that are made of one generated batch, over all processes, where that is known. Of
-            more than these some come after an update.
-        framework: The framework whose settings the warnings name, see `bandpo.audit.settings`; None for none.
+        framework: The framework whose settings are named, see `bandpo.audit.settings`; None for none.
+        every: Generated batches from one look to the next, and log steps from one judgement of their course to another.
+        how: ``warn``, or ``stop`` to end the run.
+
+    Raises:
+        ValueError: ``how`` is another word.
     """
 
-    def __init__(self, clip: ClipRule, calls_per_batch: float = IDLE_CALLS, *, framework: str | None = None):
-        self._setup = Setup(framework)
-        self._named = self._setup.named
-        self._can_clip, self._calls_per_batch = not isinstance(clip, Unclipped), calls_per_batch
+    def __init__(self, framework: str | None = None, *, every: int = EVERY, how: str = "warn"):
+        if how not in ("warn", "stop"):
+            raise InvalidValue(f"how must be 'warn' or 'stop', got {how!r}")
+        self._setup, self._every, self._how = Setup(framework), every, how
         self._said: set[str] = set()
-        self._still = self._idle = 0.0
-        self._start: tuple[float, float | None] | None = None
+        self._looks: deque[Call] = deque(maxlen=KEPT)
+        self._rows: list[Row] = []
 
-    def before_update(self, metrics: Mapping[str, float]) -> None:
-        """Check the first micro-batch, where every ratio should still be 1.
-
-        Args:
-            metrics: `Audit.metrics` of it.
-        """
-        off = metrics.get("log_ratio_abs", 0.0)
-        if off > TEMPERATURE_TOLERANCE:
-            self._say(
-                "temperature",
-                f"before any update the mean ratio is {metrics.get('ratio_mean', math.inf):.3g} and the mean "
-                f"|log ratio| is {off:.2g}; both policies are the same there, so they should be 1 and 0. The old "
-                "log-probabilities seem to be at another temperature, of another vocabulary slice, or of other "
-                f"weights: take both at the sampling temperature over the full vocabulary{self._named('sampling')}",
-            )
-
-    def __call__(
-        self, metrics: Mapping[str, float], *, entropy: float | None = None, reward: float | None = None
+    def look(
+        self,
+        *,
+        logp_old: Tensor,
+        advantages: Tensor,
+        logp: Tensor | None = None,
+        mask: Tensor | None = None,
+        logp_rollout: Tensor | None = None,
+        entropy: Tensor | None = None,
+        tokens: Tensor | None = None,
+        generation: int = 0,
+        update: int = 0,
+        **told: Any,
     ) -> None:
-        """Check one log step.
+        """Test what a run assumes on sequences of a generated batch, if no update was made on it yet.
 
         Args:
-            metrics: `Audit.metrics` since the last.
-            entropy: Mean entropy (nats per token); the audit's own if omitted.
-            reward: Mean reward, by which a lost entropy is judged.
-        """
-        calls = metrics["calls"]
-        self._still = self._still + calls if metrics["on_policy"] == 1 else 0.0
-        if self._still > self._calls_per_batch:
-            self._say(
-                "ratio",
-                f"the ratio was exactly 1 in {self._still:.0f} losses in a row, so no clip rule can act: the old "
-                "log-probabilities are the current ones. Use each batch for more than one optimiser step"
-                f"{self._named('several updates')}",
-            )
-        elif self._can_clip and not self._still:
-            self._idle = self._idle + calls if metrics["inert"] == 1 else 0.0
-            if self._idle >= IDLE_CALLS:
-                self._say(
-                    "idle",
-                    f"no token was clipped in {self._idle:.0f} losses in a row: the rule has no effect on this run. "
-                    "The updates are smaller than it allows; use a smaller radius or interval, a larger learning "
-                    f"rate{self._named('learning rate')}, or more updates per batch{self._named('updates')}",
-                )
-        entropy = metrics.get("entropy") if entropy is None else entropy
-        if entropy is not None and math.isfinite(entropy):
-            self._start = self._start or (entropy, reward)
-            first, first_reward = self._start
-            rewards = None if reward is None or first_reward is None else (first_reward, reward)
-            found = entropy_finding((first, entropy), rewards)
-            if found.ok is False:
-                self._say(found.code, f"entropy: {found.cause}. Try {self._setup.filled(found.advice)}")
+            logp_old: And the rest: as for `bandpo.Recorder.add`. ``told`` holds ``group``, ``reward`` and
+                ``truncated``. Batches whose ``generation`` is no multiple of ``every`` are not looked at.
+            advantages, logp, mask, logp_rollout, entropy, tokens, generation, update, told: See there.
 
-    def _say(self, what: str, text: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        Raises:
+            RuntimeError: something is wrong, and ``how`` is ``stop``.
+        """
+        if update or generation % self._every:
+            return
+        counted = full_mask(logp_old, mask).cpu() != 0
+
+        def each(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.detach().float().cpu().masked_fill(~counted, 0.0)
+
+        old, engine, given_entropy, new = map(each, (logp_old, logp_rollout, entropy, logp))
+        assert old is not None
+        given = advantages.detach().float().cpu()
+        given = (given if given.dim() == 2 else given[:, None]).expand_as(old)
+        batch = Batch(
+            torch.zeros_like(old) if new is None else new - old,
+            old,
+            given,
+            counted.float(),
+            engine,
+            given_entropy,
+        )
+        columns = {name: torch.as_tensor(x).cpu() for name, x in told.items() if x is not None}
+        ids = None if tokens is None else tokens.cpu()
+        call = Call(
+            "", None, None, "trainer", "", batch, None, ids, None, generation, update, known=logp is not None
+        )
+        self._looks.append(without_bad(replace(call, **columns))[0])
+        self._tell(tested_invariants(Looks.of(self._looks)))
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Take one log step, and judge their course.
+
+        Args:
+            row: What is logged, under the framework's own names.
+
+        """
+        self._rows += named_rows([{"step": len(self._rows), **row}])
+        if self._rows and len(self._rows) % self._every == 0:
+            self._tell(course(self._rows))
+
+    def _tell(self, findings: Sequence[Finding]) -> None:
+        for f in findings:
+            if f.ok is not False or f.code in self._said:
+                continue
+            self._said.add(f.code)
+            text = f"{' or '.join((f.code, *f.or_else))}: {f.cause}. Try: {self._setup.filled(f.advice)}"
+            if self._how == "stop":
+                raise RunProblem(text)
             warnings.warn(text, BandWarning, stacklevel=4)
 
 

@@ -21,11 +21,16 @@ def diagnose_command(
         str | None,
         typer.Option(help="The run's method, if nothing tells it: 'GSPO()', ...", show_default=False),
     ] = None,
-    framework: Annotated[
+    words: Annotated[
+        bool,
+        typer.Option(
+            "--words", help="Of a record with token ids: show the ten costliest words that were blocked."
+        ),
+    ] = False,
+    tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Whose settings the advice names, if the log does not tell: trl, verl, prime-rl, skyrl or slime.",
-            show_default=False,
+            help="What decodes them: a folder or a name of the hub; else the run's folder, or ids are shown."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -36,7 +41,7 @@ def diagnose_command(
     """
     from bandpo.audit.diagnosis import diagnose
 
-    found = diagnose(run, method=run_method, framework=framework)
+    found = diagnose(run, method=run_method)
     if as_json:
         print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
     else:
@@ -46,8 +51,25 @@ def diagnose_command(
             figure = "" if f.figure is None else f" ({f.figure:.3g}{spread} over {f.n:,})"
             print(f"\n{number}. {f.code}: {f.cause}\n   tested: {f.tested}{figure}\n   do: {f.advice}")
         print(f"\npassed: {'; '.join(dict.fromkeys(found.passed)) or 'nothing'}")
+        if words:
+            print(_words(run, tokenizer))
         if found.untested:
             told = [what + (f" ({how})" if how else "") for what, how in found.untested.items()]
             print(f"cannot be tested: {'; '.join(told)}")
     if not found.healthy:
         sys.exit(1)
+
+
+def _words(run: Path, tokenizer: str | None) -> str:
+    """What a record's rule blocked, in words if a tokenizer is given or lies beside it."""
+    from bandpo.audit.record import read_calls
+    from bandpo.audit.words import costliest, shown
+
+    near = (str(path) for path in (run, *run.parents[:2]) if (path / "tokenizer.json").is_file())
+    decode = None
+    if name := tokenizer or next(near, None):
+        from transformers import AutoTokenizer
+
+        decode = AutoTokenizer.from_pretrained(name).decode
+    found = shown(costliest(read_calls(run, skip_bad=True)), decode)
+    return f"\nblocked, the costliest first:\n{found or 'no token whose id is recorded'}"

@@ -17,10 +17,10 @@ def plot_command(
         typer.Argument(help="For 'training': run folders, or logs of TRL or verl.", metavar="[RUN...]"),
     ] = None,
     figure: Annotated[
-        Literal["change", "regions", "training"],
+        Literal["change", "training"],
         typer.Option(
-            help="change: how far a rule lets a token's probability move; regions: where in the plane of old "
-            "probability and ratio it clips; training: reward, entropy, clip rates and scores over runs."
+            help="change: how far a rule lets a token's probability move; training: reward, entropy, clip rates and "
+            "scores over runs."
         ),
     ] = "change",
     rules: Annotated[
@@ -44,8 +44,6 @@ def plot_command(
         logs = {path.name: read_log(path) for path in runs or []}
         known = {path.name: Setup.of_log(path, logs[path.name]).method for path in runs or []}
         drawn = figures.training_curves(logs, known)
-    elif figure == "regions":
-        drawn = figures.clipped_regions(named)
     else:
         drawn = figures.allowed_change(named)
     save_figure(drawn, output)

@@ -46,8 +46,6 @@ class _SinceLog:
     """The audit since the last log step."""
 
     audit: Audit | None = None
-    first: Audit | None = None
-    """Of the run's first micro-batch, if it is among them."""
 
 
 class _KeepDetail(TrainerCallback):
@@ -85,6 +83,8 @@ class AuditMixin(GRPOTrainer):
     """What follows if the loss's gradient is not that of `loss_method`: ``warn``, ``stop``, or ``off``: no look."""
     record: str | None = None
     """Folder to which the tokens of every training loss are written, see `bandpo.Recorder`."""
+    watched: str = "warn"
+    """What happens where the tests of `bandpo diagnose` find something wrong: ``warn``, ``stop`` or ``off``."""
 
     _loss: _Loss | None = None
     _watch: Watch | None = None
@@ -113,6 +113,8 @@ class AuditMixin(GRPOTrainer):
                 "alone; leave it out, or use bandpo.integrations.liger"
             )
         super().__init__(model, reward_funcs, args, *arguments, **named)
+        if self.watched != "off" and self.is_world_process_zero():
+            self._watch = Watch("trl", how=self.watched)
         self._kept = _KeepDetail()
         self.add_callback(self._kept)
         if self.record is not None:
@@ -170,27 +172,32 @@ class AuditMixin(GRPOTrainer):
                     "neither a clip rule nor the audit can act; train without it"
                 )
             self._loss.seen = True
-            if self._recorder is not None and self.training:
-                self._write(self._recorder, self._loss.inputs, outputs[0], outputs[1])
+            if self.training:
+                self._write(self._loss.inputs, outputs[0], outputs[1])
             with torch.no_grad():
                 self._see(self._loss.inputs, outputs[0], outputs[1])
         return outputs
 
-    def _write(
-        self, recorder: Recorder, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
-    ) -> None:
-        """Record a loss as it is before anything steers it."""
-        recorder.add(
-            logp=logp,
-            logp_old=self._old(inputs, logp),
-            logp_rollout=inputs.get("sampling_per_token_logps"),
-            advantages=inputs["advantages"],
-            mask=counted_tokens(inputs),
-            entropy=entropy,
-            step=self.state.global_step,
-            version=inputs.get("version"),
-            method=self.audited_method(),
-        )
+    def _write(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        """Record and test a loss as it is before anything steers it."""
+        generation, losses = divmod(self._step, self.losses_per_batch)
+        given = {
+            "logp": logp,
+            "logp_old": self._old(inputs, logp),
+            "logp_rollout": inputs.get("sampling_per_token_logps"),
+            "advantages": inputs["advantages"],
+            "mask": counted_tokens(inputs),
+            "entropy": entropy,
+            "tokens": inputs["completion_ids"],
+            "group": torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)[1],
+            "generation": generation,
+            "update": losses // cast("Any", self.args).gradient_accumulation_steps,
+        }
+        if self._watch is not None:
+            self._watch.look(**given)
+        if self._recorder is not None:
+            step, version, method = self.state.global_step, inputs.get("version"), self.audited_method()
+            self._recorder.add(**given, step=step, version=version, method=method)
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""
@@ -227,8 +234,6 @@ class AuditMixin(GRPOTrainer):
 
     def _record(self, audit: Audit) -> None:
         since = self._since_log
-        if since.audit is None and self.state.global_step == 0:
-            since.first = audit
         since.audit = audit if since.audit is None else since.audit + audit
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -242,14 +247,8 @@ class AuditMixin(GRPOTrainer):
         super().log(logs, start_time)
         if not metrics:
             return
-        if self.is_world_process_zero():
-            if self._watch is None:
-                per_batch = self.losses_per_batch
-                losses = per_batch * self.accelerator.num_processes
-                self._watch = Watch(self.audited_method().clip, losses, framework="trl")
-            if since.first is not None:
-                self._watch.before_update(since.first.metrics())
-            self._watch(metrics, entropy=logs.get("entropy"), reward=logs.get("reward"))
+        if self._watch is not None:
+            self._watch(logs | logged(metrics, detail=True))
         self._since_log = _SinceLog()
 
     @property

@@ -92,6 +92,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             `bandpo.audit.metrics.LOGGED`.
         record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
             it under any rule. A run that is resumed goes on in the same folder.
+        watched: What happens where the tests of `bandpo diagnose`, made of every tenth batch, find something wrong:
+            ``warn``, ``stop`` the run, or ``off``.
 
     Raises:
         ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; a ``loss_type`` that is an objective of its
@@ -134,6 +136,11 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         metadata={
             "help": "Folder for the tokens of every loss, which `bandpo audit` replays under any rule."
         },
+    )
+
+    watched: str = field(
+        default="warn",
+        metadata={"help": "What happens where the tests of `bandpo diagnose` fail: 'warn', 'stop' or 'off'."},
     )
 
     def __post_init__(self) -> None:

@@ -12,25 +12,23 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from verl.utils import metric
 
-from bandpo.audit.logs import named_rows
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
 from bandpo.audit.watch import Watch
-from bandpo.batch import Batch, Tokens
+from bandpo.batch import Batch
 from bandpo.divergences import KL, Divergence, TotalVariation
-from bandpo.integrations._adapt import token_weights
 from bandpo.methods import CISPO, GPG, GSPO, SAPO, Method
-from bandpo.objectives import DualClip, GeometricMean, Masked, Objective
-from bandpo.rules import Band, FixedClip, Sides, Unclipped
+from bandpo.objectives import DualClip, GeometricMean, Masked
+from bandpo.rules import Band, FixedClip, Sides
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from verl.workers.config import ActorConfig, PolicyLossConfig
+    from verl import DataProto
+    from verl.workers.config import ActorConfig
 
     from bandpo.audit.recorder import Recorder
 
@@ -84,57 +82,12 @@ _METHODS: Mapping[str, Callable[[ActorConfig], Method]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Measured(Objective):
-    """The weights that a loss was seen to give its tokens: its gradient, over what one token with A = 1 counts for."""
-
-    weights: Tensor
-
-    def weight(self, tokens: Tokens) -> Tensor:
-        return self.weights
-
-
-def measured(
-    gradient: Tensor, batch: Batch, reduce: Callable[[Tensor], Tensor], weights: Tensor | None
-) -> Method:
-    """Any loss as a method without a clip rule, with the weights of its own gradient.
-
-    A loss that averages in another way than ``loss_agg_mode`` has its weights scaled; which of them are 0 or negative
-    does not depend on that.
-
-    Args:
-        gradient: The loss's, by the log-probabilities.
-        batch: What it was computed from.
-        reduce: How verl averages values of tokens.
-        weights: Importance weights that verl handed to the loss.
-    """
-    with torch.no_grad():
-        each = batch.advantages * token_weights(reduce, batch.mask)
-        if weights is not None:
-            each = each * weights
-        silent = (batch.mask == 0) | (each == 0)  # where no method could have a gradient
-        ratio = batch.log_ratio.exp()
-        return Method(Unclipped(), Measured(torch.where(silent, ratio, -gradient / each).float()))
-
-
-def check_recorder(settings: PolicyLossConfig) -> None:
-    """Refuse to record where what writes a record is not installed, before anything runs."""
-    if settings.get("record"):
-        from bandpo.audit.recorder import pyarrow
-
-        pyarrow()
-
-
 class Reporter:
-    """The worker's end: writes a loss's tokens to the record, and makes sums of them that verl can average."""
-
-    def __init__(self) -> None:
-        self._moved = False
-        self._recorders: dict[str, Recorder] = {}
+    """The worker's end: makes sums of a loss's tokens that verl can average."""
 
     @torch.no_grad()
     def __call__(self, run: Method, batch: Batch, config: ActorConfig) -> dict[str, float]:
-        """What the settings ask for of one loss: its record, and its sums as metrics.
+        """What the settings ask for of one loss: its sums as metrics.
 
         Args:
             run: The method that the loss is.
@@ -142,13 +95,6 @@ class Reporter:
             config: The actor's settings.
         """
         settings = config.policy_loss
-        if folder := settings.get("record"):
-            self._recorder(folder, run).add(
-                logp=batch.logp_old + batch.log_ratio,
-                logp_old=batch.logp_old,
-                advantages=batch.advantages,
-                mask=batch.mask,
-            )
         if not settings.get("audit", True):
             return {}
         sums = self.sums(run, batch)
@@ -156,39 +102,75 @@ class Reporter:
         sums["detail"] = float(settings.get("audit_detail", False))
         return {SUMS + name: value for name, value in sums.items()}
 
-    def _recorder(self, folder: str, run: Method) -> Recorder:
-        """This process's, opened at its first loss."""
-        if folder not in self._recorders:
-            import verl
-
-            from bandpo.audit.recorder import Recorder
-
-            # A measured objective has no text form.
-            known = None if isinstance(run.objective, Measured) else run
-            self._recorders[folder] = Recorder(folder, method=known, framework=f"verl {verl.__version__}")
-        return self._recorders[folder]
-
     def sums(self, run: Method, batch: Batch) -> dict[str, float]:
         """The sums of one loss, always under the same names; all are 0 where no token counts."""
         audit = Audit.of(batch, run, run.tokens(batch))
         flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
         names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
-        found = dict(zip(names, flat, strict=True)) | {"clips": float(not isinstance(run.clip, Unclipped))}
-        if not found["counted/0"]:
-            found = dict.fromkeys(found, 0.0)
-        first = 0.0 if self._moved else 1.0
-        self._moved = True
-        for name in ("counted", *_FIRST):
-            found[f"first/{name}"] = first * found[f"{name}/0"]
-        return found
+        found = dict(zip(names, flat, strict=True))
+        return found if found["counted/0"] else dict.fromkeys(found, 0.0)
 
 
 class Driver:
-    """The driver's end: makes rates of the sums, and warns of what wastes a run, each trouble once."""
+    """The driver's end: makes rates of the sums, records and tests each batch before it is trained on."""
 
     def __init__(self) -> None:
+        self._batches = 0
         self._watch: Watch | None = None
-        self._unseen: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+        self._recorder: Recorder | None = None
+
+    def prepare(self, config: Mapping[str, Any]) -> None:
+        """Do from now on what verl's settings of the run ask for; nothing where its loss is not audited."""
+        settings = config["actor_rollout_ref"]["actor"]["policy_loss"]
+        if not str(settings.get("_target_")).startswith("bandpo."):
+            return
+        if (how := settings.get("watched", "warn")) != "off":
+            self._watch = Watch("verl", how=how)
+        if folder := settings.get("record"):
+            import verl
+
+            from bandpo.audit.recorder import Recorder
+
+            rollout = config["actor_rollout_ref"]["rollout"]
+            sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout}
+            self._recorder = Recorder(folder, framework=f"verl {verl.__version__}", sampling=sampling)
+        self._hook()
+
+    def _hook(self) -> None:
+        """Put `see` behind verl's advantages, of both of its trainers."""
+        from verl.trainer.ppo import ray_trainer
+
+        advantages = ray_trainer.compute_advantage
+
+        @functools.wraps(advantages)
+        def compute_advantage(*arguments: Any, **named: Any) -> DataProto:
+            data = advantages(*arguments, **named)
+            self.see(data)
+            return data
+
+        replace_everywhere("compute_advantage", advantages, compute_advantage)
+
+    def see(self, data: DataProto) -> None:
+        """Record and test a batch whose advantages are known, before any update on it."""
+        tensors, mask = data.batch, data.batch["response_mask"]
+        given: dict[str, Any] = {
+            "logp_old": tensors["old_log_probs"],
+            "logp_rollout": tensors.get("rollout_log_probs"),
+            "advantages": tensors["advantages"],
+            "mask": mask,
+            "tokens": tensors.get("responses"),
+            "reward": tensors["token_level_scores"].sum(-1),
+            "truncated": mask.sum(-1) == mask.shape[-1],  # as verl's response_length/clip_ratio
+            "generation": self._batches,
+            "update": 0,
+        }
+        if (prompts := data.non_tensor_batch.get("uid")) is not None:
+            given["group"] = np.unique(prompts.astype(str), return_inverse=True)[1]
+        if self._recorder is not None:
+            self._recorder.add(**given, step=data.meta_info.get("global_steps", self._batches + 1))
+        if self._watch is not None:
+            self._watch.look(**given)
+        self._batches += 1
 
     def take(self, metrics: dict[str, Any]) -> dict[str, float]:
         """Take the sums out of an actor update's metrics, before verl reduces them.
@@ -209,31 +191,10 @@ class Driver:
             for name, x in _template().sums.items()
         }
         seen = Audit(tuple(COUNTERFACTUALS), sums).metrics() if total["counted/0"] else {}
-        if seen:
-            if self._watch is None:  # one step of verl's is one batch
-                self._watch = Watch(
-                    FixedClip() if total["clips"] else Unclipped(), seen["calls"], framework="verl"
-                )
-            first = total["first/counted"]
-            means = {name: total[f"first/{name}"] / first for name in _FIRST if first}
-            self._unseen = means, seen
         return logged(seen, detail=bool(total["detail"]))
 
-    def look(self, data: Mapping[str, Any]) -> None:
-        """Warn of what wastes the run, once its step is logged.
-
-        Args:
-            data: What verl logs, entropy and reward among it.
-        """
-        if self._unseen is None or self._watch is None:
-            return
-        (first, seen), self._unseen = self._unseen, None
-        self._watch.before_update(first)
-        row = next(iter(named_rows([{**data, "step": 0}])), {})
-        self._watch(seen, entropy=row.get("entropy"), reward=row.get("reward"))
-
     def install(self) -> None:
-        """Put `take` before verl's reduction of metrics, and `look` behind its log. Without sums both do nothing."""
+        """Put `take` before verl's reduction of metrics, `prepare` and the watch behind its log."""
         reduce = metric.reduce_metrics
 
         @functools.wraps(reduce)
@@ -245,16 +206,23 @@ class Driver:
         with contextlib.suppress(ImportError):  # a worker's node may lack what verl's loggers need
             from verl.utils.tracking import Tracking
 
-            log = Tracking.log
+            begin, log = Tracking.__init__, Tracking.log
+
+            @functools.wraps(begin)
+            def begin_and_prepare(tracking: Tracking, *arguments: Any, **named: Any) -> None:
+                begin(tracking, *arguments, **named)
+                if named.get("config"):
+                    self.prepare(named["config"])
 
             @functools.wraps(log)
-            def log_and_look(
+            def log_and_watch(
                 tracking: Tracking, data: Mapping[str, Any], *arguments: Any, **named: Any
             ) -> None:
                 log(tracking, data, *arguments, **named)
-                self.look(data)
+                if self._watch is not None:
+                    self._watch(data)
 
-            Tracking.log = log_and_look  # pyright: ignore[reportAttributeAccessIssue]
+            Tracking.__init__, Tracking.log = begin_and_prepare, log_and_watch  # pyright: ignore
 
 
 def replace_everywhere(name: str, old: object, new: object) -> None:
@@ -262,10 +230,6 @@ def replace_everywhere(name: str, old: object, new: object) -> None:
     for module in [*sys.modules.values()]:
         if getattr(module, "__dict__", {}).get(name) is old:
             module.__dict__[name] = new
-
-
-_FIRST = ("ratio_mean", "log_ratio_abs")
-"""The means that are told of the first loss of each process."""
 
 
 @functools.cache
@@ -289,7 +253,7 @@ def _added_up(means: Mapping[str, Sequence[float] | metric.Metric]) -> dict[str,
     if not isinstance(means["counted/0"], metric.Metric):
         known = columns["mini_batch_tokens"]
         losses = [a / b if a and b else 1.0 for a, b in zip(known, counted, strict=True)]
-    flags = {"clips", "detail"}  # the same in each loss, but 0 in one without tokens
+    flags = {"detail"}  # the same in each loss, but 0 in one without tokens
     return {
         name: max(values) if name in flags else sum(n * x for n, x in zip(losses, values, strict=True))
         for name, values in columns.items()

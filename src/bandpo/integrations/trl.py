@@ -142,7 +142,7 @@ class BandGRPOTrainer(AuditMixin):
             )
         self.certify = args.certify
         warn_of_an_unknown_loss()
-        self.audit_steps, self.audit_detail = args.audit_steps, args.audit_detail
+        self.audit_steps, self.audit_detail, self.watched = args.audit_steps, args.audit_detail, args.watched
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         check_radius(self.method.clip)

@@ -34,13 +34,10 @@ from verl.workers.config import PolicyLossConfig
 from bandpo import _checks
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
-from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import averaged, naming, numbers, read_method, with_dual_clip
 from bandpo.integrations._verl_audit import (
     Driver,
     Reporter,
-    check_recorder,
-    measured,
     method_of,
     replace_everywhere,
 )
@@ -107,8 +104,10 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
         audited: The loss that ``loss_mode`` named; taken from there.
         audit: Whether the loss is audited: ``audit/…`` metrics, see docs/audit.md.
         audit_detail: Whether all of them are logged, and not only the twelve of `bandpo.audit.metrics.LOGGED`.
-        record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
-            it under any rule. Each process writes a file of its own, so it may be one that all nodes share.
+        record: Folder to which verl's driver writes every batch before it is trained on, with rewards, prompts and the
+            engine's log-probabilities (``actor_rollout_ref.rollout.calculate_log_probs=true``), for `bandpo diagnose`.
+        watched: What happens where the tests of `bandpo diagnose`, made of every tenth batch in the driver, find
+            something wrong: ``warn``, ``stop`` the run, or ``off``.
 
     Raises:
         ImportError: ``record`` is given, and what writes it is not installed.
@@ -122,6 +121,7 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
     audit: bool = True
     audit_detail: bool = False
     record: str | None = None
+    watched: str = "warn"
 
     def __post_init__(self) -> None:
         if self.loss_mode == "band":
@@ -129,7 +129,6 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
                 f"{WHERE}_target_: AuditedPolicyLossConfig is for verl's own losses; write BandPolicyLossConfig, which "
                 "audits band too"
             )
-        check_recorder(self)
         if (self.audit or self.record) and self.loss_mode != "audited":
             object.__setattr__(self, "audited", self.loss_mode)
             object.__setattr__(self, "loss_mode", "audited")
@@ -148,6 +147,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
         audit: As for `AuditedPolicyLossConfig`.
         audit_detail: As for `AuditedPolicyLossConfig`.
         record: As for `AuditedPolicyLossConfig`.
+        watched: As for `AuditedPolicyLossConfig`.
         method: A clip rule, a method of `bandpo.methods`, or a combination such as
             ``Method(FixedClip(0.2), Masked(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. A clip rule
             alone leaves to verl what it does not say: the average, ``loss_agg_mode``, and the dual clip,
@@ -183,7 +183,6 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
                 "or leave _target_ out for a loss of verl's own; AuditedPolicyLossConfig in its place audits one"
             )
         object.__setattr__(self, "loss_mode", "band")
-        check_recorder(self)
         read_method(WHERE, self.method, self.clip, whole=True)
 
 
@@ -283,8 +282,8 @@ def audited(
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """A loss of verl's own, or of another plug-in, as it is, and an audit of it.
 
-    A loss that is one of bandpo's methods is audited as that method, with its bounds. Of any other the weights are
-    measured by its gradient, so it is told which tokens it drops, softens or amplifies, and at which probability.
+    A loss that is one of bandpo's methods is audited as that method, with its bounds. Of any other the batches are
+    tested and recorded alone.
 
     Args:
         old_log_prob: And the rest: as for any policy loss of verl, and handed on.
@@ -307,10 +306,8 @@ def audited(
     loss, metrics = get_policy_loss_fn(name)(*tensors, loss_agg_mode, config, rollout_is_weights)
     if not (torch.is_grad_enabled() and log_prob.requires_grad):
         return loss, metrics
-    batch = Batch.read(log_prob, old_log_prob, advantages, response_mask)
     run = method_of(name, config)
     if run is None:
-        (gradient,) = torch.autograd.grad(loss, log_prob, retain_graph=True)  # ends at the log-probabilities
-        average = _average(response_mask, loss_agg_mode, config)
-        run = measured(gradient, batch, average, rollout_is_weights)
+        return loss, metrics
+    batch = Batch.read(log_prob, old_log_prob, advantages, response_mask)
     return loss, metrics | _reporter(run, batch, config)
