@@ -117,18 +117,6 @@ def test_sums_over_parts_are_the_whole():
         whole + Audit.from_batch(*tensors, clip=Band(), counterfactuals={})
 
 
-def test_quantiles_of_the_bounds():
-    tensors = batch(3, rows=32)
-    m = Audit.from_batch(*tensors, clip=Band()).metrics()
-    counted = tensors[3].bool()
-    bounds = Band().bounds(tensors[1])
-    for name, q in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
-        upper = bounds.upper[counted].quantile(q).item()
-        assert m[f"upper_{name}"] - 1 == pytest.approx(upper - 1, rel=0.26)  # the grid: ten cells a decade
-        assert m[f"lower_{name}"] == pytest.approx(bounds.lower[counted].quantile(q).item(), abs=0.02)
-    assert m["upper"] == pytest.approx(bounds.upper[counted].mean().item(), rel=1e-5)
-
-
 def test_on_policy_and_movement():
     logp, logp_old, advantages, mask = batch(4)
     still = Audit.from_batch(logp_old, logp_old, advantages, mask, clip=FixedClip()).metrics()

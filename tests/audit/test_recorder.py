@@ -243,7 +243,7 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
     assert sorted(set(sizes.values())) == [0, 1, 2, 3, 4, 5]
     path.write_bytes(b"")  # killed before its first word
     assert list(read_calls(tmp_path)) == []
-    with pytest.raises(ValueError, match="holds no tokens: nothing was added"):
+    with pytest.raises(ValueError, match="holds no tokens of a loss: nothing was added"):
         replay_record(tmp_path)
 
 
@@ -373,8 +373,8 @@ def test_settings_that_cannot_work_are_refused_before_a_file_is_made(settings, m
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"logp": torch.zeros(3)}, r"logp must have the shape \(batch, time\), got \(3,\)"),
-        ({"logp_old": torch.zeros(4, 15)}, r"logp_old has shape \(4, 15\), logp \(4, 16\)"),
+        ({"logp": torch.zeros(3)}, r"logp has shape \(3,\), logp_old \(4, 16\)"),
+        ({"logp_old": torch.zeros(3)}, r"logp_old must have the shape \(batch, time\), got \(3,\)"),
         ({"mask": torch.ones(4)}, r"mask has shape \(4,\), logp \(4, 16\)"),
         ({"advantages": torch.ones(3)}, r"advantages of shape \(3,\) fits neither the tokens \(4, 16\) nor"),
         ({"version": torch.ones(5)}, r"version of shape \(5,\) fits neither"),

@@ -22,7 +22,7 @@ def audit_command(
     run_method: Annotated[
         str | None,
         typer.Option(
-            help="The runs' method, if no config.yaml or record names it: 'GSPO()', 'my_module.Rule()', ...",
+            help="The method of a record's run, if it names none: 'GSPO()', 'my_module.Rule()', ...",
             show_default=False,
         ),
     ] = None,
