@@ -136,9 +136,8 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     write(Path("metrics.jsonl"), rows)
     Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "clip": evil}))
     with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
-        for run in (".", "trainer_state.json"):
-            result = CliRunner().invoke(app, ["diagnose", run])
-            assert result.exit_code == 0, result.output
+        results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
+    assert [result.exit_code for result in results] == [0, 0]
     assert not Path("imported").exists()
     rows = read_log(".")
     assert Setup.of_log(Path(), rows, method=evil).method.clip == parse(evil).clip
