@@ -67,7 +67,7 @@ def run_command(
 def map_command(
     size: Annotated[
         Literal["quick", "full"],
-        typer.Option(help="quick, about six minutes on two idle cores, or full, about forty minutes."),
+        typer.Option(help="quick, about a minute on two idle cores, or full, about a quarter of an hour."),
     ] = "quick",
     output_dir: Annotated[
         Path | None,
@@ -75,7 +75,7 @@ def map_command(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
 ) -> None:
-    """Map where clip rules differ, in tables: tails × batch sizes × updates × optimizers; again, it resumes."""
+    """Map where clip rules differ, in tables: starts × tails × batch sizes × updates × lags; again, it resumes."""
     from rich.console import Console
     from tqdm import tqdm
 
@@ -83,7 +83,7 @@ def map_command(
     from bandpo.audit.style import save_figure
     from bandpo_lab.files import locked
     from bandpo_lab.study.cells import Map, Plan, run_map
-    from bandpo_lab.study.map_page import draw_map, map_tables
+    from bandpo_lab.study.map_page import draw_map, map_text
 
     plan = Plan.of_size(size)
     folder = output_dir or Path("runs") / f"map-{size}"
@@ -98,7 +98,7 @@ def map_command(
         sys.exit(f"interrupted; the same command goes on with what is in {file}")
     found = Map.from_file(file)
     save_figure(draw_map(found), folder / "map.png")
-    tables = map_tables(found)
+    tables = map_text(found)
     with replacing(folder / "map.md") as unfinished:
         unfinished.write_text(tables)
     console = Console()

@@ -1,4 +1,4 @@
-"""The map: clip rules over tails, batch sizes, updates and optimizers in the worlds of `bandpo_lab.study.tabular`.
+"""The map: clip rules over starts, tails, batch sizes, updates and lags in the worlds of `bandpo_lab.study.tabular`.
 
 A cell is one place under one rule, at all learning rates and seeds. Cells run side by side, and each is a line of
 one file as soon as it ends, so a map that was interrupted goes on where it was.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,35 +21,39 @@ import torch
 import bandpo
 from bandpo.audit.files import read_jsonl
 from bandpo.audit.interval import Interval
-from bandpo.divergences import KL
+from bandpo.divergences import TotalVariation
 from bandpo.errors import InvalidValue, RunProblem
-from bandpo.rules import Band, FixedClip, Sides, Unclipped
+from bandpo.methods import BandAbove
+from bandpo.rules import Band, FixedClip, Sides, Union
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.study.jobs import on_cores
-from bandpo_lab.study.statistics import Curve, halves, student
-from bandpo_lab.study.tabular import OPTIMIZERS, World, coin_flips, rare_arm, simulate, two_stages
+from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
+from bandpo_lab.study.tabular import ADAM, World, dominant, rare_arm, simulate, two_stages, zipf
 
 Size = Literal["quick", "full"]
 
-_CLIP, _BAND = FixedClip(0.2), Band(KL(), 0.05)
-BASELINE, BAND, UPPER = "clip 0.2", "Band", "Band above, clip below"
-"""Rules that are compared everywhere, as results name them."""
+_CLIP = FixedClip(0.2)
+BASELINE, BAND, ABOVE = "clip 0.2", "Band", "BandAbove"
 RULES = {
     BASELINE: _CLIP,
-    BAND: _BAND,
-    UPPER: Sides(lower=_CLIP, upper=_BAND),
-    "clip above, Band below": Sides(lower=_BAND, upper=_CLIP),
-    "no bound above, clip below": FixedClip(0.2, float("inf")),
-    "no clip": Unclipped(),
+    BAND: Band(),
+    "Clip-Higher": FixedClip(0.2, 0.28),
+    "clip [.8, 2]": FixedClip(0.2, 1.0),
+    ABOVE: BandAbove().clip,
+    "room by mass": Sides(lower=_CLIP, upper=Union(_CLIP, Band(TotalVariation(), 0.02))),
+    "no upper bound": FixedClip(0.2, float("inf")),
 }
-MAIN = (BASELINE, BAND, UPPER, "no bound above, clip below")
-"""The rules that the quick map has everywhere; the full map has all of them."""
-TAILS = (0.0005, 0.002, 0.01, 0.05)
+"""What is compared everywhere: the paper's rule against the clip first. Room by mass lets an answer rise by 20 %, or by
+0.02 of probability if that is more, at most tenfold."""
 WORLDS: Mapping[str, Callable[[float], World]] = {
-    "rare arm": rare_arm,
+    "uniform": rare_arm,
+    "dominant": dominant,
+    "Zipf": zipf,
     "two stages": two_stages,
-    "coin flips": lambda p: coin_flips(),
 }
+"""By how the wrong answers start."""
+RATES = [0.01 * 2**k for k in range(8)]
+"""Of Adam, whose step is the rate itself. The best lies within them."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,16 @@ class Place:
     world: str
     """One of `WORLDS`."""
     p: float
-    """Probability of the answer to be found, at the start; 0 where there is none."""
+    """Probability of the answer to be found, at the start."""
     samples: int
-    updates: int
-    optimizer: str
-    """One of `bandpo_lab.study.tabular.OPTIMIZERS`."""
-    lag: int = 0
+    epochs: int
+    minibatches: int
+    lag: int
     """Batches between drawing a batch and training on it."""
 
     def __str__(self) -> str:
-        tail = f", p = {self.p:g}" if self.p else ""
-        lag = f", lag {self.lag}" if self.lag else ""
-        return f"{self.world}{tail}, {self.samples} samples, {self.updates} updates, {self.optimizer}{lag}"
+        shape = f"{self.samples} samples, {self.epochs} × {self.minibatches} updates, lag {self.lag}"
+        return f"{self.world}, p = {self.p:g}, {shape}"
 
 
 @dataclass(frozen=True)
@@ -82,24 +85,13 @@ class Cell:
     rates: Sequence[float]
     auc: Sequence[Sequence[float]]
     """For each rate and seed: mean reward over all batches."""
-    half: Sequence[Sequence[int]]
-    """Batches until the reward reached a half; one more than all where it never did."""
-    lost: Sequence[float]
-    """For each rate the share of seeds that lost the answer to be found."""
-    entropy: Sequence[float]
-    """For each rate the mean entropy over seeds and batches, in nats."""
-    entropy_at_end: Sequence[float]
-    """In the last batch."""
+    blocked: Sequence[float]
+    """For each rate the share of rare winners' gradient that the rule blocked: mean over seeds that had any."""
 
-    @property
+    @cached_property
     def curve(self) -> Curve:
         """AUC over the rates."""
         return Curve(self.rates, np.array(self.auc, dtype=float))
-
-    @property
-    def fitted(self) -> np.ndarray:
-        """Each seed's AUC at the rate that is best on the other half of the seeds."""
-        return self.curve.cross_fitted(halves(len(self.auc[0])))
 
 
 @dataclass(frozen=True)
@@ -108,8 +100,6 @@ class Plan:
 
     size: Size
     seeds: int
-    rates: int
-    """How many, a factor √2 apart."""
     places: Sequence[Place]
     batches: int = 80
 
@@ -120,70 +110,46 @@ class Plan:
         >>> len(Plan.of_size("quick").todo) < len(Plan.of_size("full").todo)
         True
         """
-        adam = [Place("rare arm", p, 128, u, "Adam") for u in (4, 16, 64) for p in TAILS]
-        worlds = [Place("two stages", 0.01, 128, 16, "Adam"), Place("coin flips", 0.0, 128, 16, "Adam")]
+        starts, lags = ("uniform", "dominant", "Zipf"), (0, 4, 8)
         if size == "quick":
-            more = [Place("rare arm", p, n, 16, "Adam") for n in (32, 512) for p in TAILS[1:3]]
-            more += [Place("rare arm", 0.002, 128, u, "Adam, β1 = 0") for u in (16, 4)]
-            return cls(size, 40, 12, adam + worlds + more)
-        more = [Place("rare arm", p, n, u, "Adam") for n in (32, 512) for u in (4, 16, 64) for p in TAILS]
-        others = [name for name in OPTIMIZERS if name != "Adam"]
-        more += [
-            Place("rare arm", p, 128, u, name) for name in others for u in (4, 16, 64) for p in TAILS[:3]
+            return cls(size, 40, [Place(w, 0.002, 128, 1, 4, lag) for w in starts for lag in lags[:2]])
+        shapes = ((1, 4), (1, 1), (4, 4))
+        places = [Place(w, 0.002, 128, *shape, lag) for shape, w, lag in product(shapes, starts, lags)]
+        places += [Place(w, 0.01, 128, 1, 4, lag) for w in starts for lag in lags]
+        places += [Place(w, 0.002, n, 1, 4, lag) for w in starts for n in (32, 512) for lag in (0, 4)]
+        places += [Place(w, 0.002, 128, *shape, 0) for w in starts for shape in ((1, 16), (16, 1))]
+        places += [
+            Place("two stages", 0.01, 128, *shape, lag) for shape in ((1, 4), (4, 4)) for lag in (0, 4)
         ]
-        worlds += [replace(place, updates=u) for place in worlds for u in (4, 64)]
-        return cls(size, 100, 14, adam + worlds + more)
+        return cls(size, 80, places)
 
     @property
     def todo(self) -> list[tuple[Place, str]]:
         """Every cell."""
-        return [
-            (place, rule)
-            for place in self.places
-            for rule in (MAIN if self.size == "quick" and place.world == "rare arm" else RULES)
-        ]
+        return [*product(self.places, RULES)]
 
     @property
     def header(self) -> dict[str, Any]:
         """The terms of the map: the first line of its file, apart from versions."""
-        terms = {name: getattr(self, name) for name in ("size", "seeds", "rates", "batches")}
+        terms = {name: getattr(self, name) for name in ("size", "seeds", "batches")}
         return {**terms, "cells": len(self.todo)}
-
-    def learning_rates(self, optimizer: str) -> list[float]:
-        """The rates of an optimizer, so that the best lies within them.
-
-        Adam's step is the rate itself. That of SGD is the rate times a gradient of the order of 1/30, and momentum
-        multiplies it by 1/(1 − β1).
-        """
-        chosen = OPTIMIZERS[optimizer]
-        first = 0.01 if chosen.adam else 0.4 * (1 - chosen.momentum)
-        return [round(first * 2 ** (k / 2), 6) for k in range(self.rates)]
 
 
 def run_cell(plan: Plan, place: Place, rule: str) -> Cell:
     """Simulate one cell."""
-    rates = plan.learning_rates(place.optimizer)
     found = simulate(
         WORLDS[place.world](place.p),
         RULES[rule],
-        OPTIMIZERS[place.optimizer],
-        rates,
+        ADAM,
+        RATES,
         seeds=plan.seeds,
         samples=place.samples,
-        updates=place.updates,
+        epochs=place.epochs,
+        minibatches=place.minibatches,
         batches=plan.batches,
         lag=place.lag,
     )
-    return Cell(
-        place,
-        rule,
-        rates,
-        auc=_rounded(found.auc),
-        half=found.half.tolist(),
-        lost=_rounded(found.lost.float().mean(1)),
-        entropy=_rounded(found.entropies.mean((1, 2))),
-        entropy_at_end=_rounded(found.entropies[..., -1].mean(1)),
-    )
+    return Cell(place, rule, RATES, _rounded(found.auc), _rounded(found.blocked.nanmean(1)))
 
 
 def _rounded(values: torch.Tensor) -> Any:
@@ -242,23 +208,6 @@ def _line(content: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Score:
-    """A rule in one place, at its own best learning rate."""
-
-    auc: Interval
-    """Over seeds, each at the rate that is best on the other half of them; Student's."""
-    at_best: float
-    """AUC at the rate that is best over all seeds, over the same seeds: a little too good."""
-    at_edge: bool
-    """Whether no greater, or no smaller, rate was tried."""
-    half: float
-    """Median over seeds of the batches until the reward reached a half."""
-    lost: float
-    equal_rate: float
-    """AUC at the rate that is best for clip 0.2."""
-
-
-@dataclass(frozen=True)
 class Map:
     """A map, or what there is of it so far."""
 
@@ -279,28 +228,23 @@ class Map:
         cells = [Cell(**{**line, "setting": Place(**line["setting"])}) for line in lines[1:]]
         return cls(lines[0], {(cell.setting, cell.rule): cell for cell in cells})
 
-    def places(self, *worlds: str) -> list[Place]:
-        """The places of some worlds, or all, as they were run."""
-        return [p for p in dict.fromkeys(place for place, _ in self.cells) if not worlds or p.world in worlds]
+    @property
+    def places(self) -> list[Place]:
+        """Those that every rule has run in, in order."""
+        ran = dict.fromkeys(place for place, _ in self.cells)
+        return [place for place in ran if all((place, rule) in self.cells for rule in RULES)]
 
-    def rules(self, place: Place) -> list[str]:
-        """The rules that ran there."""
-        return [rule for rule in RULES if (place, rule) in self.cells]
+    def blocked(self, place: Place) -> float:
+        """The share of rare winners' gradient that clip 0.2 blocks, at its best rate."""
+        cell = self.cells[place, BASELINE]
+        return cell.blocked[cell.curve.best]
 
-    def score(self, place: Place, rule: str) -> Score:
-        """What a rule reached."""
-        cell = self.cells[place, rule]
-        curve, best = cell.curve, cell.curve.best
-        common = self.cells[place, BASELINE].curve.best if (place, BASELINE) in self.cells else None
-        return Score(
-            auc=student(cell.fitted),
-            at_best=float(curve.scores[best].mean()),
-            at_edge=curve.at_edge,
-            half=float(np.median(cell.half[best])),
-            lost=cell.lost[best],
-            equal_rate=float("nan") if common is None else float(curve.scores[common].mean()),
-        )
+    def difference(self, place: Place, rule: str, minus: str = BASELINE) -> Interval:
+        """One rule's AUC minus another's, each at its own best rate."""
+        ours, theirs = (self.cells[place, name].curve for name in (rule, minus))
+        return difference(ours.drawn, theirs.drawn, [0] * ours.scores.shape[1])
 
-    def difference(self, place: Place, rule: str, minus: str) -> Interval:
-        """One rule's AUC minus another's, each at its own best rate, paired by seed."""
-        return student(self.cells[place, rule].fitted - self.cells[place, minus].fitted)
+    def coverage(self, place: Place, rule: str) -> float:
+        """How often the interval of `difference` holds the truth in a simulation of that place."""
+        ours, theirs = (self.cells[place, name].curve for name in (rule, BASELINE))
+        return simulated_coverage(ours, theirs, [0] * ours.scores.shape[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from bandpo_lab.file_models import checked
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.plan import Study, parse_study
 
+Drawn = Callable[[np.ndarray], np.ndarray]
 LOWER_IS_BETTER = ("batches to half",)
 
 
@@ -207,22 +208,12 @@ def _p_of_no_difference(gaps: Sequence[float]) -> float:
     return float(2 * stats.t.sf(abs(t), len(gaps) - 1))
 
 
+def interquartile_mean(values: np.ndarray) -> float:
+    """The mean of the middle half."""
+    return float(stats.trim_mean(values, 0.25))
+
+
 # Learning rates -------------------------------------------------------------------------------------------------------
-
-
-def halves(seeds: int) -> Iterator[tuple[Any, Any]]:
-    """Two ways to part seeds into those that choose and those that are scored: even and odd."""
-    odd = np.arange(seeds) % 2 == 1
-    yield odd, ~odd
-    yield ~odd, odd
-
-
-def random_halves(seeds: int, splits: int = 200) -> Iterator[tuple[Any, Any]]:
-    """Many ways to do so, the same every time."""
-    rng = np.random.default_rng(0)
-    for _ in range(splits):
-        shuffled = rng.permutation(seeds)
-        yield shuffled[: seeds // 2], shuffled[seeds // 2 :]
 
 
 @dataclass(frozen=True)
@@ -239,26 +230,68 @@ class Curve:
         return int(self.scores.mean(1).argmax())
 
     @property
+    def best_scores(self) -> np.ndarray:
+        """Each seed's, at that rate: a little too good."""
+        return self.scores[self.best]
+
+    @property
     def at_edge(self) -> bool:
         """Whether no greater, or no smaller, rate was tried than the best."""
         return self.best in (0, len(self.rates) - 1)
 
-    def cross_fitted(self, splits: Iterator[tuple[Any, Any]], by: Curve | None = None) -> np.ndarray:
-        """For each seed its mean score over the splits that score it, at the rate that is best on the choosing seeds.
+    def drawn(self, times: np.ndarray, by: Curve | None = None) -> np.ndarray:
+        """Mean scores of seeds drawn so many times, each at the rate that is best on the others that were drawn.
 
         The best rate of a few seeds looks better on them than it is.
 
         Args:
-            splits: Pairs of seeds that choose and seeds that are scored.
+            times: How often each seed is drawn (draws, seeds).
             by: The curve that chooses, if not this one: AUC chooses the rate at which entropy is read.
 
         >>> curve = Curve([1, 2], np.array([[0, 1], [1, 0]]))
-        >>> curve.cross_fitted(halves(2))  # each seed prefers the rate that is the worse one for the other
-        array([0., 0.])
+        >>> curve.drawn(np.ones((1, 2)))  # each seed prefers the rate that is the worse one for the other
+        array([0.])
         """
-        chooser, (_, seeds) = by or self, self.scores.shape
-        sums, counts = np.zeros(seeds), np.zeros(seeds)
-        for choosing, scored in splits:
-            sums[scored] += self.scores[chooser.scores[:, choosing].mean(1).argmax(), scored]
-            counts[scored] += 1
-        return sums / counts
+        chooser, places = (by or self).scores, np.arange(self.scores.shape[1])
+        others = (times @ chooser.T)[:, :, None] - times[:, None] * chooser
+        return (times * self.scores[others.argmax(1), places]).sum(1) / times.sum(1)
+
+
+def difference(ours: Drawn, theirs: Drawn, groups: Sequence[int], draws: int = 2000) -> Interval:
+    """One rule minus another, each at its own best rate: the nested bootstrap.
+
+    Seeds are drawn anew within their groups, base models say, and rates are chosen anew each time. Percentiles of a
+    bootstrap lie too close together where seeds are few; they are taken as far out as Student's t would have them.
+
+    Args:
+        ours: From how often seeds are drawn (draws, seeds) to mean scores: `Curve.drawn`.
+        theirs: The same of the other rule, on the same seeds.
+        groups: The group of each seed.
+    """
+    rng, labels = np.random.default_rng(0), np.array(groups)
+    times = np.zeros((draws, len(labels)))
+    for group in set(groups):
+        mine = np.flatnonzero(labels == group)
+        times[:, mine] = rng.multinomial(len(mine), np.full(len(mine), 1 / len(mine)), draws)
+    seeds, every = len(labels), np.ones((1, len(labels)))
+    reach = np.sqrt(seeds / (seeds - 1)) * stats.t.ppf(0.975, seeds - len(set(groups)))
+    low, high = np.quantile(ours(times) - theirs(times), stats.norm.cdf([-reach, reach]))
+    return Interval(float((ours(every) - theirs(every))[0]), float(low), float(high))
+
+
+def simulated_coverage(ours: Curve, theirs: Curve, groups: Sequence[int], repeats: int = 200) -> float:
+    """How often `difference` holds the truth where the truth is known.
+
+    Seeds are made up around the mean curves of both rules, normal and with the covariance that the real ones have over
+    rules and rates, so the true difference is that of the means' maxima.
+    """
+    rng, seeds = np.random.default_rng(0), len(groups)
+    both = np.concatenate([ours.scores, theirs.scores])
+    means = both.mean(1, keepdims=True)
+    truth, held = ours.scores.mean(1).max() - theirs.scores.mean(1).max(), 0
+    for _ in range(repeats):
+        made = means + (both - means) @ rng.normal(size=(seeds, seeds)) / np.sqrt(seeds - 1)
+        curves = (Curve(ours.rates, made[: len(ours.rates)]), Curve(theirs.rates, made[len(ours.rates) :]))
+        found = difference(curves[0].drawn, curves[1].drawn, groups, draws=400)
+        held += found.low <= truth <= found.high
+    return held / repeats

@@ -6,6 +6,7 @@ advantages those of GRPO. All seeds and learning rates of a cell are rows of one
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,14 +25,10 @@ if TYPE_CHECKING:
 ANSWERS = 16
 GROUP = 16
 """Samples whose mean and standard deviation make an advantage."""
-MINIBATCHES = 4
-"""Parts of a batch: so many updates make an epoch."""
 RIGHT, WRONG = 0.97, 0.05
 """How often the good answer is rewarded, and any other."""
-LOST = 0.001
-"""Probability below which an answer counts as lost: of 128 samples, one batch in eight still holds it."""
-SOLVED, WINDOW = 0.5, 3
-"""Half-time: when the reward, averaged over so many batches, first reaches a half."""
+RARE = 0.1
+"""Probability below which an answer is rare, as the audit has it."""
 _STD_EPSILON = 1e-4  # TRL adds it to a group's standard deviation
 
 
@@ -53,14 +50,7 @@ class Optimizer:
             raise InvalidValue(f"momentum (β1) must be at least 0 and below 1, got {self.momentum:g}")
 
 
-OPTIMIZERS = {
-    "Adam": Optimizer(0.9, adam=True),
-    "Adam, β1 = 0": Optimizer(0.0, adam=True),
-    "Adam, β1 = 0.95": Optimizer(0.95, adam=True),
-    "momentum 0.9": Optimizer(0.9),
-    "SGD": Optimizer(),
-}
-"""Those of the map."""
+ADAM = Optimizer(0.9, adam=True)
 
 
 @dataclass(frozen=True)
@@ -84,8 +74,11 @@ class World:
     """Of equal length, one after the other."""
 
 
-def rare_arm(p: float) -> World:
+def rare_arm(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> World:
     """One decision among 16 answers. One of them is right 97 times in 100, and has probability ``p`` at the start.
+
+    Args:
+        others: What the probabilities of the wrong answers are in proportion to.
 
     Raises:
         ValueError: ``p`` is no probability.
@@ -93,7 +86,25 @@ def rare_arm(p: float) -> World:
     >>> rare_arm(0.01).start[0][:2]
     (0.01, 0.066)
     """
-    return World([_one_rare(p)], [Stage(0, _FIRST_IS_GOOD)])
+    return World([_one_rare(p, others)], [Stage(0, _FIRST_IS_GOOD)])
+
+
+def dominant(p: float) -> World:
+    """`rare_arm`, where one wrong answer has probability 0.98.
+
+    >>> [round(x, 4) for x in dominant(0.01).start[0][:3]]
+    [0.01, 0.98, 0.0007]
+    """
+    return rare_arm(p, [0.98, *[(0.02 - p) / (ANSWERS - 2)] * (ANSWERS - 2)])
+
+
+def zipf(p: float) -> World:
+    """`rare_arm`, where the wrong answer of rank k is in proportion to k^-1.5.
+
+    >>> [round(x, 3) for x in zipf(0.01).start[0][:3]]
+    [0.01, 0.471, 0.167]
+    """
+    return rare_arm(p, [rank**-1.5 for rank in range(1, ANSWERS)])
 
 
 def two_stages(p: float) -> World:
@@ -108,19 +119,10 @@ def two_stages(p: float) -> World:
     return World([_one_rare(0.05), _one_rare(p)], [Stage(0, _FIRST_IS_GOOD), Stage(1, _FIRST_IS_GOOD)])
 
 
-def coin_flips() -> World:
-    """Rewards by the toss of a coin: nothing can be learned, so whatever changes is the rule's own doing.
-
-    Each answer is half as likely as the one before, which gives an entropy of 1.39 nats.
-    """
-    shares = [0.5**rank for rank in range(ANSWERS)]
-    return World([tuple(share / sum(shares) for share in shares)], [Stage(0, (0.5,) * ANSWERS)])
-
-
-def _one_rare(p: float) -> tuple[float, ...]:
+def _one_rare(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> tuple[float, ...]:
     if not 0 < p < 1:
         raise InvalidValue(f"p must lie between 0 and 1, got {p:g}")
-    return (p, *[(1 - p) / (ANSWERS - 1)] * (ANSWERS - 1))
+    return (p, *((1 - p) * share / sum(others) for share in others))
 
 
 _FIRST_IS_GOOD = (RIGHT, *[WRONG] * (ANSWERS - 1))
@@ -156,27 +158,13 @@ class Outcome:
 
     rewards: Float[Tensor, "rates seeds batches"]
     """Mean reward of each batch."""
-    entropies: Float[Tensor, "rates seeds batches"]
-    """Entropy of the policy that drew it: nats per decision."""
-    end: Float[Tensor, "rates seeds"]
-    """Probability of the answer to be found, after the last batch."""
+    blocked: Float[Tensor, "rates seeds"]
+    """Share of the gradient of rare winners (p < 0.1, A > 0) that the rule blocked, of all updates together."""
 
     @property
     def auc(self) -> Float[Tensor, "rates seeds"]:
         """Mean reward over all batches."""
         return self.rewards.mean(-1)
-
-    @property
-    def half(self) -> Float[Tensor, "rates seeds"]:
-        """Batches until the reward, averaged over three, reached a half; one more than all where it never did."""
-        solved = self.rewards.unfold(-1, WINDOW, 1).mean(-1) >= SOLVED
-        first = solved.float().argmax(-1) + WINDOW
-        return torch.where(solved.any(-1), first, self.rewards.shape[-1] + 1)
-
-    @property
-    def lost(self) -> Tensor:
-        """Where the answer to be found has all but gone."""
-        return self.end < LOST
 
 
 def simulate(
@@ -187,7 +175,8 @@ def simulate(
     *,
     seeds: int,
     samples: int = 128,
-    updates: int = 16,
+    epochs: int = 4,
+    minibatches: int = 4,
     batches: int = 80,
     lag: int = 0,
 ) -> Outcome:
@@ -199,27 +188,31 @@ def simulate(
 
     Args:
         samples: Completions in a batch, a multiple of 16.
-        updates: Optimizer steps on each batch, one minibatch each.
+        epochs: How often each sample is used.
+        minibatches: Parts of a batch, with an optimizer step each.
         lag: So many batches are drawn before a batch is trained on; nothing is trained before the first, nor after the
             last is drawn.
 
     Raises:
         ValueError: a number that does not fit.
 
-    >>> found = simulate(rare_arm(0.05), FixedClip(0.2), Optimizer(0.9, adam=True), [0.05], seeds=4, batches=30)
+    >>> found = simulate(rare_arm(0.05), FixedClip(0.2), ADAM, [0.05], seeds=4, batches=30)
     >>> found.rewards.shape, bool((found.auc > 0.5).all())
     (torch.Size([1, 4, 30]), True)
     """
     if samples % GROUP or samples < GROUP:
         raise InvalidValue(f"samples must be a multiple of {GROUP}, the size of a group, got {samples}")
-    if min(seeds, updates, batches, lag + 1) < 1 or not min(learning_rates, default=0.0) > 0:
-        raise InvalidValue("seeds, updates, batches and learning rates must all be above 0, lag at least 0")
+    numbers = (seeds, epochs, minibatches, batches, lag + 1)
+    if min(numbers) < 1 or not min(learning_rates, default=0.0) > 0:
+        raise InvalidValue(
+            "seeds, epochs, minibatches, batches and rates must all be above 0, lag at least 0"
+        )
     generator = torch.Generator().manual_seed(0)
     rows, decisions = len(learning_rates) * seeds, len(world.start)
     logits = torch.tensor(world.start).log().repeat(rows, 1, 1).requires_grad_()
     rates = torch.tensor(learning_rates).repeat_interleave(seeds)[:, None, None]
     steps = _Steps(optimizer, logits.detach())
-    rewards, entropies, waiting = [], [], deque()
+    rewards, waiting, mass = [], deque(), torch.zeros(2, rows)
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
         with torch.no_grad():
@@ -230,30 +223,24 @@ def simulate(
             edges = logp_old.exp().cumsum(-1)[..., :-1].contiguous()
             answers = torch.searchsorted(edges, draws[:, :-1].contiguous())
             reward = (draws[:, -1] < torch.tensor(stage.chances)[answers[:, stage.decision]]).float()
-            waiting.append((_as_tokens(logp_old), _parts(answers, _advantages(reward))))
+            waiting.append((_as_tokens(logp_old), _parts(answers, _advantages(reward), minibatches)))
         rewards.append(reward.mean(-1))
-        entropies.append(-(logp_old.exp() * logp_old).sum(-1).mean(-1))
         if len(waiting) <= lag:
             continue
         old, parts = waiting.popleft()
-        for update in range(updates):
-            loss, _ = policy_loss(
-                _as_tokens(logits.log_softmax(-1)),
-                old,
-                parts[update % MINIBATCHES],
-                clip=rule,
-                aggregation="sum",
-            )
+        bound = rule.bounds(old).log_upper
+        for part in parts * epochs:
+            logp = _as_tokens(logits.log_softmax(-1))
+            loss, _ = policy_loss(logp, old, part, clip=rule, aggregation="sum")
             (gradient,) = torch.autograd.grad(loss, logits)
             with torch.no_grad():
+                rise = logp.detach() - old
+                pushed = rise.exp() * part * ((part > 0) & (old < math.log(RARE)))
+                mass += torch.stack([pushed.sum(-1), (pushed * (rise > bound)).sum(-1)])
                 logits -= rates * steps.next(gradient)
-    end = logits.detach().softmax(-1)[:, world.stages[-1].decision, 0]
     shape = (len(learning_rates), seeds)
-    return Outcome(
-        torch.stack(rewards, -1).view(*shape, batches),
-        torch.stack(entropies, -1).view(*shape, batches),
-        end.view(shape),
-    )
+    every, blocked = mass.view(2, *shape)
+    return Outcome(torch.stack(rewards, -1).view(*shape, batches), blocked / every)
 
 
 def _advantages(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows samples"]:
@@ -263,16 +250,18 @@ def _advantages(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows sa
     return (apart / (groups.std(-1, keepdim=True) + _STD_EPSILON)).view_as(reward)
 
 
-def _parts(answers: Tensor, advantages: Float[Tensor, "rows samples"]) -> list[Float[Tensor, "rows tokens"]]:
+def _parts(
+    answers: Tensor, advantages: Float[Tensor, "rows samples"], minibatches: int
+) -> list[Float[Tensor, "rows tokens"]]:
     """For each minibatch the mean advantage that it gives to each token of `_as_tokens`."""
     rows, decisions, samples = answers.shape
     found = []
-    for part in range(MINIBATCHES):
-        drawn = answers[..., part::MINIBATCHES]
-        pushes = advantages[:, None, part::MINIBATCHES].expand(-1, decisions, -1)
+    for part in range(minibatches):
+        drawn = answers[..., part::minibatches]
+        pushes = advantages[:, None, part::minibatches].expand(-1, decisions, -1)
         sums = torch.zeros(rows, decisions, 2 * ANSWERS)
         sums.scatter_add_(-1, drawn + ANSWERS * (pushes < 0), pushes)
-        found.append(sums.flatten(1) / (samples / MINIBATCHES))
+        found.append(sums.flatten(1) / (samples / minibatches))
     return found
 
 
