@@ -141,7 +141,7 @@ def test_a_map_is_resumed_to_the_same_file_and_refuses_other_terms(tmp_path):
     lines = whole.read_text().splitlines(keepends=True)
     cut.write_text("".join(lines[:4]) + lines[4][:30])  # killed while it wrote
     with pytest.warns(UserWarning, match="cut off"):
-        assert [count for count, _ in run_map(TINY, cut, workers=1)] == [4]
+        assert [count for count, _ in run_map(TINY, cut, workers=1)] == [4, 5, 6, 7]
     assert cut.read_text() == whole.read_text()
     found = Map.from_file(whole)
     assert found.terms["versions"]["bandpo"]
@@ -178,7 +178,7 @@ def made_up(setting, rule, level):
     """A cell whose seeds score ``level``, ± 0.1 by turns, at the better of two rates."""
     good = [level + 0.1 * (-1) ** seed for seed in range(8)]
     bad = [x - 0.2 for x in good]
-    return Cell(setting, rule, [0.16, 0.32, 0.64], [bad, good, bad], [0.1, 0.2, 0.3])
+    return Cell(setting, rule, [0.16, 0.32, 0.64], [bad, good, bad], [0.1, 0.2 + 0.1 * setting.lag, 0.3])
 
 
 def test_the_rate_is_chosen_on_other_seeds_than_it_is_scored_on():
@@ -186,7 +186,7 @@ def test_the_rate_is_chosen_on_other_seeds_than_it_is_scored_on():
         [*range(50)], np.random.default_rng(0).normal(size=(50, 200))
     )  # fifty rates that do not differ
     assert noise.best_scores.mean() > 0.1  # what choosing and scoring on the same seeds would give
-    assert abs(noise.drawn(np.ones((1, 200)))) < 0.1
+    assert abs(noise.drawn(np.ones((1, 200)))[0]) < 0.1
 
 
 def test_intervals_are_paired_hold_the_truth_and_draw_seeds_within_their_groups():
@@ -203,17 +203,18 @@ def test_intervals_are_paired_hold_the_truth_and_draw_seeds_within_their_groups(
 @pytest.fixture
 def drawn():
     places = [Place(world, 0.002, 128, 1, 4, lag) for world in WORLDS for lag in (0, 4)]
-    return [made_up(place, rule, 0.4 + 0.05 * k) for place in places for k, rule in enumerate(RULES)]
+    return [made_up(p, rule, 0.4 + 0.05 * k * (p.lag + 1)) for p in places for k, rule in enumerate(RULES)]
 
 
 def test_the_figure_and_the_table_show_every_place(drawn):
     assert [len(axes.containers) for axes in draw_map(of_cells(drawn)).axes] == [4, 4, 4]
     text = map_text(of_cells(drawn, seeds=8))
-    gains = " | ".join(f"{0.05 * k:+.2f} ± 0.00" for k in range(1, 7))
+    gains = " | ".join(f"{0.25 * k:+.2f} ± 0.00" for k in range(1, 7))
     assert (
-        f"| uniform, p = 0.002, 128 samples, 1 × 4 updates, lag 4 | 0.20 | 0.40 | {gains} | +0.05 | none |"
+        f"| uniform, p = 0.002, 128 samples, 1 × 4 updates, lag 4 | 0.60 | 0.40 | {gains} | +0.25 | none |"
         in text
     )
+    assert "rank correlation of 1.00" in text
 
 
 # The commands ---------------------------------------------------------------------------------------------------------

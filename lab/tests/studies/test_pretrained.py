@@ -11,7 +11,7 @@ from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.statistics import Results, student
 from bandpo_lab.study.tables import signed
 from pages import ROOT
-from studies.network import verdict
+from studies.staleness_report import verdict
 
 
 def test_every_figure_of_the_page_is_the_data_s():

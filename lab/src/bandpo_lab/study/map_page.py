@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
 from bandpo.audit.style import house_style
 from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, WORLDS, Map
-from bandpo_lab.study.statistics import interquartile_mean
+from bandpo_lab.study.statistics import interquartile_mean, rank_correlation
 from bandpo_lab.tables import Table
 
 
@@ -34,15 +33,10 @@ def map_table(found: Map) -> Table:
     return Table([*head, "Band minus clip, interquartile", "best rate at the edge"], rows)
 
 
-def rank_correlation(found: Map) -> float:
-    """Spearman's, over places: the share that clip 0.2 blocks, and what BandAbove brings."""
-    pairs = [(found.blocked(place), found.difference(place, ABOVE).value) for place in found.places]
-    return float(stats.spearmanr(np.array(pairs)).statistic)
-
-
 def map_text(found: Map) -> str:
     """All of it, in Markdown."""
     places = found.places
+    pairs = [(found.blocked(place), found.difference(place, ABOVE).value) for place in places]
     middle = sorted(places, key=found.blocked)[len(places) // 2]
     lines = [
         map_table(found).markdown(),
@@ -50,7 +44,7 @@ def map_text(found: Map) -> str:
         f"“{middle}” such intervals of {ABOVE} minus {BASELINE} held the truth in "
         f"{found.coverage(middle, ABOVE):.0%} of cases.",
         f"Over {len(places)} places the share that clip 0.2 blocks and the gain of {ABOVE} have a rank correlation of "
-        f"{rank_correlation(found):.2f}.",
+        f"{rank_correlation(pairs):.2f}.",
     ]
     return "\n\n".join(lines) + "\n"
 

@@ -102,7 +102,7 @@ def zipf(p: float) -> World:
     """`rare_arm`, where the wrong answer of rank k is in proportion to k^-1.5.
 
     >>> [round(x, 3) for x in zipf(0.01).start[0][:3]]
-    [0.01, 0.471, 0.167]
+    [0.01, 0.47, 0.166]
     """
     return rare_arm(p, [rank**-1.5 for rank in range(1, ANSWERS)])
 

@@ -1,0 +1,300 @@
+"""The page of the study of stale data: its predictions first, then every cell.
+
+    python -m studies.staleness_report results/staleness/runs.jsonl.gz      # writes report.md beside it
+
+A page made before the end counts the seeds of which every run of a cell has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bandpo.audit.files import read_jsonl
+from bandpo.audit.interval import Interval
+from bandpo.errors import InvalidValue
+from bandpo_lab.page import Page, Section
+from bandpo_lab.study.statistics import (
+    Curve,
+    difference,
+    interquartile_mean,
+    rank_correlation,
+    simulated_coverage,
+)
+from bandpo_lab.study.tables import signed
+from bandpo_lab.tables import Table
+from studies.staleness import CELLS, Cell, Run, runs
+
+SMALLEST = 0.05
+"""The smallest effect of interest, in AUC, pass@32 or nats."""
+LEARNED = 0.8
+"""Reward at which entropies are compared."""
+PREDICTIONS = Path(__file__).with_name("staleness-predictions.md")
+MODELS = {"": (0, 1), ", model a": (0,), ", model b": (1,)}
+"""How the name of a world goes on after that of its cell, and the remainders of its seeds."""
+CLIP, ABOVE = "clip 0.2", "BandAbove"
+Row = Mapping[str, Any]
+
+
+class Prediction(NamedTuple):
+    """One arm against another in one world."""
+
+    world: str
+    arm: str
+    minus: str
+    metric: str
+    expects: str
+    """``greater`` or ``less`` by at least `SMALLEST`, or ``equal`` to within it."""
+
+
+def read_predictions(file: Path) -> list[Prediction]:
+    """The rows of a page's table of predictions: world, arm, against, metric, expected, why.
+
+    Raises:
+        ValueError: there is none, or one expects something else than ``greater``, ``less`` or ``equal``.
+    """
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", file.read_text(), re.M)]
+    found = [Prediction(*row[:5]) for row in rows if len(row) == 6 and row[0] != "world"]
+    if not found or {p.expects for p in found} - {"greater", "less", "equal"}:
+        raise InvalidValue(f"{file} has no table of predictions: greater, less or equal")
+    return found
+
+
+def verdict(difference: Interval, expects: str) -> str:
+    """``held``, ``failed`` or ``undecided``: what a difference says of a prediction.
+
+    >>> verdict(Interval(0.1, 0.02, 0.2), "greater"), verdict(Interval(0.01, -0.03, 0.04), "greater")
+    ('held', 'failed')
+    >>> verdict(Interval(0.1, -0.02, 0.2), "greater"), verdict(Interval(0.1, 0.06, 0.2), "equal")
+    ('undecided', 'failed')
+    """
+    inside = difference.low > -SMALLEST and difference.high < SMALLEST
+    if expects == "equal":
+        beyond = difference.low > SMALLEST or difference.high < -SMALLEST
+        return "held" if inside else "failed" if beyond else "undecided"
+    sign = 1 if expects == "greater" else -1
+    nearest, farthest = sorted((sign * difference.low, sign * difference.high))
+    if nearest > 0 and sign * difference.value >= SMALLEST:
+        return "held"
+    return "failed" if inside or farthest < 0 else "undecided"
+
+
+# Figures of a run -----------------------------------------------------------------------------------------------------
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else 0.0
+
+
+def entropy_when_learned(row: Row) -> float:
+    """Nats per token in the first batch in which the reward, averaged over three, reaches 0.8; else in the last."""
+    means = np.convolve(row["reward"], np.ones(3) / 3, "valid")
+    reached = np.flatnonzero(means >= LEARNED)
+    return row["entropy"][reached[0] + 2 if len(reached) else -1]
+
+
+def broken(row: Row) -> bool:
+    """Whether the reward, averaged over ten batches, fell by half or more after its maximum."""
+    means = np.convolve(row["reward"], np.ones(10) / 10, "valid")
+    return bool((means <= np.maximum.accumulate(means) / 2).any())
+
+
+METRICS: Mapping[str, Callable[[Row], float]] = {
+    "AUC": lambda row: _mean(row["reward"]),
+    "end": lambda row: row["end"],
+    "pass@32": lambda row: row["pass@32"],
+    "entropy at end": lambda row: row["entropy"][-1],
+    "entropy at 0.8": entropy_when_learned,
+    "blocked": lambda row: _mean(row["blocked"]),
+    "broken": lambda row: float(broken(row)),
+}
+
+
+class World:
+    """A cell of the study, or its seeds of one base model: those whose runs have all ended.
+
+    Raises:
+        ValueError: fewer than two seeds of a base model have.
+    """
+
+    def __init__(self, cell: Cell, model: str, rows: Mapping[Run, Row]):
+        self.name, self.cell = cell.name + model, cell
+        ended = [s for s in cell.seeds if all(r in rows for _, r in runs([cell]) if r.seed == s)]
+        self.seeds = [seed for seed in ended if seed % 2 in MODELS[model]]
+        if len(self.seeds) < 2 * len(MODELS[model]):
+            raise InvalidValue(f"{self.name}: {len(self.seeds)} seeds have ended, too few")
+        self._rows = rows
+
+    @property
+    def groups(self) -> list[int]:
+        """The base model of each seed."""
+        return [seed % 2 for seed in self.seeds]
+
+    def curve(self, arm: str, metric: str = "AUC") -> Curve:
+        """An arm's, over its rates."""
+        of = METRICS[metric]
+        found = [
+            [of(self._rows[Run(self.cell.name, arm, r, seed)]) for seed in self.seeds]
+            for r in self.cell.rates
+        ]
+        return Curve(self.cell.rates, np.array(found, dtype=float))
+
+    def at_best(self, arm: str, metric: str) -> float:
+        """Mean over seeds, at the rate that is best for the arm's AUC."""
+        return float(self.curve(arm, metric).scores[self.curve(arm).best].mean())
+
+    def difference(self, arm: str, minus: str, metric: str = "AUC") -> Interval:
+        """Each arm at the rate that is best for its own AUC."""
+        ours, theirs = (partial(self.curve(x, metric).drawn, by=self.curve(x)) for x in (arm, minus))
+        return difference(ours, theirs, self.groups)
+
+
+def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:
+    """By name, those with enough seeds."""
+    found: dict[str, World] = {}
+    for cell, model in product(CELLS, MODELS):
+        try:
+            world = World(cell, model, rows)
+        except InvalidValue:
+            continue
+        found[world.name] = world
+    return found
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def page(rows: Mapping[Run, Row]) -> Page:
+    """The whole report."""
+    worlds, done = worlds_of(rows), sum(run in rows for _, run in runs(CELLS))
+    planned = sum(1 for _ in runs(CELLS))
+    lead = [
+        "Which upper bound suits data some batches old? A model of 335k parameters, products of numbers, two base "
+        "models; the terms and predictions were committed before the first run.",
+    ]
+    if done < planned:
+        lead.append(
+            f"**The study is running: {done} of {planned} runs have ended. All verdicts are provisional.**"
+        )
+    return Page(
+        "Stale data: where the clip acts",
+        lead,
+        [
+            Section("Predictions", _predictions(worlds)),
+            Section("Blocked share", _blocked(worlds)),
+            *(Section(world.name, _world(world)) for world in worlds.values()),
+        ],
+    )
+
+
+def _predictions(worlds: Mapping[str, World]) -> list[Any]:
+    rows = []
+    for p in read_predictions(PREDICTIONS):
+        said = [p.world, f"{p.metric}: {p.arm} minus {p.minus}", p.expects]
+        if world := worlds.get(p.world):
+            gap = world.difference(p.arm, p.minus, p.metric)
+            of = len([s for s in world.cell.seeds if s % 2 in set(world.groups)])
+            rows.append([*said, signed(gap), f"{len(world.seeds)} of {of}", verdict(gap, p.expects)])
+        else:
+            rows.append([*said, "–", "0", "not yet"])
+    header = ["world", "what", "expected", "measured", "seeds", "verdict"]
+    found: list[Any] = [Table(header, rows, "", prose=True)]
+    if first := next(iter(worlds.values()), None):
+        covered = simulated_coverage(first.curve(ABOVE), first.curve(CLIP), first.groups)
+        found.append(
+            "Intervals of 95 %, each arm at its own best rate, by a bootstrap over seeds within base models that "
+            "chooses rates anew. In a simulation of the first prediction they held the truth in "
+            f"{covered:.0%} of cases."
+        )
+    return found
+
+
+def _blocked(worlds: Mapping[str, World]) -> list[Any]:
+    """Each cell and base model: what the clip blocks, and what BandAbove gains."""
+    single = [world for world in worlds.values() if len(set(world.groups)) == 1]
+    pairs = sorted((w.at_best(CLIP, "blocked"), w.name, w.difference(ABOVE, CLIP)) for w in single)
+    found: list[Any] = [
+        Table(
+            ["world", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
+            [[name, f"{blocked:.2f}", signed(gap)] for blocked, name, gap in pairs],
+            "Of rare winners' gradient (p < 0.1, A > 0), mean over batches, at the clip's best rate.",
+        )
+    ]
+    if len(pairs) > 2:
+        rho = rank_correlation([(blocked, gap.value) for blocked, _, gap in pairs])
+        found.append(f"Rank correlation over these {len(pairs)}: {rho:.2f}.")
+    return found
+
+
+def _world(world: World) -> list[Any]:
+    arms, clip = world.cell.arms, world.curve(CLIP)
+    rows = []
+    for arm in arms:
+        curve = world.curve(arm)
+        middle = interquartile_mean(curve.best_scores) - interquartile_mean(clip.best_scores)
+        rows.append(
+            [
+                arm,
+                f"{curve.best_scores.mean():.3f}",
+                "" if arm == CLIP else signed(world.difference(arm, CLIP)),
+                "" if arm == CLIP else f"{middle:+.3f}",
+                f"{curve.rates[curve.best]:g}{' (edge)' if curve.at_edge and len(curve.rates) > 1 else ''}",
+                *(
+                    f"{world.at_best(arm, name):.2f}"
+                    for name in ("end", "pass@32", "entropy at end", "blocked")
+                ),
+            ]
+        )
+    header = [
+        "arm",
+        "AUC",
+        "minus clip 0.2",
+        "interquartile",
+        "best rate",
+        "end",
+        "pass@32",
+        "entropy",
+        "blocks",
+    ]
+    whole = [
+        [
+            arm,
+            *(f"{scores.mean():.3f}" for scores in world.curve(arm).scores),
+            *(f"{int(scores.sum())}" for scores in world.curve(arm, "broken").scores),
+        ]
+        for arm in arms
+    ]
+    rates = [f"{rate:g}" for rate in world.cell.rates]
+    return [
+        Table(
+            header,
+            rows,
+            f"{len(world.seeds)} seeds, each arm at its best rate; end, pass@32: of held-out problems; entropy: nats "
+            "per token in the last batch.",
+        ),
+        Table(
+            ["arm", *(f"AUC at {rate}" for rate in rates), *(f"broken at {rate}" for rate in rates)],
+            whole,
+            "Whole rate curves, and how many runs broke.",
+        ),
+    ]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command line."""
+    [file] = map(Path, arguments)
+    rows = {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(file)}
+    for written in page(rows).save(file.parent / "report.md"):
+        print(f"wrote {written}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
