@@ -119,18 +119,15 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
 
 
 class World:
-    """A cell of the study, or its seeds of one base model: those whose runs have all ended.
-
-    Raises:
-        ValueError: fewer than two seeds of a base model have.
-    """
+    """A cell of the study, or its seeds of one base model: those whose runs have all ended."""
 
     def __init__(self, cell: Cell, model: str, rows: Mapping[Run, Row]):
         self.name, self.cell = cell.name + model, cell
         ended = [s for s in cell.seeds if all(r in rows for _, r in runs([cell]) if r.seed == s)]
         self.seeds = [seed for seed in ended if seed % 2 in MODELS[model]]
-        if len(self.seeds) < 2 * len(MODELS[model]):
-            raise InvalidValue(f"{self.name}: {len(self.seeds)} seeds have ended, too few")
+        counts = [sum(seed % 2 == which for seed in self.seeds) for which in MODELS[model]]
+        self.compared = min(counts) > 1
+        """Whether arms can be compared: with two seeds or more of every base model."""
         self._rows = rows
 
     @property
@@ -158,15 +155,9 @@ class World:
 
 
 def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:
-    """By name, those with enough seeds."""
-    found: dict[str, World] = {}
-    for cell, model in product(CELLS, MODELS):
-        try:
-            world = World(cell, model, rows)
-        except InvalidValue:
-            continue
-        found[world.name] = world
-    return found
+    """By name, those of which a seed has ended."""
+    found = [World(cell, model, rows) for cell, model in product(CELLS, MODELS)]
+    return {world.name: world for world in found if world.seeds}
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -175,6 +166,7 @@ def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:
 def page(rows: Mapping[Run, Row]) -> Page:
     """The whole report."""
     worlds, done = worlds_of(rows), sum(run in rows for _, run in runs(CELLS))
+    compared = {name: world for name, world in worlds.items() if world.compared}
     planned = sum(1 for _ in runs(CELLS))
     lead = [
         "Which upper bound suits data some batches old? A model of 335k parameters, products of numbers, two base "
@@ -188,8 +180,8 @@ def page(rows: Mapping[Run, Row]) -> Page:
         "Stale data: where the clip acts",
         lead,
         [
-            Section("Predictions", _predictions(worlds)),
-            Section("Blocked share", _blocked(worlds)),
+            Section("Predictions", _predictions(compared)),
+            *([Section("Blocked share", _blocked(compared))] if compared else []),
             *(Section(world.name, _world(world)) for world in worlds.values()),
         ],
     )
@@ -237,7 +229,7 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
 def _world(world: World) -> list[Any]:
     arms, clip = world.cell.arms, world.curve(CLIP)
     rows = []
-    for arm in arms:
+    for arm in arms if world.compared else ():
         curve = world.curve(arm)
         middle = interquartile_mean(curve.best_scores) - interquartile_mean(clip.best_scores)
         rows.append(
@@ -253,17 +245,6 @@ def _world(world: World) -> list[Any]:
                 ),
             ]
         )
-    header = [
-        "arm",
-        "AUC",
-        "minus clip 0.2",
-        "interquartile",
-        "best rate",
-        "end",
-        "pass@32",
-        "entropy",
-        "blocks",
-    ]
     whole = [
         [
             arm,
@@ -273,19 +254,18 @@ def _world(world: World) -> list[Any]:
         for arm in arms
     ]
     rates = [f"{rate:g}" for rate in world.cell.rates]
-    return [
-        Table(
-            header,
-            rows,
-            f"{len(world.seeds)} seeds, each arm at its best rate; end, pass@32: of held-out problems; entropy: nats "
-            "per token in the last batch.",
-        ),
-        Table(
-            ["arm", *(f"AUC at {rate}" for rate in rates), *(f"broken at {rate}" for rate in rates)],
-            whole,
-            "Whole rate curves, and how many runs broke.",
-        ),
-    ]
+    best = Table(
+        ["arm", "AUC", "minus clip 0.2", "interquartile", "best rate", "end", "pass@32", "entropy", "blocks"],
+        rows,
+        f"{len(world.seeds)} seeds, each arm at its best rate; end, pass@32: of held-out problems; entropy: nats "
+        "per token in the last batch.",
+    )
+    curves = Table(
+        ["arm", *(f"AUC at {rate}" for rate in rates), *(f"broken at {rate}" for rate in rates)],
+        whole,
+        f"Whole rate curves of {len(world.seeds)} seeds, and how many runs broke.",
+    )
+    return [best, curves] if world.compared else [curves]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -88,8 +88,6 @@ def test_stale_data_are_not_told_that_no_rule_matters(minibatches, lag, share):
         ({"lift": 0.07, "momentum": 0.0}, "Perhaps"),
         ({"lift": 0.05, "epochs": 16, "minibatches": 1}, "Perhaps"),
         ({"lift": 0.05, "epochs": 1, "minibatches": 16}, "Probably not"),  # seen once
-        ({"batch": 4096}, "Probably not"),
-        ({"batch": 4096, "lag": 1}, "Perhaps"),
         ({"epochs": 1, "minibatches": 1}, "No"),
         ({"rule": FixedClip(0.2, math.inf), "lag": 4}, "No"),
         ({"rule": Band(), "lift": 0.5}, "Probably not"),  # its bound is 10

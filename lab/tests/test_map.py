@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
 from bandpo.cli.app import app
+from bandpo.where import advice
 from bandpo_lab.files import locked
 from bandpo_lab.study.cells import (
     ABOVE,
@@ -252,3 +254,53 @@ def test_a_study_file_needs_no_subcommand(tmp_path):
     for words in ([], ["run"], ["--workers", "2"]):
         result = CliRunner().invoke(app, ["study", *words, "nowhere.yaml"])
         assert "nowhere.yaml is no file" in str(result.exception)
+
+
+# What the pages say of it ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found():
+    return Map.from_file(ROOT / "results/map/map.jsonl.gz")
+
+
+@pytest.mark.slow
+def test_the_committed_table_is_the_map_s(found):
+    assert found.cells.keys() == set(Plan.of_size("full").todo)
+    assert (ROOT / "results/map/map.md").read_text() == map_text(found)
+
+
+def test_every_place_on_the_page_is_the_map_s():
+    """Rows of docs/when.md, its counts, its ranges, and the coverage."""
+    page, table = ((ROOT / name).read_text() for name in ("docs/when.md", "results/map/map.md"))
+    cells = [row.split(" | ") for row in re.findall(r"^\| (.* updates, lag \d.*) \|$", table, re.M)]
+    assert len(cells) == 58
+    said = re.findall(r"^\| (\w+, \d × \d, lag \d) \| (.*) \|$", page, re.M)
+    assert len(said) == 9
+    for place, figures in said:
+        start, shape, lag = place.split(", ")
+        [row] = [r for r in cells if r[0] == f"{start}, p = 0.002, 128 samples, {shape} updates, {lag}"]
+        assert figures.split(" | ") == row[1:9]
+    stale = [row for row in cells if not row[0].endswith("lag 0")]
+    gains = [float(row[6].split(" ± ")[0]) for row in stale]
+    sure = sum(float(x) > float(half) for x, half in (row[6].split(" ± ") for row in stale))
+    assert f"gains in {sure} of {len(stale)} stale places" in page
+    assert f"{min(gains):+.2f} to {max(gains):+.2f} in tables; a network" in page
+    covered = re.search(r"held the truth in (\d+)%", table)[1]
+    assert f"In a simulation they held the truth in {covered} %" in " ".join(page.split())
+
+
+def test_where_agrees_with_the_map():
+    """No gain of 0.05 where it does not say yes; where it does, most places gain and none is sure to lose."""
+    table = (ROOT / "results/map/map.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.* updates, lag \d.*) \|$", table, re.M)]
+    yes = []
+    for row in rows:
+        word = dict(advice(None, float(row[1])))["Can the upper side matter?"].partition(".")[0]
+        gain, half = map(float, row[6].split(" ± "))
+        if word == "Yes":
+            yes.append(gain > 0)
+            assert gain > -half, row[0]
+        else:
+            assert gain < 0.05, row[0]
+    assert sum(yes) / len(yes) > 0.8

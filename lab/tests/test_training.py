@@ -231,8 +231,10 @@ def test_without_a_lag_nothing_changes(whole, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("updates", [2, 1])
-def test_a_lag_trains_on_older_batches_and_survives_a_kill(updates, tmp_path):
-    """Batches wait for two others. Of five, three are trained on, the last two with ratios off 1."""
+def test_a_lag_trains_on_older_batches_and_survives_a_kill(updates, tmp_path, monkeypatch):
+    """Batches wait for two others. Of five, three are trained on, two with ratios off 1; rules are told their age."""
+    ages, state = [], RunTrainer._state
+    monkeypatch.setattr(RunTrainer, "_state", lambda *known: ages.append(state(*known).age) or state(*known))
     sizes = ["--per_device_train_batch_size=16", "--steps_per_generation=1"] if updates == 1 else []
     options = [*sizes, "--lag=2", f"--save_steps={updates}", f"--max_steps={5 * updates}", "--eval_prompts=0"]
     options += [f"--record={tmp_path / 'record'}", "--learning_rate=1e-3"]
@@ -241,6 +243,7 @@ def test_a_lag_trains_on_older_batches_and_survives_a_kill(updates, tmp_path):
     assert min(looks) == 2 * updates
     firsts = [looks[batch * updates] for batch in (2, 3, 4)]
     assert [call.lag.max().item() for call in firsts] == [2 * updates] * 3
+    assert {*torch.cat(ages).tolist()} == {2 * updates + look for look in range(updates)}
     assert [call.batch.log_ratio.abs().max() > 1e-4 for call in firsts] == [False, True, True]
     cut = Path(shutil.copytree(whole, tmp_path / "cut"))
     for name in (*AT_THE_END, f"checkpoint-{5 * updates}"):

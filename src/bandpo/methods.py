@@ -221,9 +221,8 @@ def BandAbove(
 ) -> Method:
     """Band above, a fixed clip below: room for rare winners, and none for rare losers to vanish in.
 
-    Made for many updates on a batch: more than momentum outlasts, about ten with Adam. docs/when.md has what was
-    measured and its limits. With fewer updates it brings nothing that shows. The upper side is the paper's; one side
-    alone is our own.
+    Made for stale data, and for many updates on a batch: where a clip blocks much of what rare winners could gain.
+    docs/when.md has what was measured. The upper side is the paper's; one side alone is our own.
 
     >>> bounds = BandAbove().clip.bounds(torch.tensor([0.08]).log())
     >>> bounds.lower, bounds.upper

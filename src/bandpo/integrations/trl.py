@@ -244,7 +244,8 @@ class BandGRPOTrainer(AuditMixin):
         if entropy is not None:
             entropy = entropy.float().masked_fill(counted_tokens(inputs) == 0, 0.0)
         everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
-        return replace(self._batch.state, entropy=entropy, processes=everyone)
+        age = None if "version" not in inputs else self.state.global_step - inputs["version"]
+        return replace(self._batch.state, entropy=entropy, age=age, processes=everyone)
 
     def _record_all(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
