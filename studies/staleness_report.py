@@ -182,7 +182,7 @@ def page(rows: Mapping[Run, Row]) -> Page:
         [
             Section("Predictions", _predictions(compared)),
             *([Section("Blocked share", _blocked(compared))] if compared else []),
-            *(Section(world.name, _world(world)) for world in worlds.values()),
+            *(Section(w.name, _world(w)) for w in worlds.values() if w.compared or w.name == w.cell.name),
         ],
     )
 
@@ -263,7 +263,7 @@ def _world(world: World) -> list[Any]:
     curves = Table(
         ["arm", *(f"AUC at {rate}" for rate in rates), *(f"broken at {rate}" for rate in rates)],
         whole,
-        f"Whole rate curves of {len(world.seeds)} seeds, and how many runs broke.",
+        f"Whole rate curves, and how many runs broke; seeds: {len(world.seeds)}.",
     )
     return [best, curves] if world.compared else [curves]
 

@@ -128,7 +128,14 @@ PLACE = ["--tail", "0.002", "--batch", "128", "--minibatches", "4", "--epochs"]
     ("options", "said"),
     [
         ([*PLACE, 4], "0.26 times. The bound of 1.2 acts if one gradient lifts it by more than 0.099 nats"),
-        ([*PLACE, 1, "--blocked-share", 0.9], "Yes. Your rule blocks 90% of rare winners' gradient"),
+        (
+            [*PLACE, 1, "--blocked-share", 0.9, "--lag", 4],
+            "Yes. Your rule blocks 90% of rare winners' gradient",
+        ),
+        (
+            [*PLACE, 1, "--blocked-share", 0.9],
+            "Not known. Your rule blocks 90% of rare winners' gradient. With fresh",
+        ),
         ([*PLACE, 1, "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
         (["--blocked-share", 0.2], "Not known. Your rule blocks 20% of rare winners' gradient"),
         (["--blocked-share", 0.08], "No. Your rule blocks 8% of rare winners' gradient"),

@@ -21,9 +21,8 @@ from bandpo.errors import InvalidValue
 from bandpo.rules import Band, ClipRule, FixedClip
 
 IDLE, ACTIVE = 0.11, 0.3
-"""Shares of rare winners' gradient blocked by clip 0.2. Up to the first (networks with 1 × 4 updates on a batch, and a
-pretrained one) Band's upper side changed nothing; from the second (4 × 4, at their best rates) it gained. In the map of
-tables nothing gains 0.05 between them, and most places beyond gain."""
+"""Shares of rare winners' gradient that clip 0.2 blocks. Up to the first Band's upper side changed nothing in networks;
+from the second it gained in a network, and in tables if data are stale or used more than once."""
 NEVER = 1e-4
 """Draws of the tail in a batch below which a run of 10,000 batches would not meet it."""
 
@@ -185,7 +184,7 @@ def advice(run: Placement | None, measured: float | None = None) -> list[tuple[s
         ValueError: neither is given, or the share is none.
     """
     if measured is not None:
-        word, why = _measured(measured)
+        word, why = _measured(measured, run)
         sure = "The blocked share was measured. What follows from it was seen in tables and in one small network."
     elif run is not None:
         word, why = expected(run)
@@ -195,24 +194,22 @@ def advice(run: Placement | None, measured: float | None = None) -> list[tuple[s
             "give a run (its folder, log or record), --blocked-share, or its place: --tail, --batch, --epochs and "
             "--minibatches"
         )
-    found = [("Can the upper side matter?", f"{word}. {why}"), ("What to set", _SETTINGS[word])]
-    if run is not None:
-        found.append(("And the lower side?", _lower(run)))
-    return [*found, ("How sure", sure)]
+    lower = [] if run is None else [("And the lower side?", _lower(run))]
+    upper = ("Can the upper side matter?", f"{word}. {why}")
+    return [upper, ("What to set", _SETTINGS[word]), *lower, ("How sure", sure)]
 
 
-def _measured(share: float) -> tuple[str, str]:
+def _measured(share: float, run: Placement | None) -> tuple[str, str]:
     if not 0 <= share <= 1:
         raise InvalidValue(f"--blocked-share {share:g}: it is a share, so choose it from 0 to 1")
     said = f"Your rule blocks {share:.0%} of rare winners' gradient. "
     if share <= IDLE:
         return "No", f"{said}Where clip 0.2 blocked up to {IDLE:.0%}, Band's upper side changed nothing."
     if share < ACTIVE:
-        return (
-            "Not known",
-            f"{said}From {IDLE:.0%} to {ACTIVE:.0%} tables show no gain, and networks were not measured.",
-        )
-    return "Yes", f"{said}Where clip 0.2 blocked {ACTIVE:.0%} or more, Band's upper side mostly gained."
+        return "Not known", f"{said}From {IDLE:.0%} to {ACTIVE:.0%} tables gain nothing; no network was seen."
+    if run is not None and run.epochs == 1 and not run.lag:
+        return "Not known", f"{said}With fresh data used once tables gain nothing. A network may."
+    return "Yes", f"{said}With stale data, or data used more than once, Band's upper side then mostly gained."
 
 
 def expected(run: Placement) -> tuple[str, str]:
@@ -236,11 +233,9 @@ def expected(run: Placement) -> tuple[str, str]:
 
 _SETTINGS = {
     **dict.fromkeys(("No", "Probably not"), "Keep your rule. More samples find a rare tail sooner."),
-    **dict.fromkeys(("Perhaps", "Not known"), "Nothing yet. Audit a run: its blocked share decides."),
-    "Yes": (
-        'method "BandAbove()", at your rate and at half of it. Where one wrong answer holds nearly all probability, '
-        '"FixedClip(0.2, inf)" gained more in tables.'
-    ),
+    "Perhaps": "Nothing yet. Audit a run: its blocked share decides.",
+    "Not known": 'Keep your rule, or compare it with "BandAbove()" over seeds and rates.',
+    "Yes": 'method "BandAbove()", at your rate and half of it; if one wrong answer dominates, "FixedClip(0.2, inf)".',
 }
 """What to set, by the first word of the answer."""
 

@@ -148,7 +148,7 @@ def test_the_page_judges_whole_seeds_and_says_that_it_is_early():
     assert ["lag 8", "AUC: BandAbove minus clip 0.2", "greater", "–", "0", "not yet"] in table.rows
     assert "All verdicts are provisional" in page(rows).lead[1]
     [early] = [part for part in page(made(CELLS[0], [20])).sections if part.title == "lag 4"]
-    assert "Whole rate curves of 1 seeds" in early.content[0].caption  # and nothing is compared
+    assert "seeds: 1." in early.content[0].caption  # and nothing is compared
 
 
 def test_what_is_read_from_a_run():
