@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,7 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
         content = -logp[:, 1:].gather(-1, batch.input_ids[:, branch + 1 :, None])[..., 0][written]
         direct, rare = logp[:, 0, branches].split([1, len(branches) - 1], -1)
         excess = rare - direct - math.log(tail / (1 - rare.shape[-1] * tail))
-        branch_loss = -logp[:, 0, branches].logsumexp(-1) + excess.square().sum(-1) / 2
+        branch_loss = -reduce(torch.logaddexp, logp[:, 0, branches].unbind(-1)) + excess.square().sum(-1) / 2
         return content, branch_loss
 
     optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE, weight_decay=0.0)
