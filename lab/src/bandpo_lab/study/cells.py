@@ -70,6 +70,11 @@ class Place:
     lag: int
     """Batches between drawing a batch and training on it."""
 
+    @property
+    def data(self) -> str:
+        """How they are when they are trained on."""
+        return "stale" if self.lag else "fresh, used once" if self.epochs == 1 else "fresh, used more often"
+
     def __str__(self) -> str:
         shape = f"{self.samples} samples, {self.epochs} × {self.minibatches} updates, lag {self.lag}"
         return f"{self.world}, p = {self.p:g}, {shape}"

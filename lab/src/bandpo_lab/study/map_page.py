@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bandpo.audit.style import house_style
-from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, WORLDS, Map
+from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, Map
 from bandpo_lab.study.statistics import interquartile_mean, rank_correlation
 from bandpo_lab.tables import Table
 
@@ -56,8 +56,8 @@ def draw_map(found: Map) -> Figure:
     figure = Figure(figsize=(10, 3.8))
     panels = figure.subplots(1, len(shown), sharey=True)
     for axes, rule in zip(panels, shown, strict=True):
-        for world in WORLDS:
-            mine = [place for place in found.places if place.world == world]
+        for data in ("fresh, used once", "fresh, used more often", "stale"):
+            mine = [place for place in found.places if place.data == data]
             gaps = [found.difference(place, rule) for place in mine]
             axes.errorbar(
                 [found.blocked(place) for place in mine],
@@ -65,11 +65,11 @@ def draw_map(found: Map) -> Figure:
                 np.abs([[gap.low - gap.value, gap.high - gap.value] for gap in gaps]).T if gaps else None,
                 fmt="o",
                 markersize=4,
-                label=world,
+                label=data,
             )
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_title(f"{rule} minus clip 0.2")
         axes.set_xlabel("share of rare winners' gradient\nthat clip 0.2 blocks")
     panels[0].set_ylabel("difference of mean reward")
-    panels[0].legend()
+    panels[1].legend(loc="upper left")
     return figure
