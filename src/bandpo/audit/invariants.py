@@ -354,13 +354,13 @@ def _strange(d: Looks) -> str:
     """Whether tokens that nobody sampled stand at one end of the sequences, and at which."""
     known = d.first & ~d.entropy.isnan()
     silent = (d.engine == 0) | (d.engine.isnan() & ~d.engine.isnan().all())
-    ends = {"start of sequences: the prompt": d.place < EDGE, "end of sequences: padding": d.left < EDGE}
-    for what, edge in ends.items():
-        (mean, z), (elsewhere, _) = d.clustered(d.excess, known & edge), d.clustered(d.excess, known & ~edge)
-        unsaid = float(silent[known & edge].double().mean()) > 0.5
+    start, end = known & (d.place < EDGE), known & (d.left < EDGE)
+    for here, other, what in (start, end, "start: the prompt"), (end, start, "end: padding"):
+        (mean, z), (elsewhere, _) = d.clustered(d.excess, here), d.clustered(d.excess, other)
+        unsaid = float(silent[here].double().mean()) > 0.5
         if mean > (STRANGE if unsaid else IMPOSSIBLE) and z > SURE and elsewhere < AWAY * mean:
             where, _, who = what.partition(": ")
-            return f"tokens at the {where} are {mean:.1f} nats rarer than they should be: {who} is counted"
+            return f"tokens at the {where} of sequences are {mean:.1f} nats rarer than they should be: {who} is counted"
     return ""
 
 
