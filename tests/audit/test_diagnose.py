@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from bandpo import Recorder
 from bandpo.audit.diagnosis import change_point, diagnose
+from bandpo.audit.record import read_calls
+from bandpo.audit.words import costliest
 from bandpo.cli.app import app
 
 pytest.importorskip("pyarrow")
@@ -258,3 +260,28 @@ def test_verls_log(tmp_path):
 
 def test_where_a_curve_turns():
     assert change_point(np.minimum(np.arange(100.0), 30.0))[0] == 30
+
+
+def test_the_costliest_blocked_words_in_their_answers(tmp_path):
+    old = torch.tensor([[0.5, 0.01, 0.5], [0.5, 0.5, 0.2]]).log()
+    given = {
+        "logp_old": old,
+        "tokens": torch.tensor([[7, 8, 9], [4, 5, 6]]),
+        "advantages": torch.tensor([2.0, -1.0]),
+    }
+    with Recorder(tmp_path, method="FixedClip(0.2)") as recorder:
+        for up in (0.02, 0.04):  # the second time it costs more, and it counts once
+            logp = torch.tensor([[0.5, up, 0.5], [0.5, 0.5, 0.1]]).log()
+            recorder.add(logp=logp, **given, step=3)
+    rare, common = costliest(read_calls(tmp_path))
+    assert (rare.answer, rare.at, rare.step, rare.advantage) == ([7, 8, 9], 1, 3, 2.0)
+    assert (rare.cost, rare.p, rare.ratio) == pytest.approx((8.0, 0.01, 4.0), rel=1e-4)
+    assert (rare.kept["the run"], rare.kept["Clip-Higher"], rare.kept["Band"], rare.kept["none"]) == (
+        0,
+        0,
+        1,
+        1,
+    )
+    assert (common.answer[common.at], common.cost) == (6, pytest.approx(0.5, rel=1e-4))
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--words"])
+    assert " 1. 7 ⟦8⟧ 9\n    step 3: p 0.01, ratio 4, A +2; gradient kept by the run 0%" in result.output
