@@ -25,8 +25,11 @@ from typing import Any
 from bandpo.errors import InvalidValue, MissingPackage, RunProblem
 from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
 from bandpo_lab.evals.normalize import normal_form, normal_prose
+from bandpo_lab.evals.question import fault
 
 _BASE = re.compile(r"(?=[A-F]*\d)[\dA-F]+_\{?\s*(\d{1,2})\s*\}?")
+_OPEN = re.compile(r"\\[pb]?mod(?![a-z])|\\[lcv]?dots|\.\.\.|…")
+"""Of which math-verify reads only what stands before."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,16 @@ class Grade:
     Attributes:
         score: 1.0 right, 0.0 wrong.
         answer: The answer read, in a form in which equal answers are equal texts; None where there is none.
-        reason: ``right``, ``wrong``, ``no answer``, ``too long``, ``timeout``, or ``failed`` (out of memory).
+        reason: ``right``, ``wrong``, ``no answer``, ``too long``, ``timeout``, or ``failed`` (out of memory); where the
+            problem is known, also ``restated`` and ``unsimplified`` (see `bandpo_lab.evals.question.fault`).
     """
 
     score: float
     answer: str | None
     reason: str
+
+
+CORES = os.cpu_count() or 1
 
 
 class MathGrader:
@@ -61,7 +68,7 @@ class MathGrader:
     'right'
     """
 
-    def __init__(self, *, time_limit: float = 5.0, memory: int = 4 << 30, workers: int = 2) -> None:
+    def __init__(self, *, time_limit: float = 5.0, memory: int = 4 << 30, workers: int = CORES) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise MissingPackage(
                 "grading needs math-verify: in a clone of bandpo, pip install . './lab[eval]'"
@@ -78,10 +85,11 @@ class MathGrader:
         # A model repeats its answers, the costly ones too.
         self._compare = lru_cache(maxsize=100_000)(self._verdict)
 
-    def grade(self, completion: str, gold: str) -> Grade:
+    def grade(self, completion: str, gold: str, problem: str | None = None) -> Grade:
         """Grades one completion, within about the time limit whatever it holds.
 
-        The gold, the right answer, is LaTeX or a plain number, without a box.
+        The gold, the right answer, is LaTeX or a plain number, without a box. With the problem, as in training, an
+        answer must say more than it.
         """
         extracted = extract(completion)
         if extracted is None:
@@ -93,7 +101,8 @@ class MathGrader:
         if verdict.reason is not None:
             return Grade(0.0, None, verdict.reason)
         if verdict.right:
-            return Grade(1.0, gold, "right")
+            reason = fault(extracted.text, gold, problem) if problem and extracted.boxed else None
+            return Grade(float(reason is None), gold, reason or "right")
         return Grade(0.0, verdict.answer, "no answer" if verdict.answer is None else "wrong")
 
     def reads(self, gold: str) -> bool:
@@ -119,6 +128,10 @@ class MathGrader:
         bases = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
         if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify ignores bases
             return _Verdict(answer=answer)
+        if boxed and _OPEN.search(answer) and not _OPEN.search(gold):
+            return _Verdict(answer=answer)
+        if re.fullmatch(r"-?\d+", gold) and gold not in ("0", "1"):
+            answer = answer.removesuffix("\\%")  # a unit, and no share
         verdict = self._ask(answer, boxed, gold)
         # Something else than this answer may have ended the process.
         return self._ask(answer, boxed, gold) if verdict.reason == "failed" else verdict
@@ -222,25 +235,29 @@ RULES: Mapping[str, Callable[[str, str], Grade]] = {
 """How completions of the package's own tasks are graded, by `data_source`; everything else is mathematics."""
 
 
-def grade(completion: str, gold: str, data_source: str = "math") -> Grade:
+def grade(completion: str, gold: str, data_source: str = "math", problem: str | None = None) -> Grade:
     """Grades one completion against a gold that `bandpo data prepare` wrote, by the rule of its data source (`RULES`).
+
+    With the problem, an answer that only restates it is wrong, and so is one that it asks to simplify.
 
     >>> grade("|3222", "3222", "multiplication").score
     1.0
     """
     rule = RULES.get(data_source)
-    return rule(completion, gold) if rule else shared_grader(os.getpid()).grade(completion, gold)
+    return rule(completion, gold) if rule else shared_grader(os.getpid()).grade(completion, gold, problem)
 
 
 def reward(
     completions: Sequence[str | Sequence[Mapping[str, str]]],
     answer: Sequence[str],
     data_source: Sequence[str] | None = None,
+    prompts: Sequence[str | Sequence[Mapping[str, str]]] | None = None,
     **columns: Any,
 ) -> list[float]:
     """Reward function for TRL, on the columns that `bandpo data prepare` writes: ``reward_funcs=reward``.
 
-    Completions are texts, or messages of which the last is the model's. Without data sources all are mathematics.
+    Prompts and completions are texts, or messages of which the last counts. Without data sources all are mathematics,
+    and without prompts a restated problem may be right.
 
     Raises:
         ValueError: The sequences differ in length.
@@ -253,9 +270,12 @@ def reward(
         raise InvalidValue(
             f"{len(completions)} completions for {len(answer)} answers: give one answer for each"
         )
-    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    with ThreadPoolExecutor(2) as executor:
-        return [verdict.score for verdict in executor.map(grade, texts, answer, sources)]
+    texts, problems = (
+        [text if isinstance(text, str) else text[-1]["content"] for text in column]
+        for column in (completions, prompts or [""] * len(completions))
+    )
+    with ThreadPoolExecutor(CORES) as executor:
+        return [verdict.score for verdict in executor.map(grade, texts, answer, sources, problems)]
 
 
 def compute_score(
@@ -270,7 +290,7 @@ def compute_score(
     >>> compute_score("gsm8k", "#### 4", "5")["reason"]
     'wrong'
     """
-    verdict = grade(solution_str, ground_truth, data_source)
+    verdict = grade(solution_str, ground_truth, data_source, (extra_info or {}).get("problem"))
     return {
         "score": verdict.score,
         "acc": verdict.score,

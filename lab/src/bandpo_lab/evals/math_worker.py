@@ -96,6 +96,21 @@ def says_nothing(answer: Any, gold: Any) -> bool:
         return False
 
 
+def untrue(answer: Any, gold: Any) -> bool:
+    """Whether an equation that is given for a bare value is false, as 6 = 5, or leaves it open, as 2x + 1 = 0.
+
+    math-verify compares the right side alone.
+    """
+    if is_equation(gold) or not is_equation(answer):
+        return False
+    left, right = take_first_relation(answer).lhs, take_last_relation(answer).rhs
+    if not (isinstance(left, Expr) and isinstance(right, Expr)):
+        return False
+    if left.is_number and right.is_number:
+        return abs(complex((left - right).evalf())) > 10**-DECIMALS
+    return right == 0 and not (left.is_Symbol or left.is_Function)
+
+
 def canonical(parsed: list) -> str | None:
     """One text per value: 27, 27.0 and 54/2 all vote for 27."""
     if not parsed:
@@ -122,7 +137,7 @@ def grade_pair(answer: str, boxed: bool, gold: str) -> dict:
         allow_set_relation_comp=True,  # x <= 0 for (-oo, 0]
         timeout_seconds=0,
     )
-    right = right and not says_nothing(answers[0], golds[0])
+    right = right and not says_nothing(answers[0], golds[0]) and not untrue(answers[0], golds[0])
     return {"right": bool(right), "answer": None if right else canonical(answers), "read": understood}
 
 

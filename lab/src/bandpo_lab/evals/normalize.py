@@ -20,9 +20,14 @@ _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 # A number times a power of ten is written out, but not after a letter, a point, a power, a quotient or a group.
 _ALONE = r"(?<![\w.\\^/}])"
 _MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
-# Words in roman type, except the numbers e and i and the words that join two answers.
+# Words that a unit has not: they join answers, deny one, or change its value.
+_NO_UNIT = (
+    r"(?:and|or|if|for|when|where|is|are|was|not|no|wrong|plus|minus|times|over|than|to|base|mod|of|from|by"
+    r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|half|pi|sqrt|sin|cos|tan|log|ln|[ap]m)"
+)
+# Words in roman type, except the numbers e and i.
 _UNIT = (
-    r"\\(?:text|mathrm|mbox|hbox)\s*\{(?!\s*(?:[ei]|and|or|if|for)\b)[a-zA-Z\u00b5\u03a9 ./-]+\}"
+    rf"\\(?:text|mathrm|mbox|hbox)\s*\{{(?!\s*[ei]\b)(?![^}}]*\b{_NO_UNIT}\b)[a-zA-Z\u00b5\u03a9 ./-]+\}}"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
 )
 
@@ -61,6 +66,11 @@ _EXPONENTS = (
     ),
 )
 
+
+def _as_root(match: re.Match[str]) -> str:
+    return rf"\sqrt{{{match[1] or match[2]}}}"
+
+
 _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 _RULES: tuple[_Rule, ...] = tuple(
@@ -72,6 +82,14 @@ _RULES: tuple[_Rule, ...] = tuple(
         # 1\,234 and 1{,}234: groups of three digits.
         (r"(?<![\d.])[1-9]\d{0,2}(?:(?:(?<!\\)\\[,;:! ]|~|\{,\})\d{3})+(?!\d)", _without_grouping),
         (r"^\s*[1-9]\d{0,2}(?: \d{3})+\s*$", _without_grouping),
+        # Dollars around it, and no space after a sign.
+        (r"^\s*\$([^$]+)\$\s*$", r"\1"),
+        (r"^\s*-\s+(?=[\d.])", "-"),
+        # -2 = m
+        (r"^([^=<>]*\d[^=<>]*)(?<![\\!])=\s*([a-zA-Z])\s*$", r"\2 = \1"),
+        (r"\u221a\s*(?:\(([^()]*)\)|(\d+\.?\d*|[a-zA-Z]))", _as_root),
+        # Option A, B)
+        (r"^\s*(?:(?:option|choice|answer|Option|Choice|Answer)\s+)?\(?([A-Z])(?:\)|:)?\s*$", r"\1"),
         # Other spaces.
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)(?:\\[,;: ]|~|\\q?quad(?![a-zA-Z]))", " "),
@@ -85,6 +103,8 @@ _RULES: tuple[_Rule, ...] = tuple(
         ),
         # The unit after a number, also of several parts: \mathrm{m}/\mathrm{s}^2.
         (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", ""),
+        (r"(?<=\d)\s+per ?cent\s*$", r"\\%"),
+        (rf"(?<=[\d}}])(?!.*\b{_NO_UNIT}\b)(?:\s+[a-zA-Z]{{2,}}){{1,3}}\s*$", ""),
         (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}(?!\s*_)", r"\1"),
         (r"^(\s*[-+]?[\d.,]+)\s+\((?:\\text\{)?[a-zA-Z]{3,}[a-zA-Z ,-]*\}?\)\s*$", r"\1"),
         # -1./3
