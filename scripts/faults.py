@@ -1,6 +1,6 @@
-"""Training under fire: kills, full disks and truncated files, and what must be left once the run is resumed.
+"""Training under fire: kills, full disks and damaged files, and what must be left once the run is resumed.
 
-    python scripts/faults.py [--kills 50] [--disks 10] [--cuts 1000] [--seed 0] [--work build/faults]
+    python scripts/faults.py [--kills 50] [--disks 10] [--damage 1000] [--seed 0] [--work build/faults]
 
 A run of the embedded task (12 steps, a checkpoint after every second) is made once undisturbed. Then:
 
@@ -8,8 +8,10 @@ A run of the embedded task (12 steps, a checkpoint after every second) is made o
   its end, the next begins in an empty folder;
 - disks: it is made on a file system too small for it (a tmpfs; without the right to mount one, a limit on the size of a
   file), which grows by a step and the run is resumed, until it ends;
-- cuts: each file of an interrupted run's folder, and of a finished one's, is truncated at a random place, one at a
-  time, in a fresh copy, and the run is resumed. `--cuts` stops after so many.
+- damage: each file of an interrupted run's folder, and of a finished one's, is damaged, one at a time, in a fresh copy,
+  and the run is resumed: truncated at a random place, one bit flipped, half of it zeros, in the place of the same file
+  of the other checkpoint or the other folder, or exchanged with it; last, two checkpoints change places. `--damage`
+  stops after so many, in random order.
 
 What must hold at every end: weights bit for bit those of the undisturbed run, each logged row once and the same but for
 times, the same scores, and the same files. Folders where it does not hold are kept.
@@ -146,8 +148,8 @@ class Faults:
                 resize(2 * most)
             self.resume("disks", folder)
 
-    def cuts(self, number: int) -> None:
-        """Truncate each file of an interrupted and of a finished run."""
+    def damage(self, number: int) -> None:
+        """Damage each file of an interrupted and of a finished run, in each way."""
         interrupted = self.work / "interrupted"
         process = PROCESSES.Process(target=bandpo_train, args=(interrupted, self.log, None))
         process.start()
@@ -155,16 +157,74 @@ class Faults:
             time.sleep(0.002)
         process.kill()
         process.join()
-        for source in (interrupted, self.whole):
-            for file in sorted(path for path in source.rglob("*") if path.is_file() and path.stat().st_size):
-                if self.counts["cuts"] == number:
-                    return
-                folder = Path(shutil.copytree(source, self.work / "cut"))
-                cut = folder / file.relative_to(source)
-                os.truncate(cut, self.random.randrange(file.stat().st_size))
-                self.counts["cuts"] += 1
-                self.resume(f"{source.name}, {file.relative_to(source)} cut", folder)
-                shutil.rmtree(folder)
+        sources = {interrupted: self.whole, self.whole: interrupted}
+        cases = [
+            (how, source, file.relative_to(source))
+            for source in sources
+            for file in sorted(path for path in source.rglob("*") if path.is_file() and path.stat().st_size)
+            for how in WAYS
+        ]
+        self.random.shuffle(cases)
+        cases += [("changed places", source, Path()) for source in sources]
+        for how, source, name in cases[-number:]:
+            folder = Path(shutil.copytree(source, self.work / "damaged"))
+            if how == "changed places":
+                first, second = sorted(folder.glob("checkpoint-*"))
+                exchange(first, second)
+            else:
+                other = self.other(source, sources[source], name)
+                here = folder / (other.relative_to(source) if other.is_relative_to(source) else "none")
+                if how == "exchanged" and not here.exists():
+                    how = "replaced"
+                before = (folder / name).read_bytes()
+                WAYS[how](folder / name, here if here.exists() else other, self.random)
+                if (folder / name).read_bytes() == before:
+                    how = "the same"
+            self.counts[how] += 1
+            self.resume(f"{source.name}, {name} {how}", folder)
+            shutil.rmtree(folder)
+
+    def other(self, source: Path, elsewhere: Path, name: Path) -> Path:
+        """The same file of another checkpoint, or of the other run folder, or any other file."""
+        if name.parts[0].startswith("checkpoint-"):
+            [other] = (path for path in source.glob("checkpoint-*") if path.name != name.parts[0])
+            return other.joinpath(*name.parts[1:])
+        return elsewhere / name if (elsewhere / name).exists() else source / "config.yaml"
+
+
+def cut(file: Path, other: Path, chance: random.Random) -> None:
+    os.truncate(file, chance.randrange(file.stat().st_size))
+
+
+def flip(file: Path, other: Path, chance: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    file.write_bytes(content)
+
+
+def zero(file: Path, other: Path, chance: random.Random) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
+
+
+def older(file: Path, other: Path, chance: random.Random) -> None:
+    shutil.copyfile(other, file)
+
+
+def exchange(file: Path, other: Path, chance: random.Random | None = None) -> None:
+    aside = file.with_name("aside")
+    file.rename(aside)
+    other.rename(file)
+    aside.rename(other)
+
+
+WAYS = {
+    "cut": cut,
+    "one bit flipped": flip,
+    "half of it zeros": zero,
+    "replaced": older,
+    "exchanged": exchange,
+}
 
 
 @contextmanager
@@ -208,7 +268,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--disks", type=int, default=10)
-    parser.add_argument("--cuts", type=int, default=1000)
+    parser.add_argument("--damage", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("build/faults"))
     options = parser.parse_args()
@@ -222,7 +282,7 @@ def main() -> None:
     print(f"undisturbed: {seconds:.1f} s", flush=True)
     faults.kills(options.kills, seconds)
     faults.disks(options.disks)
-    faults.cuts(options.cuts)
+    faults.damage(options.damage)
     for what, count in faults.counts.items():
         print(f"{what}: {count}")
     print(f"wrong: {len(faults.wrong)}; {time.monotonic() - start:.0f} s")

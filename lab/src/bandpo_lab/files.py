@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Generator
@@ -41,6 +42,16 @@ def locked(folder: Path) -> Generator[None, None, None]:
             yield
         finally:
             remove(holder)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, or of a folder's files and their names."""
+    if path.is_dir():
+        parts = sorted(part for part in path.rglob("*") if part.is_file())
+        listed = "".join(f"{part.relative_to(path).as_posix()} {digest(part)}\n" for part in parts)
+        return hashlib.sha256(listed.encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def drop_unfinished_line(path: Path) -> None:

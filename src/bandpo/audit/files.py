@@ -25,7 +25,7 @@ UNFINISHED = ".unfinished"
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
-    """A path to write a file or a folder to, which takes the place of ``path`` when the block ends.
+    """A path to write a file or a folder to, which takes the place of ``path`` once it is on the disk.
 
     If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder.
 
@@ -44,9 +44,20 @@ def replacing(path: Path) -> Generator[Path, None, None]:
     unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{path.name}")  # the suffix tells the format
     try:
         yield unfinished
+        sync(unfinished)
         unfinished.replace(path)
+        sync(path.parent, parts=False)
     finally:
         remove(unfinished)
+
+
+def sync(path: Path, *, parts: bool = True) -> None:
+    """Have the disk take a file, or a folder with its parts: a power cut loses what is in memory only."""
+    for part in [path, *(path.rglob("*") if parts else ())]:
+        if not (part.is_dir() and os.name == "nt"):  # Windows opens no folders
+            opened = os.open(part, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+            os.fsync(opened)
+            os.close(opened)
 
 
 def remove(path: Path) -> None:

@@ -4,43 +4,70 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer
 
-from bandpo.audit.files import UNFINISHED, remove, replacing
+from bandpo.audit.files import UNFINISHED, remove, replacing, sync
+from bandpo_lab.files import digest
 
 MANIFEST = "manifest.json"
 
 
 def seal(folder: Path, files: Iterable[Path]) -> None:
-    """Write the sizes of files into the folder's manifest, once all of them are on the disk."""
-    sizes: dict[str, int] = {}
+    """Write the SHA-256 of files into the folder's manifest, once all of them are on the disk."""
+    digests: dict[str, str] = {}
     for file in sorted(files):
-        with file.open("rb") as opened:  # a power cut loses what is in memory only
-            os.fsync(opened.fileno())
-        sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
+        sync(file)
+        digests[file.relative_to(folder).as_posix()] = digest(file)
     with replacing(folder / MANIFEST) as unfinished:
-        unfinished.write_text(json.dumps(sizes, indent=1) + "\n")
+        unfinished.write_text(json.dumps(digests, indent=1) + "\n")
+
+
+def sealed(folder: Path) -> dict[str, str]:
+    """The digests in a folder's manifest; empty if there is none, or it cannot be read."""
+    try:
+        return dict(json.loads((folder / MANIFEST).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, None if it is whole.
-
-    A missing file and one of another length are noticed, a changed byte is not.
-    """
-    try:
-        sizes: dict[str, int] = json.loads((folder / MANIFEST).read_text())
-        for name, size in sizes.items():
-            if (found := (folder / name).stat().st_size) != size:
-                return f"{name} has {found} of {size} bytes"
-    except OSError as error:
-        return f"{Path(error.filename).name}: {error.strerror}"
-    except (ValueError, AttributeError):
+    """What is wrong with a sealed folder or checkpoint, None if it is whole: no byte differs from what was sealed."""
+    digests = sealed(folder)
+    if not digests:
         return f"{MANIFEST} cannot be read"
+    for name, expected in digests.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if digest(folder / name) != expected:
+            return f"{name} has changed"
+    state = folder / "trainer_state.json"
+    if state.name in digests and (step := json.loads(state.read_text())["global_step"]) != step_of(folder):
+        return f"it is of step {step}"
     return None
+
+
+class Unloadable(Exception):
+    """A whole checkpoint that cannot be loaded, by a path."""
+
+    def __init__(self, checkpoint: str):
+        super().__init__(checkpoint)
+        self.checkpoint = Path(checkpoint)
+
+
+@contextmanager
+def _loading(checkpoint: str | None) -> Generator[None, None, None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise Unloadable(str(checkpoint)) from error
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
@@ -91,6 +118,14 @@ class WholeCheckpoints(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(finished))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *arguments: Any, **named: Any) -> None:
+        with _loading(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, *arguments, **named)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with _loading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # The upload runs beside the training, so it must not read a folder that is about to be renamed.

@@ -20,8 +20,8 @@ import yaml
 
 from bandpo.audit.files import UNFINISHED, read_jsonl, remove, replacing
 from bandpo.errors import FileProblem, InvalidValue
-from bandpo_lab.files import LOCK, locked
-from bandpo_lab.training.checkpoints import MANIFEST, damage, saved_checkpoints, seal, step_of
+from bandpo_lab.files import LOCK, digest, locked
+from bandpo_lab.training.checkpoints import damage, saved_checkpoints, seal, sealed, step_of
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -98,13 +98,8 @@ class RunFolder:
 
     def _settings_before(self) -> dict[str, Any] | None:
         """The settings in config.yaml; None if it is damaged."""
-        text = self._config.read_text(errors="replace")
-        if not text.endswith("\n...\n"):  # YAML's end mark: half of a file may be read too
-            return None
-        try:
-            return dict(yaml.safe_load(text)["arguments"])
-        except (yaml.YAMLError, LookupError, TypeError, ValueError):
-            return None
+        whole = sealed(self.path).get(self._config.name) == digest(self._config)
+        return dict(yaml.safe_load(self._config.read_text())["arguments"]) if whole else None
 
     def begin(self) -> Path | None:
         """Write the settings that were checked, remove what was never finished, and set damaged checkpoints aside.
@@ -119,15 +114,14 @@ class RunFolder:
             versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
             settings = {"versions": versions, "arguments": self._settings}
             with replacing(self._config) as unfinished:
-                unfinished.write_text(yaml.safe_dump(settings, sort_keys=False, explicit_end=True))
+                unfinished.write_text(yaml.safe_dump(settings, sort_keys=False))
+            if not self.evaluations:
+                remove(self.evaluation)
+            self._seal()
             for checkpoint in saved_checkpoints(self.path):
                 if (fault := damage(checkpoint)) is None:
                     break
-                aside = self.path / DAMAGED / checkpoint.name
-                remove(aside)
-                aside.parent.mkdir(exist_ok=True)
-                checkpoint.replace(aside)
-                _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
+                self.set_aside(checkpoint, fault)
         newest = next(iter(saved_checkpoints(self.path)), None)
         if self._main and newest:
             _say(f"going on from step {step_of(newest)}")
@@ -135,10 +129,23 @@ class RunFolder:
             _say("no checkpoint is whole: starting again from step 0")
         return newest
 
+    def set_aside(self, checkpoint: Path, fault: object) -> None:
+        """Move a checkpoint out of the way, and say why."""
+        if self._main:
+            aside = self.path / DAMAGED / checkpoint.name
+            remove(aside)
+            aside.parent.mkdir(exist_ok=True)
+            checkpoint.replace(aside)
+            _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
+
+    def _seal(self, *more: Path) -> None:
+        """Write the manifest of what an unfinished run cannot make again, or has to compare, and of more."""
+        seal(self.path, (part for part in (self._config, self.evaluation, *more) if part.is_file()))
+
     @property
     def finished(self) -> bool:
         """Whether the run has ended and everything it left is whole."""
-        if not (self.path / MANIFEST).exists():
+        if self.metrics.name not in sealed(self.path):
             return False
         if fault := damage(self.path):
             _say(f"{self.path} was finished, but {fault}; what is damaged is made again")
@@ -149,17 +156,17 @@ class RunFolder:
         """The evaluations made so far, ``before`` and ``after``."""
         if not self.evaluation.exists():
             return {}
-        try:
-            return json.loads(self.evaluation.read_text())
-        except ValueError:
-            _say(f"{self.evaluation} is cut off; evaluating again")
+        if sealed(self.path).get(self.evaluation.name) != digest(self.evaluation):
+            _say(f"{self.evaluation} has changed; evaluating again")
             return {}
+        return json.loads(self.evaluation.read_text())
 
     def record_evaluation(self, when: str, scores: dict[str, float]) -> None:
         self.evaluations[when] = scores
         if self._main:
             with replacing(self.evaluation) as unfinished:
                 unfinished.write_text(json.dumps(self.evaluations, indent=2) + "\n")
+            self._seal()
 
     def log(self, row: dict[str, Any]) -> None:
         """Append a row to the metrics."""
@@ -191,8 +198,7 @@ class RunFolder:
     def finish(self) -> None:
         """Say by a manifest that everything is there."""
         if self._main:
-            parts = (self._config, self.metrics, self.evaluation, self.curves)
-            seal(self.path, (part for part in (*parts, *self.model.rglob("*")) if part.is_file()))
+            self._seal(self.metrics, self.curves, *self.model.rglob("*"))
 
     def record_error(self) -> None:
         """Append the traceback of the error being handled to error.log, if the disk takes it."""

@@ -25,7 +25,7 @@ from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import EvaluateEvery, MetricsLog, ProgressBar
-from bandpo_lab.training.checkpoints import WholeCheckpoints
+from bandpo_lab.training.checkpoints import Unloadable, WholeCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.stale import StaleBatches
 
@@ -67,8 +67,12 @@ def run_training(arguments: Arguments) -> RunFolder:
         with training.main_process_first(local=False):
             folder.check(arguments)
             finished = folder.finished
-        if not finished:
-            _run(arguments, folder, rewards)
+        while not finished:
+            try:
+                _run(arguments, folder, rewards)
+                finished = True
+            except Unloadable as error:
+                folder.set_aside(error.checkpoint, error.__cause__)
     return folder
 
 
@@ -106,6 +110,8 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         rows = named_rows(folder.history())
         save_figure(training_curves({"": rows}, {"": Setup.of_log(folder.path, rows).method}), folder.curves)
         folder.finish()
+    except Unloadable:
+        raise
     except Exception:
         folder.record_error()
         raise
