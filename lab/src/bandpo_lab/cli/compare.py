@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ def compare_command(
         list[Path] | None, typer.Option("--second", help="Further runs of the second model; repeatable.")
     ] = None,
 ) -> None:
-    """Say whether one evaluation is better than another, by a paired bootstrap over problems (and seeds)."""
+    """Say whether one evaluation is better than another, by mean@n of the same problems (and seeds)."""
     from rich.console import Console
     from rich.table import Table
 
@@ -31,11 +32,27 @@ def compare_command(
         [first, *(first_seeds or [])],
         [second, *(second_seeds or [])],
     )]  # fmt: skip
-    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "")
-    for d in compare_scores(*sides):
+    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
+    differences = compare_scores(*sides)
+    for d in differences:
         e = d.interval
         figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
-        table.add_row(d.data_source, d.metric, *figures, d.verdict)
+        table.add_row(
+            d.data_source, d.metric, *figures, f"{d.p:.3f}", d.verdict + ("" if d.primary else " (secondary)")
+        )
     console = Console()
     console.print(f"first: {first}\nsecond: {second}", highlight=False, soft_wrap=True)
     console.print(table)
+    for d in (d for d in differences if d.primary and not math.isnan(d.samples)):
+        console.print(
+            f"{d.data_source}, {d.metric}: ±{d.samples:.4f} of the difference is from samples, the rest from problems. "
+            f"To tell {d.first:.4f} and {d.second:.4f} apart on these problems takes about "
+            f"{d.needed} samples of each.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(
+        "mean@n decides. p is corrected for the sources, and apart from that for the secondary metrics (Holm).",
+        highlight=False,
+        soft_wrap=True,
+    )
