@@ -162,6 +162,7 @@ class Faults:
             (how, source, file.relative_to(source))
             for source in sources
             for file in sorted(path for path in source.rglob("*") if path.is_file() and path.stat().st_size)
+            if ".unfinished" not in file.parts
             for how in WAYS
         ]
         self.random.shuffle(cases)
@@ -169,7 +170,7 @@ class Faults:
         for how, source, name in cases[-number:]:
             folder = Path(shutil.copytree(source, self.work / "damaged"))
             if how == "changed places":
-                first, second = sorted(folder.glob("checkpoint-*"))
+                first, second, *_ = sorted(folder.glob("checkpoint-*"))
                 exchange(first, second)
             else:
                 other = self.other(source, sources[source], name)
@@ -187,7 +188,7 @@ class Faults:
     def other(self, source: Path, elsewhere: Path, name: Path) -> Path:
         """The same file of another checkpoint, or of the other run folder, or any other file."""
         if name.parts[0].startswith("checkpoint-"):
-            [other] = (path for path in source.glob("checkpoint-*") if path.name != name.parts[0])
+            other = next(path for path in source.glob("checkpoint-*") if path.name != name.parts[0])
             return other.joinpath(*name.parts[1:])
         return elsewhere / name if (elsewhere / name).exists() else source / "config.yaml"
 

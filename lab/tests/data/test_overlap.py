@@ -1,7 +1,9 @@
+import re
+
 import pytest
 
 from bandpo_lab.data.overlap import overlaps, words
-from bandpo_lab.data.sources import Problem
+from bandpo_lab.data.sources import Problem, load
 
 LONG = "Find the number of pairs of positive integers a and b whose product is 2024 and whose sum is even."
 
@@ -21,6 +23,8 @@ OTHER = "Find the number of pairs of positive integers x and y such that 3x + 5y
         (["  what is $1 + 1$ ?"], ["What is \\left(1+1\\right)?"], [("t0", "e0")]),  # whatever the layout
         ([LONG.replace("whose sum", "where the sum")], [LONG], [("t0", "e0")]),  # one changed word
         (["Solve this. " + LONG + " Answer as a whole number."], [LONG], [("t0", "e0")]),  # added text
+        (["Problem: What is 2 + 2?"], ["What is 2 + 2?"], [("t0", "e0")]),  # a short one
+        ([re.sub(r"((?:\S+ ){5})\S+", r"\1other", LONG)], [LONG], [("t0", "e0")]),  # one word in six
         ([OTHER], [LONG], []),  # common phrases are not enough
         (["What is 2 + 2?"], ["What is 1 + 1?"], []),
         ([LONG, "Another.", LONG.upper()], [], [("t2", "t0")]),  # inside the training set
@@ -28,6 +32,16 @@ OTHER = "Find the number of pairs of positive integers x and y such that 3x + 5y
 )
 def test_repeated_problems_are_found(train, evaluation, repeats):
     assert found(train, evaluation) == repeats
+
+
+def test_a_common_wrapper_is_no_evidence(real_data):
+    """Of sixty training problems in the wrapper of the evaluation set, only the one that stands there is dropped."""
+    wrapper = "You are a careful mathematician. Reason step by step about what follows, and box the answer at the end: "
+    train, evaluation = (
+        [wrapper + problem.problem for problem in load(str(real_data / f"{name}.jsonl")).problems[:60]]
+        for name in ("gsm8k_train", "amc23")
+    )
+    assert found([*train, evaluation[3]], evaluation) == [("t60", "e3")]
 
 
 def test_words_keep_letters_of_all_scripts_and_numbers():
