@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
-from collections.abc import Generator
+import tempfile
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bandpo.audit.files import remove, replacing
-from bandpo.errors import FileProblem
+from bandpo.audit.files import remove, replacing, sync
+from bandpo.errors import FileProblem, InvalidValue
 
 LOCK = ".lock"
 """How the names of files begin that keep other processes out of a folder."""
+SEAL = "manifest.json"
+"""The file of a folder's digests."""
 
 
 @contextmanager
@@ -44,14 +48,42 @@ def locked(folder: Path) -> Generator[None, None, None]:
             remove(holder)
 
 
+def check_writable(folder: Path) -> None:
+    """See before slow work that files can be written into a folder, which is made if need be.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidValue(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
+
+
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, or of a folder's files and their names."""
-    if path.is_dir():
-        parts = sorted(part for part in path.rglob("*") if part.is_file())
-        listed = "".join(f"{part.relative_to(path).as_posix()} {digest(part)}\n" for part in parts)
-        return hashlib.sha256(listed.encode()).hexdigest()
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(folder: Path, files: Iterable[Path]) -> None:
+    """Write the SHA-256 of files into the folder's manifest, once all of them are on the disk."""
+    digests: dict[str, str] = {}
+    for file in sorted(files):
+        sync(file)
+        digests[file.relative_to(folder).as_posix()] = digest(file)
+    with replacing(folder / SEAL) as unfinished:
+        unfinished.write_text(json.dumps(digests, indent=1) + "\n")
+
+
+def sealed(folder: Path) -> dict[str, str]:
+    """The digests in a folder's manifest; empty if there is none, or it cannot be read."""
+    try:
+        return dict(json.loads((folder / SEAL).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def drop_unfinished_line(path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from bandpo.errors import InvalidValue
 
 
 def compare_command(
@@ -26,8 +29,17 @@ def compare_command(
 
     from bandpo_lab.evals.compare import compare_scores
     from bandpo_lab.evals.report import score
-    from bandpo_lab.evals.run import read_samples
+    from bandpo_lab.evals.run import SETTINGS, read_samples
 
+    settings = [
+        json.loads((f / SETTINGS).read_text())
+        for f in (first, second, *(first_seeds or []), *(second_seeds or []))
+        if (f / SETTINGS).exists()
+    ]
+    if len({s.get("grader") for s in settings}) > 1:
+        raise InvalidValue(
+            "the runs were graded by different graders: bandpo eval --regrade --output-dir RUN"
+        )
     sides = [[score(read_samples(folder)) for folder in side] for side in (
         [first, *(first_seeds or [])],
         [second, *(second_seeds or [])],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +14,11 @@ import typer
 from bandpo.cli import INTERRUPTED, stop
 from bandpo.errors import InvalidValue
 from bandpo_lab.data.sets import Golds
+from bandpo_lab.files import SEAL, check_writable, digest, sealed
 
 if TYPE_CHECKING:
     from bandpo_lab.evals.generate import Sampler, Sampling
+    from bandpo_lab.evals.report import Scores
 
 
 def eval_command(
@@ -41,7 +45,6 @@ def eval_command(
         str | None,
         typer.Option(help="Address of an OpenAI-compatible server, such as http://localhost:8000/v1."),
     ] = None,
-    vllm: Annotated[bool, typer.Option("--vllm", help="Generate with vLLM in this process.")] = False,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Probability mass kept at each step.")] = 1.0,
     max_new_tokens: Annotated[
@@ -51,33 +54,39 @@ def eval_command(
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Completions drawn at once: 64, with vLLM 1024; requests in flight: 32."),
+        typer.Option(min=1, help="Completions drawn at once: 64; requests in flight: 32."),
     ] = None,
     golds: Annotated[
         Golds, typer.Option(help="What to do with problems whose right answer cannot be graded.")
     ] = "keep",
-    limit: Annotated[int | None, typer.Option(help="Only the first problems of the data.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of the data.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file to use in place of the model's chat template.")
     ] = None,
+    regrade: Annotated[
+        bool, typer.Option("--regrade", help="Grade the samples in --output-dir again, and draw none.")
+    ] = False,
 ) -> None:
     """Sample, grade and report: mean@n, pass@k, maj@n. The same command again goes on where it stopped."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
     from bandpo_lab.evals.generate import Sampling
     from bandpo_lab.evals.golds import Gold, unreadable
     from bandpo_lab.evals.problems import embedded_problems, read_problems
-    from bandpo_lab.evals.report import as_json, as_markdown, score
+    from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import evaluate as run
+    from bandpo_lab.evals.run import regrade as grade_again
     from bandpo_lab.models import model_path
     from bandpo_lab.tasks import EMBEDDED
     from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH
 
     if server is not None and model is None:
         raise InvalidValue("--server needs the name of the model, as the server calls it")
-    if limit is not None and limit < 1:
-        raise InvalidValue(f"--limit {limit} must be at least 1")
+    folder = output_dir or Path("runs") / f"eval-{Path(model).name if model else 'base-model'}"
+    if regrade:
+        samples = grade_again(folder)
+        asked = {s.problem: Gold(s.problem, s.gold, s.data_source) for s in samples}
+        _report(folder, score(samples, kept=unreadable(list(asked.values()))))
+        return
+    check_writable(folder)
     problems = (read_problems(data) if data else embedded_problems())[:limit]
     bad = unreadable([Gold(p.id, p.answer, p.data_source) for p in problems])
     for gold in bad:
@@ -90,15 +99,16 @@ def eval_command(
     if max_new_tokens is None:
         max_new_tokens = 4096 if data else MAX_COMPLETION_LENGTH
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-    folder = output_dir or Path("runs") / f"eval-{Path(model).name if model else 'base-model'}"
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     settings = {
         "model": model or "embedded base model",
-        "generator": "server" if server else "vllm" if vllm else "transformers",
+        "generator": "server" if server else "transformers",
         "chat_template": None if template is None else hashlib.sha256(template.encode()).hexdigest(),
     }
     named = model if server and model else model_path(model or EMBEDDED)
-    generator = _generator(named, sampling, server, vllm, batch_size, template)
+    if not server:
+        settings |= _content(Path(named))
+    generator = _generator(named, sampling, server, batch_size, template)
     try:
         samples = run(generator, problems, n, folder, settings=settings)
     except KeyboardInterrupt:
@@ -106,7 +116,40 @@ def eval_command(
             f"interrupted; the samples so far are kept in {folder}, and the same command goes on from there",
             INTERRUPTED,
         )
-    scores = score(samples, **{"dropped" if golds == "drop" else "kept": bad})
+    _report(folder, score(samples, **{"dropped" if golds == "drop" else "kept": bad}))
+
+
+def _content(model: Path) -> dict[str, str]:
+    """Hashes of a folder's weights, with their configuration, and of its tokenizer; a hub's model has a name alone.
+
+    Raises:
+        ValueError: The folder is of a training run, and a file has changed since it was saved.
+    """
+    kinds: dict[str, list[str]] = {"weights": [], "tokenizer": []}
+    saved = sealed(model.parent)
+    for file in sorted(path for path in model.rglob("*") if path.is_file()):
+        found, name = digest(file), file.relative_to(model.parent).as_posix()
+        if saved.get(name, found) != found:
+            raise InvalidValue(
+                f"{file} has changed since it was saved: train again, or remove {model.parent}/{SEAL}"
+            )
+        kind = (
+            "tokenizer"
+            if re.match(r"tokenizer|vocab|merges|special|added|chat_template", file.name)
+            else "weights"
+        )
+        kinds[kind].append(found)
+    return {
+        kind: hashlib.sha256("".join(found).encode()).hexdigest() for kind, found in kinds.items() if found
+    }
+
+
+def _report(folder: Path, scores: Mapping[str, Scores]) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from bandpo_lab.evals.report import as_json, as_markdown
+
     report = as_markdown(scores)
     (folder / "report.json").write_text(json.dumps(as_json(scores), indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(report, encoding="utf-8")
@@ -123,12 +166,9 @@ def _generator(
     model: str,
     sampling: Sampling,
     server: str | None,
-    vllm: bool,
     batch_size: int | None,
     template: str | None,
 ) -> Sampler:
-    if server is not None and vllm:
-        raise InvalidValue("--server and --vllm exclude each other: choose where completions come from")
     if server is not None:
         from bandpo_lab.evals.server import ServerSampler
 
@@ -142,11 +182,6 @@ def _generator(
         raise InvalidValue(
             f"{model} is a run folder, and no model; its model is in {inner}: bandpo eval {inner}"
         )
-    if vllm:
-        from bandpo_lab.evals.vllm_engine import VLLMSampler
-
-        return VLLMSampler(model, sampling, batch_size=batch_size or 1024, chat_template=template)
-
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -78,7 +78,7 @@ HUB: Mapping[str, Hub] = {
 MATH-500, as the authors take them. `commonsenseqa-train` and `apps-val` are the rows that the authors draw.
 """
 
-GENERATED = ("multiplication", "multiplication-train", "countdown", "countdown-train")
+GENERATED = ("multiplication", "multiplication-train")
 """Sets that the package makes itself, to any size."""
 
 SIZE = 500

@@ -241,13 +241,12 @@ def read_problem(value: Any) -> str:
 
 
 def _generate(name: str, asked: Role | None, size: int, seed: int) -> ProblemSet:
-    from bandpo_lab.tasks import countdown, multiplication
+    from bandpo_lab.tasks.multiplication import problems
 
     if size < 1:
         raise InvalidValue(f"{name}: size = {size} must be at least 1")
     role = _own_role(name, "train" if name.endswith("-train") else "eval", asked)
-    task = name.removesuffix("-train")
-    rows = {"countdown": countdown, "multiplication": multiplication}[task].problems(role, size, seed)
-    problems = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))
-    origin = {"generator": f"bandpo_lab.tasks.{task}", "revision": f"size {size}, seed {seed}"}
-    return ProblemSet(name, task, role, problems, origin, "apache-2.0", complete=task == "multiplication")
+    rows = problems(role, size, seed)
+    made = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))
+    origin = {"generator": "bandpo_lab.tasks.multiplication", "revision": f"size {size}, seed {seed}"}
+    return ProblemSet(name, "multiplication", role, made, origin, "apache-2.0", complete=True)

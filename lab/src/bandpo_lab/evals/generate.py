@@ -6,6 +6,7 @@ and the positions still missing, so that a resumed run draws what an uninterrupt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,8 +48,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InvalidValue(f"max_new_tokens = {self.max_new_tokens} must be at least 1")
-        if not self.temperature >= 0:
-            raise InvalidValue(f"temperature = {self.temperature} must be 0 (greedy) or more")
+        if not 0 <= self.temperature < math.inf:
+            raise InvalidValue(f"temperature = {self.temperature} must be 0 (greedy) or more, and finite")
         if not 0 < self.top_p <= 1:
             raise InvalidValue(f"top_p = {self.top_p} must lie in (0, 1]; 1 keeps every token")
         if self.seed < 0:
@@ -65,8 +66,11 @@ class Completion:
 
     text: str
     finish: str
-    """``"stop"`` where the model ended it, ``"length"`` where it was cut."""
-    tokens: int
+    """``"stop"`` where the model ended it, ``"length"`` where it was cut; begins with `REFUSED` where there is none."""
+    tokens: int | None
+
+
+REFUSED = "refused"
 
 
 class GenerationError(FileProblem):

@@ -1,4 +1,4 @@
-"""What a table of scores is worth: mean@k, pass@k, maj@k, verl's best@k and their intervals.
+"""What a table of scores is worth: mean@k, pass@k, maj@k and their intervals.
 
 Every metric maps scores in [0, 1] of shape ``(problems, n)``, 0 for wrong and 1 for right, to one value per problem,
 ``(problems,)``. Its mean is the metric, and `estimate` puts an interval around it, or around the difference of two
@@ -65,25 +65,6 @@ def pass_at_k(correct: ArrayLike, k: int) -> Values:
     ranks = np.arange(n, 1, -1)
     weights = k / n * np.cumprod(np.concatenate([[1.0], (ranks - k) / (ranks - 1)]))
     return np.clip(scores @ weights[::-1], 0.0, 1.0)
-
-
-def verl_best_at_k(correct: ArrayLike, k: int) -> Values:
-    """verl's ``best@k``: mean best of k samples drawn *with* replacement, over 1000 draws, to rounding.
-
-    This is not pass@k. It tends to 1 - (1 - c/n)^k, so that with k = n = 32 one right answer scores 0.638 and
-    pass@32 is 1. It is reported beside pass@k because papers that train with verl often print it as pass@k.
-
-    Source: ``verl.trainer.ppo.metric_utils.process_validation_metrics``, key ``best@k/mean``.
-
-    >>> verl_best_at_k([[1] + [0] * 31], 32).round(1).tolist()
-    [0.6]
-    """
-    scores = _scores(correct)
-    n = scores.shape[1]
-    _check_k(k, n)
-    # The legacy generator, its seed and its draws, the same for every problem, are verl's.
-    drawn = np.random.RandomState(42).choice(n, size=(1000, k), replace=True)
-    return np.array([row[drawn].max(axis=1).mean() for row in scores])
 
 
 def maj_at_k(correct: ArrayLike, answers: Sequence[Sequence[Hashable]]) -> Values:
@@ -193,16 +174,15 @@ def sampling_variance(correct: ArrayLike) -> float:
 def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None) -> dict[str, Values]:
     """Every metric of one evaluation, one value per problem.
 
-    These are ``mean@n`` (pass@1 too), ``pass@2, 4 … n``, ``verl_best@n``, and ``maj@n`` where answers are given.
+    These are ``mean@n`` (pass@1 too), ``pass@2, 4 … n``, and ``maj@n`` where answers are given.
 
     >>> list(per_problem([[1, 0, 0]]))
-    ['mean@3', 'pass@2', 'pass@3', 'verl_best@3']
+    ['mean@3', 'pass@2', 'pass@3']
     """
     n = _scores(correct).shape[1]
     metrics = {f"mean@{n}": mean_at_k(correct)}
     powers = sorted({2**i for i in range(1, n.bit_length())} | {n} - {1})
     metrics |= {f"pass@{k}": pass_at_k(correct, k) for k in powers}
-    metrics[f"verl_best@{n}"] = verl_best_at_k(correct, n)
     if answers is not None:
         metrics[f"maj@{n}"] = maj_at_k(correct, answers)
     return metrics

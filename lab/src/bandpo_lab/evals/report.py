@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bandpo.errors import InvalidValue
+from bandpo_lab.evals.generate import REFUSED
 from bandpo_lab.evals.golds import BadGold
 from bandpo_lab.evals.metrics import Estimate, Values, estimate, per_problem, sampling_variance
 from bandpo_lab.evals.run import Sample
@@ -24,8 +25,8 @@ class Scores:
     Attributes:
         problems: Ids, in the order of the values.
         values: Metrics by name (see `bandpo_lab.evals.metrics.per_problem`), each of shape (problems,).
-        endings: Shares of all samples: ``no answer``, ``cut`` at the limit, ``timeout`` of grading; and
-            ``tokens``, their mean length.
+        endings: Shares of all samples: ``no answer``, ``cut`` at the limit, ``timeout`` of grading, ``refused`` by a
+            server; and ``tokens``, their mean length.
         sampling: Variance of one sample's score around its problem's own mean; NaN for one sample per problem.
         kept: Reasons by id of the golds that cannot be used and were kept: right answers may score 0 there.
         dropped: Those of the golds that were left out.
@@ -68,7 +69,8 @@ def score(
                 "no answer": float(np.mean([s.answer is None for s in flat])),
                 "cut": float(np.mean([s.finish == "length" for s in flat])),
                 "timeout": float(np.mean([s.reason == "timeout" for s in flat])),
-                "tokens": float(np.mean([s.tokens for s in flat])),
+                "refused": float(np.mean([s.finish.startswith(REFUSED) for s in flat])),
+                "tokens": float(np.mean([s.tokens for s in flat if s.tokens is not None] or [0])),
             },
             kept={bad.gold.id: bad.reason for bad in kept if bad.gold.data_source == source},
             dropped={bad.gold.id: bad.reason for bad in dropped if bad.gold.data_source == source},
@@ -102,7 +104,8 @@ def as_markdown(scores: Mapping[str, Scores]) -> str:
             )
         notes.append(
             f"{source}: {s.endings['no answer']:.1%} of samples without an answer, "
-            f"{s.endings['cut']:.1%} cut at the token limit, {s.endings['timeout']:.1%} not graded in time; "
+            f"{s.endings['cut']:.1%} cut at the token limit, {s.endings['timeout']:.1%} not graded in time, "
+            f"{s.endings['refused']:.1%} refused by the server; "
             f"{s.endings['tokens']:.0f} tokens on average."
         )
         if not math.isnan(s.sampling):

@@ -3,18 +3,21 @@ stopped."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from bandpo.audit.files import read_jsonl
+from bandpo.audit.files import read_jsonl, replacing
 from bandpo.errors import FileProblem, InvalidValue
-from bandpo_lab.evals.generate import GenerationError, Sampler
-from bandpo_lab.evals.grading import grade
+from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
+from bandpo_lab.evals.grading import CORES, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
 from bandpo_lab.file_models import checked
 from bandpo_lab.files import drop_unfinished_line, locked
@@ -32,8 +35,10 @@ class Sample:
         score: 1.0 right, 0.0 wrong.
         answer: The answer read, None where there is none; what majority voting counts.
         reason: Of the score (see `bandpo_lab.evals.grading.Grade`).
-        finish: ``stop`` where the model ended the completion, ``length`` where it was cut.
-        tokens: Length of the completion.
+        finish: ``stop`` where the model ended the completion, ``length`` where it was cut; ``refused`` and why, where a
+            server refused the request.
+        tokens: Length of the completion; None where a server does not say.
+        gold: The right answer.
     """
 
     problem: str
@@ -43,8 +48,9 @@ class Sample:
     answer: str | None
     reason: str
     finish: str
-    tokens: int
+    tokens: int | None
     completion: str
+    gold: str
 
 
 def evaluate(
@@ -57,14 +63,15 @@ def evaluate(
 ) -> list[Sample]:
     """Completes each problem n times and grades every completion.
 
-    Each sample is written to ``folder/samples.jsonl`` as it comes. A run into a folder that holds samples
-    already draws only those that are missing; it refuses a folder with other data, n or settings.
+    Each sample is written to ``folder/samples.jsonl`` as it is graded, with a digest. A run into a folder that holds
+    samples already draws only those that are missing; it refuses a folder with other data, n or settings.
 
     The settings are what else identifies the run, such as the model's name.
 
     Raises:
         ValueError: n below 1, or a folder of another run, or a file of samples that is damaged.
-        GenerationError: The generator cannot go on. What came until then is kept, and the same call goes on.
+        GenerationError: The generator cannot go on, or refused everything. What came until then is kept, and the
+            same call goes on.
         FileProblem: Another process is writing to the folder.
     """
     if n < 1:
@@ -76,6 +83,7 @@ def evaluate(
         "problems": len(problems),
         "data": fingerprint(problems),
         "sampling": asdict(generator.sampling),
+        "grader": version(),
     }
     with locked(folder):
         _check_settings(folder / SETTINGS, identity)
@@ -83,33 +91,83 @@ def evaluate(
         done = _read_done(folder / SAMPLES, positions)
         missing = [position for position in range(len(positions)) if position not in done]
         job = [problem.prompt for problem in problems for _ in range(n)]
+        waiting: deque[tuple[int, Future[Sample]]] = deque()
         with (
             (folder / SAMPLES).open("a", encoding="utf-8") as file,
             tqdm(total=len(job), initial=len(done), desc="samples") as bar,
+            ThreadPoolExecutor(CORES) as graders,
         ):
+
+            def write(at_most: int) -> None:
+                while waiting and (len(waiting) > at_most or waiting[0][1].done()):
+                    position, graded = waiting.popleft()
+                    done[position] = graded.result()
+                    file.write(_line(done[position]))
+                    file.flush()  # a kill must not lose it
+                    bar.update()
+
             try:
                 for position, completion in generator.stream(job, missing) if missing else ():
-                    problem = problems[position // n]
-                    verdict = grade(completion.text, problem.answer, problem.data_source)
-                    sample = Sample(
-                        problem=problem.id,
-                        sample=position % n,
-                        data_source=problem.data_source,
-                        finish=completion.finish,
-                        tokens=completion.tokens,
-                        completion=completion.text,
-                        **asdict(verdict),
-                    )
-                    file.write(json.dumps(asdict(sample)) + "\n")
-                    file.flush()  # a kill must not lose it
-                    done[position] = sample
-                    bar.update()
+                    graded = graders.submit(_graded, problems[position // n], position % n, completion)
+                    waiting.append((position, graded))
+                    write(at_most=CORES)
             except GenerationError as error:
+                write(at_most=0)
                 raise GenerationError(
                     f"{error}\n{len(done)} of {len(job)} samples are kept in {folder / SAMPLES}; "
                     "the same command goes on from there"
                 ) from error
+            finally:
+                write(at_most=0)
+    if all(sample.finish.startswith(REFUSED) for sample in done.values()):
+        raise GenerationError(f"the server refused every request, the first {done[0].finish}")
     return [done[position] for position in range(len(positions))]
+
+
+def regrade(folder: Path) -> list[Sample]:
+    """Grade the samples of a finished run again, with the grader as it is now, and write them in their place.
+
+    Raises:
+        FileProblem: Not a folder that `evaluate` wrote, or another process is writing to it.
+        ValueError: The run is not finished, or its file is damaged.
+    """
+    samples = read_samples(folder)
+    with locked(folder):
+        with ThreadPoolExecutor(CORES) as graders:
+            golds = ([getattr(s, name) for s in samples] for name in ("completion", "gold", "data_source"))
+            grades = graders.map(grade, *golds)
+            again = [replace(s, **asdict(verdict)) for s, verdict in zip(samples, grades, strict=True)]
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        _write(folder / SAMPLES, "".join(map(_line, again)))
+        _write(folder / SETTINGS, json.dumps(settings | {"grader": version()}, indent=2) + "\n")
+    return again
+
+
+def _graded(problem: EvalProblem, sample: int, completion: Completion) -> Sample:
+    return Sample(
+        problem=problem.id,
+        sample=sample,
+        data_source=problem.data_source,
+        finish=completion.finish,
+        tokens=completion.tokens,
+        completion=completion.text,
+        gold=problem.answer,
+        **asdict(grade(completion.text, problem.answer, problem.data_source)),
+    )
+
+
+def _line(sample: Sample) -> str:
+    row = asdict(sample)
+    return json.dumps({**row, "sha256": _digest(row)}) + "\n"
+
+
+def _digest(row: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def read_samples(folder: Path) -> list[Sample]:
@@ -135,7 +193,11 @@ def read_samples(folder: Path) -> list[Sample]:
 def _parse(path: Path) -> Iterator[tuple[int, Sample]]:
     """Line numbers and samples."""
     for number, row in read_jsonl(path):
-        yield number, checked(Sample, row, f"{path}, line {number}")
+        digest = row.pop("sha256", None)
+        sample = checked(Sample, row, f"{path}, line {number}")
+        if digest != _digest(row):
+            raise InvalidValue(f"{path}, line {number} has changed since it was written: remove the folder")
+        yield number, sample
 
 
 def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int, Sample]:
@@ -150,13 +212,18 @@ def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int
                 f"{path}, line {number}: sample {sample.sample} of {sample.problem!r} is unknown or double"
             )
         done[position] = sample
+    refused = [position for position, sample in done.items() if sample.finish.startswith(REFUSED)]
+    if refused:  # they are asked for again
+        done = {position: sample for position, sample in done.items() if position not in refused}
+        _write(path, "".join(map(_line, done.values())))
     return done
 
 
 def _check_settings(path: Path, identity: dict[str, Any]) -> None:
     identity = json.loads(json.dumps(identity))
-    if not path.exists():
-        path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
+    samples = path.with_name(SAMPLES)
+    if not path.exists() or not samples.exists() or not samples.stat().st_size:
+        _write(path, json.dumps(identity, indent=2) + "\n")
         return
     earlier = json.loads(path.read_text(encoding="utf-8"))
     for key in {**earlier, **identity}:
@@ -164,4 +231,6 @@ def _check_settings(path: Path, identity: dict[str, Any]) -> None:
             raise InvalidValue(
                 f"{path.parent} holds a run with {key} = {earlier.get(key)}, not {identity.get(key)}: "
                 "choose another folder, or the settings of that run to go on with it"
+                + "; --regrade grades a finished one again"
+                * (key == "grader")
             )

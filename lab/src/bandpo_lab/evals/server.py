@@ -7,13 +7,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.evals.generate import Completion, GenerationError, Prompt, Sampling
+from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Prompt, Sampling
 
 if TYPE_CHECKING:
     import httpx
 
 TIMEOUT = 1800.0
 """Seconds one request may take."""
+UNKNOWN = (401, 403, 404, 405)
+"""Statuses that say that the server does not know the key, the model or the address: no request would do better."""
 
 
 class ServerSampler:
@@ -21,7 +23,8 @@ class ServerSampler:
 
     Messages go to ``/chat/completions`` and text to ``/completions``. A request that fails to get through, or
     meets status 429 or 5xx, is tried again after 1, 2, 4 … seconds; then the stream ends with an error, after
-    every completion that did arrive. A key, where one is needed, is read from ``OPENAI_API_KEY``.
+    every completion that did arrive. One that the server refuses, such as a prompt that is too long, is a completion
+    without text. A key, where one is needed, is read from ``OPENAI_API_KEY``.
 
     Args:
         url: Up to and including the version, such as ``http://localhost:8000/v1``.
@@ -98,6 +101,8 @@ class ServerSampler:
             if response.status_code == 429 or response.status_code >= 500:
                 problem = f"status {response.status_code}: {response.text[:500]}"
                 continue
+            if response.status_code >= 400 and response.status_code not in UNKNOWN:
+                return Completion("", f"{REFUSED}, {response.status_code}: {response.text[:500]}", None)
             if response.status_code >= 400:
                 raise GenerationError(
                     f"{url} refused the request, {response.status_code}: {response.text[:500]}"
@@ -111,7 +116,8 @@ def _parse(url: str, response: "httpx.Response", chat: bool) -> Completion:
         answer = response.json()
         choice = answer["choices"][0]
         text = choice["message"]["content"] if chat else choice["text"]
-        return Completion(text or "", choice["finish_reason"], answer["usage"]["completion_tokens"])
+        tokens = (answer.get("usage") or {}).get("completion_tokens")
+        return Completion(text or "", choice["finish_reason"] or "unknown", tokens)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise GenerationError(
             f"{url} answered in a form that is not OpenAI's: {response.text[:500]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,35 +12,15 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from bandpo.audit.files import UNFINISHED, remove, replacing, sync
-from bandpo_lab.files import digest
-
-MANIFEST = "manifest.json"
-
-
-def seal(folder: Path, files: Iterable[Path]) -> None:
-    """Write the SHA-256 of files into the folder's manifest, once all of them are on the disk."""
-    digests: dict[str, str] = {}
-    for file in sorted(files):
-        sync(file)
-        digests[file.relative_to(folder).as_posix()] = digest(file)
-    with replacing(folder / MANIFEST) as unfinished:
-        unfinished.write_text(json.dumps(digests, indent=1) + "\n")
-
-
-def sealed(folder: Path) -> dict[str, str]:
-    """The digests in a folder's manifest; empty if there is none, or it cannot be read."""
-    try:
-        return dict(json.loads((folder / MANIFEST).read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
+from bandpo.audit.files import UNFINISHED, remove
+from bandpo_lab.files import SEAL, digest, seal, sealed
 
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a sealed folder or checkpoint, None if it is whole: no byte differs from what was sealed."""
     digests = sealed(folder)
     if not digests:
-        return f"{MANIFEST} cannot be read"
+        return f"{SEAL} cannot be read"
     for name, expected in digests.items():
         if not (folder / name).is_file():
             return f"{name} is missing"

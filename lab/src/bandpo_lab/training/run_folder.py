@@ -20,8 +20,8 @@ import yaml
 
 from bandpo.audit.files import UNFINISHED, read_jsonl, remove, replacing
 from bandpo.errors import FileProblem, InvalidValue
-from bandpo_lab.files import LOCK, digest, locked
-from bandpo_lab.training.checkpoints import damage, saved_checkpoints, seal, sealed, step_of
+from bandpo_lab.files import LOCK, digest, locked, seal, sealed
+from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 
 if TYPE_CHECKING:
     from transformers import Trainer
