@@ -1,6 +1,7 @@
 """`bandpo data prepare`, `bandpo eval` and `bandpo compare` as commands, one after the other."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -11,6 +12,8 @@ pytest.importorskip("math_verify")
 
 import byte_model
 from bandpo import cli
+from bandpo_lab.files import seal
+from bandpo_lab.tasks.multiplication import base_model_path
 
 pytestmark = pytest.mark.usefixtures("one_grader")
 
@@ -55,6 +58,33 @@ def test_the_embedded_model_by_default(bandpo, tmp_path):
     assert (tmp_path / "second" / "samples.jsonl").read_bytes() != before
     assert "claimed" in bandpo("compare", "first", "second")  # a narrow terminal breaks the sentence
     assert "mean@4" in bandpo("compare", "first", "second", "--first", "second")
+    for name, change in (
+        ("settings.json", ('"grader": "', '"grader": "0')),
+        ("samples.jsonl", ('"score": 0.0', '"score": 1.0')),
+    ):
+        file = tmp_path / "second" / name
+        file.write_text(file.read_text().replace(*change))
+        said = {"settings.json": "different graders", "samples.jsonl": "line 1 has changed"}[name]
+        assert said in bandpo("compare", "first", "second", code=2)
+        if name == "settings.json":
+            bandpo("eval", "--regrade", "--output-dir", "second")
+
+
+def test_new_weights_at_the_same_path_are_new_samples(bandpo, tmp_path):
+    shutil.copytree(base_model_path(), tmp_path / "run" / "model")
+    evaluate = ["eval", "run/model", "--n", 1, "--limit", 2, "--output-dir", "samples"]
+    sums = [{"prompt": "123*4=", "answer": "492", "data_source": "multiplication"}]
+    (tmp_path / "sums.jsonl").write_text(json.dumps(sums[0]))
+    evaluate += ["--data", "sums.jsonl", "--max-new-tokens", 4]
+    bandpo(*evaluate)
+    weights = tmp_path / "run" / "model" / "model.safetensors"
+    seal(tmp_path / "run", [weights])
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "has changed since it was saved" in bandpo(*evaluate, code=2)
+    seal(tmp_path / "run", [weights])
+    assert "holds a run with weights = " in bandpo(*evaluate, code=2)
 
 
 def test_real_sets_from_preparation_to_report(bandpo, reader, real_data, tmp_path):
@@ -99,20 +129,18 @@ def test_a_chat_template_can_be_given(bandpo, reader, tmp_path):
     ("arguments", "message"),
     [
         (["eval", "--data", "no.parquet"], "no.parquet does not exist"),
-        (["eval", "--limit", "0"], "--limit 0"),
         (["eval", "--server", "http://localhost:1/v1"], "--server needs the name of the model"),
-        (["eval", "m", "--server", "http://localhost:1/v1", "--vllm"], "exclude each other"),
         (["eval", "m", "--server", "localhost:1"], "must be an address such as"),
         (["compare", "a", "b"], "a holds no evaluation"),
         (["data", "prepare", "aime99"], "'aime99' is neither"),
         (["eval", "/nowhere"], "/nowhere cannot be loaded as a model: "),
-        (["eval", "--vllm"], "pip install vllm"),
         (["eval", "runs/mine"], "runs/mine is a run folder"),
-        (["eval", "runs/mine", "--vllm"], "runs/mine/model"),
+        (["eval", "--temperature", "inf"], "must be 0 (greedy) or more, and finite"),
+        (["eval", "--output-dir", "file"], "file cannot be written: File exists"),
     ],
 )
-def test_mistakes_end_in_one_line(bandpo, monkeypatch, tmp_path, arguments, message):
-    monkeypatch.setitem(sys.modules, "vllm", None)
+def test_mistakes_end_in_one_line(bandpo, tmp_path, arguments, message):
+    (tmp_path / "file").touch()
     (tmp_path / "runs/mine/model").mkdir(parents=True)
     (tmp_path / "runs/mine/model/config.json").write_text("{}")
     ended = bandpo(*arguments, code=2)

@@ -4,7 +4,6 @@ pytest.importorskip("math_verify")
 
 from bandpo_lab.data.sources import load
 from bandpo_lab.evals.golds import Gold, renderings, unreadable, value_of
-from bandpo_lab.tasks.countdown import Countdown
 
 USABLE = [
     "27", "-7", "0", "2.50", "1,234", r"1\,234", "4.5e33", "3e6", "1e-5", "2.7778e-6", r"2.5 \times 10^{3}",
@@ -24,7 +23,7 @@ UNUSABLE = [
     ("9^{9^{9^{9}}}", "cannot be compared"),
     ("2e-3", r"does not accept"),  # 2·e - 3, or 0.002
     ("N=n", "does not accept"),  # math-verify does not tell N from n
-    ("5 dollars", "does not accept"),
+    ("5 dozen", "does not accept"),
     ("MR=SRMC", "does not accept"),
 ]
 
@@ -44,8 +43,7 @@ def test_a_gold_that_accepts_another_value_is_found(monkeypatch, grader):
 
 
 def test_each_rule_checks_its_own_golds():
-    golds = [Gold("a", Countdown((1, 2), 3).answer, "countdown"), Gold("b", "7", "countdown")]
-    assert [bad.gold for bad in unreadable([*golds, Gold("c", "36", "multiplication")])] == golds[1:]
+    assert unreadable([Gold("a", "N=n", "multiplication")]) == []
 
 
 @pytest.mark.parametrize(

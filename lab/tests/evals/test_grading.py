@@ -15,8 +15,7 @@ from bandpo_lab.data.sources import load
 from bandpo_lab.evals import grading
 from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
 from bandpo_lab.evals.golds import Gold, unreadable
-from bandpo_lab.evals.grading import MathGrader, compute_score, grade, reward
-from bandpo_lab.tasks.countdown import Countdown
+from bandpo_lab.evals.grading import MathGrader, compute_score, reward
 from pages import ROOT
 
 TIME_LIMIT = 1.5  # as in conftest.py
@@ -99,6 +98,15 @@ RIGHT = [
     ("52_8", r"\boxed{52_{8}}"),
     ("No solution", r"\boxed{\text{no solution}}"),
     ("5", r"\boxed{2+3=5}"),
+    ("480", r"\boxed{480 dollars}"),
+    ("27", r"\boxed{27 cats}"),
+    (r"2\sqrt{3}", r"\boxed{2√3}"),
+    ("B", r"\boxed{B)}"),
+    ("B", r"\boxed{Option B}"),
+    ("e - 8", r"\boxed{e-8}"),
+    ("-2", r"\boxed{- 2 = m}"),
+    ("m=-2", r"\boxed{- 2 = m}"),
+    (r"25\%", r"\boxed{$25 \%$}"),
 ]
 
 
@@ -145,7 +153,39 @@ WRONG = [
     ("2", r"\boxed{10 + 2\%}", "wrong"),
     ("12", "<think>It may be 12</think><answer>9</answer>", "wrong"),
     ("2", "#### 2**3**2", "wrong"),
+    ("5", r"\boxed{6=5}", "wrong"),
+    ("5", r"\boxed{500\%}", "wrong"),
+    ("5", r"\boxed{5\text{ is wrong}}", "wrong"),
+    ("5", r"\boxed{5\mod7}", "wrong"),
+    ("5", r"\boxed{5,\ldots}", "wrong"),
+    ("0", r"\boxed{2x+1=0}", "wrong"),
+    ("5", r"\boxed{5 million}", "wrong"),
 ]
+
+KNOWING = [  # the problem, its gold, an answer that equals the gold, and what is said of it
+    ("Compute $\\sqrt{50}+\\sqrt{18}$.", r"8\sqrt{2}", r"\sqrt{50}+\sqrt{18}", "restated"),
+    ("Factor $x^2+2x+1$.", "(x+1)^2", "x^2 + 2x + 1", "restated"),
+    ("Write $0.5$ as a fraction.", r"\frac12", "0.5", "restated"),
+    ("What is $3+4$?", "7", "4+3", "restated"),
+    ("What is $3+4$?", "7", "3+4+0", "restated"),
+    ("What is $3+4$?", "7", "9+9-9-9+2+8-3", "restated"),
+    ("Simplify $\\frac{18}{24}$.", r"\frac34", r"\frac{6}{8}", "unsimplified"),
+    ("Simplify $\\sqrt{48}$.", r"4\sqrt3", r"2\sqrt{12}", "unsimplified"),
+    ("Simplify $\\sqrt{48}$.", r"4\sqrt3", r"4\sqrt{3}", "right"),
+    ("A coin and $2$ dice: how many of $12$ cows?", "12", "x = 12", "right"),
+    ("Of 8 balls 5 are red. What is the chance of red?", "0.625", r"\frac{5}{8}", "right"),
+    ("Give $10$ per cent of 3 hours in minutes.", "18", r"18 \text{ minutes}", "right"),
+    ("Simplify $-10-4(n-5)$", "10-4 n", "-4n+10", "right"),
+    ("Solve $x^2=4$.", "2, -2", r"\{-2, 2\}", "right"),
+]
+
+
+@pytest.mark.parametrize(("problem", "gold", "answer", "reason"), KNOWING)
+def test_an_answer_says_more_than_its_problem(grader, problem, gold, answer, reason):
+    verdict = grader.grade(rf"\boxed{{{answer}}}", gold, problem)
+    assert (verdict.reason, verdict.score) == (reason, float(reason == "right"))
+    assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == "right"
+
 
 PAGE = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
 DEBATABLE = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$", PAGE, re.MULTILINE)
@@ -153,7 +193,7 @@ DEBATABLE = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$", P
 
 @pytest.mark.parametrize(("gold", "answer", "verdict", "why"), DEBATABLE)
 def test_the_documented_disagreements_are_as_documented(grader, gold, answer, verdict, why):
-    assert len(DEBATABLE) == 21
+    assert len(DEBATABLE) == 20
     assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == verdict
     if "listed" in why:
         assert unreadable([Gold("x", gold)], grader)
@@ -256,7 +296,6 @@ def test_nothing_in_an_answer_is_executed(grader, tmp_path):
     for completion in (rf"\boxed{{{code}}}", code, f"#### {code}", f"<answer>{code}</answer>"):
         assert grader.grade(completion, "27").score == 0.0
         assert grader.grade("#### 27", completion).score == 0.0
-        assert not Countdown((27,), 27).solved_by(code)
     assert not target.exists()
 
 
@@ -335,10 +374,10 @@ def test_extraction_balances_braces(completion, text):
 def test_reward_in_trls_form():
     messages = [{"role": "assistant", "content": r"\boxed{3}"}]
     assert reward([messages, r"\boxed{4}"], answer=["3", "3"], prompt=["a", "b"]) == [1.0, 0.0]
-    answer = Countdown((3, 4), 12).answer
-    assert reward([r"\boxed{4 \times 3}"], answer=[answer], data_source=["countdown"]) == [1.0]
-    assert grade(r"\boxed{3 * 4}", answer, "countdown").answer == answer  # so all right ones vote together
-    assert grade("", answer, "countdown").reason == "no answer"
+    restated = {"answer": ["7"], "prompts": [[{"role": "user", "content": "What is $3+4$?"}]]}
+    assert reward([r"\boxed{3+4}"], **restated) == [0.0]
+    assert reward([r"\boxed{7}"], **restated) == [1.0]
+    assert compute_score("math", r"\boxed{3+4}", "7", {"problem": "What is $3+4$?"})["reason"] == "restated"
     with pytest.raises(ValueError, match="time_limit"):
         MathGrader(time_limit=0)
     with pytest.raises(ValueError, match="one answer for each"):

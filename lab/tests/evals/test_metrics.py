@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bandpo_lab.evals.metrics import estimate, maj_at_k, mean_at_k, pass_at_k, per_problem, verl_best_at_k
+from bandpo_lab.evals.metrics import estimate, maj_at_k, mean_at_k, pass_at_k, per_problem
 
 
 @given(st.integers(1, 40), st.data())
@@ -21,19 +21,6 @@ def test_pass_of_graded_scores_is_the_mean_best_of_all_subsets(scores, data):
     k = data.draw(st.integers(1, len(scores)))
     expected = np.mean([max(s) for s in itertools.combinations(scores, k)])
     assert pass_at_k([scores], k)[0] == pytest.approx(expected, abs=1e-12)
-
-
-def test_verl_best_equals_verl():
-    metric_utils = pytest.importorskip("verl.trainer.ppo.metric_utils", reason="verl is not installed")
-    rng = np.random.default_rng(1)
-    scores = (rng.random((5, 12)) < 0.3).astype(float)
-    scores[0] = rng.random(12)
-    table = metric_utils.process_validation_metrics(
-        ["set"] * scores.size, [str(i) for i in np.arange(5).repeat(12)], {"score": scores.ravel().tolist()}
-    )["set"]["score"]
-    for k in (2, 4, 8, 12):
-        assert verl_best_at_k(scores, k).mean() == pytest.approx(table[f"best@{k}/mean"], abs=1e-12)
-    assert mean_at_k(scores).mean() == pytest.approx(table["mean@12"], abs=1e-12)
 
 
 def test_majority_by_hand():
@@ -64,14 +51,14 @@ def test_intervals_hold_the_truth_in_95_of_100_cases(ability, k):
     for _ in range(300):
         p = rng.beta(*ability, (30, 1))
         first, second = (pass_at_k(rng.random((30, 8)) < p, k) for _ in range(2))
-        alone, apart = estimate(first), estimate(first, minus=second)
+        alone, apart = estimate(first), estimate(first, minus=second, smooth=k == 1)
         held.append((alone.low <= truth <= alone.high, apart.low <= 0 <= apart.high))
     assert np.mean(held, axis=0).min() > 0.91  # three standard errors below 0.95
 
 
 def test_names_and_powers_and_many_samples():
     table = per_problem([[1, 0, 0], [0, 0, 0]], [["a", "b", "b"], ["x", "y", "z"]])
-    assert list(table) == ["mean@3", "pass@2", "pass@3", "verl_best@3", "maj@3"]
+    assert list(table) == ["mean@3", "pass@2", "pass@3", "maj@3"]
     assert table["pass@3"].mean() == 0.5
     assert table["maj@3"].mean() == 0.0
     assert per_problem([[1, 0, 0]])["pass@3"].tolist() == [1.0]
@@ -84,12 +71,11 @@ def test_malformed_scores_are_refused(bad):
         mean_at_k(bad)
 
 
-@pytest.mark.parametrize("metric", [pass_at_k, verl_best_at_k])
 @pytest.mark.parametrize("k", [1.5, 1.0, "1"])
-def test_k_must_be_whole(metric, k):
+def test_k_must_be_whole(k):
     with pytest.raises(TypeError, match="whole number of samples"):
-        metric([[1, 0]], k)
-    assert metric([[1, 0]], np.int64(2)).shape == (1,)
+        pass_at_k([[1, 0]], k)
+    assert pass_at_k([[1, 0]], np.int64(2)).shape == (1,)
 
 
 def test_other_bad_input_is_refused():

@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("filelock")
 
 from bandpo_lab.evals.generate import Completion, GenerationError, Sampling
 from bandpo_lab.evals.golds import BadGold, Gold
+from bandpo_lab.evals.grading import CORES
 from bandpo_lab.evals.problems import EvalProblem, embedded_problems, fingerprint, read_problems
 from bandpo_lab.evals.report import as_json, as_markdown, score
 from bandpo_lab.evals.run import evaluate, read_samples
@@ -58,11 +60,11 @@ def test_a_run_that_stops_loses_and_repeats_nothing(tmp_path, error):
     assert written[0] == written[1]
 
 
-def test_each_sample_is_in_the_file_before_the_next_is_drawn(tmp_path):
+def test_no_more_samples_wait_for_grading_than_there_are_graders(tmp_path):
     class Watching(Counting):
         def stream(self, prompts, missing):
             for written, answer in enumerate(super().stream(prompts, missing)):
-                assert (tmp_path / "samples.jsonl").read_bytes().count(b"\n") == written
+                assert written - (tmp_path / "samples.jsonl").read_bytes().count(b"\n") <= CORES
                 yield answer
 
     evaluate(Watching(), PROBLEMS, 2, tmp_path)
@@ -107,6 +109,28 @@ def test_a_damaged_file_is_refused_with_its_line(tmp_path, damage):
         evaluate(Counting(), PROBLEMS, 2, tmp_path)
 
 
+def test_what_a_server_refuses_is_asked_again_and_a_run_without_samples_blocks_nothing(tmp_path):
+    class Refusing(Counting):
+        refused: ClassVar = {2}
+
+        def stream(self, prompts, missing):
+            for position, completion in super().stream(prompts, missing):
+                gone = Completion("", "refused, 400: too long", None)
+                yield position, gone if position in self.refused else completion
+
+    with pytest.raises(GenerationError):
+        evaluate(Counting(0), PROBLEMS, 1, tmp_path, settings={"model": "misspelt"})
+    samples = evaluate(Refusing(), PROBLEMS, 1, tmp_path)
+    assert [s.reason for s in samples] == ["right", "wrong", "no answer", "wrong"]
+    assert score(samples)["sums"].endings["refused"] == 0.25
+    again = Counting()
+    assert [s.gold for s in evaluate(again, PROBLEMS, 1, tmp_path)] == ["0", "2", "4", "6"]
+    assert list(again.asked) == [2]
+    Refusing.refused = set(range(4))
+    with pytest.raises(GenerationError, match="refused every request, the first refused, 400: too long"):
+        evaluate(Refusing(), PROBLEMS, 1, tmp_path / "other")
+
+
 def test_two_processes_do_not_write_to_one_folder(tmp_path):
     class Nested(Counting):
         def stream(self, prompts, missing):
@@ -134,13 +158,19 @@ def test_the_report_by_hand(tmp_path):
     assert set(scores) == {"sums", "others"}
     sums = {name: e.value for name, e in scores["sums"].estimates().items()}
     # Two right of four for each: pass@2 misses with 1 pair of 6; two right votes against two for one wrong answer.
-    expected = {"mean@4": 0.5, "pass@1": 0.5, "pass@2": 5 / 6, "pass@4": 1.0, "maj@4": 0.5}
+    expected = {"mean@4": 0.5, "pass@2": 5 / 6, "pass@4": 1.0, "maj@4": 0.5}
     assert {name: sums[name] for name in expected} == pytest.approx(expected)
     # 2 for 1 + 1 is wrong here, and 3 right.
     assert scores["others"].values["mean@4"].tolist() == [0.5]
-    assert scores["sums"].endings == {"no answer": 0.0, "cut": 0.0, "timeout": 0.0, "tokens": 5.0}
+    assert scores["sums"].endings == {
+        "no answer": 0.0,
+        "cut": 0.0,
+        "timeout": 0.0,
+        "refused": 0.0,
+        "tokens": 5.0,
+    }
     assert json.loads(json.dumps(as_json(scores)))["sums"]["metrics"]["pass@4"]["mean"] == 1.0
-    assert "| sums | 4 | mean@4 | 0.5000 | 0.5000 to 0.5000 |" in as_markdown(scores)
+    assert "| sums | 4 | mean@4 | 0.5000 | 0.1681 to 0.8319 |" in as_markdown(scores)
 
 
 @pytest.mark.usefixtures("one_grader")

@@ -113,6 +113,20 @@ def test_a_refusal_or_an_answer_in_another_form_is_not_tried_again(server, statu
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "content", "expected"),
+    [
+        (400, "too long", ("", "refused, 400: too long", None)),
+        (200, '{"choices": [{"text": "a", "finish_reason": null}]}', ("a", "unknown", None)),
+    ],
+)
+def test_one_refusal_or_a_missing_figure_ends_no_run(server, status, content, expected):
+    server.behave = lambda path, body, count: (status, content) if count == 1 else answer(path, body, count)
+    first, second = dict(generator(server, concurrency=1).stream(["a"] * 2, range(2))).values()
+    assert (first.text, first.finish, first.tokens) == expected
+    assert second.finish == "stop"
+
+
 def test_a_consumer_that_stops_is_not_kept_waiting(server):
     stream = generator(server, concurrency=1).stream(["a"] * 1000, range(1000))
     next(stream)

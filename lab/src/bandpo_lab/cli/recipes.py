@@ -42,17 +42,6 @@ def copy_command(
     typer.echo(folder / "README.md")
 
 
-@app.command("diff")
-def diff_command(
-    first: Annotated[str, typer.Argument(help="A variant of the paper's experiment, such as authors.")],
-    second: Annotated[str, typer.Argument(help="Another one, such as recommended.")],
-) -> None:
-    """Print every setting in which two variants differ, for all models and rules; it takes a minute."""
-    from bandpo_lab.variants import as_table, differences
-
-    typer.echo(as_table(first, second, differences(first, second)))
-
-
 @app.command("summary")
 def summary_command(
     log: Annotated[typer.FileText, typer.Argument(help="What verl printed; - for standard input.")],

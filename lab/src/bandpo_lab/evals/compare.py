@@ -12,6 +12,7 @@ from bandpo.errors import InvalidValue
 from bandpo_lab.evals.metrics import Estimate, estimate
 from bandpo_lab.evals.report import Scores
 
+PRIMARY = "mean@"
 POWER = (1.960 + 0.842) ** 2
 """Of the standard error: how large the square of a difference must be to be claimed at 95 % in 80 % of comparisons."""
 
@@ -40,7 +41,7 @@ class ScoreDifference:
     @property
     def primary(self) -> bool:
         """Whether this is the metric that decides: ``mean@n``, whatever was found."""
-        return self.metric.startswith("mean@")
+        return self.metric.startswith(PRIMARY)
 
     @property
     def verdict(self) -> str:
@@ -87,7 +88,7 @@ def compare_scores(
             if all(metric in run[source].values for run in runs):
                 a, b = ([run[source].values[metric] for run in side] for side in (first, second))
                 means = float(np.mean(a)), float(np.mean(b))
-                found = estimate(b, minus=a)
+                found = estimate(b, minus=a, smooth=metric.startswith(PRIMARY))
                 difference = ScoreDifference(source, metric, *means, found, found.p)
                 if difference.primary:
                     noise = [[run[source].sampling for run in side] for side in (first, second)]

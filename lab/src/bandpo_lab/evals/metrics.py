@@ -104,7 +104,7 @@ class Estimate(NamedTuple):
     p: float
 
 
-def estimate(values: ArrayLike, minus: ArrayLike | None = None) -> Estimate:
+def estimate(values: ArrayLike, minus: ArrayLike | None = None, *, smooth: bool = False) -> Estimate:
     """Mean, or difference of two means, with Student's interval at 95 % over problems and seeds.
 
     A difference is taken problem by problem, which takes out how hard they are. Seeds answer the same problems; what
@@ -112,12 +112,15 @@ def estimate(values: ArrayLike, minus: ArrayLike | None = None) -> Estimate:
 
     Thirty problems that all score alike do not say that all problems do. So the interval counts one problem more of
     score 0 and one of score 1 (Agresti and Coull 1998, for shares), and of a difference half a problem of -1 and half
-    of 1, times the square of the share of problems without a difference. `scripts/evaluation_tables.py coverage`
+    of 1, times the square of the share of problems without a difference; of a smooth one, of the largest difference in
+    place of 1. `scripts/evaluation_tables.py coverage`
     simulates how often it holds the truth.
 
     Args:
         values: One value in [0, 1] per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
         minus: What is subtracted, of the same problems in the same order; the number of seeds may differ.
+        smooth: Whether each sample moves a problem's value a little, as it does mean@n, so that a problem that shows no
+            difference hides no large one.
 
     Raises:
         ValueError: Malformed values, or two sides that do not have the same problems.
@@ -131,9 +134,12 @@ def estimate(values: ArrayLike, minus: ArrayLike | None = None) -> Estimate:
         sizes = " and ".join(str(table.shape[1]) for table in tables)
         raise InvalidValue(f"the two sides have {sizes} problems: compare runs on the same data")
     each = tables[0].mean(axis=0) - (0 if minus is None else tables[1].mean(axis=0))
-    lowest = 0.0 if minus is None else -1.0
+    far = float(np.abs(each).max()) if smooth and minus is not None and each.any() else 1.0
     added = 1.0 if minus is None else float(np.mean(each == 0)) ** 2 / 2
-    points, weights = np.append(each, [lowest, 1.0]), np.append(np.ones(len(each)), [added, added])
+    points, weights = (
+        np.append(each, [0.0 if minus is None else -far, far]),
+        np.append(np.ones(len(each)), [added, added]),
+    )
     total = weights.sum()
     center = float(weights @ points / total)
     variances = [float(weights @ (points - center) ** 2) / max(total - 1, 1) / total]
@@ -145,7 +151,7 @@ def estimate(values: ArrayLike, minus: ArrayLike | None = None) -> Estimate:
         variances.append(max(float(means.var(ddof=1)) / len(table) - noise, 0.0))
         freedom.append(len(table) - 1)
     variance = sum(variances)
-    value = float(each.mean())
+    value, lowest = float(each.mean()), 0.0 if minus is None else -1.0
     if not variance:
         return Estimate(value, value, value, float(value == 0))
     student = stats.t(variance**2 / sum(v**2 / df for v, df in zip(variances, freedom, strict=True)))

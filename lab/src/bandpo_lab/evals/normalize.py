@@ -22,7 +22,7 @@ _ALONE = r"(?<![\w.\\^/}])"
 _MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
 # Words that a unit has not: they join answers, deny one, or change its value.
 _NO_UNIT = (
-    r"(?:and|or|if|for|when|where|is|are|was|not|no|wrong|plus|minus|times|over|than|to|base|mod|of|from|by"
+    r"(?i:and|or|if|for|when|where|is|are|was|not|no|wrong|plus|minus|times|over|than|to|base|mod|of|from|by"
     r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|half|pi|sqrt|sin|cos|tan|log|ln|[ap]m)"
 )
 # Words in roman type, except the numbers e and i.

@@ -1,17 +1,21 @@
-"""Where two variants of the paper's experiment differ, found by composing both for every model and rule."""
+"""Where two variants of the paper's experiment differ, found by composing both for every model and rule.
+
+python scripts/variants.py authors recommended
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.tables import Table
 
-PAPER = Path(__file__).parent / "recipes/paper"
+PAPER = SHIPPED / "paper"
 
 NAMES = ("recipe.", "trainer.default_local_dir", "trainer.experiment_name", "actor_rollout_ref.rollout.trace")
 """What only names a run, or stands in other settings too."""
@@ -103,3 +107,7 @@ def _where(pairs: set[tuple[str, str]], experiments: list[tuple[str, str]]) -> t
     rules = {pair[1] for pair in pairs if pair[0] == model}
     of_models = {pair for pair in experiments if pair[0] in models}
     return tuple(sorted(models if pairs == of_models else rules))
+
+
+if __name__ == "__main__":
+    print(as_table(*sys.argv[1:], differences(*sys.argv[1:])))
