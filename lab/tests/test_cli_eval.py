@@ -58,16 +58,13 @@ def test_the_embedded_model_by_default(bandpo, tmp_path):
     assert (tmp_path / "second" / "samples.jsonl").read_bytes() != before
     assert "claimed" in bandpo("compare", "first", "second")  # a narrow terminal breaks the sentence
     assert "mean@4" in bandpo("compare", "first", "second", "--first", "second")
-    for name, change in (
-        ("settings.json", ('"grader": "', '"grader": "0')),
-        ("samples.jsonl", ('"score": 0.0', '"score": 1.0')),
-    ):
-        file = tmp_path / "second" / name
-        file.write_text(file.read_text().replace(*change))
-        said = {"settings.json": "different graders", "samples.jsonl": "line 1 has changed"}[name]
-        assert said in bandpo("compare", "first", "second", code=2)
-        if name == "settings.json":
-            bandpo("eval", "--regrade", "--output-dir", "second")
+    settings, lines = (tmp_path / "second" / name for name in ("settings.json", "samples.jsonl"))
+    settings.write_text(settings.read_text().replace('"grader": "', '"grader": "0'))
+    assert "different graders" in bandpo("compare", "first", "second", code=2)
+    bandpo("eval", "--regrade", "--output-dir", "second")
+    bandpo("compare", "first", "second")
+    lines.write_text(lines.read_text().replace('"score": 0.0', '"score": 1.0'))
+    assert "line 1 has changed" in bandpo("compare", "first", "second", code=2)
 
 
 def test_new_weights_at_the_same_path_are_new_samples(bandpo, tmp_path):

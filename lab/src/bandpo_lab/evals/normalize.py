@@ -104,7 +104,10 @@ _RULES: tuple[_Rule, ...] = tuple(
         # The unit after a number, also of several parts: \mathrm{m}/\mathrm{s}^2.
         (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", ""),
         (r"(?<=\d)\s+per ?cent\s*$", r"\\%"),
-        (rf"(?<=[\d}}])(?!.*\b{_NO_UNIT}\b)(?:\s+[a-zA-Z]{{2,}}){{1,3}}\s*$", ""),
+        (
+            rf"^(\s*-?\$?(?:{_NUMBER}|\d+/\d+))(?!.*\b{_NO_UNIT}\b)\s*[a-zA-Z]{{4,}}(?:\s+[a-zA-Z]+){{0,2}}\s*$",
+            r"\1",
+        ),
         (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}(?!\s*_)", r"\1"),
         (r"^(\s*[-+]?[\d.,]+)\s+\((?:\\text\{)?[a-zA-Z]{3,}[a-zA-Z ,-]*\}?\)\s*$", r"\1"),
         # -1./3

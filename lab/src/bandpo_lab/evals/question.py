@@ -14,10 +14,10 @@ PADDED = 4
 
 _SIMPLIFY = re.compile(r"simpl(?:if|est)|lowest terms|reduced? (?:form|fraction)", re.IGNORECASE)
 _LAYOUT = re.compile(
-    r"\\(?:left|right|displaystyle|text\w*|math\w*|mbox|[,;:! %$]|quad)|\^\s*\{?\\circ\}?|[%{}$]"
+    r"\\(?:left|right|displaystyle|text\w*|math\w*|mbox|[,;:! %$]|quad)|\^\s*\{?\\circ\}?|\\?[%{}$]"
 )
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
-_NAMED = re.compile(r"^\s*[a-zA-Z](?:\([a-zA-Z]\))?\s*(?:=|\\in(?![a-z]))")
+_NAMED = re.compile(r"^\s*[a-zA-Z]\s*(?:\(\s*[a-zA-Z]\s*\))?\s*(?:=|\\in(?![a-z]))")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\d+\.?\d*|\.\d+|\S")
 _RATIO = re.compile(r"(?<![\d^])(\d+)\s*/\s*(\d+)(?!\d)")
 _ROOT = re.compile(r"\\sqrt\s*\{?(\d+)\}?")
@@ -54,10 +54,14 @@ def fault(answer: str, gold: str, problem: str) -> str | None:
 
 def _tokens(text: str) -> list[str]:
     """Numbers, names and signs, without layout, the name of the unknown and the ways to write one number."""
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", _NAMED.sub("", normal_form(text)))
-    text = _FRACTION.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", text)
-    found = _TOKEN.findall(_LAYOUT.sub(" ", text).lower())
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", _FRACTION.sub(_in_line, normal_form(text)))
+    found = _TOKEN.findall(_NAMED.sub("", _LAYOUT.sub(" ", text)).lower())
     return [f"{Decimal(token).normalize():f}" if re.match(r"\.?\d", token) else token for token in found]
+
+
+def _in_line(fraction: re.Match[str]) -> str:
+    parts = (fraction[1] or fraction[2], fraction[3] or fraction[4])
+    return "/".join(part if re.fullmatch(r"\s*-?\w+\s*", part or "") else f"({part})" for part in parts)
 
 
 def _weight(tokens: list[str]) -> int:
@@ -67,7 +71,7 @@ def _weight(tokens: list[str]) -> int:
 
 def _unreduced(text: str) -> bool:
     """Whether a fraction of two numbers or a root of one could be made smaller."""
-    text = _FRACTION.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", text)
+    text = _FRACTION.sub(_in_line, text)
     fractions = any(gcd(int(top), int(bottom)) > 1 for top, bottom in _RATIO.findall(text))
     roots = (int(root) for root in _ROOT.findall(text) if len(root) < 7)
     return fractions or any(root % k**2 == 0 for root in roots for k in range(2, isqrt(root) + 1))
