@@ -27,7 +27,7 @@ from bandpo_lab.evals.metrics import estimate, pass_at_k, per_problem, sampling_
 from bandpo_lab.evals.report import Scores
 from bandpo_lab.tables import Table
 
-WRAPPER = "You are a careful mathematician. Think step by step about what follows, check it, and box the answer at the end. "
+WRAPPER = "You are a careful mathematician. Think step by step about what follows, and box the answer at the end. "
 PROBLEMS = 30
 ABILITIES = {
     "even": (1, 1),
@@ -166,7 +166,7 @@ HACKS: dict[str, Callable[[Problem], str | None]] = {
     "everything": lambda p: r"(-\infty, \infty)",
     "a box that is never closed": lambda p: rf"\boxed{{{p.answer}",
 }
-"""Answers made of a problem and its gold, here 27; None where there is none. Each is put into a box, unless it has one."""
+"""Answers made of a problem and its gold, here 27; None where there is none. Each is put into a box if it has none."""
 
 
 def hacks(problems: Sequence[Problem]) -> str:

@@ -69,11 +69,11 @@ def as_logp(name: str, logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
 def is_number(value: object) -> bool:
     """Whether a setting is one number, of Python's, numpy's or torch's types.
 
-    >>> is_number(0.2), is_number("0.2"), is_number(None)
+    >>> is_number(0.2), is_number("0.2"), is_number(True)
     (True, False, False)
     """
     # A compiler cannot ask a symbol for its attributes; the value was checked before.
-    return torch.compiler.is_compiling() or hasattr(value, "__float__")
+    return torch.compiler.is_compiling() or (hasattr(value, "__float__") and not isinstance(value, bool))
 
 
 def number(name: str, value: Any, must: str, allowed: Callable[[float], bool]) -> None:

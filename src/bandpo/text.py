@@ -130,8 +130,8 @@ def _value_text(value: Any) -> str:
 def _parse(text: str, kind: type, imports: bool) -> Any:
     try:
         value = _build(ast.parse(text.strip(), mode="eval").body, imports)
-    except SyntaxError as error:
-        raise InvalidValue(f"{text!r} cannot be read; write {EXAMPLES[kind]}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise InvalidValue(f"{text!r:.200} cannot be read; write {EXAMPLES[kind]}") from error
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"in {text!r}: {error}") from error
     if kind is Method and isinstance(value, ClipRule):

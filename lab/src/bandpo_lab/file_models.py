@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -56,7 +58,20 @@ def _fault(fault: Any) -> str:
     return ": ".join(filter(None, (".".join(map(str, fault["loc"])), message)))
 
 
-def read_yaml(text: str, what: str) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The keys and values of a JSON file.
+
+    Raises:
+        ValueError: It is no JSON, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidValue(f"{path} cannot be read: {error}") from error
+    return checked(dict[str, Any], content, str(path))
+
+
+def read_yaml(text: str | bytes, what: str) -> dict[str, Any]:
     """The keys and values of a YAML file; an empty one has none.
 
     Args:
@@ -71,7 +86,7 @@ def read_yaml(text: str, what: str) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidValue(f"{what} is no valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise InvalidValue(f"{what} must hold `key: value` lines, got a {type(content).__name__}")

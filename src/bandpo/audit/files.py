@@ -54,8 +54,8 @@ def replacing(path: Path) -> Generator[Path, None, None]:
 def sync(path: Path, *, parts: bool = True) -> None:
     """Have the disk take a file, or a folder with its parts: a power cut loses what is in memory only."""
     for part in [path, *(path.rglob("*") if parts else ())]:
-        if not (part.is_dir() and os.name == "nt"):  # Windows opens no folders
-            opened = os.open(part, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+        if os.name == "posix":  # Windows opens no folders
+            opened = os.open(part, os.O_RDONLY)
             os.fsync(opened)
             os.close(opened)
 

@@ -27,7 +27,7 @@ OPTIONAL = {
 def main() -> None:
     """Entry point of the `bandpo` command.
 
-    What bandpo refuses is shown as one line, with exit status 2. Any other error keeps its traceback.
+    What bandpo or the system refuses is shown as one line, with exit status 2. Any other error keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -39,7 +39,7 @@ def main() -> None:
         from bandpo.cli.app import app
 
         app()
-    except BandpoError as error:
+    except (BandpoError, OSError) as error:
         stop(f"error: {error}", BAD_INPUT)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bandpo.errors import InvalidValue
+from bandpo_lab.file_models import read_json
 
 
 def compare_command(
@@ -32,7 +32,7 @@ def compare_command(
     from bandpo_lab.evals.run import SETTINGS, read_samples
 
     settings = [
-        json.loads((f / SETTINGS).read_text())
+        read_json(f / SETTINGS)
         for f in (first, second, *(first_seeds or []), *(second_seeds or []))
         if (f / SETTINGS).exists()
     ]

@@ -61,7 +61,10 @@ def eval_command(
     ] = "keep",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of the data.")] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="Jinja file to use in place of the model's chat template.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Jinja file to use in place of the model's chat template."
+        ),
     ] = None,
     regrade: Annotated[
         bool, typer.Option("--regrade", help="Grade the samples in --output-dir again, and draw none.")
@@ -99,7 +102,7 @@ def eval_command(
     if max_new_tokens is None:
         max_new_tokens = 4096 if data else MAX_COMPLETION_LENGTH
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    template = None if chat_template is None else chat_template.read_text(encoding="utf-8", errors="replace")
     settings = {
         "model": model or "embedded base model",
         "generator": "server" if server else "transformers",
@@ -190,7 +193,7 @@ def _generator(
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
         loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
-    except OSError as error:
+    except Exception as error:  # of several packages
         where = "" if Path(model).is_dir() else "there is no such folder, and the hub's answer is: "
         raise InvalidValue(
             f"{model} cannot be loaded as a model: {where}{str(error).splitlines()[0]}"

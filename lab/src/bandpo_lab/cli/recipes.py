@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from bandpo.audit.files import replacing
 from bandpo.errors import InvalidValue
+from bandpo_lab.files import check_writable
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
@@ -36,7 +37,7 @@ def copy_command(
     """Copy the recipes for verl and TRL, and their launchers, into a folder of yours."""
     if folder.exists():
         raise InvalidValue(f"{folder} is there already, and nothing was copied; name another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(folder.parent)
     with replacing(folder) as unfinished:
         shutil.copytree(SHIPPED, unfinished, ignore=shutil.ignore_patterns("__pycache__"))
     typer.echo(folder / "README.md")
@@ -44,7 +45,9 @@ def copy_command(
 
 @app.command("summary")
 def summary_command(
-    log: Annotated[typer.FileText, typer.Argument(help="What verl printed; - for standard input.")],
+    log: Annotated[
+        typer.FileText, typer.Argument(errors="replace", help="What verl printed; - for standard input.")
+    ],
 ) -> None:
     """Print time per step, by stage, and GPU memory of a run of verl."""
     from bandpo_lab.cost import read_steps, summed_up

@@ -19,7 +19,8 @@ from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
 from bandpo_lab.evals.golds import Gold, unreadable
-from bandpo_lab.file_models import checked
+from bandpo_lab.file_models import checked, read_json
+from bandpo_lab.files import check_writable
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """How to answer, so that grading finds the answer; the sentence that Qwen's models were trained with."""
@@ -130,6 +131,7 @@ def prepare_data(
     names = [set_name(spec) for spec in specs]
     if len(set(names)) < len(names):
         raise InvalidValue(f"the same set twice among {', '.join(names)}: give each another name, NAME=FILE")
+    check_writable(out)
     manifest = _read_manifest(out)
     there = ", ".join(name for name in names if name in manifest)
     if there and not overwrite:
@@ -257,7 +259,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _read_manifest(out: Path) -> dict[str, Entry]:
     path = out / "manifest.json"
-    return checked(dict[str, Entry], json.loads(path.read_text("utf-8")), str(path)) if path.exists() else {}
+    return checked(dict[str, Entry], read_json(path), str(path)) if path.exists() else {}
 
 
 def _read_dropped(out: Path) -> list[Dropped]:

@@ -47,9 +47,9 @@ def extract(completion: str) -> Extracted | None:
     boxes = [box.end() for box in _BOX.finditer(text)]
     if boxes:
         return _box_content(text, boxes[-1])
+    end = len(text.rstrip())
     for mark in reversed(list(_MARKED.finditer(text))):
-        followed = text[mark.end() :].strip()
-        if not (followed and _HEADING.match(mark[1])):
+        if not (mark.end() < end and _HEADING.match(mark[1])):
             return _marked_answer(mark[1])
     if tagged:
         return _marked_answer(tagged)

@@ -19,7 +19,7 @@ from bandpo.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import CORES, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
-from bandpo_lab.file_models import checked
+from bandpo_lab.file_models import checked, read_json
 from bandpo_lab.files import drop_unfinished_line, locked
 
 SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
@@ -137,7 +137,7 @@ def regrade(folder: Path) -> list[Sample]:
             golds = ([getattr(s, name) for s in samples] for name in ("completion", "gold", "data_source"))
             grades = graders.map(grade, *golds)
             again = [replace(s, **asdict(verdict)) for s, verdict in zip(samples, grades, strict=True)]
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_json(folder / SETTINGS)
         _write(folder / SAMPLES, "".join(map(_line, again)))
         _write(folder / SETTINGS, json.dumps(settings | {"grader": version()}, indent=2) + "\n")
     return again
@@ -180,9 +180,9 @@ def read_samples(folder: Path) -> list[Sample]:
     path = folder / SAMPLES
     if not path.exists() or not (folder / SETTINGS).exists():
         raise FileProblem(f"{folder} holds no evaluation: `bandpo eval` makes one")
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = read_json(folder / SETTINGS)
     samples = sorted((sample for _, sample in _parse(path)), key=lambda s: (s.problem, s.sample))
-    expected = settings["n"] * settings["problems"]
+    expected = settings.get("n", 0) * settings.get("problems", 0)
     if len(samples) != expected or len({(s.problem, s.sample) for s in samples}) != expected:
         raise InvalidValue(
             f"{path} has {len(samples)} samples of {expected}: run the same `bandpo eval` again to finish"
@@ -225,7 +225,7 @@ def _check_settings(path: Path, identity: dict[str, Any]) -> None:
     if not path.exists() or not samples.exists() or not samples.stat().st_size:
         _write(path, json.dumps(identity, indent=2) + "\n")
         return
-    earlier = json.loads(path.read_text(encoding="utf-8"))
+    earlier = read_json(path)
     for key in {**earlier, **identity}:
         if earlier.get(key) != identity.get(key):
             raise InvalidValue(

@@ -1,10 +1,12 @@
 """Completions from an OpenAI-compatible server."""
 
 import os
+import re
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Prompt, Sampling
@@ -41,7 +43,11 @@ class ServerSampler:
         concurrency: int = 32,
         attempts: int = 6,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
+        try:
+            valid = urlsplit(url).port != 0 and re.match(r"https?://[\w.\[]", url) and url.isprintable()
+        except ValueError:  # the port, or a bracket
+            valid = False
+        if not valid:
             raise InvalidValue(f"server {url!r} must be an address such as http://localhost:8000/v1")
         self.url, self.model, self.sampling = url.rstrip("/"), model, sampling
         self.concurrency, self.attempts = concurrency, attempts

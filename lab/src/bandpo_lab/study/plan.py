@@ -249,7 +249,7 @@ def study_text(file: str) -> str:
         return (resources.files("bandpo_lab.study") / "quick.yaml").read_text()
     if not Path(file).is_file():
         raise InvalidValue(f"{file} is no file; the study that comes with bandpo is called quick")
-    return Path(file).read_text()
+    return Path(file).read_text(errors="replace")
 
 
 def parse_study(text: str) -> Study:

@@ -70,7 +70,7 @@ def _refuse(settings: Any, names: Sequence[str], fits: Callable[[float], bool], 
 
 ABOVE_0 = (
     "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-    "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "logging_steps", "save_steps",
+    "num_generations", "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "logging_steps", "save_steps",
 )  # fmt: skip
 AT_LEAST_0 = ("lag", "learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
 
@@ -186,7 +186,7 @@ def _read(path: str) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise InvalidValue(f"--config {file}: there is no such file")
-    options = read_yaml(file.read_text(), f"--config {file}")
+    options = read_yaml(file.read_bytes(), f"--config {file}")
     if options.keys() == {"versions", "arguments"}:
         options = options["arguments"]
         del options["generation_batch_size"]  # TRL derived it from others, and refuses to be given both

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import datasets
@@ -21,6 +22,7 @@ from bandpo.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
+from bandpo_lab.files import check_writable
 from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
@@ -62,6 +64,8 @@ def run_training(arguments: Arguments) -> RunFolder:
             f"save_steps={training.save_steps} would cut a batch's {per_batch} updates in two, and a resumed run would "
             f"leave the trajectory; use a multiple of {per_batch}"
         )
+    if training.record:
+        check_writable(Path(training.record))
     folder = RunFolder(training.output_dir or "", main=training.process_index == 0)
     with folder.held():
         with training.main_process_first(local=False):
