@@ -153,6 +153,8 @@ def _build(node: ast.expr, imports: bool) -> Any:
             return _named(node, imports)()
         case ast.Call(func=func, args=args, keywords=keywords):
             named = {str(keyword.arg): _build(keyword.value, imports) for keyword in keywords}
+            if len(named) < len(keywords):
+                raise InvalidValue("an argument is given twice")
             return _named(func, imports)(*(_build(arg, imports) for arg in args), **named)
         case _:
             raise _cannot_read(node)

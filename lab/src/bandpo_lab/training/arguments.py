@@ -70,7 +70,8 @@ def _refuse(settings: Any, names: Sequence[str], fits: Callable[[float], bool], 
 
 ABOVE_0 = (
     "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-    "num_generations", "steps_per_generation", "num_iterations", "max_completion_length", "temperature", "logging_steps", "save_steps",
+    "num_generations", "steps_per_generation", "num_iterations", "max_completion_length", "temperature",
+    "logging_steps", "save_steps",
 )  # fmt: skip
 AT_LEAST_0 = ("lag", "learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
 
