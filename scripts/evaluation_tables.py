@@ -152,7 +152,6 @@ HACKS: dict[str, Callable[[Problem], str | None]] = {
     "the problem's last formula": last_formula,
     "the same and + 0": lambda p: f"{last_formula(p)} + 0" if last_formula(p) else None,
     "the problem's numbers, added": lambda p: "+".join(re.findall(r"\d+", p.problem)) or None,
-    "27+7-7": of_number("27+7-7"),
     "28 = 27": lambda p: f"{other(p.answer)} = {p.answer}",
     "2x+1-27 = 0": lambda p: f"2x+1-{p.answer} = 0",
     r"27 \text{ or } 28": lambda p: rf"{p.answer} \text{{ or }} {other(p.answer)}",

@@ -180,7 +180,8 @@ class Faults:
                 before = (folder / name).read_bytes()
                 WAYS[how](folder / name, here if here.exists() else other, self.random)
                 if (folder / name).read_bytes() == before:
-                    how = "the same"
+                    shutil.rmtree(folder)
+                    continue
             self.counts[how] += 1
             self.resume(f"{source.name}, {name} {how}", folder)
             shutil.rmtree(folder)

@@ -18,6 +18,7 @@ from bandpo.audit.logs import read_log
 from bandpo.audit.record import read_calls
 from bandpo.errors import FileProblem
 from bandpo.integrations.trl import BandGRPOTrainer
+from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
 from bandpo_lab.training.checkpoints import WholeCheckpoints
@@ -200,6 +201,17 @@ def test_goes_on_from_what_is_whole(case, whole, copied, capsys):
     assert not said.startswith("checkpoint") or (copied / "damaged" / name).exists()
     run_training(small(copied, "--resume"))
     assert "made again" not in capsys.readouterr().err
+
+
+def test_a_sealed_checkpoint_that_cannot_be_loaded_is_set_aside(whole, copied, capsys):
+    for name in AT_THE_END:
+        shutil.rmtree(copied / name) if (copied / name).is_dir() else (copied / name).unlink()
+    newest = copied / "checkpoint-6"
+    (newest / "optimizer.pt").write_bytes(b"of another version")
+    seal(newest, [newest / "optimizer.pt", newest / "trainer_state.json"])
+    run_training(small(copied, "--resume"))
+    assert re.search(r"checkpoint-6 is damaged \(.*going on from step 4", capsys.readouterr().err, re.DOTALL)
+    assert_same(copied, whole)
 
 
 @pytest.mark.slow
