@@ -27,7 +27,9 @@ from bandpo_lab.evals.metrics import estimate, pass_at_k, per_problem, sampling_
 from bandpo_lab.evals.report import Scores
 from bandpo_lab.tables import Table
 
-WRAPPER = "You are a careful mathematician. Think step by step about what follows, and box the answer at the end. "
+WRAPPER = (
+    "You are a careful mathematician. Think step by step about what follows, and box the answer at the end. "
+)
 PROBLEMS = 30
 ABILITIES = {
     "even": (1, 1),

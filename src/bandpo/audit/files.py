@@ -44,20 +44,19 @@ def replacing(path: Path) -> Generator[Path, None, None]:
     unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{path.name}")  # the suffix tells the format
     try:
         yield unfinished
-        sync(unfinished)
+        sync(unfinished, *unfinished.rglob("*"))
         unfinished.replace(path)
-        sync(path.parent, parts=False)
+        sync(path.parent)
     finally:
         remove(unfinished)
 
 
-def sync(path: Path, *, parts: bool = True) -> None:
-    """Have the disk take a file, or a folder with its parts: a power cut loses what is in memory only."""
-    for part in [path, *(path.rglob("*") if parts else ())]:
-        if os.name == "posix":  # Windows opens no folders
-            opened = os.open(part, os.O_RDONLY)
-            os.fsync(opened)
-            os.close(opened)
+def sync(*paths: Path) -> None:
+    """Have the disk take files and folders: a power cut loses what is in memory only."""
+    for path in paths if os.name == "posix" else ():  # Windows opens no folders
+        opened = os.open(path, os.O_RDONLY)
+        os.fsync(opened)
+        os.close(opened)
 
 
 def remove(path: Path) -> None:

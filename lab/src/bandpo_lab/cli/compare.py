@@ -31,40 +31,35 @@ def compare_command(
     from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import SETTINGS, read_samples
 
-    settings = [
-        read_json(f / SETTINGS)
-        for f in (first, second, *(first_seeds or []), *(second_seeds or []))
-        if (f / SETTINGS).exists()
-    ]
-    if len({s.get("grader") for s in settings}) > 1:
-        raise InvalidValue(
-            "the runs were graded by different graders: bandpo eval --regrade --output-dir RUN"
-        )
     sides = [[score(read_samples(folder)) for folder in side] for side in (
         [first, *(first_seeds or [])],
         [second, *(second_seeds or [])],
     )]  # fmt: skip
+    folders = first, second, *(first_seeds or []), *(second_seeds or [])
+    if len({read_json(folder / SETTINGS).get("grader") for folder in folders}) > 1:
+        raise InvalidValue(
+            "the runs were graded by different graders: bandpo eval --regrade --output-dir RUN"
+        )
     table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
     differences = compare_scores(*sides)
     for d in differences:
         e = d.interval
         figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
-        table.add_row(
-            d.data_source, d.metric, *figures, f"{d.p:.3f}", d.verdict + ("" if d.primary else " (secondary)")
-        )
+        name = f"{d.metric} *" if d.primary else d.metric
+        table.add_row(d.data_source, name, *figures, f"{d.p:.3f}", d.verdict)
     console = Console()
     console.print(f"first: {first}\nsecond: {second}", highlight=False, soft_wrap=True)
     console.print(table)
     for d in (d for d in differences if d.primary and not math.isnan(d.samples)):
         console.print(
             f"{d.data_source}, {d.metric}: ±{d.samples:.4f} of the difference is from samples, the rest from problems. "
-            f"To tell {d.first:.4f} and {d.second:.4f} apart on these problems takes about "
-            f"{d.needed} samples of each.",
+            f"To tell {d.first:.4f} and {d.second:.4f} apart takes about {d.needed} samples of each on these problems "
+            f"alone, or {d.problems} problems like these.",
             highlight=False,
             soft_wrap=True,
         )
     console.print(
-        "mean@n decides. p is corrected for the sources, and apart from that for the secondary metrics (Holm).",
+        "* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).",
         highlight=False,
         soft_wrap=True,
     )

@@ -27,6 +27,7 @@ class ScoreDifference:
         samples: Half of the interval at 95 % that other samples of the same problems would give; of ``mean@n`` only.
         needed: Samples of each problem with which this difference would be claimed on these problems, at 95 % in 80 %
             of comparisons; of ``mean@n`` only.
+        problems: Problems like these with which it would be, with as many samples as now.
     """
 
     data_source: str
@@ -37,6 +38,7 @@ class ScoreDifference:
     p: float
     samples: float = math.nan
     needed: float = math.nan
+    problems: float = math.nan
 
     @property
     def primary(self) -> bool:
@@ -110,6 +112,10 @@ def _with_noise(
 ) -> ScoreDifference:
     n = int(difference.metric.partition("@")[2])
     variance = sum(np.mean(side) / len(side) for side in noise) / problems
-    gap = difference.interval.value
-    needed = math.ceil(POWER * variance / gap**2) if gap and math.isfinite(variance) else math.inf
-    return replace(difference, samples=1.96 * float(variance / n) ** 0.5, needed=needed)
+    found = difference.interval
+    error = (found.high - found.low) / 2 / 1.960
+    needed, more = (
+        math.ceil(POWER * x / found.value**2) if found.value and math.isfinite(x) else math.inf
+        for x in (variance, problems * error**2)
+    )
+    return replace(difference, samples=1.96 * float(variance / n) ** 0.5, needed=needed, problems=more)
