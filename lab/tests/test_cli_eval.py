@@ -133,7 +133,7 @@ def test_a_chat_template_can_be_given(bandpo, reader, tmp_path):
         (["eval", "/nowhere"], "/nowhere cannot be loaded as a model: "),
         (["eval", "runs/mine"], "runs/mine is a run folder"),
         (["eval", "--temperature", "inf"], "must be 0 (greedy) or more, and finite"),
-        (["eval", "--output-dir", "file"], "file cannot be written: File exists"),
+        (["eval", "--output-dir", "file"], "file cannot be written: Not a directory"),
     ],
 )
 def test_mistakes_end_in_one_line(bandpo, tmp_path, arguments, message):

@@ -49,14 +49,14 @@ def locked(folder: Path) -> Generator[None, None, None]:
 
 
 def check_writable(folder: Path) -> None:
-    """See before slow work that files can be written into a folder, which is made if need be.
+    """See before slow work that files can be written into a folder, or into the one in which it is to be made.
 
     Raises:
         ValueError: They cannot.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise InvalidValue(f"{folder} cannot be written: {error.strerror}; choose another folder") from error

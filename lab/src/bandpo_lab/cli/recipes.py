@@ -38,6 +38,7 @@ def copy_command(
     if folder.exists():
         raise InvalidValue(f"{folder} is there already, and nothing was copied; name another folder")
     check_writable(folder.parent)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as unfinished:
         shutil.copytree(SHIPPED, unfinished, ignore=shutil.ignore_patterns("__pycache__"))
     typer.echo(folder / "README.md")
