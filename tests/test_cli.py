@@ -68,7 +68,7 @@ def raised(error):
     raise error
 
 
-REFUSALS = [FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem]
+REFUSALS = [OSError, FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem]
 LACKING = ModuleNotFoundError("No module named 'matplotlib.figure'", name="matplotlib.figure")
 BROUGHT = r"needs the package matplotlib; .* pip install '.\[figures\]'"
 
@@ -88,7 +88,7 @@ def test_what_bandpo_refuses_is_one_line(error, line, monkeypatch):
     "error",
     [
         ValueError("a slip of ours"),
-        FileNotFoundError("no such file"),
+        RuntimeError("no such luck"),
         ModuleNotFoundError("No module named 'no_such_package'", name="no_such_package"),
     ],
 )
