@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from bandpo import ClipRule, parse
-from bandpo_lab.variants import names
 from pages import ROOT
+from variants import names
 
 RECIPES = ROOT / "lab/src/bandpo_lab/recipes"
 MODELS, RULES = names("model"), names("rule")
