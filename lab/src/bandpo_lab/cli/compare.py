@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.file_models import read_json
 
 
 def compare_command(
@@ -30,6 +29,7 @@ def compare_command(
     from bandpo_lab.evals.compare import compare_scores
     from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import SETTINGS, read_samples
+    from bandpo_lab.file_models import read_json
 
     sides = [[score(read_samples(folder)) for folder in side] for side in (
         [first, *(first_seeds or [])],

@@ -7,8 +7,8 @@ from math import gcd, isqrt
 from bandpo_lab.evals.normalize import normal_form
 
 HEAVIER = 1.5
-"""Times the numbers, letters and functions of the gold, beyond which an answer is less simple: the one term of a
-difference that is still open makes 2 of 1, and another order or spelling adds none."""
+"""Times the numbers, letters and functions of the gold, beyond which an answer is less simple: a sum of two numbers for
+one is, another order or spelling is not."""
 PADDED = 4
 """Times, beyond which an answer hides another: 27 + 5 - 5 + 3 - 3 has five numbers for one."""
 
