@@ -106,8 +106,9 @@ def untrue(answer: Any, gold: Any) -> bool:
     left, right = take_first_relation(answer).lhs, take_last_relation(answer).rhs
     if not (isinstance(left, Expr) and isinstance(right, Expr)):
         return False
-    if left.is_number and right.is_number:
-        return abs(complex((left - right).evalf())) > 10**-DECIMALS
+    apart = simplify(left - right)
+    if apart.is_number:
+        return abs(complex(apart.evalf())) > 10**-DECIMALS
     return right == 0 and not (left.is_Symbol or left.is_Function)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from difflib import SequenceMatcher
 from math import gcd, isqrt
 
 from bandpo_lab.evals.normalize import normal_form
@@ -9,6 +10,8 @@ from bandpo_lab.evals.normalize import normal_form
 HEAVIER = 1.5
 """Times the numbers, letters and functions of the gold, beyond which an answer is less simple: a sum of two numbers for
 one is, another order or spelling is not."""
+COPIED = 0.59
+"""Of an answer, beyond which a piece of the problem makes it that piece: three tokens of five in x + 1 + 0."""
 PADDED = 4
 """Times, beyond which an answer hides another: 27 + 5 - 5 + 3 - 3 has five numbers for one."""
 
@@ -37,7 +40,9 @@ def fault(answer: str, gold: str, problem: str) -> str | None:
     ours, golds, asked = _tokens(answer), _tokens(gold), _tokens(problem)
     if ours == golds:
         return None
-    if f" {' '.join(ours)} " in f" {' '.join(asked)} ":
+    block = SequenceMatcher(None, ours, asked, autojunk=False).find_longest_match()
+    copied = ours[block.a : block.a + block.size]
+    if len(copied) > COPIED * len(ours) and f" {' '.join(copied)} " not in f" {' '.join(golds)} ":
         return "restated"
     weight, heavy = _weight(ours), HEAVIER * max(_weight(golds), 1)
     unreduced = _unreduced(answer) and not _unreduced(gold)
@@ -46,8 +51,8 @@ def fault(answer: str, gold: str, problem: str) -> str | None:
             return "unsimplified"
         numbers, known = [token for token in ours if token[0].isdigit()], {*asked, "0", "1"}
         lowest = len(ours) == 3 and not unreduced and ours[1] == "/"
-        copied = 2 * sum(number in known for number in numbers) >= len(numbers)
-        if weight > PADDED * max(_weight(golds), 1) or (copied and not lowest):
+        given = 2 * sum(number in known for number in numbers) >= len(numbers)
+        if weight > PADDED * max(_weight(golds), 1) or (given and not lowest):
             return "restated"
     return None
 
