@@ -31,13 +31,6 @@ def replacing(path: Path) -> Generator[Path, None, None]:
 
     Raises:
         ValueError: ``path`` lies in no folder.
-
-    >>> import tempfile
-    >>> notes = Path(tempfile.mkdtemp()) / "notes.txt"
-    >>> with replacing(notes) as unfinished:
-    ...     _ = unfinished.write_text("all of it")
-    >>> notes.read_text()
-    'all of it'
     """
     if not path.parent.is_dir():
         raise InvalidValue(f"{path} cannot be written: there is no folder {path.parent}")
@@ -80,12 +73,6 @@ def read_jsonl(
 
     Raises:
         ValueError: a line is no JSON object; the message names the file and the line.
-
-    >>> import tempfile
-    >>> log = Path(tempfile.mkdtemp()) / "metrics.jsonl"
-    >>> _ = log.write_text('{"step": 1}\\n\\n{"step": 3}\\n')
-    >>> list(read_jsonl(log))
-    [(1, {'step': 1}), (3, {'step': 3})]
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):

@@ -42,7 +42,8 @@ def fault(answer: str, gold: str, problem: str) -> str | None:
         return None
     block = SequenceMatcher(None, ours, asked, autojunk=False).find_longest_match()
     copied = ours[block.a : block.a + block.size]
-    if len(copied) > COPIED * len(ours) and f" {' '.join(copied)} " not in f" {' '.join(golds)} ":
+    own = f" {' '.join(copied)} " not in f" {' '.join(golds)} "
+    if copied == ours or (own and len(copied) > COPIED * len(ours)):
         return "restated"
     weight, heavy = _weight(ours), HEAVIER * max(_weight(golds), 1)
     unreduced = _unreduced(answer) and not _unreduced(gold)
