@@ -134,6 +134,7 @@ STOCK = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")  # old log-probabilities are made up
 @pytest.mark.parametrize(("settings", "method"), STOCK, ids=str)
 def test_a_method_that_stock_trl_has_is_its_loss(settings, method, tmp_path, monkeypatch):
     """Value, gradient and TRL's own metrics, under importance weights."""
