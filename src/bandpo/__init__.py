@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bandpo.bounds import RatioBounds, ratio_bounds
     from bandpo.certificate import certify
     from bandpo.divergences import KL, Divergence, FDivergence, TotalVariation
+    from bandpo.linear import linear_logp
     from bandpo.loss import aggregate, policy_loss
     from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
     from bandpo.objectives import DualClip, Masked, Objective, Surrogate
@@ -27,11 +28,11 @@ __all__ = [
     "DAPO", "DCPO", "GRPO", "GSPO", "KL", "Audit", "Band", "BandAbove", "BandPO", "ClipRule", "Divergence", "DualClip",
     "FDivergence", "FixedClip", "Linear", "Masked", "Method", "Objective", "RatioBounds", "Recorder", "Sides",
     "Surrogate", "Tokens", "TotalVariation", "TrainingState", "Unclipped", "Union", "aggregate", "as_text", "certify",
-    "check", "parse", "policy_loss", "ratio_bounds",
+    "check", "linear_logp", "parse", "policy_loss", "ratio_bounds",
 ]  # fmt: skip
 
 MODULES = (
-    "methods", "radius", "rules", "objectives", "divergences", "bounds", "batch", "loss", "text", "certificate",
+    "methods", "radius", "rules", "objectives", "divergences", "bounds", "batch", "loss", "linear", "text", "certificate",
     "rule_check", "errors", "audit.metrics", "audit.recorder",
 )  # fmt: skip
 """Where the names are. They are imported when one is first asked for: `bandpo --help` does not wait for torch."""

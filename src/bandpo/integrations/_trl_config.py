@@ -86,6 +86,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         loss_type: The average. By default the method's own; ``dapo`` for a rule alone.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
+        fused_logits: Whether log-probabilities come straight from hidden states, so that no pass of training holds
+            logits, see `bandpo.linear_logp`. For text models with a plain linear head.
         certify: What a loss does whose gradient is not the method's: ``stop`` the run, ``warn``, or ``off``, unseen.
         audit_steps: The losses of every so-many-th optimiser step are audited; 0 for none.
         audit_detail: Whether the console and trackers get all ``audit/…`` metrics, and not only the twelve of
@@ -115,6 +117,10 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         },
     )
 
+    fused_logits: bool = field(
+        default=False,
+        metadata={"help": "Compute log-probabilities straight from hidden states, without holding logits."},
+    )
     certify: str = field(
         default="stop",
         metadata={

@@ -35,6 +35,7 @@ from bandpo.integrations._trl_audit import (
 )
 from bandpo.integrations._trl_certificate import by_entropy, warn_of_an_unknown_loss
 from bandpo.integrations._trl_config import BandGRPOConfig
+from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.loss import with_slope
 from bandpo.methods import Method
 from bandpo.radius import Hold, TrainingState
@@ -95,7 +96,7 @@ class _Added:
         return loss + with_slope(self.logp, share * value, share * slope).sum()
 
 
-class BandGRPOTrainer(AuditMixin):
+class BandGRPOTrainer(AuditMixin, FusedLogits):
     """`GRPOTrainer` with the method of ``args``; audited as every `AuditMixin`.
 
     Logs the mean radius of the tokens since the last log as ``radius``. Where it differs among them, logs

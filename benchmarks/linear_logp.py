@@ -1,0 +1,142 @@
+"""Peak memory and time of `bandpo.linear_logp` against full logits, Liger's chunked loss and TRL's own fused head.
+
+    python benchmarks/linear_logp.py [--tokens 4096] [--vocabulary 152000] [--width 896] [--threads 1 2]
+
+Each variant is one forward and backward pass in a process of its own. Memory is the growth of that process's peak
+resident set over what it was before the pass, so inputs and the head are not counted, their gradients are. Time is
+processor time. What is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from bandpo import linear_logp, policy_loss
+from measuring import time_of
+
+SEQUENCES = 8
+Loss = Callable[..., Tensor]
+
+
+def textbook(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    logp = (hidden @ head.T).float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    return policy_loss(logp, **batch).loss
+
+
+def fused(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    return policy_loss(linear_logp(hidden, head, ids), **batch).loss
+
+
+def dead(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    """70 % of the tokens do not count, in every sequence: as where 70 % of the groups have one reward."""
+    mask = torch.arange(ids.shape[1], device=ids.device) < 0.3 * ids.shape[1]
+    return fused(hidden, head, ids, **batch, mask=mask.expand_as(ids))
+
+
+def ligers(compiled: bool) -> Loss:
+    """Liger's own loss, which knows one clip; ``compiled`` is its default."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    loss_fn = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="bnpo", compiled=compiled)
+
+    def loss(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+        mask, old = torch.ones_like(batch["logp_old"]), batch["logp_old"]
+        return loss_fn(hidden, head, ids, mask, batch["advantages"], old_per_token_logps=old)[0]
+
+    return loss
+
+
+def trls(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    """The head of TRL 1.16, with its own chunk."""
+    from trl.kernels import ChunkedLogProbFunction
+
+    outputs = ChunkedLogProbFunction.apply(
+        hidden.flatten(0, 1), head, None, ids.flatten(), 1.0, 32768, None, 1.0, ()
+    )
+    return policy_loss(outputs[0].view(ids.shape), **batch).loss
+
+
+def variants(compiled: bool) -> dict[str, Loss]:
+    """Losses by name, of the packages that are here."""
+    found: dict[str, Loss] = {"full logits": textbook, "linear_logp": fused, "linear_logp, 70 % dead": dead}
+    if find_spec("liger_kernel"):
+        found["Liger"] = ligers(compiled)
+    if find_spec("trl") and find_spec("trl.kernels"):
+        found["TRL"] = trls
+    return found
+
+
+def one_pass(
+    loss_fn: Loss, vocabulary: int, tokens: int, width: int, device: str, dtype: torch.dtype
+) -> Callable[[], tuple[float, float]]:
+    """A function that does forward and backward and returns the loss and the gradient's norm; inputs are made here."""
+    torch.manual_seed(0)
+    shape = (SEQUENCES, tokens // SEQUENCES)
+    options = {"device": device, "dtype": dtype}
+    hidden = torch.randn(*shape, width, **options).requires_grad_()
+    head = torch.randn(vocabulary, width, **options).div_(width**0.5).requires_grad_()
+    ids = torch.randint(vocabulary, shape, device=device)
+    batch = {
+        # About those of the random head, so that some ratios lie inside the bounds and some do not.
+        "logp_old": -math.log(vocabulary) - torch.rand(shape, device=device),
+        "advantages": torch.randn(SEQUENCES, device=device),
+    }
+
+    def run() -> tuple[float, float]:
+        hidden.grad = head.grad = None
+        loss = loss_fn(hidden, head, ids, **batch)
+        loss.backward()
+        assert hidden.grad is not None
+        return loss.item(), hidden.grad.float().norm().item()
+
+    return run
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Print MiB of growth, seconds, the loss and its gradient's norm."""
+    torch.set_num_threads(options.threads[0])
+    loss_fn, dtype = variants(compiled=False)[options.variant], getattr(torch, options.dtype[0])
+    one_pass(loss_fn, 100, SEQUENCES, 64, "cpu", dtype)()  # loads libraries and thread pools
+    run, outcome = one_pass(loss_fn, options.vocabulary, options.tokens, options.width, "cpu", dtype), []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = time_of(lambda: outcome.append(run()), "cpu")
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    ((loss, gradient),) = outcome
+    print(
+        f"{options.dtype[0]:9} {options.threads[0]} {options.variant:24} {growth:8.0f} MiB {seconds:7.1f} s  "
+        f"loss {loss:.5f}  |grad| {gradient:.5f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--vocabulary", type=int, default=152_000)
+    parser.add_argument("--width", type=int, default=896)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--variant", help="this one alone, in this process")
+    options = parser.parse_args()
+    if options.variant:
+        measure(options)
+        return
+    for dtype in options.dtype:
+        for threads in options.threads:
+            for variant in variants(compiled=False):
+                sizes = [f"--{n}={getattr(options, n)}" for n in ("tokens", "vocabulary", "width")]
+                one = [f"--dtype={dtype}", f"--threads={threads}", f"--variant={variant}", *sizes]
+                subprocess.run([sys.executable, __file__, *one], check=True)
+
+
+if __name__ == "__main__":
+    main()
