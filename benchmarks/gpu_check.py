@@ -29,7 +29,7 @@ import gpu_check_docs
 import gpu_check_sections as sections
 from measuring import stamp
 
-PACKAGES = ("triton", "transformers", "trl", "liger-kernel")
+PACKAGES = ("triton", "transformers", "trl", "liger-kernel", "verl")
 
 
 class Section(NamedTuple):
@@ -50,7 +50,7 @@ def plan(small: bool) -> list[Section]:
         names = {"eager": ("KL()", "TotalVariation()"), "compiled": ("TotalVariation()",)}
         backend = "eager"  # the whole of torch.compile but its last stage
         models = {"tiny": {"sequences": 2, "completion": 4, "rounds": 1}}
-        head = {"vocabulary": 300, "tokens": 32, "hidden_size": 8, "rounds": 2, "compiled": False}
+        head = {"vocabulary": 300, "tokens": 32, "width": 8, "rounds": 2, "compiled": False}
     else:
         # 1 GiB does not fit into any cache.
         sizes = {
@@ -65,7 +65,7 @@ def plan(small: bool) -> list[Section]:
             "135M": {"sequences": 16, "completion": 128, "rounds": 20},
             "1.5B": {"sequences": 8, "completion": 128, "rounds": 20},
         }
-        head = {"vocabulary": 152_000, "tokens": 8192, "hidden_size": 1536, "rounds": 5, "compiled": True}
+        head = {"vocabulary": 152_000, "tokens": 8192, "width": 1536, "rounds": 5, "compiled": True}
     rounds = sizes["rounds"]
     return [
         Section(
@@ -83,7 +83,7 @@ def plan(small: bool) -> list[Section]:
             )
             for model, options in models.items()
         ),
-        Section("liger", 120, ("liger_kernel",), partial(sections.liger, **head)),
+        Section("head", 120, (), partial(sections.head, **head)),
         # Last: the compiler may take longer than there is, and what it did not get to is listed.
         Section(
             "accuracy",

@@ -133,9 +133,9 @@ def trl(rows):
     return f"{lead}\n\n{table(header, cells)}"
 
 
-def liger(rows):
+def head(rows):
     """Time and memory by variant."""
-    lead = "Vocabulary {vocabulary:,}, {tokens:,} tokens, hidden size {hidden_size:,}, bfloat16.".format(
+    lead = "Vocabulary {vocabulary:,}, {tokens:,} tokens, width {width:,}, bfloat16.".format(
         **rows[0]
     )
     cells = {
@@ -165,10 +165,10 @@ TITLES = {
     "speed": "Bounds and losses against a copy",
     "habits": "Synchronisation, graphs, buffers",
     "trl": "A TRL step",
-    "liger": "Liger's chunked loss",
+    "head": "From hidden states to a loss",
     "accuracy": "Accuracy: worst relative error of the margins",
 }
-BODIES = {"speed": speed, "habits": habits, "trl": trl, "liger": liger, "accuracy": accuracy}
+BODIES = {"speed": speed, "habits": habits, "trl": trl, "head": head, "accuracy": accuracy}
 
 
 def block(results):
@@ -176,9 +176,8 @@ def block(results):
     if results is None:
         return f"On a GPU: {NOT_YET}.\n\n{goals({})}"
     stamp = results["stamp"]
-    versions = ", ".join(
-        f"{k} {stamp[k]}" for k in ("torch", "triton", "transformers", "trl", "liger-kernel") if stamp[k]
-    )
+    packages = ("torch", "triton", "transformers", "trl", "liger-kernel", "verl")
+    versions = ", ".join(f"{k} {stamp[k]}" for k in packages if stamp.get(k))
     size = "in the small form, whose times mean nothing" if stamp["small"] else "in full"
     parts = [
         f"Measured on {stamp['device']} on {stamp['date']}, {size}, at revision {stamp['revision']}: {versions}.",

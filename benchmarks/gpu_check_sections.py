@@ -251,16 +251,16 @@ def trl_step(allowance, device, *, model, sequences, completion, rounds):
         }
 
 
-def liger(allowance, device, *, vocabulary, tokens, hidden_size, rounds, compiled):
-    """Liger's chunked loss with Band and with its own clip, and Band's dense one: forward and backward in bfloat16."""
-    from liger_memory import one_pass, variants
+def head(allowance, device, *, vocabulary, tokens, width, rounds, compiled):
+    """Band's loss from hidden states: full logits, `linear_logp`, and what else is installed, in bfloat16."""
+    from linear_logp import one_pass, variants
 
-    for name, loss in variants(compiled).items():
-        row = {"variant": name, "vocabulary": vocabulary, "tokens": tokens, "hidden_size": hidden_size}
+    for name, loss in variants(compiled, device).items():
+        row = {"variant": name, "vocabulary": vocabulary, "tokens": tokens, "width": width}
         if not allowance.another():
             yield row | {"skipped": NO_TIME}
             continue
-        run = one_pass(loss, vocabulary, tokens, hidden_size, device, torch.bfloat16)
+        run = one_pass(loss, vocabulary, tokens, width, device, torch.bfloat16)
         value, gradient = run()
         peak = peak_or_reason(run, device)
         yield row | {

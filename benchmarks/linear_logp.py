@@ -1,4 +1,4 @@
-"""Peak memory and time of `bandpo.linear_logp` against full logits, Liger's chunked loss and TRL's own fused head.
+"""Peak memory and time of `bandpo.linear_logp` against full logits and the fused heads of Liger, TRL and verl.
 
     python benchmarks/linear_logp.py [--tokens 4096] [--vocabulary 152000] [--width 896] [--threads 1 2]
 
@@ -65,13 +65,22 @@ def trls(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
     return policy_loss(outputs[0].view(ids.shape), **batch).loss
 
 
-def variants(compiled: bool) -> dict[str, Loss]:
+def verls(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    """The Triton kernels of ``use_fused_kernels``."""
+    from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
+
+    return policy_loss(linear_cross_entropy(hidden, head, ids, 1.0, "none")[0].view(ids.shape), **batch).loss
+
+
+def variants(compiled: bool, device: str = "cpu") -> dict[str, Loss]:
     """Losses by name, of the packages that are here."""
     found: dict[str, Loss] = {"full logits": textbook, "linear_logp": fused, "linear_logp, 70 % dead": dead}
     if find_spec("liger_kernel"):
         found["Liger"] = ligers(compiled)
     if find_spec("trl") and find_spec("trl.kernels"):
         found["TRL"] = trls
+    if find_spec("verl") and device == "cuda":
+        found["verl"] = verls
     return found
 
 

@@ -2,7 +2,7 @@
 versions that pyproject.toml admits; those of the core and TRL on the newest Python. Write the docs' table.
 
     python scripts/matrix.py build/matrix                 # all of them
-    python scripts/matrix.py build/matrix liger tinker    # some
+    python scripts/matrix.py build/matrix skyrl tinker    # some
 
 Each has a virtual environment of its own in the folder. It gets its torch first, then the framework at the version that
 `bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted one, then this checkout. An environment that
@@ -92,7 +92,6 @@ ENVIRONMENTS = {
          "datasets", "hydra-core"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
-    "liger": Environment(("triton",), bare=("liger-kernel=={version}",)),
     "stable_baselines3": Environment(
         ("stable-baselines3==2.9.2",), ("tests/contrib/test_stable_baselines3.py",), about="stable-baselines3"
     ),

@@ -165,7 +165,7 @@ def test_the_small_form_runs_to_its_end(tmp_path):
     assert whole.returncode == 0, whole.stdout + whole.stderr
     results = json.loads(output.read_text())
     found = results["sections"]
-    assert list(found) == ["speed", "habits", "trl tiny", "liger", "accuracy"]
+    assert list(found) == ["speed", "habits", "trl tiny", "head", "accuracy"]
     assert all(part["rows"] for part in found.values() if part["status"] == "done")
     assert {part["status"] for part in found.values()} <= {"done", "skipped"}
     assert all("not installed" in part["reason"] for part in found.values() if part["status"] == "skipped")

@@ -1,14 +1,13 @@
 """Log-probabilities straight from hidden states: the logits are never held, so a batch may be larger.
 
 The vocabulary is taken in chunks. A chunk's logits are folded into a running log-sum-exp and forgotten; the backward
-pass computes them again. ``torch.compile`` does not look inside: its graph breaks here.
+pass computes them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,25 +43,24 @@ def linear_logp(
 ) -> Any:
     """Log-probabilities (nats) of ``ids`` under ``softmax(softcap(hidden @ lm_head_weight.T + bias) / temperature)``.
 
-    Never more than a chunk of logits is held, in neither pass. Gradients go to ``hidden``, ``lm_head_weight`` and
-    ``bias``, each where it is wanted. Tokens to which the loss gives no gradient (masked, blocked, of advantage 0) cost
-    nothing in the backward pass; to find them it waits once for an accelerator. Products are those of the inputs' own
-    precision, or of autocast's; all else is in float32, or in float64 where the inputs are.
+    Neither pass holds more than a chunk of logits. Gradients go to ``hidden``, ``lm_head_weight`` and ``bias``, each
+    where it is wanted. Tokens to which the loss gives none (masked, blocked, of advantage 0) cost nothing in the
+    backward pass; to find them it waits once for an accelerator. Products have the inputs' precision, or autocast's;
+    the rest is in float32, or in float64 where the inputs are. A graph of ``torch.compile`` breaks here.
 
     Args:
         hidden: What the model hands its head, at the position before each id.
-        lm_head_weight: The head's weight, whole: of a DTensor its ``full_tensor()``; under DeepSpeed's ZeRO-3 gathered.
+        lm_head_weight: The head's weight, gathered where it is sharded: of a DTensor its ``full_tensor()``.
         ids: The sampled tokens.
         bias: The head's bias.
         temperature: The sampling temperature.
         logit_softcap: ``c``, where the model's logits are ``c·tanh(x/c)``, as Gemma 2's are.
-        chunk: Entries of the vocabulary at a time. By default as many as make a chunk's logits four times the size of
-            the hidden states, and at least 64 MiB.
+        chunk: Entries of the vocabulary at a time. By default a chunk's logits are four times as many as the entries
+            of ``hidden``, and take at least 64 MiB.
         entropy: Also the entropy (nats) at each token. It has a gradient, which costs nothing where it is not used.
         top: Also the probability of the so many likeliest tokens together; without a gradient.
-        group: The process group over which the vocabulary is split. Each rank passes the same ``hidden`` and ``ids``,
-            has the rows of ``lm_head_weight`` from ``offset`` on, and gets the same results; its gradient of ``hidden``
-            is the whole one.
+        group: The process group over which the vocabulary is split. All ranks pass the same ``hidden`` and ``ids``, and
+            get the same results and the whole gradient of ``hidden``; each has the head's rows from ``offset`` on.
         offset: The id of the first row of ``lm_head_weight``.
 
     Returns:
@@ -70,53 +68,46 @@ def linear_logp(
 
     Raises:
         TypeError: ``hidden`` or a weight is not floating-point, or ``ids`` are not integers.
-        ValueError: shapes do not fit; a number is out of range; an id is in no rank's vocabulary. Ids are read on the
-            CPU only. Elsewhere such a token's log-probability is NaN.
+        ValueError: shapes do not fit; a number is out of range; no row is for an id. Ids are read on the CPU only.
+            Elsewhere such a token's log-probability is NaN.
 
-    >>> _ = torch.manual_seed(0)
     >>> hidden, head, ids = torch.randn(2, 3, 8), torch.randn(50, 8), torch.tensor([[1, 2, 3], [4, 5, 6]])
     >>> full = (hidden @ head.T).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
     >>> torch.allclose(linear_logp(hidden, head, ids), full, atol=1e-5)
     True
     >>> loss = policy_loss(linear_logp(hidden, head, ids), full, torch.ones(2), method="GSPO()").loss
     """
-    _check(hidden, lm_head_weight, ids, bias)
-    _checks.positive("temperature", temperature)
-    for name, number in {"logit_softcap": logit_softcap, "chunk": chunk}.items():
-        if number is not None:
-            _checks.positive(name, number)
-    device = hidden.device.type
+    tensors = {"hidden": hidden, "lm_head_weight": lm_head_weight, "bias": bias}
+    given = {name: _checks.floating(name, x) for name, x in tensors.items() if x is not None} | {"ids": ids}
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise InvalidType(f"ids must be integers, got {ids.dtype}; convert them with ids.long()")
+    rows, width = lm_head_weight.shape if lm_head_weight.dim() == 2 else (0, 0)
+    if not rows or hidden.shape != (*ids.shape, width) or (bias is not None and bias.shape != (rows,)):
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
+        raise InvalidValue(
+            f"{shapes} do not fit; they must be hidden (…, width), lm_head_weight (vocabulary, width), gathered where "
+            "it is sharded, bias (vocabulary,), and ids (…)"
+        )
+    numbers = {"temperature": temperature, "logit_softcap": logit_softcap, "chunk": chunk}
+    for name in [name for name, number in numbers.items() if number is not None]:
+        _checks.positive(name, numbers[name])
     dtype = torch.promote_types(hidden.dtype, lm_head_weight.dtype)
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-    tokens = hidden.flatten(0, -2).to(dtype)
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    tokens = hidden.reshape(-1, width).to(dtype)
     if chunk is None:
         # A model keeps more than four tensors of this size for the backward pass of each of its layers.
         chunk = max(4 * tokens.numel(), LEAST_TILE) // max(len(tokens), 1)
-    settings = _Settings(temperature, logit_softcap, chunk, entropy, top, group, offset)
+    settings = _Settings(temperature, logit_softcap, min(chunk, rows), entropy, top, group, offset)
     apply: Any = _LinearLogp.apply  # pyright: ignore
-    bias = None if bias is None else bias.to(dtype)
-    found = apply(tokens, lm_head_weight.to(dtype), bias, ids.flatten(), settings)
-    asked = tuple(x.view(ids.shape) for x in found if x is not None)
-    return asked if len(asked) > 1 else asked[0]
+    found = apply(
+        tokens, lm_head_weight.to(dtype), None if bias is None else bias.to(dtype), ids.flatten(), settings
+    )
+    asked = [x.view(ids.shape) for x in found if x is not None]
+    return tuple(asked) if entropy or top else asked[0]
 
 
-def _check(hidden: Tensor, weight: Tensor, ids: Tensor, bias: Tensor | None) -> None:
-    tensors = {"hidden": hidden, "lm_head_weight": weight, "bias": bias}
-    tensors = {name: _checks.floating(name, x) for name, x in tensors.items() if x is not None}
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise InvalidType(f"ids must be integers, got {ids.dtype}; convert them with ids.long()")
-    fits = ids.dim() > 0 and weight.dim() == 2 and hidden.shape == (*ids.shape, weight.shape[1])
-    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
-        given = ", ".join(f"{name} {tuple(x.shape)}" for name, x in {**tensors, "ids": ids}.items())
-        raise InvalidValue(
-            f"shapes do not fit: {given}; hidden must be (…, width), lm_head_weight (vocabulary, width) and gathered "
-            "where it is sharded, bias (vocabulary,), and ids (…)"
-        )
-
-
-@dataclass(frozen=True)
-class _Settings:
+class _Settings(NamedTuple):
     """The arguments of `linear_logp` of these names."""
 
     temperature: float
@@ -134,12 +125,20 @@ class _Settings:
 
         The logits are in one buffer, which the next part overwrites.
         """
-        buffer = hidden.new_empty(len(hidden) * min(self.chunk, len(weight)), dtype=_wide(hidden))
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        buffer = hidden.new_empty(len(hidden) * self.chunk, dtype=wide)
         for start in range(0, len(weight), self.chunk):
             part = slice(start, min(start + self.chunk, len(weight)))
-            shape = len(hidden), part.stop - start
-            logits = buffer[: shape[0] * shape[1]].view(shape)
-            _multiply(hidden, weight[part].T, logits)
+            width = part.stop - start
+            logits = buffer[: len(hidden) * width].view(len(hidden), width)
+            if wide == hidden.dtype:
+                torch.mm(hidden, weight[part].T, out=logits)
+            elif hidden.is_cuda and hasattr(
+                torch.ops.aten.mm, "dtype_out"
+            ):  # torch 2.8: no rounding to bfloat16
+                torch.mm(hidden, weight[part].T, out_dtype=wide, out=logits)
+            else:
+                logits.copy_(hidden @ weight[part].T)
             if bias is not None:
                 logits += bias[part]
             if self.softcap is not None:
@@ -147,10 +146,9 @@ class _Settings:
             if self.temperature != 1:
                 logits.div_(self.temperature)
             place = ids - (self.offset + start)
-            here = (place >= 0) & (place < shape[1])
-            yield part, logits, place.clamp(0, shape[1] - 1)[:, None], here
+            yield part, logits, place.clamp(0, width - 1)[:, None], (place >= 0) & (place < width)
 
-    def gathered(self, x: Tensor) -> Tensor:
+    def of_ranks(self, x: Tensor) -> Tensor:
         """Those of all ranks, stacked."""
         if self.group is None:
             return x[None]
@@ -166,11 +164,11 @@ class _LinearLogp(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, settings: _Settings
     ) -> tuple[Tensor | None, ...]:
-        wide, count = _wide(hidden), len(hidden)
-        chosen, mass, mean, known = (hidden.new_zeros(count, dtype=wide) for _ in range(4))
+        of_ranks, wide = settings.of_ranks, torch.promote_types(hidden.dtype, torch.float32)
+        chosen, mass, mean, known = (hidden.new_zeros(len(hidden), dtype=wide) for _ in range(4))
         # Not −inf: where all logits so far are (a bias can be), their exponentials must be 0, not NaN.
-        greatest = hidden.new_full((count,), torch.finfo(wide).min, dtype=wide)
-        best = hidden.new_full((count, settings.top), -torch.inf, dtype=wide)
+        greatest = torch.full_like(mass, torch.finfo(wide).min)
+        best = hidden.new_full((len(hidden), settings.top), -torch.inf, dtype=wide)
         for _, logits, place, here in settings.tiles(hidden, weight, bias, ids):
             known += here
             chosen += logits.gather(1, place)[:, 0].masked_fill(~here, 0.0)
@@ -179,31 +177,27 @@ class _LinearLogp(torch.autograd.Function):
             before, greatest = greatest, torch.maximum(greatest, logits.amax(1))
             shrunk = (before - greatest).exp()
             if settings.entropy:
-                weights = (logits - greatest[:, None]).exp_()
-                mean = mean * shrunk + logits.mul_(weights).sum(1)
+                shares = (logits - greatest[:, None]).exp_()
+                mean = mean * shrunk + logits.mul_(shares).sum(1)
             else:
-                weights = logits.sub_(greatest[:, None]).exp_()
-            mass = mass * shrunk + weights.sum(1)
-        totals = settings.gathered(greatest + mass.log())
+                shares = logits.sub_(greatest[:, None]).exp_()
+            mass = mass * shrunk + shares.sum(1)
+        totals, known = of_ranks(greatest + mass.log()), of_ranks(known).sum(0)
         total = totals.logsumexp(0)
-        chosen, known = settings.gathered(chosen).sum(0), settings.gathered(known).sum(0)
-        mean = (settings.gathered(mean / mass) * (totals - total).exp()).sum(0)
+        mean = (of_ranks(mean / mass) * (totals - total).exp()).sum(0)
+        logp = (of_ranks(chosen).sum(0) - total).masked_fill(known == 0, torch.nan)
+        best = of_ranks(best).movedim(0, 1).flatten(1).topk(settings.top).values
+        top = (best - total[:, None]).exp().sum(1)
         if _checks.values_can_be_read(ids) and not known.all():
             raise InvalidValue(
                 f"ids hold {ids[known == 0][0].item()}, which no row of lm_head_weight {tuple(weight.shape)} is for; "
                 "give tokens that do not count any other id, and a mask to the loss"
             )
-        ctx.save_for_backward(hidden, weight, bias, ids, total, mean)
         ctx.settings = settings
+        ctx.save_for_backward(hidden, weight, bias, ids, total, mean)
         ctx.set_materialize_grads(False)
-        top = settings.gathered(best).movedim(0, 1).flatten(1).topk(settings.top).values
-        top = (top - total[:, None]).exp().sum(1)
         ctx.mark_non_differentiable(top)
-        return (
-            (chosen - total).masked_fill(known == 0, torch.nan),
-            total - mean if settings.entropy else None,
-            top if settings.top else None,
-        )
+        return logp, total - mean if settings.entropy else None, top if settings.top else None
 
     @staticmethod
     @once_differentiable  # a second derivative would need the logits once more
@@ -214,50 +208,35 @@ class _LinearLogp(torch.autograd.Function):
         hidden, weight, bias, ids, total, mean = ctx.saved_tensors
         to_logp, to_entropy = (torch.zeros_like(total) if x is None else x for x in gradients[:2])
         alive = ((to_logp != 0) | (to_entropy != 0)).nonzero()[:, 0]
-        rows, ids, total, mean = (x[alive] for x in (hidden, ids, total, mean))
+        rows, ids = hidden[alive], ids[alive]
+        total, mean = total[alive, None], mean[alive, None]
         to_logp, to_entropy = (x[alive, None] / settings.temperature for x in (to_logp, to_entropy))
-        summed = torch.zeros_like(rows, dtype=total.dtype)
-        of_hidden, of_weight, of_bias = (
-            torch.empty_like(x) if wanted else None
-            for x, wanted in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
-        )
+        wanted, summed = ctx.needs_input_grad, torch.zeros_like(rows, dtype=total.dtype)
+        of_weight = torch.empty_like(weight) if wanted[1] else None
+        of_bias = torch.empty_like(bias) if wanted[2] else None
         for part, logits, place, here in settings.tiles(rows, weight, bias, ids):
-            slope = None
-            if settings.softcap is not None:
-                slope = 1 - (logits * (settings.temperature / settings.softcap)).square_()
+            cap = settings.softcap
+            slope = None if cap is None else 1 - (logits * (settings.temperature / cap)).square_()
             if gradients[1] is None:
-                logits.sub_(total[:, None]).exp_().mul_(-to_logp)
+                logits.sub_(total).exp_().mul_(-to_logp)
             else:
-                p = (logits - total[:, None]).exp_()
-                logits.sub_(mean[:, None]).mul_(-to_entropy).sub_(to_logp).mul_(p)
+                shares = (logits - total).exp_()
+                logits.sub_(mean).mul_(-to_entropy).sub_(to_logp).mul_(shares)
             logits.scatter_add_(1, place, to_logp.masked_fill(~here[:, None], 0.0))
             if slope is not None:
                 logits.mul_(slope)
-            if of_bias is not None:
-                of_bias[part] = logits.sum(0)
             slopes = logits.to(rows.dtype)
+            if wanted[0]:
+                summed += slopes @ weight[part]
             if of_weight is not None:
                 torch.mm(slopes.T, rows, out=of_weight[part])
-            if of_hidden is not None:
-                summed += slopes @ weight[part]
-        if of_hidden is not None:
-            whole = torch.zeros_like(hidden, dtype=total.dtype).index_copy_(0, alive, summed)
+            if of_bias is not None:
+                of_bias[part] = logits.sum(0)
+        of_hidden = None
+        if wanted[0]:
+            of_hidden = torch.zeros_like(hidden, dtype=total.dtype).index_copy_(0, alive, summed)
             if settings.group is not None:
                 # Each rank knows its own part of the vocabulary.
-                dist.all_reduce(whole, group=settings.group)  # pyright: ignore[reportUnknownMemberType]
-            of_hidden.copy_(whole)
+                dist.all_reduce(of_hidden, group=settings.group)  # pyright: ignore[reportUnknownMemberType]
+            of_hidden = of_hidden.to(hidden.dtype)
         return of_hidden, of_weight, of_bias, None, None
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """``out = a @ b``, rounded to the precision of ``out`` alone where the device can (CUDA with torch 2.8)."""
-    if out.dtype == a.dtype:
-        torch.mm(a, b, out=out)
-    elif a.is_cuda and hasattr(torch.ops.aten.mm, "dtype_out"):
-        torch.mm(a, b, out_dtype=out.dtype, out=out)
-    else:
-        out.copy_(a @ b)

@@ -39,6 +39,5 @@ ADAPTERS = (
     Adapter("Trinity-RFT", "trinity-rft", "trinity", "trinity", "0.6.0"),
     Adapter("Tinker", "tinker", "tinker", "tinker", "0.38.0"),
     Adapter("SkyRL", "skyrl", "skyrl", "skyrl", "0.3.0"),
-    Adapter("Liger-Kernel", "liger-kernel", "liger_kernel", "liger", "0.8.5"),
     Adapter("TorchRL", "torchrl", "torchrl", "torchrl", "0.14.1"),
 )

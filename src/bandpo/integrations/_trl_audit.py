@@ -110,7 +110,7 @@ class AuditMixin(GRPOTrainer):
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which knows epsilon "
-                "alone; leave it out, or use bandpo.integrations.liger"
+                "alone; leave it out, or use BandGRPOConfig(fused_logits=True)"
             )
         super().__init__(model, reward_funcs, args, *arguments, **named)
         if self.watched != "off" and self.is_world_process_zero():

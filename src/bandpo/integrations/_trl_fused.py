@@ -1,13 +1,14 @@
-"""TRL's log-probabilities without logits: the model's head is replaced while a batch is scored."""
+"""TRL's log-probabilities without logits: something else stands in the place of the model's head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+from torch.nn.functional import linear
 from trl import GRPOTrainer
 
 from bandpo.errors import InvalidValue
@@ -17,17 +18,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROBED = 1024
-"""Entries of the vocabulary whose logits tell a plain head from another: their weights are copied once."""
+"""Entries of the vocabulary whose logits tell a plain head from another."""
 
 
 class FusedLogits(GRPOTrainer):
     """`GRPOTrainer` whose passes of the policy and of the reference hold no logits, if ``args.fused_logits``."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._plain_heads: WeakSet[torch.nn.Module] = WeakSet()
+        self._known: WeakSet[torch.nn.Module] = WeakSet()
         super().__init__(*arguments, **named)
 
-    def _get_per_token_logps_and_entropies(
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        fused = getattr(self.args, "fused_logits", False)
+        score = self._fused if fused else super()._get_per_token_logps_and_entropies
+        return score(*arguments, **named)
+
+    def _fused(
         self,
         model: Any,
         input_ids: Tensor,
@@ -38,50 +44,35 @@ class FusedLogits(GRPOTrainer):
         compute_aux_loss: bool = False,
         **more: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if not getattr(self.args, "fused_logits", False):
-            return super()._get_per_token_logps_and_entropies(
-                model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size=batch_size,
-                compute_entropy=compute_entropy,
-                compute_aux_loss=compute_aux_loss,
-                **more,
-            )
-        if images := [name for name, x in more.items() if x is not None]:
+        if given := [name for name, x in more.items() if x is not None]:
             raise InvalidValue(
-                f"fused_logits=True is for text, but the batch has {', '.join(images)}; leave it out"
+                f"fused_logits=True is for text, but the batch has {', '.join(given)}; leave it out"
             )
         causal = self.accelerator.unwrap_model(model)
         causal = causal.get_base_model() if hasattr(causal, "get_base_model") else causal
-        if causal not in self._plain_heads:
-            _refuse_unless_plain(model, causal, input_ids[:1, :2])
-            self._plain_heads.add(causal)
-        head, softcap = causal.get_output_embeddings(), _softcap(causal)
+        head, config = causal.get_output_embeddings(), causal.config.get_text_config()
+        softcap = getattr(config, "final_logit_softcapping", None)
+        if causal not in self._known:
+            _refuse_unless_plain(model, head, softcap, input_ids[:1, :2])
+            self._known.add(causal)
         options = {"output_router_logits": True} if compute_aux_loss else {}
         scores: list[Tensor] = []
         losses: list[Tensor] = []
-        size = batch_size or len(input_ids)
-        for tokens, attended in zip(input_ids.split(size), attention_mask.split(size), strict=True):
-            ids, counted = tokens[:, -logits_to_keep:], attended[:, -logits_to_keep:].bool()
+        for part in torch.arange(len(input_ids)).split(batch_size or len(input_ids)):
+            tokens, attended = input_ids[part], attention_mask[part]
+            ids, counted = tokens[:, -logits_to_keep:], attended[:, -logits_to_keep:] != 0
 
             def score(hidden: Tensor, ids: Tensor = ids, counted: Tensor = counted) -> Tensor:
-                found = linear_logp(
-                    hidden[:, -logits_to_keep - 1 : -1][counted],
-                    head.weight,
-                    ids[counted],
-                    bias=head.bias,
-                    temperature=self.temperature,
-                    logit_softcap=softcap,
-                    entropy=compute_entropy,
-                )
+                rows = hidden[:, -logits_to_keep - 1 : -1][counted]
+                settings = {"temperature": self.temperature, "logit_softcap": softcap, "bias": head.bias}
+                found = linear_logp(rows, head.weight, ids[counted], entropy=compute_entropy, **settings)
+                shape = counted.shape
                 asked = found if compute_entropy else [found]
-                return torch.stack(
-                    [x.new_zeros(counted.shape).masked_scatter(counted, x) for x in asked], dim=-1
-                )
+                return torch.stack([x.new_zeros(shape).masked_scatter(counted, x) for x in asked], dim=-1)
 
-            with self.accelerator.autocast(), _scoring(causal, score):
+            # The head is still called as a module, so that what shards a model gathers the head's weight as ever.
+            without_cap = _replaced(config, "final_logit_softcapping", None)
+            with self.accelerator.autocast(), _replaced(head, "forward", score), without_cap:
                 outputs = model(input_ids=tokens, attention_mask=attended, use_cache=False, **options)
             scores.append(outputs.logits)
             if compute_aux_loss:
@@ -90,54 +81,38 @@ class FusedLogits(GRPOTrainer):
         return logp, entropy[0] if entropy else None, torch.stack(losses).mean() if losses else None
 
 
-def _softcap(causal: Any) -> float | None:
-    return getattr(causal.config.get_text_config(), "final_logit_softcapping", None)
-
-
 @contextmanager
-def _scoring(causal: Any, score: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The model's "logits" are what ``score`` makes of the last hidden states.
-
-    The head is still called as a module, so that what shards a model gathers the head's weight as ever.
-    """
-    head, config, softcap = causal.get_output_embeddings(), causal.config.get_text_config(), _softcap(causal)
-    own = vars(head).get("forward")
-    head.forward = score
-    if softcap is not None:
-        config.final_logit_softcapping = None
+def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    before = dict(vars(owner))
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        del head.forward
-        if own is not None:
-            head.forward = own
-        if softcap is not None:
-            config.final_logit_softcapping = softcap
+        delattr(owner, name)
+        if name in before:
+            setattr(owner, name, before[name])
 
 
-def _refuse_unless_plain(model: Any, causal: Any, tokens: Tensor) -> None:
+def _refuse_unless_plain(model: Any, head: Any, softcap: float | None, tokens: Tensor) -> None:
     """Compare some of the model's logits with those of a plain head on the same hidden states."""
-    head, softcap = causal.get_output_embeddings(), _softcap(causal)
-    name = f"{type(causal).__name__}'s head ({type(head).__name__})"
+    needed = "fused_logits=True needs a plain linear head, but"
     if not isinstance(head, torch.nn.Linear):
-        raise InvalidValue(f"fused_logits=True needs a plain linear head, but {name} is none; leave it out")
+        raise InvalidValue(f"{needed} the model's is a {type(head).__name__}; leave it out")
     expected: list[Tensor] = []
 
     def look(module: Any, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         bias = None if module.bias is None else module.bias[:PROBED].float()
-        logits = torch.nn.functional.linear(arguments[0].float(), module.weight[:PROBED].float(), bias)
+        logits = linear(arguments[0].float(), module.weight[:PROBED].float(), bias)
         expected.append(logits if softcap is None else softcap * (logits / softcap).tanh())
 
     hook = head.register_forward_hook(look)
-    try:
-        with torch.no_grad():
-            found = model(input_ids=tokens, use_cache=False).logits[..., :PROBED].float()
-    finally:
-        hook.remove()
-    # Half of the digits that rounding leaves: bfloat16 has 8 binary ones.
-    apart = (found - expected[0]).abs().max() / expected[0].abs().max().clamp(min=1e-30)
-    if not apart < 2**-4:
+    with torch.no_grad():
+        found = model(input_ids=tokens, use_cache=False).logits[..., :PROBED].float()
+    hook.remove()
+    apart = ((found - expected[0]).abs().max() / expected[0].abs().max()).item()
+    if (
+        not apart < 2**-4
+    ):  # bfloat16 rounds to 8 binary digits; half of them are left for what follows the product
         raise InvalidValue(
-            f"fused_logits=True needs a plain linear head, but the logits of {name} are others than weight @ hidden, "
-            f"by {apart:.1%} of the largest; leave it out"
+            f"{needed} the model's logits differ from weight @ hidden by {apart:.1%} of the largest; leave it out"
         )
