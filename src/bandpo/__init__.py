@@ -32,8 +32,8 @@ __all__ = [
 ]  # fmt: skip
 
 MODULES = (
-    "methods", "radius", "rules", "objectives", "divergences", "bounds", "batch", "loss", "linear", "text", "certificate",
-    "rule_check", "errors", "audit.metrics", "audit.recorder",
+    "methods", "radius", "rules", "objectives", "divergences", "bounds", "batch", "loss", "linear", "text",
+    "certificate", "rule_check", "errors", "audit.metrics", "audit.recorder",
 )  # fmt: skip
 """Where the names are. They are imported when one is first asked for: `bandpo --help` does not wait for torch."""
 

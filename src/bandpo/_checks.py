@@ -33,8 +33,8 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def floating(name: str, x: object) -> Tensor:
-    """``x``, if it is a floating-point tensor."""
+def as_float(name: str, x: object) -> Tensor:
+    """``x`` in at least float32; refuses what is not a floating-point tensor."""
     if not isinstance(x, torch.Tensor):
         raise InvalidType(
             f"{name} must be a torch.Tensor, got {type(x).__name__}; wrap it in torch.tensor(...)"
@@ -43,12 +43,6 @@ def floating(name: str, x: object) -> Tensor:
         raise InvalidType(
             f"{name} must be a floating-point tensor, got {x.dtype}; convert it with {name}.float()"
         )
-    return x
-
-
-def as_float(name: str, x: object) -> Tensor:
-    """``x`` in at least float32; refuses what is not a floating-point tensor."""
-    x = floating(name, x)
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["linear_logp"]
 
-LEAST_TILE = 2**24
-"""Logits of a chunk, at least: 64 MiB in float32."""
+LEAST_TILE = 2**24  # logits of a chunk by default, at least: 64 MiB in float32
 
 
-@torch.compiler.disable  # pyright: ignore[reportUnknownMemberType]
 def linear_logp(
     hidden: Float[Tensor, "*tokens width"],
     lm_head_weight: Float[Tensor, "vocabulary width"],
@@ -55,10 +53,9 @@ def linear_logp(
         bias: The head's bias.
         temperature: The sampling temperature.
         logit_softcap: ``c``, where the model's logits are ``c·tanh(x/c)``, as Gemma 2's are.
-        chunk: Entries of the vocabulary at a time. By default a chunk's logits are four times as many as the entries
-            of ``hidden``, and take at least 64 MiB.
+        chunk: Entries of the vocabulary at a time; by default for four times as many logits as ``hidden`` has entries.
         entropy: Also the entropy (nats) at each token. It has a gradient, which costs nothing where it is not used.
-        top: Also the probability of the so many likeliest tokens together; without a gradient.
+        top: Also the probability of the so many likeliest tokens together, without a gradient.
         group: The process group over which the vocabulary is split. All ranks pass the same ``hidden`` and ``ids``, and
             get the same results and the whole gradient of ``hidden``; each has the head's rows from ``offset`` on.
         offset: The id of the first row of ``lm_head_weight``.
@@ -77,20 +74,21 @@ def linear_logp(
     True
     >>> loss = policy_loss(linear_logp(hidden, head, ids), full, torch.ones(2), method="GSPO()").loss
     """
-    tensors = {"hidden": hidden, "lm_head_weight": lm_head_weight, "bias": bias}
-    given = {name: _checks.floating(name, x) for name, x in tensors.items() if x is not None} | {"ids": ids}
+    given = {"hidden": hidden, "lm_head_weight": lm_head_weight} | ({} if bias is None else {"bias": bias})
+    for name, x in given.items():
+        _checks.as_float(name, x[:0])  # none of it, so that nothing is converted
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise InvalidType(f"ids must be integers, got {ids.dtype}; convert them with ids.long()")
     rows, width = lm_head_weight.shape if lm_head_weight.dim() == 2 else (0, 0)
     if not rows or hidden.shape != (*ids.shape, width) or (bias is not None and bias.shape != (rows,)):
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in {**given, "ids": ids}.items())
         raise InvalidValue(
             f"{shapes} do not fit; they must be hidden (…, width), lm_head_weight (vocabulary, width), gathered where "
             "it is sharded, bias (vocabulary,), and ids (…)"
         )
-    numbers = {"temperature": temperature, "logit_softcap": logit_softcap, "chunk": chunk}
-    for name in [name for name, number in numbers.items() if number is not None]:
-        _checks.positive(name, numbers[name])
+    for name, number in {"temperature": temperature, "logit_softcap": logit_softcap, "chunk": chunk}.items():
+        if number is not None:
+            _checks.positive(name, number)
     dtype = torch.promote_types(hidden.dtype, lm_head_weight.dtype)
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -99,10 +97,9 @@ def linear_logp(
         # A model keeps more than four tensors of this size for the backward pass of each of its layers.
         chunk = max(4 * tokens.numel(), LEAST_TILE) // max(len(tokens), 1)
     settings = _Settings(temperature, logit_softcap, min(chunk, rows), entropy, top, group, offset)
-    apply: Any = _LinearLogp.apply  # pyright: ignore
-    found = apply(
-        tokens, lm_head_weight.to(dtype), None if bias is None else bias.to(dtype), ids.flatten(), settings
-    )
+    weight, bias = lm_head_weight.to(dtype), None if bias is None else bias.to(dtype)
+    apply: Any = torch.compiler.disable(_LinearLogp.apply)  # pyright: ignore
+    found = apply(tokens, weight, bias, ids.flatten(), settings)
     asked = [x.view(ids.shape) for x in found if x is not None]
     return tuple(asked) if entropy or top else asked[0]
 
@@ -121,10 +118,7 @@ class _Settings(NamedTuple):
     def tiles(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Parts of the vocabulary, their logits, each id's place among them, and whether it is there at all.
-
-        The logits are in one buffer, which the next part overwrites.
-        """
+        """Parts of the vocabulary, logits that the next part overwrites, ids' places in it, and whether they are."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
         buffer = hidden.new_empty(len(hidden) * self.chunk, dtype=wide)
         for start in range(0, len(weight), self.chunk):
@@ -211,7 +205,7 @@ class _LinearLogp(torch.autograd.Function):
         rows, ids = hidden[alive], ids[alive]
         total, mean = total[alive, None], mean[alive, None]
         to_logp, to_entropy = (x[alive, None] / settings.temperature for x in (to_logp, to_entropy))
-        wanted, summed = ctx.needs_input_grad, torch.zeros_like(rows, dtype=total.dtype)
+        wanted, summed, of_hidden = ctx.needs_input_grad, torch.zeros_like(rows, dtype=total.dtype), None
         of_weight = torch.empty_like(weight) if wanted[1] else None
         of_bias = torch.empty_like(bias) if wanted[2] else None
         for part, logits, place, here in settings.tiles(rows, weight, bias, ids):
@@ -223,16 +217,13 @@ class _LinearLogp(torch.autograd.Function):
                 shares = (logits - total).exp_()
                 logits.sub_(mean).mul_(-to_entropy).sub_(to_logp).mul_(shares)
             logits.scatter_add_(1, place, to_logp.masked_fill(~here[:, None], 0.0))
-            if slope is not None:
-                logits.mul_(slope)
-            slopes = logits.to(rows.dtype)
+            slopes = (logits if slope is None else logits.mul_(slope)).to(rows.dtype)
             if wanted[0]:
                 summed += slopes @ weight[part]
             if of_weight is not None:
                 torch.mm(slopes.T, rows, out=of_weight[part])
             if of_bias is not None:
                 of_bias[part] = logits.sum(0)
-        of_hidden = None
         if wanted[0]:
             of_hidden = torch.zeros_like(hidden, dtype=total.dtype).index_copy_(0, alive, summed)
             if settings.group is not None:

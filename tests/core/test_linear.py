@@ -10,25 +10,15 @@ from bandpo import linear_logp, policy_loss
 from bandpo.methods import METHODS
 from two_processes import run_on_two_processes
 
-SETTINGS = [
-    {},
-    {"temperature": 0.7},
-    {"logit_softcap": 3.0, "temperature": 1.3},
-    {"bias": True, "chunk": 1000},
-    {"bias": True, "logit_softcap": 2.0, "chunk": 53},
-]
-
 
 def batch(dtype=torch.float64, shape=(3, 5), vocabulary=53, width=7, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    hidden, head, bias = (
-        torch.randn(*of, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
-        for of in ((*shape, width), (vocabulary, width), (vocabulary,))
-    )
-    return hidden, head, bias, torch.randint(vocabulary, shape, generator=draw)
+    shapes = (*shape, width), (vocabulary, width), (vocabulary,)
+    tensors = [torch.randn(*of, generator=draw, dtype=torch.float64).to(dtype) for of in shapes]
+    return *(x.requires_grad_() for x in tensors), torch.randint(vocabulary, shape, generator=draw)
 
 
-def full(hidden, head, ids, *, bias=None, temperature=1.0, logit_softcap=None):
+def full(hidden, head, ids, bias=None, temperature=1.0, logit_softcap=None):
     """By the textbook: log-probabilities, entropies, and the mass of the four likeliest."""
     logits = torch.nn.functional.linear(hidden, head, bias)
     if logit_softcap is not None:
@@ -38,33 +28,30 @@ def full(hidden, head, ids, *, bias=None, temperature=1.0, logit_softcap=None):
     return logps.gather(-1, ids[..., None])[..., 0], -(p * logps).sum(-1), p.topk(4).values.sum(-1).detach()
 
 
-@pytest.mark.parametrize("given", SETTINGS, ids=str)
-def test_values_and_gradients_are_those_of_full_logits(given):
+@pytest.mark.parametrize("chunk", [10, 53, 1000])
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.7}, {"logit_softcap": 3.0, "temperature": 1.3}], ids=str
+)
+def test_values_and_gradients_are_those_of_full_logits(settings, chunk):
     hidden, head, bias, ids = batch()
-    settings = {"chunk": 10, **given}
-    inputs = [hidden, head, *([bias] if settings.pop("bias", False) else [])]
 
-    def ours(hidden, head, bias=None):
-        return linear_logp(hidden, head, ids, bias=bias, entropy=True, top=4, **settings)
+    def ours(hidden, head, bias):
+        return linear_logp(hidden, head, ids, bias=bias, chunk=chunk, entropy=True, top=4, **settings)
 
-    textbook = {name: x for name, x in settings.items() if name != "chunk"}
-    expected = full(hidden, head, ids, bias=inputs[2] if len(inputs) > 2 else None, **textbook)
-    for found, right in zip(ours(*inputs), expected, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+    expected = full(hidden, head, ids, bias, **settings)
+    torch.testing.assert_close(ours(hidden, head, bias), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(linear_logp(hidden, head, ids), full(hidden, head, ids)[0])
-    assert torch.autograd.gradcheck(lambda *x: ours(*x)[:2], inputs, check_undefined_grad=False)
+    assert torch.autograd.gradcheck(lambda *x: ours(*x)[:2], (hidden, head, bias), check_undefined_grad=False)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_as_from_full_logits(name):
-    method = METHODS[name].method()
     hidden, head, _, ids = batch(seed=1)
     old = full(hidden + 0.3 * torch.randn_like(hidden), head, ids)[0].detach()
     rest = old, torch.tensor([1.0, -0.5, 0.0]), torch.arange(5).expand(3, 5) < torch.tensor([[5], [3], [4]])
     found = []
-    for score in (linear_logp, lambda *x, entropy: full(*x)[:2]):
-        logp, entropy = score(hidden, head, ids, entropy=True)
-        loss = policy_loss(logp, *rest, method=method, entropy=entropy, normalizer=5).loss
+    for logp, entropy in (linear_logp(hidden, head, ids, entropy=True), full(hidden, head, ids)[:2]):
+        loss = policy_loss(logp, *rest, method=METHODS[name].method(), entropy=entropy, normalizer=5).loss
         found.append((loss, *torch.autograd.grad(loss, (hidden, head))))
     torch.testing.assert_close(*found)
 
@@ -75,10 +62,11 @@ def test_no_precision_loses_more_than_with_full_logits(dtype):
     weights = torch.randn(ids.shape)
     exact = [x.detach().double().requires_grad_() for x in (hidden, head)]
     right = torch.autograd.grad(full(*exact, ids)[0], exact, weights)
-    logp = linear_logp(hidden, head, ids, chunk=100)
     textbook = (hidden @ head.T).float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-    ours, theirs = (torch.autograd.grad(x, (hidden, head), weights.to(x)) for x in (logp, textbook))
-    for own, other, x in zip(ours, theirs, right, strict=True):
+    scores = linear_logp(hidden, head, ids, chunk=100), textbook
+    for own, other, x in zip(
+        *(torch.autograd.grad(y, (hidden, head), weights) for y in scores), right, strict=True
+    ):
         assert own.dtype == dtype
         assert (own - x).norm() <= 2 * (other - x).norm()
 
@@ -97,21 +85,22 @@ def test_tokens_without_a_gradient_cost_nothing(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 def test_where_else_it_works():
     hidden, head, _, ids = batch(torch.float32)
-    right = torch.autograd.grad(linear_logp(hidden, head, ids).sum(), (hidden, head))
+    right = torch.autograd.grad(full(hidden, head, ids)[0].sum(), (hidden, head))
     compiled = torch.compile(lambda *x: linear_logp(*x, ids) * 1.0, backend="aot_eager")
     again = checkpoint(lambda *x: linear_logp(*x, ids), hidden, head, use_reentrant=False)
     for logp in (compiled(hidden, head), again):
         torch.testing.assert_close(torch.autograd.grad(logp.sum(), (hidden, head)), right)
     with torch.autocast("cpu"):
         logp = linear_logp(hidden, head, ids)
-    assert logp.dtype == torch.float32
     assert 0 < (logp - linear_logp(hidden, head, ids)).abs().max() < 0.1
-    assert all(x.dtype == torch.float32 for x in torch.autograd.grad(logp.sum(), (hidden, head)))
-    # Tied weights, and none of the tokens counted.
-    tied = torch.autograd.grad(linear_logp(head[ids], head, ids).sum(), head)[0]
-    torch.testing.assert_close(tied, torch.autograd.grad(full(head[ids], head, ids)[0].sum(), head)[0])
-    nothing = linear_logp(hidden[:0], head, ids[:0])
-    assert torch.autograd.grad(nothing.sum(), head)[0].equal(torch.zeros_like(head))
+    assert {x.dtype for x in (logp, *torch.autograd.grad(logp.sum(), (hidden, head)))} == {torch.float32}
+    # Tied weights; and no tokens at all.
+    tied = [
+        torch.autograd.grad(x.sum(), head)[0]
+        for x in (linear_logp(head[ids], head, ids), full(head[ids], head, ids)[0])
+    ]
+    torch.testing.assert_close(*tied)
+    assert not torch.autograd.grad(linear_logp(hidden[:0], head, ids[:0]).sum(), head)[0].any()
 
 
 def test_what_is_not_finite_poisons_its_token_alone():
@@ -120,71 +109,55 @@ def test_what_is_not_finite_poisons_its_token_alone():
     broken[0, 1, 2], broken[2, 0, 0] = math.nan, math.inf
     assert linear_logp(broken, head, ids).isnan().nonzero().tolist() == [[0, 1], [2, 0]]
     # Entries that a bias rules out, a whole chunk of them first.
-    bias = bias.detach().masked_fill(torch.arange(53) < 20, -math.inf)
-    kept, ids = full(hidden, head[20:], ids % 33, bias=bias[20:])[0], ids % 33 + 20
-    torch.testing.assert_close(linear_logp(hidden, head, ids, bias=bias, chunk=10), kept)
+    bias, ids = bias.detach().masked_fill(torch.arange(53) < 20, -math.inf), ids % 33
+    kept = full(hidden, head[20:], ids, bias[20:])[0]
+    torch.testing.assert_close(linear_logp(hidden, head, ids + 20, bias=bias, chunk=10), kept)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            {"ids": torch.full((3, 5), 53)},
-            ValueError,
-            r"ids hold 53, which no row of lm_head_weight \(53, 7\) is for",
-        ),
-        ({"ids": torch.full((3, 5), -100)}, ValueError, "ids hold -100"),
-        (
-            {"ids": torch.zeros(3, 4, dtype=torch.long)},
-            ValueError,
-            r"hidden \(3, 5, 7\), .* ids \(3, 4\) do not fit",
-        ),
-        ({"ids": torch.zeros(3, 5)}, TypeError, "ids must be integers, got torch.float32"),
-        (
-            {"hidden": torch.zeros(3, 5, 7, dtype=torch.long)},
-            TypeError,
-            "hidden must be a floating-point tensor",
-        ),
-        ({"lm_head_weight": torch.zeros(0)}, ValueError, r"lm_head_weight \(0,\).*gathered"),
-        ({"bias": torch.zeros(7)}, ValueError, r"bias \(7,\)"),
-        ({"temperature": 0.0}, ValueError, "temperature must be a finite number above 0"),
-        ({"logit_softcap": -1.0}, ValueError, "logit_softcap must be"),
-        ({"chunk": 0}, ValueError, "chunk must be"),
-    ],
-)
-def test_refuses_what_does_not_fit(change, error, message):
+REFUSED = [
+    ({"ids": torch.full((3, 5), 53)}, r"ids hold 53, which no row of lm_head_weight \(53, 7\) is for"),
+    ({"ids": torch.full((3, 5), -100)}, "ids hold -100"),
+    ({"ids": torch.zeros(3, 4, dtype=torch.long)}, r"hidden \(3, 5, 7\), .* ids \(3, 4\) do not fit"),
+    ({"ids": torch.zeros(3, 5)}, "ids must be integers, got torch.float32"),
+    ({"hidden": torch.zeros(3, 5, 7, dtype=torch.long)}, "hidden must be a floating-point tensor"),
+    ({"lm_head_weight": torch.zeros(0)}, r"lm_head_weight \(0,\).*gathered"),
+    ({"bias": torch.zeros(7)}, r"bias \(7,\)"),
+    ({"temperature": 0.0}, "temperature must be a finite number above 0"),
+    ({"logit_softcap": -1.0}, "logit_softcap must be"),
+    ({"chunk": 0}, "chunk must be"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_refuses_what_does_not_fit(change, message):
     hidden, head, _, ids = batch(torch.float32)
-    with pytest.raises(error, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         linear_logp(**{"hidden": hidden, "lm_head_weight": head, "ids": ids} | change)
 
 
 SHARDED = """
+import pytest
 import torch
 import torch.distributed as dist
 from bandpo import linear_logp
 from test_linear import batch, full
 
 dist.init_process_group("gloo")
-rank, cut = dist.get_rank(), 20
+start = 20 * dist.get_rank()
+mine = slice(start, None if start else 20)
+where = {"group": dist.group.WORLD, "offset": start}
 for settings in ({}, {"logit_softcap": 3.0, "temperature": 1.3}):
     hidden, head, bias, ids = batch()
-    right = full(hidden, head, ids, bias=bias, **settings)
-    mine = slice(0, cut) if rank == 0 else slice(cut, None)
+    right = full(hidden, head, ids, bias, **settings)
     share, part = (x.detach()[mine].requires_grad_() for x in (head, bias))
-    found = linear_logp(hidden, share, ids, bias=part, chunk=7, entropy=True, top=4, group=dist.group.WORLD,
-                        offset=rank * cut, **settings)
-    for x, y in zip(found, right):
-        torch.testing.assert_close(x, y)
+    found = linear_logp(hidden, share, ids, bias=part, chunk=7, entropy=True, top=4, **where, **settings)
+    torch.testing.assert_close(found, right)
     weights = torch.arange(15.0).view(3, 5)
-    wanted = torch.autograd.grad(((right[0] + right[1]) * weights).sum(), (hidden, head, bias))
-    gradients = torch.autograd.grad(((found[0] + found[1]) * weights).sum(), (hidden, share, part))
-    for x, y in zip(gradients, (wanted[0], wanted[1][mine], wanted[2][mine])):
-        torch.testing.assert_close(x, y)
-try:
-    linear_logp(hidden, share, ids + 50, group=dist.group.WORLD, offset=rank * cut)
-    raise SystemExit("an id of no rank")
-except ValueError:
-    pass
+    whole = torch.autograd.grad(((right[0] + right[1]) * weights).sum(), (hidden, head, bias))
+    own = torch.autograd.grad(((found[0] + found[1]) * weights).sum(), (hidden, share, part))
+    torch.testing.assert_close(own, (whole[0], whole[1][mine], whole[2][mine]))
+with pytest.raises(ValueError, match="which no row"):
+    linear_logp(hidden, share, ids + 50, **where)
 dist.destroy_process_group()
 """
 

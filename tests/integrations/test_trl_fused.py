@@ -1,5 +1,3 @@
-"""TRL's passes without logits: what they train and log is what TRL's own passes do."""
-
 import pytest
 import torch
 import transformers

@@ -36,8 +36,6 @@ ADAPTERS = (
     Adapter("TRL", "trl", "trl", "trl", "1.16.0"),
     Adapter("TRL, asynchronous GRPO and SDPO", "trl", "trl", "trl_experimental", "1.16.0"),
     Adapter("verl", "verl", "verl", "verl", "0.9.1"),
-    Adapter("Trinity-RFT", "trinity-rft", "trinity", "trinity", "0.6.0"),
     Adapter("Tinker", "tinker", "tinker", "tinker", "0.38.0"),
     Adapter("SkyRL", "skyrl", "skyrl", "skyrl", "0.3.0"),
-    Adapter("TorchRL", "torchrl", "torchrl", "torchrl", "0.14.1"),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch
 from torch.nn.functional import linear
@@ -17,20 +16,17 @@ from bandpo.linear import linear_logp
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROBED = 1024
-"""Entries of the vocabulary whose logits tell a plain head from another."""
+PROBED = 1024  # entries of the vocabulary whose logits tell a plain head from another
 
 
 class FusedLogits(GRPOTrainer):
     """`GRPOTrainer` whose passes of the policy and of the reference hold no logits, if ``args.fused_logits``."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._known: WeakSet[torch.nn.Module] = WeakSet()
-        super().__init__(*arguments, **named)
+    args: Any
+    _known: frozenset[torch.nn.Module] = frozenset()  # models whose head was found plain
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        fused = getattr(self.args, "fused_logits", False)
-        score = self._fused if fused else super()._get_per_token_logps_and_entropies
+        score = self._fused if self.args.fused_logits else super()._get_per_token_logps_and_entropies
         return score(*arguments, **named)
 
     def _fused(
@@ -45,16 +41,15 @@ class FusedLogits(GRPOTrainer):
         **more: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         if given := [name for name, x in more.items() if x is not None]:
-            raise InvalidValue(
-                f"fused_logits=True is for text, but the batch has {', '.join(given)}; leave it out"
-            )
-        causal = self.accelerator.unwrap_model(model)
+            raise InvalidValue(f"fused_logits=True is for text, not for {', '.join(given)}; leave it out")
+        accelerator: Any = self.accelerator
+        causal = accelerator.unwrap_model(model)
         causal = causal.get_base_model() if hasattr(causal, "get_base_model") else causal
         head, config = causal.get_output_embeddings(), causal.config.get_text_config()
         softcap = getattr(config, "final_logit_softcapping", None)
         if causal not in self._known:
             _refuse_unless_plain(model, head, softcap, input_ids[:1, :2])
-            self._known.add(causal)
+            self._known |= {causal}
         options = {"output_router_logits": True} if compute_aux_loss else {}
         scores: list[Tensor] = []
         losses: list[Tensor] = []
@@ -66,13 +61,12 @@ class FusedLogits(GRPOTrainer):
                 rows = hidden[:, -logits_to_keep - 1 : -1][counted]
                 settings = {"temperature": self.temperature, "logit_softcap": softcap, "bias": head.bias}
                 found = linear_logp(rows, head.weight, ids[counted], entropy=compute_entropy, **settings)
-                shape = counted.shape
-                asked = found if compute_entropy else [found]
-                return torch.stack([x.new_zeros(shape).masked_scatter(counted, x) for x in asked], dim=-1)
+                asked = torch.stack(found if compute_entropy else [found], dim=-1)
+                return asked.new_zeros(*counted.shape, asked.shape[-1]).index_put((counted,), asked)
 
             # The head is still called as a module, so that what shards a model gathers the head's weight as ever.
             without_cap = _replaced(config, "final_logit_softcapping", None)
-            with self.accelerator.autocast(), _replaced(head, "forward", score), without_cap:
+            with accelerator.autocast(), _replaced(head, "forward", score), without_cap:
                 outputs = model(input_ids=tokens, attention_mask=attended, use_cache=False, **options)
             scores.append(outputs.logits)
             if compute_aux_loss:
@@ -105,14 +99,10 @@ def _refuse_unless_plain(model: Any, head: Any, softcap: float | None, tokens: T
         logits = linear(arguments[0].float(), module.weight[:PROBED].float(), bias)
         expected.append(logits if softcap is None else softcap * (logits / softcap).tanh())
 
-    hook = head.register_forward_hook(look)
-    with torch.no_grad():
+    with torch.no_grad(), head.register_forward_hook(look):
         found = model(input_ids=tokens, use_cache=False).logits[..., :PROBED].float()
-    hook.remove()
     apart = ((found - expected[0]).abs().max() / expected[0].abs().max()).item()
-    if (
-        not apart < 2**-4
-    ):  # bfloat16 rounds to 8 binary digits; half of them are left for what follows the product
+    if not apart < 2**-4:  # bfloat16 has 8 binary digits; half of them are left for its rounding
         raise InvalidValue(
             f"{needed} the model's logits differ from weight @ hidden by {apart:.1%} of the largest; leave it out"
         )

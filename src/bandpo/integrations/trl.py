@@ -99,6 +99,7 @@ class _Added:
 class BandGRPOTrainer(AuditMixin, FusedLogits):
     """`GRPOTrainer` with the method of ``args``; audited as every `AuditMixin`.
 
+    Logs, on CUDA, the peak memory since the last log, in GiB, as ``peak_memory``.
     Logs the mean radius of the tokens since the last log as ``radius``. Where it differs among them, logs
     ``radius_min`` and ``radius_max`` too. A band within another rule is logged as ``radius/PATH``, e.g.
     ``radius/upper``.
@@ -323,6 +324,9 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                     values |= {"radius_min": smallest, "radius_max": largest}
                 logs |= {f"{name}/{path}".rstrip("/"): value for name, value in values.items()}
             self._radii.clear()
+            if self.accelerator.device.type == "cuda":
+                logs["peak_memory"] = torch.cuda.max_memory_allocated() / 2**30
+                torch.cuda.reset_peak_memory_stats()
         super().log(logs, start_time)
 
     def _old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:

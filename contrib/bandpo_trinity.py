@@ -2,7 +2,7 @@
 
     algorithm:
       algorithm_type: grpo
-      policy_loss_fn: bandpo.integrations.trinity.BandPolicyLossFn
+      policy_loss_fn: bandpo_trinity.BandPolicyLossFn
       policy_loss_fn_args:
         method: SAPO(1.0, 1.05)
 

@@ -5,7 +5,7 @@ import torch
 
 from contract import Contract, make_batch
 
-pytest.importorskip("trinity", reason="needs the extra bandpo[trinity]")
+pytest.importorskip("trinity", reason="needs trinity-rft")
 
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
@@ -14,7 +14,7 @@ from bandpo import DualClip, Method, Surrogate, policy_loss
 from bandpo.text import as_method
 from pages import framework_blocks
 
-PATH = "bandpo.integrations.trinity.BandPolicyLossFn"
+PATH = "bandpo_trinity.BandPolicyLossFn"
 
 
 def call(loss_fn, batch, old=None):
