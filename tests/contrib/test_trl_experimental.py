@@ -15,7 +15,7 @@ pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.sdpo import SDPOTrainer
 
-from bandpo.integrations.trl_experimental import (
+from bandpo_trl_experimental import (
     BandAsyncGRPOConfig,
     BandAsyncGRPOTrainer,
     BandSDPOConfig,
