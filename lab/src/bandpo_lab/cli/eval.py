@@ -102,7 +102,10 @@ def eval_command(
     if max_new_tokens is None:
         max_new_tokens = 4096 if data else MAX_COMPLETION_LENGTH
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-    template = None if chat_template is None else chat_template.read_text(encoding="utf-8", errors="replace")
+    try:
+        template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{chat_template} cannot be read as a chat template: {error}") from error
     settings = {
         "model": model or "embedded base model",
         "generator": "server" if server else "transformers",
