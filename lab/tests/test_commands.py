@@ -89,6 +89,8 @@ def test_printed_commands_parse_arguments(page):
 OTHERS = {  # options that the pages name of other programs
     "--num-steps-per-rollout": "slime",
     "--use-rollout-logprobs": "slime",
+    "--save-debug-train-data": "slime, miles",
+    "--varied": "benchmarks/doctor/run.py",
     "--dry-run": "recipes/launch.sh",
     "--no-deps": "pip",
     **dict.fromkeys(("--cpus-per-task", "--mem", "--requeue", "--signal"), "Slurm"),
