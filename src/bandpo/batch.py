@@ -112,6 +112,8 @@ class Batch(NamedTuple):
         state = TrainingState() if state is None else state
         entropy = finite.get("entropy")
         old_entropy = entropy if state.entropy is None else state.entropy
+        # torch 2.6 cannot trace dataclasses.replace.
+        known = state.progress, old_entropy, state.radii, state.group, state.age, mask, state.processes
         return cls(
             logps["logp"] - logps["logp_old"],
             logps["logp_old"],
@@ -120,7 +122,7 @@ class Batch(NamedTuple):
             logps.get("logp_anchor"),
             entropy,
             weights,
-            replace(state, mask=mask, entropy=old_entropy),
+            TrainingState(*known),
         )
 
     @property
