@@ -25,6 +25,8 @@ from bandpo_lab.training.checkpoints import WholeCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.train import RunTrainer, run_training
 
+# Few of so short answers earn anything: the live diagnosis says that there is no signal.
+pytestmark = pytest.mark.filterwarnings("ignore:no-signal or reward-flat")
 # The embedded task, made small: three batches of two updates.
 SMALL = ["--per_device_train_batch_size=8", "--num_generations=4", "--steps_per_generation=2"]
 SMALL += ["--num_iterations=1", "--max_steps=6", "--save_steps=2", "--logging_steps=1"]
@@ -160,7 +162,8 @@ def test_resumes_to_the_same_trajectory(tmp_path):
 
 AT_THE_END = ("manifest.json", "curves.png", "model")
 """What a run leaves only then."""
-CHECKPOINT = r"checkpoint-6 is damaged \({0} (has changed|cannot).*going on from step 4"
+CHECKPOINT = r"checkpoint-6 is damaged \(\S+ (has changed|is missing|cannot).*going on from step 4"
+"""A bit of a manifest may be one of another file's hash, or name."""
 
 
 def damaged(*names, folder="", gone=(), said="was finished, but {0} has changed"):

@@ -257,10 +257,12 @@ def numbers(d: Looks) -> Finding:
 
 def ratio(d: Looks) -> Finding:
     """Before any update the new policy is the old one."""
-    tested, n = "the ratio is 1 at the first look", int(d.first.sum())
-    if not n or d.logp[d.first].isnan().all():
+    # Known staleness moves the ratio, and is no fault of the trainer's own log-probabilities.
+    first = d.first if d.bypass else d.first & ~(d.lag > 0)
+    tested, n = "the ratio is 1 at the first look", int(first.sum())
+    if not n or d.logp[first].isnan().all():
         return untested(tested, "record update= with each loss")
-    off = d.by_batch((d.logp - d.old).abs(), d.first)
+    off = d.by_batch((d.logp - d.old).abs(), first)
     seen = Finding.of(tested, off, n)
     # But for stale weights, a fault of this kind is in every batch.
     if float(off.mean()) <= EXACT or (not d.bypass and float(off.min()) <= ROUNDING):
@@ -268,11 +270,11 @@ def ratio(d: Looks) -> Finding:
     shift, left, whole = d.shifted(d.logp, d.old)
     if shift and left < AWAY * whole:
         return seen.named("shift", f"logp_old is {shift:+d} tokens from logp: there the ratio is 1")
-    slope, fit = d.temperature(d.logp, d.old, d.first)
+    slope, fit = d.temperature(d.logp, d.old, first)
     if fit > FIT:
         cause = f"logp_old is at {1 + slope:.2f} times the temperature of logp (R² {fit:.2f})"
         return seen.named("temperature", cause)
-    if d.bypass and (_grows(off) or bool((d.lag[d.first] > 0).any())):
+    if d.bypass and (_grows(off) or bool((d.lag[first] > 0).any())):
         return seen.named(
             "stale", "logp_old is the engine's, of other weights than the trainer's", "weight-sync"
         )

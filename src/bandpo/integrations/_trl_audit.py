@@ -193,11 +193,12 @@ class AuditMixin(GRPOTrainer):
             "generation": generation,
             "update": losses // cast("Any", self.args).gradient_accumulation_steps,
         }
-        if self._watch is not None:
+        step, version = self.state.global_step, inputs.get("version")
+        # Of data that are known to be stale no ratio is 1.
+        if self._watch is not None and (version is None or bool((version >= step).all())):
             self._watch.look(**given)
         if self._recorder is not None:
-            step, version, method = self.state.global_step, inputs.get("version"), self.audited_method()
-            self._recorder.add(**given, step=step, version=version, method=method)
+            self._recorder.add(**given, step=step, version=version, method=self.audited_method())
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""
