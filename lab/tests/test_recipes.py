@@ -75,13 +75,31 @@ def checkpoints(*overrides: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "same"),
+    [
+        ("actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.1)'", False),
+        ("actor_rollout_ref.actor.optim.lr=5e-7", False),
+        ("+dapo=overlong", False),
+        ("trainer.nnodes=2", False),
+        ("actor_rollout_ref.actor.optim.lr=1.0e-6", True),  # as it was
+        ("trainer.resume_mode=resume_path", True),
+        ("trainer.save_freq=1", True),
+        ("+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:online}", True),
+    ],
+)
+def test_an_experiment_finds_its_own_checkpoints_and_no_others(override, same):
+    assert (checkpoints(override) == checkpoints()) == same
+
+
+@pytest.mark.slow
 def test_the_folder_of_checkpoints():
     from omegaconf import OmegaConf
 
     config = compose(*EXPERIMENT)
     OmegaConf.resolve(config)  # as verl does
     assert config.trainer.default_local_dir == checkpoints()
-    assert checkpoints() == "runs/qwen2.5-3b-instruct-band-kl"
+    assert checkpoints().startswith("runs/qwen2.5-3b-instruct-band-kl-")
     assert checkpoints("recipe.output=/shared") == checkpoints().replace("runs", "/shared", 1)
     # An earlier name of the variant is still read.
     assert compose(*EXPERIMENT, variant="base").trainer.default_local_dir == checkpoints()

@@ -34,6 +34,7 @@ from verl.workers.config import PolicyLossConfig
 from bandpo import _checks
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
+from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import averaged, naming, numbers, read_method, with_dual_clip
 from bandpo.integrations._verl_audit import (
     Driver,
