@@ -123,9 +123,8 @@ def _call(file: Path, framework: str, whole: Columns) -> Call:
         for name in ("reward", "truncated")
         if name in said
     }
-    if (
-        "tokens" in said
-    ):  # answers belong together whose prompts, the tokens before the first that counts, are the same
+    # Answers belong together whose prompts, the tokens before the first that counts, are the same.
+    if "tokens" in said:
         cuts = (
             len(ids) - len(m) + int(m.int().argmax()) for ids, m in zip(said["tokens"], mask, strict=True)
         )

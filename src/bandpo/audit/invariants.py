@@ -179,9 +179,8 @@ class Looks:
             kept += len(columns["row"])
         whole = {name: torch.cat(some) for name, some in parts.items()}
         off, found = whole.pop("off", NONE), cls(**whole, words=words, bad=bad, moved=moved)
-        if (
-            1 < losses == len(begun)
-        ):  # steps count losses, so any but the first may follow an update on its batch
+        # Where steps count losses, any but the first may follow an update on its batch.
+        if 1 < losses == len(begun):
             near = off <= ROUNDING
             found.before &= near if near.any() and not found.bypass else torch.tensor(again > 0)
         return found

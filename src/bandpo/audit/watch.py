@@ -112,7 +112,6 @@ class Watch:
 
         Args:
             row: What is logged, under the framework's own names.
-
         """
         self._rows += named_rows([{"step": len(self._rows), **row}])
         if self._rows and len(self._rows) % self._every == 0:

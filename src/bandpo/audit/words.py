@@ -48,8 +48,9 @@ def costliest(calls: Iterable[Call], most: int = MOST) -> list[Word]:
             continue
         run, batch = call.method or Method(FixedClip()), call.judged
         methods = {"the run": run} | {name: tried_at(run.level, rule) for name, rule in RULES.items()}
-        tokens = run.tokens(batch)
-        kept = {name: m.weight(m.tokens(batch)) / m.tokens(batch).ratio for name, m in methods.items()}
+        views = {name: m.tokens(batch) for name, m in methods.items()}
+        tokens = views["the run"]
+        kept = {name: m.weight(views[name]) / views[name].ratio for name, m in methods.items()}
         cost = tokens.ratio * batch.advantages.abs() * (1 - kept["the run"].clamp(0, 1)) * batch.mask
         for place in cost.flatten().topk(min(most, cost.numel())).indices.tolist():
             row, at = divmod(place, cost.shape[1])

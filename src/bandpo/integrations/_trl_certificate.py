@@ -153,6 +153,7 @@ class Certifier:
     def watch(self, trainer: Any, inputs: dict[str, Any], batch: Batch, logp: Tensor, entropy: Any) -> None:
         """Hook a loss's log-probabilities, if it is time."""
         due = self.mode != "off" and trainer.training and trainer.state.global_step >= self._next
+        due = due and inputs.get("old_per_token_logps") is not None  # else they are the current ones
         if not due or not logp.requires_grad or not can_be_certified(trainer):
             return
         moved = (batch.log_ratio.abs() > MOVED).any() & (batch.advantages != 0).any()

@@ -255,6 +255,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             return
         for path, band in bands(tokens.rule).items():
             self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
+        if not (self._audits_this_step() or self._controllers):
+            return
         run, own, counted = self.audited_method(), None, by_entropy(self, batch, entropy)
         if self._audits_this_step():
             seen = Audit.of(batch, run, tokens, counted=counted)

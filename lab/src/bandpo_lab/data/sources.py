@@ -3,7 +3,6 @@ generators."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from bandpo.errors import InvalidValue
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Hub, Role
 from bandpo_lab.evals.rows import read_answer, read_prompt, read_rows
+from bandpo_lab.files import digest
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _load_hub(name: str, hub: Hub, role: Role | None, revision: str | None) -> P
 
 def _load_file(name: str, path: Path, role: Role | None) -> ProblemSet:
     rows = read_rows(path)
-    revision = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    revision = f"sha256:{digest(path)}"
     return _read(name, rows, {"file": path.name, "revision": revision}, role)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.evals.metrics import Estimate, estimate
+from bandpo_lab.evals.metrics import Estimate, estimate, holm
 from bandpo_lab.evals.report import Scores
 
 PRIMARY = "mean@"
@@ -51,19 +51,6 @@ class ScoreDifference:
         if self.p >= 0.05:
             return "no difference can be claimed"
         return "the second is better" if self.interval.value > 0 else "the first is better"
-
-
-def holm(chances: Sequence[float]) -> list[float]:
-    """The p-values of several tests, corrected so that one of them misleads in at most 5 % of cases (Holm 1979).
-
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    order = np.argsort(chances)
-    scaled = np.asarray(chances)[order] * np.arange(len(chances), 0, -1)
-    corrected = np.empty(len(chances))
-    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
-    return corrected.tolist()
 
 
 def compare_scores(

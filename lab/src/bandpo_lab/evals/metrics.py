@@ -160,6 +160,21 @@ def estimate(values: ArrayLike, minus: ArrayLike | None = None, *, smooth: bool 
     return Estimate(value, min(max(center - half, lowest), value), max(min(center + half, 1.0), value), p)
 
 
+def holm(chances: Sequence[float]) -> list[float]:
+    """The p-values of several tests, corrected so that one of them misleads in at most 5 % of cases (Holm 1979).
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    >>> holm([0.04, 0.01, 0.02])
+    [0.04, 0.03, 0.04]
+    """
+    order = np.argsort(chances)
+    scaled = np.asarray(chances)[order] * np.arange(len(chances), 0, -1)
+    corrected = np.empty(len(chances))
+    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
+    return corrected.tolist()
+
+
 def _by_seed(values: ArrayLike) -> Values:
     table = np.atleast_2d(np.asarray(values, dtype=np.float64))
     if table.ndim != 2 or table.size == 0:

@@ -13,6 +13,7 @@ from scipy import stats
 
 from bandpo.audit.interval import Interval
 from bandpo.errors import InvalidValue
+from bandpo_lab.evals.metrics import holm
 from bandpo_lab.file_models import checked
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.plan import Study, parse_study
@@ -187,17 +188,6 @@ class Results:
             and (r.curves["reward"], r.curves["entropy"], r.after)
             != ((f := first.setdefault(r.seed, r)).curves["reward"], f.curves["entropy"], f.after)
         ]
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """The p of several tests, corrected after Holm for their number.
-
-    >>> holm([0.04, 0.01, 0.02])
-    [0.04, 0.03, 0.04]
-    """
-    order = np.argsort(p)
-    scaled = np.array(p)[order] * np.arange(len(p), 0, -1)
-    return np.minimum(np.maximum.accumulate(scaled), 1)[np.argsort(order)].tolist()
 
 
 def _p_of_no_difference(gaps: Sequence[float]) -> float:
