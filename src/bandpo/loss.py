@@ -234,7 +234,8 @@ def policy_loss(
         objective = chosen.objective.settled(batch.state)
         weight, pull, penalty = objective.weight(tokens), objective.pull(tokens), objective.penalty(tokens)
         # Where the mask is 0 the advantage is 0 too.
-        slope, value = -advantages * weight, -advantages * objective.value(tokens)
+        down = -advantages
+        slope, value = down * weight, down * objective.value(tokens)
         if pull is not None:
             slope = slope - pull * mask
         if penalty is not None:
@@ -246,18 +247,22 @@ def policy_loss(
     loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)
 
     with torch.no_grad():
-        # 1 where a token with A > 0 is dropped, −1 with A < 0. (Numbers and sums of rows are compiled into one pass.)
-        dropped = (weight <= 0).to(mask) * advantages.sign()
-        low, risen = -dropped.clamp(max=0.0), (tokens.log_ratio_anchor > 0).to(mask)
-        log_ratio = batch.log_ratio
-        ratio = tokens.ratio if chosen.level == "token" else log_ratio.exp()
         count = mask.sum(-1).sum()
-        each = {
-            "clip_high": dropped.clamp(min=0.0),
-            "clip_low": low * (1 - risen),
-            "dual_clip": low * risen,
-            "ratio_mean": tokens.ratio * mask,
-            "approx_kl": (ratio - 1 - log_ratio) * mask,
+
+        def mean(x: Tensor) -> Tensor:
+            return x.sum(-1).sum() / count
+
+        # 1 where a token with A > 0 is dropped, −1 with A < 0. (Numbers and sums of rows are compiled into one pass.)
+        dropped = torch.where(weight > 0, 0.0, advantages.sign())
+        negative = dropped.clamp(max=0.0)
+        dual = torch.where(tokens.log_ratio_anchor > 0, negative, 0.0)
+        ratio = tokens.ratio if chosen.level == "token" else batch.log_ratio.exp()
+        metrics = {
+            "clip_high": mean(dropped.clamp(min=0.0)),
+            "clip_low": mean(dual) - mean(negative),
+            "dual_clip": -mean(dual),
+            "ratio_mean": mean(tokens.ratio * mask),
+            # 0 where the mask is, as the logarithm is.
+            "approx_kl": mean(ratio - 1 - batch.log_ratio),
         }
-        metrics = {name: x.sum(-1).sum() / count for name, x in each.items()}
     return LossOutputs(loss, metrics)

@@ -12,16 +12,13 @@ from bandpo import (
     FixedClip,
     Masked,
     Method,
-    Objective,
     Surrogate,
     TotalVariation,
     Unclipped,
-    parse,
     policy_loss,
 )
 from bandpo.batch import Tokens, at_level
 from bandpo.objectives import ClippedWeight, SelfAnchored, SequenceMask
-from bandpo_soft_clips import MiddleTanh, Rollback, SoftClip
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -68,112 +65,6 @@ def test_numbers_worked_by_hand(objective, weights, values):
     for token, value in enumerate(values):
         one = [x[:, token : token + 1] for x in FOUR]
         assert policy_loss(*one, **settings).loss.item() == pytest.approx(-value * one[2].item())
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        *(
-            SoftClip(),
-            SoftClip(0),
-            SoftClip(0.5, -1, 1),
-            SoftClip(0.5, 2, -0.5),
-            MiddleTanh(),
-            Rollback(0.3, 2),
-        ),
-        *(Rollback(0.3, 2, inner=1.5), Rollback(0.3, 0.5, depth_high=0.7, from_one=True)),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("rule", [FixedClip(0.2, 0.3), Band(KL(), 0.05)], ids=repr)
-def test_a_soft_clip_reports_what_it_is_the_gradient_of(objective, rule):
-    """The derivative of the reported value is the weight, except where y has a joint or is very steep."""
-    logp, *rest, mask = batch(4)
-    step = 1e-5
-
-    def values(moved):
-        return torch.stack(
-            [
-                objective.value(Tokens.from_batch(logp + moved, *rest, mask, rule=rule)),
-                objective.weight(Tokens.from_batch(logp + moved, *rest, mask, rule=rule)),
-            ]
-        )
-
-    (below, _), (_, weight), (above, _) = (values(moved) for moved in (-step, 0.0, step))
-    close = torch.isclose((above - below) / (2 * step), weight, rtol=1e-6, atol=1e-8)
-    assert close[mask == 1].double().mean() > 0.98
-    changed = weight - Tokens.from_batch(logp, *rest, mask, rule=rule).ratio
-    assert (changed[mask == 1].abs() > 1e-3).double().mean() > 0.05
-
-
-def test_a_soft_clip_may_start_anywhere_on_the_tanh():
-    """u = 1 with everything bent from u = 0.5: 1 − tanh² of g + cosh²(g)·(1 − tanh g), over 1 − tanh²(g)."""
-    tokens = Tokens.from_batch(FOUR[0], FOUR[1], FOUR[2], rule=FixedClip(0.5, 1.0))
-    for low, high in ((0.0, 2.0), (1.5, 0.25)):
-        weight = SoftClip(0.5, low, high).weight(tokens) / tokens.ratio
-        expected = [
-            (math.cosh(g) / math.cosh(g + math.cosh(g) ** 2 * (1 - math.tanh(g)))) ** 2 for g in (high, low)
-        ]
-        assert weight.tolist() == [[pytest.approx(x) for x in (expected[0], 1.0, 1.0, expected[1])]]
-
-
-def test_the_start_of_a_soft_clip_is_its_middle_tanhs_own():
-    tensors = batch(3)
-    plain, told = (
-        gradient(*tensors, method=Method(FixedClip(0.2), SoftClip(0.9, *starts)))
-        for starts in ((), (math.atanh(0.9), math.atanh(0.9)))
-    )
-    torch.testing.assert_close(plain, told, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("objective", [SoftClip(0.999), SoftClip(0.5, 8, 8), SoftClip(0.5, 19, 19)], ids=repr)
-def test_a_soft_clip_of_single_precision_is_exact_far_out(objective):
-    """1 − tanh and 1 − tanh² would be a few roundings of 1 there."""
-    rest = (torch.full((1, 40), 0.01).log(), torch.ones(1, 40))
-    logp = torch.linspace(0.0112, 0.02, 40).log()[None]
-    single, double = (
-        objective.weight(Tokens.from_batch(logp.to(dtype), *(x.to(dtype) for x in rest), rule=FixedClip(0.2)))
-        for dtype in (torch.float32, torch.float64)
-    )
-    assert (double < 0.7).any()
-    torch.testing.assert_close(single.double()[double > 1e-20], double[double > 1e-20], rtol=1e-2, atol=0)
-
-
-def test_a_soft_clip_that_starts_far_out_is_an_exponential():
-    """With g large y tends to the bound as 1 − e^−x: u = 1.5 from u = 0.5 is two lengths of the rest."""
-    tokens = Tokens.from_batch(
-        torch.tensor([[0.13]]).log(), torch.tensor([[0.1]]).log(), torch.ones(1, 1), rule=FixedClip(0.2)
-    )
-    objective = SoftClip(0.5, 19, 19)
-    assert (objective.weight(tokens) / tokens.ratio).item() == pytest.approx(math.exp(-2), rel=1e-5)
-    assert objective.value(tokens).item() == pytest.approx(1 + 0.2 * (1 - 0.5 * math.exp(-2)), rel=1e-6)
-
-
-def test_inside_the_interval_the_inner_tanh_takes_the_tokens_that_go_back():
-    """Ratios 1.1, 0.9 and 1 of both signs, half of the interval used: (2/tanh 2)·(1 − tanh²(1))."""
-    old = torch.full((1, 6), 0.1, dtype=torch.float64)
-    ratios = torch.tensor([[1.1, 1.1, 0.9, 0.9, 1.0, 1.0]], dtype=torch.float64)
-    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]], dtype=torch.float64)
-    tokens = Tokens.from_batch((old * ratios).log(), old.log(), advantages, rule=FixedClip(0.2))
-    bent = 2 / math.tanh(2) * (1 - math.tanh(1) ** 2)
-    weight = Rollback(inner=2).weight(tokens) / tokens.ratio
-    assert weight.tolist() == [[1.0, pytest.approx(bent), pytest.approx(bent), 1.0, 1.0, 1.0]]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("bandpo_soft_clips.SoftClip(1.0)", r"linear must be in \[0, 1\).*got 1.0"),
-        ("bandpo_soft_clips.SoftClip(0.9, 0.0, inf)", "start_high must be between -19 and 19, got inf"),
-        ("bandpo_soft_clips.SoftClip(0.9, -20.0, 1.0)", "start_low must be between -19 and 19, got -20.0"),
-        ("bandpo_soft_clips.Rollback(0.0)", "depth must be above 0, got 0.0"),
-        ("bandpo_soft_clips.Rollback(0.05, 1.0, depth_high=-1.0)", "depth_high must be above 0, got -1.0"),
-        ("bandpo_soft_clips.Rollback(inner=-1.0)", "inner must be a finite number of at least 0, got -1.0"),
-    ],
-)
-def test_soft_clips_refuse_bad_settings(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse(text, Objective)
 
 
 @pytest.mark.parametrize("divergence", [KL(), TotalVariation()], ids=repr)
