@@ -446,11 +446,7 @@ def at_level(
 
 
 def known_level(level: str) -> str:
-    """``level``, unless there is none of that name.
-
-    Raises:
-        ValueError: see above.
-    """
+    """``level``; refused if there is none of that name."""
     if level not in LEVELS:
         raise InvalidValue(f"level must be 'token' or 'sequence', got {level!r}")
     return level

@@ -102,11 +102,7 @@ def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float |
 
 
 def known_aggregation(aggregation: str) -> str:
-    """The name of an aggregation that is not TRL's alone.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """The name of an aggregation that is not TRL's alone; refused if there is none of that name."""
     mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
     if mode not in AGGREGATIONS:
         known = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])

@@ -24,6 +24,7 @@ from verl.workers.config import PolicyLossConfig
 from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import LOGGED, Audit, logged
 from bandpo.audit.watch import BandWarning
+from bandpo.batch import Batch
 from bandpo.cli.app import app
 from bandpo.integrations._verl_audit import SUMS, Driver, method_of
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
@@ -45,10 +46,13 @@ def read(metrics, driver=None):
     return (driver or Driver()).take({name: [value] for name, value in own_sums(metrics).items()})
 
 
-def the_audit(tensors, parts, **rest):
+NAMES = ("log_prob", "old_log_prob", "advantages", "response_mask")
+
+
+def the_audit(tensors, method):
     """The same by the core."""
-    names = ("log_prob", "old_log_prob", "advantages", "response_mask")
-    return Audit.from_batch(*(tensors[name] for name in names), method=parts, **rest)
+    seen = Batch.read(*(tensors[name] for name in NAMES), weights=tensors["rollout_is_weights"])
+    return Audit.of(seen, method, method.tokens(seen))
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -121,7 +125,7 @@ def trained(config, cuts, ranks, lengths=60):
         means = {key: metric.Metric.aggregate_dp(values) for key, values in gathered.items()}
         append_to_dict(by_mini_batch, means)
     reduced = metric.reduce_metrics(rename_dict(by_mini_batch, "actor/"))
-    names = ("log_prob", "old_log_prob", "advantages", "response_mask")
+    names = (*NAMES, "rollout_is_weights")
     whole = {name: torch.cat([tensors[name] for tensors in everything]) for name in names}
     return reduced, whole, len(everything)
 

@@ -263,7 +263,7 @@ def band(
             blocked = scalars["pg_clipfrac"] + scalars["dual_clip"] > 0
             share = share_of(batch.mask, mode, config.global_batch_info)
             _certifier(loss, seen, method, batch, share, blocked=blocked, stop=certify == "stop")
-        found |= _reporter(method, batch._replace(weights=None), config)
+        found |= _reporter(method, batch, config)
     return loss, found
 
 
@@ -310,5 +310,5 @@ def audited(
     run = method_of(name, config)
     if run is None:
         return loss, metrics
-    batch = Batch.read(log_prob, old_log_prob, advantages, response_mask)
+    batch = Batch.read(log_prob, old_log_prob, advantages, response_mask, weights=rollout_is_weights)
     return loss, metrics | _reporter(run, batch, config)
