@@ -1,5 +1,6 @@
 """The `bandpo` command itself, and the commands that need no lab."""
 
+import json
 import os
 import re
 import subprocess
@@ -29,6 +30,9 @@ def test_bounds_are_those_of_the_rule(monkeypatch):
     assert "│ 0.01 " in rare.rpartition("0.8 … 1.28")[2]  # p after at most
     assert "… 7.81 " in common
     assert "10 is Band's cap, max_ratio" in plain.output
+    as_json = json.loads(CliRunner().invoke(app, ["bounds", "0.001", "0.01", "--json"]).output)
+    assert as_json["p"] == [0.001, 0.01]
+    assert as_json["Band KL(), radius 0.05"][1] == pytest.approx([0.0024974, 7.80985], rel=1e-5)
     free = CliRunner().invoke(app, ["bounds", "0.001", "--max-ratio", "inf"])
     assert "53.55" in free.output
     assert "cap" not in free.output
@@ -120,18 +124,18 @@ def test_a_full_disk_spoils_no_picture(tmp_path, monkeypatch):
     from bandpo.audit import figures  # noqa: F401  (whose fonts are looked up before the disk is full)
 
     with full_disk(monkeypatch):
-        drawn = CliRunner().invoke(app, ["plot", "old.png"])
+        drawn = CliRunner().invoke(app, ["plot", "--output", "old.png"])
     assert isinstance(drawn.exception, OSError)
     assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
     assert Path("old.png").read_bytes() == b"a picture"
 
 
 def test_a_picture_makes_its_folder_and_another_kind_of_figure_is_refused(tmp_path):
-    result = CliRunner().invoke(app, ["plot", str(tmp_path / "new" / "rules.png")])
+    result = CliRunner().invoke(app, ["plot", "--output", str(tmp_path / "new" / "rules.png")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "new" / "rules.png").exists()
     with pytest.raises(ValueError, match=r"figure.xyz: a figure is written as .png, .svg or .pdf"):
-        CliRunner().invoke(app, ["plot", str(tmp_path / "figure.xyz")], catch_exceptions=False)
+        CliRunner().invoke(app, ["plot", "--output", str(tmp_path / "figure.xyz")], catch_exceptions=False)
 
 
 def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):

@@ -145,6 +145,12 @@ def test_the_command_says_whether_the_rule_can_matter(options, said):
     assert said in told(*options)
 
 
+def test_the_answers_as_json():
+    answers = json.loads(told("--blocked-share", 0.2, "--json"))
+    assert answers["blocked_share"] == 0.2
+    assert answers["Can the upper side matter?"].startswith("Not known.")
+
+
 def test_the_command_reads_a_log_and_a_record(tmp_path):
     fresh = {"step": 1, "entropy": 1.0}
     winners = {"audit/tokens": 9, "audit/tokens_positive_below_0.1": 7, "audit/mass_positive_below_0.1": 3.0}

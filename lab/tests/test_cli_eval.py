@@ -57,7 +57,9 @@ def test_the_embedded_model_by_default(bandpo, tmp_path):
     bandpo("eval", "--n", 4, "--limit", 8, "--output-dir", "second", "--seed", 1)
     assert (tmp_path / "second" / "samples.jsonl").read_bytes() != before
     assert "claimed" in bandpo("compare", "first", "second")  # a narrow terminal breaks the sentence
-    assert "mean@4" in bandpo("compare", "first", "second", "--first", "second")
+    assert "mean@4" in bandpo("compare", "first", "second", "--more-first", "second")
+    told = json.loads(bandpo("compare", "first", "second", "--json"))["differences"]
+    assert (told[0]["metric"], told[0]["verdict"]) == ("mean@4", "no difference can be claimed")
     settings, lines = (tmp_path / "second" / name for name in ("settings.json", "samples.jsonl"))
     settings.write_text(settings.read_text().replace('"grader": "', '"grader": "0'))
     assert "different graders" in bandpo("compare", "first", "second", code=2)

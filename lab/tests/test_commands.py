@@ -56,14 +56,31 @@ def test_every_command_has_help_that_explains_every_option(name):
     assert [p.name for p in command.params if not p.help] == []
 
 
-def test_train_shows_trls_options_and_ours(capsys):
+def test_train_shows_our_options_first_and_the_others_when_asked(capsys):
     assert {"--clip", "--learning_rate", "--resume"} <= options_of_train()
-    from bandpo_lab.training.arguments import parse_arguments
+    from bandpo_lab.training.arguments import HELP, RunArguments, TrainingConfig, parse_arguments
 
-    with pytest.raises(SystemExit) as stop:
-        parse_arguments(["--help"])
-    assert stop.value.code == 0
-    assert "--audit_steps" in capsys.readouterr().out
+    printed = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            parse_arguments([flag])
+        assert stop.value.code == 0
+        printed.append(capsys.readouterr().out)
+    ours, every = printed
+    assert "--audit_steps" in ours
+    assert "(default: 320)" in ours  # the embedded task's own
+    assert len(ours.splitlines()) <= 120
+    assert "--lr_scheduler_type" in every
+    shown = {name for names in HELP.values() for name in names}
+    names = {
+        name for part in (RunArguments, TrainingConfig) for cls in part.__mro__ for name in own_fields(cls)
+    }
+    assert names - {"clip", "epsilon", "loss_type"} <= shown
+
+
+def own_fields(cls):
+    """What a class of ours declares itself."""
+    return vars(cls).get("__annotations__", {}) if cls.__module__.startswith("bandpo") else {}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +135,21 @@ def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypat
     assert "method   Band(divergence=KL(), radius=0.05, max_ratio=10.0)" in lines
     assert "│ mean@4 │ 0.250  │" in lines
     assert "┏" in lines[0]  # no title above
+
+
+def test_a_log_that_is_piped_has_lines_in_place_of_a_bar(capsys):
+    pytest.importorskip("trl")
+    from transformers import TrainerState
+
+    from bandpo_lab.training.callbacks import ProgressBar
+
+    bar, state = ProgressBar(), TrainerState(max_steps=40, is_world_process_zero=True)
+    bar.on_train_begin(None, state, None)
+    state.global_step = 8
+    bar.on_step_end(None, state, None)
+    bar.on_log(None, state, None, logs={"reward": 0.25, "entropy": 0.5, "learning_rate": 1.0})
+    bar.on_train_end(None, state, None)
+    assert capsys.readouterr().err == "step 8/40: reward 0.250, entropy 0.500\n"
 
 
 def test_a_rehearsal_without_verl_says_how_to_get_it(monkeypatch):

@@ -78,7 +78,7 @@ def test_the_samplers_probabilities_may_be_the_old_ones(folder):
 @pytest.mark.exhaustive
 def test_nothing_outlives_a_killed_rehearsal(folder):
     """Killed in the middle of training, it leaves no process, and none writes a checkpoint later."""
-    command = [sys.executable, "-m", "bandpo", "rehearse", "--stand-in", "--folder", str(folder), "--"]
+    command = [sys.executable, "-m", "bandpo", "rehearse", "--stand-in", "--output-dir", str(folder), "--"]
     with subprocess.Popen([*command, *RECIPE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         metrics = folder / "metrics-first.jsonl"
         while not metrics.exists():
@@ -317,7 +317,7 @@ def command(*arguments: str):
 
 def test_the_command_reports_and_exits_by_what_it_found(folder):
     misspelt = "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
-    found = command("--folder", str(folder), "--", *RECIPE[:-2], misspelt)
+    found = command("--output-dir", str(folder), "--", *RECIPE[:-2], misspelt)
     assert found.exit_code == 1
     assert "FAIL settings: there is no policy loss named 'bnad'" in found.output
     lines = found.output.strip().splitlines()

@@ -100,6 +100,9 @@ def test_the_command_compares_runs(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "30.00%" in result.output  # of the gradient on rare tokens
     assert "Band would clip high" in result.output
+    told = json.loads(CliRunner().invoke(app, ["audit", "a", "b", "--json"]).output)
+    assert told["a"]["blocked_mass_below_0.1"] == pytest.approx(0.3)
+    assert told["b"]["clip_high"] == 0.0
     failed = CliRunner().invoke(app, ["audit", "nowhere"])
     assert isinstance(failed.exception, ValueError)
 

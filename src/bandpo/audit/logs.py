@@ -20,35 +20,20 @@ Row = Mapping[str, float]
 
 NAMES = {
     "entropy": (
-        *(
-            "entropy",
-            "actor/entropy",
-            "actor/entropy_loss",
-            "audit/entropy",
-            "policy_entropy",
-            "entropy/all/mean",
-        ),
-        *("rollout/entropy", "entropy_loss"),
+        "entropy", "actor/entropy", "actor/entropy_loss", "audit/entropy", "policy_entropy", "entropy/all/mean",
+        "rollout/entropy", "entropy_loss",
     ),
     "reward": (
-        *(
-            "reward",
-            "critic/score/mean",
-            "critic/rewards/mean",
-            "reward/avg_raw_reward",
-            "reward/mean",
-            "raw_reward",
-        ),
+        "reward", "critic/score/mean", "critic/rewards/mean", "reward/avg_raw_reward", "reward/mean", "raw_reward",
     ),
     "clip_high": ("audit/clip_high", "actor/clip_high", "clip_ratio/high_mean", "cispo_clip_ratio"),
     "clip_low": ("audit/clip_low", "actor/clip_low", "clip_ratio/low_mean"),
     "clip": ("clip_ratio/region_mean", "pg_clipfrac", "policy/clip_ratio", "policy/ppo_clip_ratio"),
     "dead": ("frac_reward_zero_std",),
     "cut": (
-        *("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/mean", "truncated_ratio"),
-        "truncated",
+        "completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/mean", "truncated_ratio", "truncated",
     ),
-}
+}  # fmt: skip
 """What TRL, verl, SkyRL, prime-rl, slime and bandpo call one quantity, the best source first, whatever a tracker puts
 before it: ``train/reward``. ``dead`` is the share of groups without spread, ``cut`` of answers cut off."""
 NO_NUMBERS = ("NaN", "Infinity", "-Infinity")

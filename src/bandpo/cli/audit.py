@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def audit_command(
     skip_bad: Annotated[
         bool, typer.Option(help="For a record: leave out sequences with values that cannot be right.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the clip does to a run: how often it acts, what it blocks, and what other rules would block.
 
@@ -55,17 +57,20 @@ def audit_command(
         raise InvalidValue(
             f"{next(iter(logs))} is a log, whose tokens are gone; --method is for records of bandpo.Recorder"
         )
+    tried = {text: parse(text) for text in method or ()} or COUNTERFACTUALS
+    replays = {path: replay_record(path, tried, method=run_method, skip_bad=skip_bad) for path in records}
+    summaries = {label: summarize(rows) for label, rows in logs.items()}
+    if as_json:
+        tokens = {str(path): {m: a.metrics() for m, a in r.audits.items()} for path, r in replays.items()}
+        print(json.dumps(tokens | {label: summary.metrics for label, summary in summaries.items()}, indent=1))
+        return
     console = Console()
-    tried = {text: parse(text) for text in method or ()}
-    for path in records:
-        seen = replay_record(path, tried or COUNTERFACTUALS, method=run_method, skip_bad=skip_bad)
+    for path, seen in replays.items():
         tokens = seen.audits[seen.judged].metrics()["tokens"]
         title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens"
         console.print(title, highlight=False, soft_wrap=True)
         console.print(methods_table(seen))
-    if not logs:
-        return
-    summaries = {label: summarize(rows) for label, rows in logs.items()}
     for label, summary in summaries.items():
         console.print(f"{label}, {summary.steps} steps", highlight=False, soft_wrap=True)
-    console.print(clip_table(summaries))
+    if summaries:
+        console.print(clip_table(summaries))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ def bounds_command(
     max_ratio: Annotated[
         float, typer.Option(help="Cap on Band's upper bound, as the rule itself has it; inf for none.")
     ] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print Band's ratio interval, and the probability it lets a token reach, beside clip 0.2 and Clip-Higher."""
     import torch
@@ -48,13 +50,18 @@ def bounds_command(
         "clip 0.2": FixedClip(),
         "Clip-Higher": FixedClip(0.2, 0.28),
     }
+    intervals = {name: rule.bounds(p_old.log()) for name, rule in rules.items()}
+    if as_json:
+        ends = {name: torch.stack([b.lower, b.upper], -1).tolist() for name, b in intervals.items()}
+        print(json.dumps({"p": p_old.tolist()} | ends))
+        return
     table = Table(title="allowed ratio π/π_old")
     for header in ("p", *rules, "p after at most"):
         table.add_column(header, overflow="fold")  # on a narrow terminal no digit is lost
-    intervals = [rule.bounds(p_old.log()) for rule in rules.values()]
-    if intervals[0].upper.max() >= max_ratio * (1 - 1e-9):
+    upper = next(iter(intervals.values())).upper
+    if upper.max() >= max_ratio * (1 - 1e-9):
         table.caption = f"{max_ratio:g} is Band's cap, max_ratio"
     for row, p in enumerate(p_old.tolist()):
-        cells = [f"{b.lower[row].item():.4g} … {b.upper[row].item():.4g}" for b in intervals]
-        table.add_row(f"{p:g}", *cells, f"{p * intervals[0].upper[row].item():.4g}")
+        cells = [f"{b.lower[row].item():.4g} … {b.upper[row].item():.4g}" for b in intervals.values()]
+        table.add_row(f"{p:g}", *cells, f"{p * upper[row].item():.4g}")
     Console().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,7 @@ def where_command(
         float | None,
         typer.Option(help="Nats by which one gradient raises its log-probability, if you know it."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Whether the clip rule can matter in your run, which side of it, and what to set."""
     from rich.console import Console
@@ -64,15 +66,19 @@ def where_command(
 
     if run is not None and blocked_share is not None:
         raise InvalidValue("a run and --blocked-share say the same; leave one out")
-    table = Table.grid(padding=(0, 3, 1, 0))
-    rule = None
+    rule, seen = None, []
     if run is not None:
         blocked_share, winners, rule = measured_in(run)
-        table.add_row("[bold]Seen in the run[/bold]", f"{winners:,d} rare winners (A > 0, p < 0.1)")
+        seen = [("Seen in the run", f"{winners:,d} rare winners (A > 0, p < 0.1)")]
     place = None
     if not (tail is None or batch is None or epochs is None or minibatches is None):
         rule = parse(clip, ClipRule) if clip else rule or FixedClip()
         place = Placement(tail, batch, epochs, minibatches, lag, beta1, lift, rule)
-    for head, text in advice(place, blocked_share):
+    answers = [*seen, *advice(place, blocked_share)]
+    if as_json:
+        print(json.dumps({"blocked_share": blocked_share} | dict(answers)))
+        return
+    table = Table.grid(padding=(0, 3, 1, 0))
+    for head, text in answers:
         table.add_row(f"[bold]{head}[/bold]", text)
     Console().print(table, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +17,12 @@ def compare_command(
     second: Annotated[Path, typer.Argument(help="Folder of the other model, on the same data.")],
     first_seeds: Annotated[
         list[Path] | None,
-        typer.Option("--first", help="Further runs of the first model, by other seeds; repeatable."),
+        typer.Option("--more-first", help="Further runs of the first model, by other seeds; repeatable."),
     ] = None,
     second_seeds: Annotated[
-        list[Path] | None, typer.Option("--second", help="Further runs of the second model; repeatable.")
+        list[Path] | None, typer.Option("--more-second", help="Further runs of the second model; repeatable.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say whether one evaluation is better than another, by mean@n of the same problems (and seeds)."""
     from rich.console import Console
@@ -40,8 +42,12 @@ def compare_command(
         raise InvalidValue(
             "the runs were graded by different graders: bandpo eval --regrade --output-dir RUN"
         )
-    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
     differences = compare_scores(*sides)
+    if as_json:
+        told = [{k: v for k, v in vars(d).items() if v == v} | {"verdict": d.verdict} for d in differences]
+        print(json.dumps({"differences": told}, indent=1))  # NaN, which JSON has not, is left out
+        return
+    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
     for d in differences:
         e = d.interval
         figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")

@@ -35,8 +35,9 @@ def rehearse_command(
             "--stand-in", help="Make up data files and a model for those that are not on this machine."
         ),
     ] = False,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder for logs and metrics. Its path must be short.")
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", "--output_dir", help="For logs and metrics. Its path must be short."),
     ] = None,
 ) -> None:
     """Run a recipe for verl end to end on the CPU, small, and say what would fail on the cluster.
@@ -60,7 +61,7 @@ def rehearse_command(
                 ranks=ranks,
                 timeout=timeout,
                 stand_in=stand_in,
-                folder=folder,
+                folder=output_dir,
                 report=lambda stage: status.update(f"{stage} ({time.monotonic() - started:.0f} s)"),
                 **form,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import typer
@@ -10,7 +11,7 @@ from bandpo.cli import INTERRUPTED, stop
 
 
 def train_command(context: typer.Context) -> None:
-    """Train with GRPO and a clip rule; without arguments, the embedded task with Band. (--help lists all options.)"""
+    """Train with GRPO and a clip rule; without arguments, the embedded task with Band."""
     from rich.console import Console
     from rich.table import Table
 
@@ -21,10 +22,14 @@ def train_command(context: typer.Context) -> None:
         if flag in ("--clip", "--method"):
             parse(text)  # refuses a misspelt rule before TRL is imported, which takes seconds
 
+    from transformers.utils.logging import disable_progress_bar
+
     from bandpo_lab.training.arguments import parse_arguments
     from bandpo_lab.training.train import run_training
 
     arguments = parse_arguments(context.args)
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # of loading and saving; `ProgressBar` writes lines
     try:
         folder = run_training(arguments)
     except KeyboardInterrupt:

@@ -9,7 +9,6 @@ from bandpo.audit.style import Look, looks_of
 from bandpo.text import as_method
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
-from bandpo_lab.study.afterwards import Afterwards, parse_afterwards
 from bandpo_lab.study.plan import Experiment, Study, options_text
 from bandpo_lab.study.statistics import ArmDifference, Results, coverage
 from bandpo_lab.study.tables import (
@@ -25,22 +24,13 @@ from bandpo_lab.study.tables import (
 from bandpo_lab.tables import Table
 
 
-def study_page(content: Mapping[str, Any], afterwards: str = "") -> Page:
-    """The whole report of a study. If its results say ``unfinished``, the report does too.
-
-    ``content`` is what its ``results.json`` holds, ``afterwards`` the text of an ``afterwards.yaml`` beside it.
-    """
+def study_page(content: Mapping[str, Any]) -> Page:
+    """The whole report of a study, from its ``results.json``. If that says ``unfinished``, the report does too."""
     found = Results.from_file(content)
     study = found.study
-    said = parse_afterwards(afterwards, study)
-    decided, unseen, early = (
-        found.differences(study.primary),
-        found.differences(study.primary, said.seen),
-        found.differences("AUC"),
-    )
+    decided, early = found.differences(study.primary), found.differences("AUC")
     experiments = study.experiments.values()
-    lead = [f"Superseded. {said.superseded}"] if said.superseded else []
-    lead.append(study.question)
+    lead = [study.question]
     if content.get("unfinished"):
         lead.append(f"This study has not ended: {len(found.runs)} runs have so far.")
     return Page(
@@ -48,7 +38,6 @@ def study_page(content: Mapping[str, Any], afterwards: str = "") -> Page:
         [*lead, *(f"{e.name}: {sentence(found, e, decided)}" for e in experiments)],
         [
             _terms(study, len(decided)),
-            *([_said(found, said)] if afterwards else []),
             Section(
                 "At a glance",
                 [
@@ -57,12 +46,7 @@ def study_page(content: Mapping[str, Any], afterwards: str = "") -> Page:
                 ],
             ),
             *(
-                _experiment(
-                    found,
-                    e,
-                    decided,
-                    differences_table(found, e, decided, unseen, early, said.seen.get(e.name, ())),
-                )
+                _experiment(found, e, decided, differences_table(found, e, decided, early))
                 for e in experiments
             ),
             made(content, found, "`bandpo report`"),
@@ -95,33 +79,6 @@ def sentence(found: Results, e: Experiment, apart: Sequence[ArmDifference]) -> s
             f"corrected for the number of comparisons, reach from {low:+.3f} to {high:+.3f}."
         )
     return text
-
-
-def _said(found: Results, said: Afterwards) -> Section:
-    """What was added once the runs had been seen."""
-    content: list[Any] = [*said.remarks]
-    for title, pair in said.pairs.items():
-        contrasts = {
-            name: found.contrast(pair.arm, pair.minus, name)
-            for name in dict.fromkeys(("mean entropy", "AUC", found.study.primary))
-        }
-        rows = [
-            [name, *(signed(c.by_experiment[name]) for c in contrasts.values())]
-            for name in next(iter(contrasts.values())).by_experiment
-        ]
-        rows.append(["all", *(signed(c.overall) for c in contrasts.values())])
-        rows.append(["pairs of runs above 0", *(f"{c.above} of {c.pairs}" for c in contrasts.values())])
-        content += [
-            f"{title}. {pair.why}",
-            Table(
-                ["", *contrasts],
-                rows,
-                f"{pair.arm} minus {pair.minus}, paired by seed, with Student's 95 % intervals. Mean entropy is in "
-                "nats per token, over all batches. In the row “all” each seed counts once, with its mean over the "
-                "experiments. Nobody announced this comparison, so it carries no star.",
-            ),
-        ]
-    return Section("Added after the runs were seen", content)
 
 
 def _terms(study: Study, comparisons: int) -> Section:

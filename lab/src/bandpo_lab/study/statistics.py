@@ -69,18 +69,6 @@ class ArmDifference:
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """One arm minus another in several experiments, paired by seed."""
-
-    by_experiment: Mapping[str, Interval]
-    overall: Interval
-    """Over seeds, of each seed's mean over the experiments."""
-    above: int
-    """Pairs in which the first arm has the greater figure."""
-    pairs: int
-
-
-@dataclass(frozen=True)
 class Results:
     """A study and those of its runs that have ended."""
 
@@ -104,24 +92,17 @@ class Results:
         """One figure for each reported seed."""
         return {run.seed: run.metric(metric) for run in self.of(experiment, arm)}
 
-    def gaps(
-        self, experiment: str, arm: str, minus: str, metric: str, without: Sequence[int] = ()
-    ) -> dict[int, float]:
-        """One arm minus another, for each seed that both have and that is not in ``without``."""
-        ours, theirs = (self.by_seed(experiment, name, metric) for name in (arm, minus))
-        return {s: ours[s] - theirs[s] for s in sorted(ours.keys() & theirs.keys() - set(without))}
+    def gaps(self, experiment: str, arm: str, metric: str) -> dict[int, float]:
+        """An arm minus the baseline, for each seed that both have."""
+        ours, theirs = (self.by_seed(experiment, name, metric) for name in (arm, self.study.baseline))
+        return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
 
-    def differences(
-        self, metric: str, without: Mapping[str, Sequence[int]] | None = None
-    ) -> list[ArmDifference]:
-        """Every arm against the baseline in every experiment, paired by seed, corrected for their number after Holm.
-
-        Without some seeds of an experiment, if so told.
-        """
+    def differences(self, metric: str) -> list[ArmDifference]:
+        """Every arm against the baseline in every experiment, paired by seed, corrected for their number after Holm."""
         found: list[tuple[str, str, list[float]]] = []
         for e in self.study.experiments.values():
             for arm in [] if e.identical else self.study.arms_of(e):
-                apart = self.gaps(e.name, arm, self.study.baseline, metric, (without or {}).get(e.name, ()))
+                apart = self.gaps(e.name, arm, metric)
                 if arm != self.study.baseline and len(apart) > 1:
                     found.append((e.name, arm, list(apart.values())))
         corrected = holm([_p_of_no_difference(apart) for *_, apart in found])
@@ -129,22 +110,6 @@ class Results:
             ArmDifference(experiment, arm, student(apart), p)
             for (experiment, arm, apart), p in zip(found, corrected, strict=True)
         ]
-
-    def contrast(self, arm: str, minus: str, metric: str) -> Contrast:
-        """Two arms in all experiments in which both took part, on the seeds that all of these have."""
-        found = {
-            e.name: apart
-            for e in self.study.experiments.values()
-            if not e.identical and (apart := self.gaps(e.name, arm, minus, metric))
-        }
-        seeds = sorted(set.intersection(*map(set, found.values())))
-        table = np.array([[apart[seed] for seed in seeds] for apart in found.values()])
-        return Contrast(
-            dict(zip(found, map(student, table), strict=True)),
-            student(table.mean(axis=0)),
-            int((table > 0).sum()),
-            table.size,
-        )
 
     def tuning_score(self, experiment: str, arm: str, choice: Mapping[str, Any]) -> float | None:
         """Mean of the primary metric over the tuning seeds of one choice; None where no run ended."""

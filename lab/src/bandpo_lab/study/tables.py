@@ -87,28 +87,15 @@ def half_text(runs: Sequence[RunResult]) -> str:
 
 
 def differences_table(
-    found: Results,
-    e: Experiment,
-    decided: Sequence[ArmDifference],
-    unseen: Sequence[ArmDifference],
-    early: Sequence[ArmDifference],
-    seen: Sequence[int],
+    found: Results, e: Experiment, decided: Sequence[ArmDifference], early: Sequence[ArmDifference]
 ) -> Table:
-    """One row per arm: its difference from the baseline, on all seeds and on those that had not been seen.
-
-    ``decided`` are those by what the study is decided by, ``unseen`` the same without the seeds ``seen`` before others
-    were added, and ``early`` those by AUC.
-    """
+    """One row per arm: its difference from the baseline by what the study is decided by, and ``early``, by AUC."""
     study = found.study
-    new = [seed for seed in e.seeds if seed not in seen]
     columns = [(study.primary, decided, True)]
     caption = (
         f"Differences from {study.baseline}, paired by seed, with Student's 95 % intervals; p corrected after Holm for "
         f"all {len(decided)} comparisons of the study, and * where a difference is claimed."
     )
-    if len(new) < len(e.seeds):
-        columns.append((f"{study.primary}, seeds {in_a_row(new)}", unseen, True))
-        caption += f" Seeds {in_a_row(seen)} had been seen when the others were added, so the others stand alone, too."
     if study.primary != "AUC":
         columns.append(("AUC", early, False))
         caption += " AUC was not announced as a measure and carries no star."

@@ -109,7 +109,28 @@ class Arguments(NamedTuple):
 
 PARTS: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
 METHOD = {"method", "clip"}
-KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help"}
+KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help", "help_all"}
+
+
+HELP = {
+    "what is trained, on what": (
+        "config", "model_name_or_path", "dataset_name", "reward_funcs", "train_prompts", "data_dir",
+    ),
+    "the method": ("method", "anchor", "lag", "certify", "fused_logits"),
+    "batches": (
+        "max_steps", "learning_rate", "num_iterations", "steps_per_generation", "num_generations",
+        "per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length", "temperature", "beta",
+        "seed",
+    ),
+    "what is seen": (
+        "audit_steps", "audit_detail", "watched", "record", "eval_prompts", "eval_samples", "eval_every", "solved_at",
+        "logging_steps", "report_to",
+    ),
+    "the folder and the machine": (
+        "output_dir", "resume", "save_steps", "use_cpu", "bf16", "threads", "use_vllm", "use_peft",
+    ),
+}  # fmt: skip
+"""The options that --help shows, by group: all of ours, and of TRL's those that most runs set."""
 
 
 class Parser(TrlParser):
@@ -118,8 +139,28 @@ class Parser(TrlParser):
     def __init__(self) -> None:
         super().__init__(PARTS, prog="bandpo train")
 
+    def format_help(self) -> str:
+        """The options of `HELP`, each with the first sentence that its class has on it."""
+        known = {f.name: f.metadata["help"] for part in PARTS for f in fields(part)}
+        known["config"] = "YAML file of options; flags stand above it."
+        short = argparse.ArgumentParser(
+            prog=self.prog,
+            usage="bandpo train [--config FILE] [--OPTION VALUE ...]",
+            formatter_class=lambda prog: argparse.ArgumentDefaultsHelpFormatter(prog, max_help_position=33),
+            epilog="bandpo train --help-all lists the other options of TRL and transformers.",
+            add_help=False,
+        )
+        for title, names in HELP.items():
+            group = short.add_argument_group(title)
+            for name in names:
+                said = re.split(r"(?<=\.)\s", known[name])[0]
+                default = self.get_default(name)
+                default = argparse.SUPPRESS if default is None else default
+                group.add_argument(f"--{name}", metavar="", default=default, help=said)
+        return short.format_help()
+
     def error(self, message: str) -> NoReturn:
-        raise InvalidValue(f"{message}; bandpo train --help lists all options")
+        raise InvalidValue(f"{message}; bandpo train --help-all lists all options")
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
@@ -130,7 +171,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 
     Raises:
         ValueError: an unknown key or flag, a malformed file, or a refused value; the message names it.
-        SystemExit: ``--help``.
+        SystemExit: ``--help``, ``--help-all``.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="?", const="")
@@ -152,6 +193,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     parsing = Parser()
     try:
         parsing.set_defaults_with_config(**config)
+        if "help_all" in named:
+            print(TrlParser.format_help(parsing))
+            raise SystemExit(0)
         arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
     except (ValueError, ImportError) as error:
         raise InvalidValue(str(error)) from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback
 
 if TYPE_CHECKING:
@@ -54,9 +56,17 @@ class EvaluateEvery(TrainerCallback):
 
 
 class ProgressBar(ProgressCallback):
-    """transformers' own bar, with the latest reward, entropy and clip rates beside it in place of lines of metrics."""
+    """transformers' own bar, with the latest reward, entropy and clip rates; in a log, a line of them."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=None)
+        self.current_step = 0
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
         latest = {label: f"{logs[key]:.3f}" for key, label in SHOWN.items() if logs.get(key) is not None}
         if latest and self.training_bar is not None:
             self.training_bar.set_postfix(latest, refresh=False)
+            if self.training_bar.disable:
+                said = ", ".join(f"{label} {value}" for label, value in latest.items())
+                print(f"step {state.global_step}/{state.max_steps}: {said}", file=sys.stderr, flush=True)
