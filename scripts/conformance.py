@@ -212,10 +212,9 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         if self.changes is None:
             return "**differs, unexplained**"
-        differs = bool(set(self.changes) - {COUNTS_EMPTY})
-        said = [] if differs else ["equal"]
-        said += self.changes + ([] if self.reported else ["reports another loss"])
-        return "differs: " * differs + "; ".join(said)
+        differences = [change for change in self.changes if change != COUNTS_EMPTY]
+        said = f"differs: {'; '.join(differences)}" if differences else "equal"
+        return said + " ¹" * (COUNTS_EMPTY in self.changes) + " ²" * (not self.reported)
 
 
 def compare(theirs: Loss, ours: Call, *, weighted: bool = False) -> Verdict:

@@ -40,10 +40,10 @@ def test_bounds_are_those_of_the_rule(monkeypatch):
     assert "max_ratio must be above 1 (inf for no cap), got 1.0" in str(refused.exception)
 
 
-def test_the_bounds_on_the_page_about_choosing_are_those_of_the_rules():
+def test_the_bounds_on_the_page_of_methods_are_those_of_the_rules():
     import torch
 
-    page = (ROOT / "docs/choosing.md").read_text()
+    page = (ROOT / "docs/which-method.md").read_text()
     rows = re.findall(r"^\| `(\w+)\(\)` \| ([\d.]+) \| (.+) \|$", page, re.M)
     assert len(rows) == 3
     p = torch.tensor([0.01, 0.08, 0.5, 0.9], dtype=torch.float64)

@@ -21,8 +21,8 @@ def test_the_verl_overrides_compose():
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
-    block = next(b.text for b in blocks(ROOT / "README.md", "sh") if "main_ppo" in b.text)
-    overrides = [word for word in shlex.split(block.replace("\\\n", " ")) if "policy_loss" in word]
+    [block] = blocks(ROOT / "README.md", "text")
+    overrides = shlex.split(block.text)
     assert len(overrides) == 2
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra.compose("ppo_trainer", overrides)

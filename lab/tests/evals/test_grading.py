@@ -187,7 +187,7 @@ def test_an_answer_says_more_than_its_problem(grader, problem, gold, answer, rea
     assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == "right"
 
 
-PAGE = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "measured" / "evaluation.md").read_text(encoding="utf-8")
 DEBATABLE = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$", PAGE, re.MULTILINE)
 
 

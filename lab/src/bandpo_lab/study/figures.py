@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from bandpo.audit.figures import scored
+from bandpo.audit.figures import scored, spread
 from bandpo.audit.interval import bootstrap
 from bandpo.audit.metrics import BINS
 from bandpo.audit.style import Look, add_legend, house_style
@@ -54,19 +54,22 @@ def _mean(values: np.ndarray) -> np.ndarray:
 @house_style()
 def curves(arms: Mapping[str, Sequence[RunResult]], looks: Mapping[str, Look]) -> Figure:
     """Everything that is kept of each batch, mean over the runs of an arm, with its 95 % bootstrap interval."""
-    figure = Figure(figsize=(11, 7))
-    for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
+    figure = Figure(figsize=(8, 9))
+    for axes, (name, title) in zip(figure.subplots(3, 2).flat, PANELS.items(), strict=True):
+        ends: list[float] = []
         for arm, records in arms.items():
             values = _curves(records, name)
             values = values[:, known := np.isfinite(values).any(axis=0)]
             batches, look = np.flatnonzero(known) + 1, looks[arm]
-            axes.plot(batches, _mean(values), **look.options(), markevery=0.2, label=arm)
+            label, mean = f"{arm} (n = {len(records)})", _mean(values)
+            axes.plot(batches, mean, **look.options(), markevery=0.2, label=label)
+            ends += [*mean[-1:]]
             if len(records) > 1 and batches.size:
                 low, high = np.nanpercentile(_mean(values[_resampled(len(records))]), [2.5, 97.5], axis=0)
                 axes.fill_between(batches, low, high, color=look.colour, alpha=0.1, linewidth=0)
-        axes.set(xlabel="batch", ylabel=title, ylim=(0, None))
+        axes.set(xlabel="batch", ylabel=title, ylim=(0, None), title=f"ends at {spread(ends)}")
         axes.xaxis.get_major_locator().set_params(integer=True)  # there is no batch 2.5
-    add_legend(figure)
+    add_legend(figure, 2)
     return figure
 
 
@@ -75,15 +78,17 @@ def seeds(
     arms: Mapping[str, Sequence[RunResult]], metrics: Sequence[str], looks: Mapping[str, Look]
 ) -> Figure:
     """Every seed as a dot, its mean and 95 % interval beside it; one panel per metric."""
-    figure = Figure(figsize=(11, 1.0 + 0.38 * len(arms)))
+    figure = Figure(figsize=(8, 1.2 + 0.38 * len(arms)))
     panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
+        means: list[float] = []
         for height, (arm, records) in enumerate(arms.items()):
             values, look = [r.metric(metric) for r in records], looks[arm]
             axes.plot(
                 values, [height + 0.18] * len(values), "o", color=look.colour, alpha=0.5, markeredgewidth=0
             )
             mean, low, high = bootstrap([values])
+            means.append(mean)
             axes.errorbar(
                 mean,
                 height - 0.14,
@@ -93,9 +98,10 @@ def seeds(
                 markersize=6.5,
                 capsize=3,
             )
-        axes.set(xlabel=UNITS.get(metric, scored(metric) if "@" in metric else metric))
+        unit = UNITS.get(metric, scored(metric) if "@" in metric else metric)
+        axes.set(xlabel=unit, title=f"means of {spread(means)}")
         axes.grid(axis="y", visible=False)
-    panels[0].set_yticks(range(len(arms)), list(arms))
+    panels[0].set_yticks(range(len(arms)), [f"{arm} (n = {len(runs)})" for arm, runs in arms.items()])
     panels[0].invert_yaxis()
     return figure
 
@@ -107,15 +113,18 @@ def clipped_by_probability(arms: Mapping[str, Sequence[RunResult]], looks: Mappi
     With its 95 % interval: from drawing seeds anew, and at least Wilson's for the number of tokens, where few seeds
     had any. Both stay within [0, 1]. An arm without such tokens has no mark.
     """
-    figure = Figure(figsize=(11, 4))
+    figure = Figure(figsize=(8, 4))
     axes = figure.subplots()
     width = 0.8 / len(arms)
+    sizes: dict[str, list[int]] = {name: [] for name in BINS}
+    rates_of: list[float] = []
     for k, (arm, records) in enumerate(arms.items()):
         marks = []
         for x, name in enumerate(BINS):
             tokens, shares = np.array([r.by_bin.get(name, (0.0, 0.0)) for r in records], dtype=float).T
             if not tokens.sum():
                 continue
+            sizes[name].append(round(tokens.sum()))
             drawn, clipped = _resampled(len(records)), tokens * shares
             counts, rate = tokens[drawn].sum(axis=1), clipped.sum() / tokens.sum()
             rates = clipped[drawn].sum(axis=1)[counts > 0] / counts[counts > 0]
@@ -123,15 +132,21 @@ def clipped_by_probability(arms: Mapping[str, Sequence[RunResult]], looks: Mappi
             low = min(rate, wilson.low, np.percentile(rates, 2.5))
             high = max(rate, wilson.high, np.percentile(rates, 97.5))
             marks.append((x + (k - (len(arms) - 1) / 2) * width, rate, rate - low, high - rate))
+        rates_of += [rate for _, rate, *_ in marks]
         if marks:
-            place, rate, *spread = zip(*marks, strict=True)
+            place, rate, *bars = zip(*marks, strict=True)
             look: Any = {"fmt": looks[arm].marker, "color": looks[arm].colour, "label": arm}
-            axes.errorbar(place, rate, spread, markersize=6, capsize=2.5, **look)
+            axes.errorbar(place, rate, bars, markersize=6, capsize=2.5, **look)
     for edge in range(1, len(BINS)):
         axes.axvline(edge - 0.5, color="0.85", linewidth=0.8)
-    axes.set_xticks(range(len(BINS)), [name.replace("_", " ") for name in BINS])
-    axes.set(xlabel="old probability of the token", ylabel="share of tokens clipped, A > 0")
-    axes.set(xlim=(-0.5, len(BINS) - 0.5), ylim=(-0.02, None))
+    counted = [f"n = {min(n):,} to {max(n):,}" if n else "n = 0" for n in sizes.values()]
+    names = [f"{name.replace('_', ' ')}\n{n}" for name, n in zip(BINS, counted, strict=True)]
+    axes.set_xticks(range(len(BINS)), names)
+    axes.set(
+        xlabel="old probability of the token, and how many tokens an arm had",
+        ylabel="share of tokens clipped, A > 0",
+    )
+    axes.set(xlim=(-0.5, len(BINS) - 0.5), ylim=(-0.02, None), title=f"shares of {spread(rates_of)}")
     axes.grid(axis="x", visible=False)
     add_legend(figure)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from bandpo.audit.style import house_style
+from bandpo.audit.style import add_legend, house_style
 from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, Map
 from bandpo_lab.study.statistics import interquartile_mean, rank_correlation
 from bandpo_lab.tables import Table
@@ -53,23 +53,24 @@ def map_text(found: Map) -> str:
 def draw_map(found: Map) -> Figure:
     """What three rules bring over clip 0.2, by the share of rare winners' gradient that it blocks."""
     shown = (ABOVE, "clip [.8, 2]", "no upper bound")
-    figure = Figure(figsize=(10, 3.8))
+    figure, seeds = Figure(figsize=(8, 3.8)), found.terms["seeds"]
     panels = figure.subplots(1, len(shown), sharey=True)
     for axes, rule in zip(panels, shown, strict=True):
-        for data in ("fresh, used once", "fresh, used more often", "stale"):
+        for data, fmt in {"fresh, used once": "o", "fresh, used more often": "s", "stale": "^"}.items():
             mine = [place for place in found.places if place.data == data]
             gaps = [found.difference(place, rule) for place in mine]
             axes.errorbar(
                 [found.blocked(place) for place in mine],
                 [gap.value for gap in gaps],
                 np.abs([[gap.low - gap.value, gap.high - gap.value] for gap in gaps]).T if gaps else None,
-                fmt="o",
+                fmt=fmt,
                 markersize=4,
                 label=data,
             )
+        sure = sum(round(gap.value, 2) > round(gap.half, 2) for gap in gaps)  # of stale data, as in the table
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_title(f"{rule} minus clip 0.2")
-        axes.set_xlabel("share of rare winners' gradient\nthat clip 0.2 blocks")
-    panels[0].set_ylabel("difference of mean reward")
-    panels[1].legend(loc="upper left")
+        axes.set_title(f"{rule}: gains\nin {sure} of {len(gaps)} stale places")
+        axes.set_xlabel("share that clip 0.2 blocks")
+    panels[0].set_ylabel(f"change of mean reward\n({seeds} seeds a point, 95 %)")
+    add_legend(figure)
     return figure
