@@ -210,7 +210,7 @@ def drawn():
 
 
 def test_the_figure_and_the_table_show_every_place(drawn):
-    assert [len(axes.containers) for axes in draw_map(of_cells(drawn)).axes] == [3, 3, 3]
+    assert [len(axes.containers) for axes in draw_map(of_cells(drawn, seeds=8)).axes] == [3, 3, 3]
     text = map_text(of_cells(drawn, seeds=8))
     gains = " | ".join(f"{0.25 * k:+.2f} ± 0.00" for k in range(1, 7))
     assert (

@@ -63,7 +63,8 @@ def read_log(path: str | Path) -> Sequence[Row]:
     if path.is_dir():
         candidates = [path / "metrics.jsonl", path / "trainer_state.json"]
         candidates += sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step, reverse=True)
-        candidates += [file for kind in ("*.jsonl", *TRACKERS) for file in _newest_first(path.rglob(kind))]
+        for kind in ("*.jsonl", *TRACKERS):
+            candidates += sorted(path.rglob(kind), key=lambda file: file.stat().st_mtime, reverse=True)
         path = next((c for c in candidates if c.is_file()), path)
     if not path.is_file():
         raise InvalidValue(
@@ -72,8 +73,8 @@ def read_log(path: str | Path) -> Sequence[Row]:
         )
     tracker = next((read for kind, read in TRACKERS.items() if path.match(kind)), None)
     try:
-        raw = [{**row, "step": step} for step, row in tracker(path)] if tracker else _raw(path)
-        rows = named_rows(raw)
+        read = _trainer_state if path.suffix == ".json" else _lines
+        rows = named_rows([{**row, "step": step} for step, row in tracker(path)] if tracker else read(path))
     except (LookupError, struct.error, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} is no log of its kind, or a damaged one ({error!r})") from error
     if not rows:
@@ -81,14 +82,6 @@ def read_log(path: str | Path) -> Sequence[Row]:
             f"{path} logs none of {', '.join(NAMES)}; set logging_steps (TRL) or the file logger (verl)"
         )
     return rows
-
-
-def _raw(path: Path) -> Iterable[Mapping[str, Any]]:
-    return _trainer_state(path) if path.suffix == ".json" else _lines(path)
-
-
-def _newest_first(files: Iterable[Path]) -> list[Path]:
-    return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def _trainer_state(path: Path) -> Sequence[Mapping[str, Any]]:

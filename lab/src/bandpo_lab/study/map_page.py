@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
+from bandpo.audit.interval import Interval
 from bandpo.audit.style import add_legend, house_style
 from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, Map
 from bandpo_lab.study.statistics import interquartile_mean, rank_correlation
@@ -56,6 +57,7 @@ def draw_map(found: Map) -> Figure:
     figure, seeds = Figure(figsize=(8, 3.8)), found.terms["seeds"]
     panels = figure.subplots(1, len(shown), sharey=True)
     for axes, rule in zip(panels, shown, strict=True):
+        gaps: list[Interval] = []
         for data, fmt in {"fresh, used once": "o", "fresh, used more often": "s", "stale": "^"}.items():
             mine = [place for place in found.places if place.data == data]
             gaps = [found.difference(place, rule) for place in mine]
