@@ -9,6 +9,8 @@ Importing this module makes ``--rlhf_type grpo`` train with `BandGRPOTrainer`. m
 masks and metrics stay as they are; ``--epsilon`` and ``--epsilon_high`` have no effect. Its Megatron trainer is another
 class and does not take part.
 
+``BANDPO_RECORD``, if set, is the folder to which the tokens of every loss are written, see `bandpo.Recorder`.
+
 Anchor: the trainer's own log-probabilities at generation time. With one update per batch ms-swift has none, every ratio
 is 1, and no clip does anything.
 
@@ -24,8 +26,9 @@ from swift.rlhf_trainers import GRPOTrainer
 from swift.trainers.trainer_factory import TrainerFactory
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import clamping_at, epsilons, read_rule
+from bandpo.integrations._adapt import clamping_at, epsilons, read_rule, record
 from bandpo.loss import TRL_LOSS_TYPES
+from bandpo.methods import Method
 
 CLAMPED = ("grpo", "bnpo", "dr_grpo", "dapo", "fipo")
 """The ``loss_type``s that clamp the ratio on both sides."""
@@ -38,6 +41,9 @@ class BandGRPOTrainer(GRPOTrainer):
         ValueError: a setting cannot be read; a method that is more than bounds; a ``loss_type`` that does not clamp,
             or ratios of sequences. On a batch: a counted old log-probability is NaN or above 0.
     """
+
+    _training_on: Any = None
+    """The batch of the loss that is being computed, until its log-probabilities are."""
 
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
@@ -54,11 +60,23 @@ class BandGRPOTrainer(GRPOTrainer):
             )
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: dict[str, Any], grpo_batch: Any) -> Any:
+        self._training_on = grpo_batch if self.model.training else None
         if grpo_batch.old_per_token_logps is None:
             return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
         _, low, high = epsilons(self._rule, grpo_batch.old_per_token_logps, grpo_batch.completion_mask)
         with clamping_at(self, low, high):
             return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        logp, entropy = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        batch, self._training_on = self._training_on, None
+        if batch is not None:
+            old = logp if batch.old_per_token_logps is None else batch.old_per_token_logps
+            tensors = (logp, old, batch.advantages, batch.completion_mask)
+            engine, step = batch.rollout_per_token_logps, self.state.global_step
+            folder, method = os.environ.get("BANDPO_RECORD"), Method(self._rule)
+            record(folder, "ms-swift", method, *tensors, logp_rollout=engine, entropy=entropy, step=step)
+        return logp, entropy
 
 
 TrainerFactory.TRAINER_MAPPING["grpo"] = "bandpo_ms_swift.BandGRPOTrainer"

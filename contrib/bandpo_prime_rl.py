@@ -6,6 +6,7 @@
 
     [trainer.loss.kwargs]
     method = "SAPO(1.0, 1.05)"
+    record = "/runs/mine/tokens" # if wanted
 
 ``clip`` is another name of ``method``; without both it is ``Band(KL(), 0.05)``.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from bandpo.errors import InvalidValue
+from bandpo.integrations import _adapt
 from bandpo.integrations._adapt import read_method
 from bandpo.loss import LossOutputs, policy_loss
 
@@ -45,6 +47,7 @@ def loss(
     method: str | None = None,
     clip: str | None = None,
     kl_tau: float = 0.0,
+    record: str | None = None,
 ) -> LossOutputs:
     """The loss of one sequence, summed over its counted tokens; prime-rl divides by the global count.
 
@@ -57,6 +60,7 @@ def loss(
         clip: Another name of ``method``.
         kl_tau: Weight ≥ 0 of the penalty ``log_ratio²`` on every counted token. prime-rl's own default loss has one
             of 1e-3: give the same here to change the method and nothing else.
+        record: Folder to which the tokens of every sequence are written, see `bandpo.Recorder`.
 
     Returns:
         An object with prime-rl's two fields, ``loss`` and ``metrics`` (those of `bandpo.policy_loss`).
@@ -69,9 +73,9 @@ def loss(
         raise InvalidValue(f"kl_tau must be at least 0, got {kl_tau!r}")
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask
     weights = getattr(inputs, "loss_weights", None)
-    total, metrics = policy_loss(
-        logp, logp_old, inputs.advantages, mask, method=chosen, weights=weights, aggregation="sum"
-    )
+    tensors = (logp, logp_old, inputs.advantages, mask)
+    _adapt.record(record, "prime-rl", chosen, *(x[None] for x in tensors), sampler=True, update=0)
+    total, metrics = policy_loss(*tensors, method=chosen, weights=weights, aggregation="sum")
     if kl_tau:
         penalty = kl_tau * (logp - logp_old)[mask].square()
         total = total + (penalty if weights is None else penalty * weights[mask]).sum()

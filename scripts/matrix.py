@@ -87,25 +87,15 @@ ENVIRONMENTS = {
     "trl_experimental": Environment(
         ("trl==1.16.0", *map(admitted, TRL[1:])), ("tests/contrib/test_trl_experimental.py",), about="trl"
     ),
-    "torchrl": Environment(("torchrl==0.14.1",), ("tests/contrib/test_torchrl.py",), about="torchrl"),
-    "trinity": Environment(
-        ("ray", "omegaconf", "safetensors", "transformers"),
-        ("tests/contrib/test_trinity.py",),
-        bare=("trinity-rft==0.6.0",),
-        about="trinity-rft",
-    ),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
         ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
          "datasets", "hydra-core"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
-    "stable_baselines3": Environment(
-        ("stable-baselines3==2.9.2",), ("tests/contrib/test_stable_baselines3.py",), about="stable-baselines3"
-    ),
     "contrib and recipes": Environment(
         tests=("tests/contrib", "tests/integrations/test_framework_recipes.py"),
-        against="stand-ins for what slime, miles, Molt, ms-swift and prime-rl call, and for the classes that the "
+        against="stand-ins for what slime, miles, ms-swift and prime-rl call, and for the classes that the "
         "recipes for NeMo-RL, ROLL, AReaL and OpenRLHF extend, as their sources have them",
     ),
     "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),

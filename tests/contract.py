@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from bandpo import ClipRule, Surrogate, parse, policy_loss
+from bandpo.audit.diagnosis import diagnose
+from bandpo.audit.record import read_calls
 from bandpo.integrations._adapt import has_pull
 from bandpo.methods import METHODS
 
@@ -88,6 +90,10 @@ class Contract:
         """Ask the adapter for sequence-level ratios; must raise ``ValueError``."""
         raise NotImplementedError
 
+    def recorded(self, batch, folder):
+        """The loss with ``record`` set to the folder, where the adapter has it."""
+        return NotImplemented
+
     def compare(self, batch, actual, expected, value=True):
         if value:
             torch.testing.assert_close(actual, expected, check_dtype=False, **self.tolerance)
@@ -151,3 +157,17 @@ class Contract:
         if not self.any_method:
             named, rule = (self.ours(make_batch(18), text) for text in ("DAPO()", "FixedClip(0.2, 0.28)"))
             assert named == rule
+
+    def test_a_record_by_one_setting_is_diagnosed(self, tmp_path):
+        """Here of old log-probabilities that are shifted by a token."""
+        batch = make_batch(20, (24, 9))
+        batch = replace(batch, logp_old=batch.logp.detach().roll(1, 1))
+        if self.recorded(batch, str(tmp_path)) is NotImplemented:
+            return
+        found = [call.batch for call in read_calls(tmp_path)]
+        given = {"logp": batch.logp, "logp_old": batch.logp_old}
+        given |= {"advantages": batch.advantages[:, None].expand_as(batch.mask)}
+        for name, x in given.items():
+            counted = torch.cat([getattr(one, name)[one.mask > 0] for one in found])
+            torch.testing.assert_close(counted, x[batch.mask > 0].detach())
+        assert diagnose(tmp_path).findings[0].code == "shift"

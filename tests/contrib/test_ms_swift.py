@@ -15,6 +15,7 @@ from stand_ins import stand_in
 class GRPOTrainer:
     def __init__(self, loss_type="bnpo", importance_sampling_level="token", epsilon=0.2, epsilon_high=None):
         self.args = SimpleNamespace(**{k: v for k, v in locals().items() if k != "self"})
+        self.model, self.state = SimpleNamespace(training=True), SimpleNamespace(global_step=3)
         self._prepare_algorithm_params()
 
     def _prepare_algorithm_params(self):
@@ -23,8 +24,11 @@ class GRPOTrainer:
         self.epsilon_low = self.args.epsilon
         self.epsilon_high = self.args.epsilon if self.args.epsilon_high is None else self.args.epsilon_high
 
+    def _get_per_token_logps_and_entropies(self, model, model_inputs, batch, compute_entropy=False):
+        return model_inputs["logp"], None
+
     def _compute_loss_and_metrics(self, model, model_inputs, batch):
-        logp = model_inputs["logp"]
+        logp, _ = self._get_per_token_logps_and_entropies(model, model_inputs, batch)
         old = logp.detach() if batch.old_per_token_logps is None else batch.old_per_token_logps
         mask = batch.completion_mask
         # ms-swift's own batches are padded with finite values; the contract pads with anything.
@@ -48,6 +52,7 @@ def adapter(monkeypatch):
 def call(trainer, batch, old=True):
     inputs = SimpleNamespace(
         old_per_token_logps=batch.logp_old if old else None,
+        rollout_per_token_logps=None,
         completion_mask=batch.mask,
         advantages=batch.advantages[:, None].expand_as(batch.logp),
     )
@@ -65,6 +70,10 @@ class TestMsSwift(Contract):
 
     def stock(self, batch, low, high):
         return call(GRPOTrainer(epsilon=low, epsilon_high=high), batch)[0]
+
+    def recorded(self, batch, folder):
+        self.patch.setenv("BANDPO_RECORD", folder)
+        return call(self.adapter.BandGRPOTrainer(), batch)
 
     def sequence_level(self, batch):
         self.adapter.BandGRPOTrainer(importance_sampling_level="sequence")

@@ -37,6 +37,9 @@ class TestPrimeRL(Contract):
         """The example of prime-rl's documentation: PPO's clip, summed over the mask."""
         return dense_loss(batch, torch.tensor(1 - low), torch.tensor(1 + high), "sum")
 
+    def recorded(self, batch, folder):
+        return [loss(inputs, record=folder) for inputs in sequences(batch)]
+
     def sequence_level(self, batch):
         inputs = next(sequences(batch))
         inputs.inference_logprobs = inputs.inference_logprobs.mean().reshape(1)

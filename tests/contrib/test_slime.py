@@ -1,6 +1,6 @@
-"""slime needs Megatron and is not on the package index: the function that the adapter delegates to is stood in for by
-one with its interface, written from its documentation: PPO's clamp with ``args.eps_clip`` and ``args.eps_clip_high``.
-Where slime's CPU-only ``slime.utils.ppo_utils`` is importable, its ``compute_policy_loss`` does the clamping."""
+"""slime and miles need Megatron: the function that the adapter delegates to is stood in for by one with its interface,
+written from its documentation: PPO's clamp with ``args.eps_clip`` and ``args.eps_clip_high``. Where slime's CPU-only
+``slime.utils.ppo_utils`` is importable, its ``compute_policy_loss`` does the clamping."""
 
 import sys
 from argparse import Namespace
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bandpo import Band
-from bandpo_slime import policy_loss
+from bandpo_slime import miles_policy_loss, policy_loss
 from contract import Batch, Contract, dense_loss, make_batch
 from stand_ins import stand_in
 
@@ -23,17 +23,32 @@ except ImportError:
         return torch.maximum(unclipped, clipped), (clipped > unclipped).float()
 
 
-def policy_loss_function(args, batch, logits, sum_of_sample_mean):
+def log_probs(logits, batch):
+    return {"log_probs": list(logits.split([len(ids) for ids in batch["unconcat_tokens"]]))}
+
+
+def policy_loss_function(args, batch, logits, sum_of_sample_mean, compute=log_probs):
     old = torch.cat(batch["rollout_log_probs"] if args.use_rollout_logprobs else batch["log_probs"])
+    found = compute(logits, batch)
+    found = found[1] if isinstance(found, tuple) else found
     loss, clipped = compute_policy_loss(
-        old - logits, torch.cat(batch["advantages"]), args.eps_clip, args.eps_clip_high, eps_clip_c=None
+        old - torch.cat(found["log_probs"]), torch.cat(batch["advantages"]), args.eps_clip, args.eps_clip_high
     )
     return sum_of_sample_mean(loss), {"pg_clipfrac": sum_of_sample_mean(clipped).detach()}
 
 
 @pytest.fixture(autouse=True)
-def _slime(monkeypatch):
-    stand_in(monkeypatch, "slime.backends.megatron_utils.loss", policy_loss_function=policy_loss_function)
+def _frameworks(monkeypatch):
+    """slime's function gives a pair, miles' what is second in it."""
+    homes = {"slime.backends.megatron_utils.loss": lambda *given: (None, log_probs(*given))}
+    homes |= {"miles.backends.training_utils.loss_hub.losses": log_probs}
+    for path, compute in homes.items():
+        module = stand_in(monkeypatch, path, get_log_probs_and_entropy=compute)
+        module.policy_loss_function = lambda *given, module=module: policy_loss_function(
+            *given, compute=module.get_log_probs_and_entropy
+        )
+        parent, _, name = path.rpartition(".")
+        setattr(sys.modules[parent], name, module)
 
 
 def call(loss_fn, batch, **settings):
@@ -47,6 +62,7 @@ def call(loss_fn, batch, **settings):
         "rollout_log_probs": list(batch.logp_old - 0.1),
         "advantages": [a.expand(batch.mask.shape[1]) for a in batch.advantages],
         "loss_masks": list(batch.mask),
+        "unconcat_tokens": list(batch.mask.int()),
     }
     result = loss_fn(args, micro_batch, batch.logp.flatten(), lambda x: (x * mask).sum() / mask.sum())
     assert vars(args) == defaults | settings
@@ -54,14 +70,23 @@ def call(loss_fn, batch, **settings):
 
 
 class TestSlime(Contract):
+    loss = staticmethod(policy_loss)
+
     def ours(self, batch, clip):
-        return call(policy_loss, batch, clip=clip)[0]
+        return call(self.loss, batch, clip=clip)[0]
 
     def stock(self, batch, low, high):
         return call(policy_loss_function, batch, eps_clip=low, eps_clip_high=high)[0]
 
+    def recorded(self, batch, folder):
+        return call(self.loss, batch, record=folder)
+
     def sequence_level(self, batch):
-        call(policy_loss, batch, advantage_estimator="gspo")
+        call(self.loss, batch, advantage_estimator="gspo")
+
+
+class TestMiles(TestSlime):
+    loss = staticmethod(miles_policy_loss)
 
 
 def test_the_anchor_follows_slimes_own_switch():
@@ -87,7 +112,12 @@ def test_part_of_a_sequence_under_context_parallelism():
         "log_probs": list(batch.logp_old[:, half]),
         "advantages": [a.expand(4) for a in batch.advantages],
         "loss_masks": list(batch.mask),
+        "unconcat_tokens": list(batch.mask[:, half]),
     }
+    with pytest.raises(ValueError, match="record=here: under context parallelism"):
+        policy_loss(
+            Namespace(**vars(args), record="here"), micro_batch, batch.logp[:, half].flatten(), torch.sum
+        )
     loss, _ = policy_loss(args, micro_batch, batch.logp[:, half].flatten(), torch.sum)
     part = Batch(batch.logp[:, half], batch.logp_old[:, half], batch.advantages, torch.ones(6, 4))
     bounds = Band().bounds(part.logp_old)

@@ -13,14 +13,8 @@ from contract import Contract, make_batch
 pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
 
 from trl.experimental.async_grpo import AsyncGRPOTrainer
-from trl.experimental.sdpo import SDPOTrainer
 
-from bandpo_trl_experimental import (
-    BandAsyncGRPOConfig,
-    BandAsyncGRPOTrainer,
-    BandSDPOConfig,
-    BandSDPOTrainer,
-)
+from bandpo_trl_experimental import BandAsyncGRPOConfig, BandAsyncGRPOTrainer
 from pages import framework_blocks
 
 ACCELERATOR = SimpleNamespace(num_processes=1, reduce=lambda x, **_: x, gather=lambda x: x)
@@ -77,63 +71,28 @@ class TestAsyncGRPO(Contract):
         assert made._metrics["train"]["clip_ratio/region_mean"][0] > 0.1
 
 
-class TestSDPO(Contract):
-    def call(self, made, batch):
-        """A vocabulary of two whose first token, always sampled, has the batch's probability."""
-        made.__dict__ |= {"importance_sampling_level": "token", "loss_type": "bnpo"}
-        made.model = SimpleNamespace(training=True)
-        logits = torch.stack([batch.logp, torch.log(-torch.expm1(batch.logp))], dim=-1)
-        inputs = {
-            "completion_ids": torch.zeros_like(batch.mask).long(),
-            "completion_mask": batch.mask,
-            "old_per_token_logps": batch.logp_old,
-            "advantages": batch.advantages,
-        }
-        return made._compute_policy_loss(inputs, logits)
-
-    tolerance = {"rtol": 1e-3, "atol": 1e-5}  # noqa: RUF012  (the detour over logits costs digits)
-
-    def ours(self, batch, clip):
-        return self.call(trainer(BandSDPOTrainer, args=SimpleNamespace(method=clip)), batch)
-
-    def stock(self, batch, low, high):
-        return self.call(trainer(SDPOTrainer, low, high), batch)
-
-    def sequence_level(self, batch):
-        BandSDPOConfig("out", distillation_weight=0.5, importance_sampling_level="sequence", **CPU)
-
-
 @pytest.mark.parametrize(
-    ("config", "settings", "message"),
+    ("settings", "message"),
     [
-        (BandAsyncGRPOConfig, {"epsilon": 0.1}, r"epsilon=0.1 would have no effect"),
-        (BandAsyncGRPOConfig, {"clip": "Bnd()"}, "clip: .*did you mean Band"),
-        (BandAsyncGRPOConfig, {"method": "SAPO()"}, r"^method: 'SAPO\(\)' is SigmoidGate"),
-        (BandSDPOConfig, {"method": "CISPO()"}, r"^method: 'CISPO\(\)' is ClippedWeight"),
-        (
-            BandSDPOConfig,
-            {"distillation_weight": 0.5, "epsilon_high": 0.28},
-            "epsilon_high=0.28 would have no",
-        ),
-        (BandSDPOConfig, {}, "distillation_weight=1 is distillation alone"),
+        ({"epsilon": 0.1}, r"epsilon=0.1 would have no effect"),
+        ({"clip": "Bnd()"}, "clip: .*did you mean Band"),
+        ({"method": "SAPO()"}, r"^method: 'SAPO\(\)' is SigmoidGate"),
     ],
 )
-def test_refuses_what_cannot_work(config, settings, message, tmp_path):
+def test_refuses_what_cannot_work(settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        config(str(tmp_path), **CPU, **settings)
+        BandAsyncGRPOConfig(str(tmp_path), **CPU, **settings)
 
 
-@pytest.mark.parametrize("config", [BandAsyncGRPOConfig, BandSDPOConfig])
-def test_the_rule_is_text_in_the_config(config, tmp_path):
-    settings = {"distillation_weight": 0.5} if config is BandSDPOConfig else {}
-    made = config(str(tmp_path), clip="FixedClip(0.2)", **CPU, **settings)
+def test_the_rule_is_text_in_the_config(tmp_path):
+    made = BandAsyncGRPOConfig(str(tmp_path), clip="FixedClip(0.2)", **CPU)
     assert (made.method, made.clip) == ("FixedClip(low=0.2, high=0.2)", None)
     for again in ({"clip": made.method}, {"method": "GRPO()"}):
-        assert config(str(tmp_path), **again, **CPU, **settings).method == made.method
+        assert BandAsyncGRPOConfig(str(tmp_path), **again, **CPU).method == made.method
     assert math.isclose(made.epsilon, 0.2)
 
 
 def test_the_documented_names():
     names = {}
     exec(framework_blocks("TRL's experimental")[0], names)
-    assert names["BandSDPOTrainer"] is BandSDPOTrainer
+    assert names["BandAsyncGRPOTrainer"] is BandAsyncGRPOTrainer

@@ -39,6 +39,9 @@ class TestSkyRL(Contract):
     def stock(self, batch, low, high):
         return call(ppo_policy_loss, AlgorithmConfig(eps_clip_low=low, eps_clip_high=high), batch)[0]
 
+    def recorded(self, batch, folder):
+        return call(band, BandAlgorithmConfig(record=folder), batch)
+
     def sequence_level(self, batch):
         batch.logp_old = batch.logp_old.mean(1, keepdim=True)
         self.ours(batch, "Band(KL(), 0.05)")

@@ -8,11 +8,10 @@ import torch
 pytest.importorskip("tinker", reason="needs the extra bandpo[tinker]")
 
 from tinker import Datum, ModelInput, TensorData
-from tinker.lib.public_interfaces.custom_loss import trace_loss
 from tinker.lib.public_interfaces.training_client import TrainingClient
 from tinker.types import ForwardBackwardOutput
 
-from bandpo.integrations.tinker import INPUT_RANKS, custom_loss, traceable_loss
+from bandpo.integrations.tinker import custom_loss
 from contract import Contract, dense_loss, make_batch
 from pages import framework_blocks
 
@@ -70,6 +69,9 @@ class TestClient(Contract):
         """Tinker's built-in ``ppo`` runs on the service: its documented formula."""
         return dense_loss(batch, torch.tensor(1 - low), torch.tensor(1 + high), "sum")
 
+    def recorded(self, batch, folder):
+        return custom_loss(record=folder)(data_of(batch), list(batch.logp))
+
     def sequence_level(self, batch):
         data = data_of(batch)
         for datum in data:
@@ -77,38 +79,7 @@ class TestClient(Contract):
         custom_loss()(data, list(batch.logp))
 
 
-class TestServer(TestClient):
-    """The same five through ``trace_loss``, which is what the SDK does before it uploads a loss."""
-
-    def ours(self, batch, clip):
-        if clip.startswith("Unclipped"):
-            clip = "Band(TotalVariation(), 2.0, inf)"
-        handle = trace_loss(traceable_loss(clip), INPUT_RANKS, "session")
-        return _Evaluated.apply(batch.logp, data_of(batch, "old_logprobs"), handle)
-
-    test_constant_bounds_are_the_stock_clip = (
-        None  # `Band` has none; that other rules are refused is tested below
-    )
-
-    test_a_method_is_the_cores_or_more_than_bounds = None  # Band alone
-
-    def sequence_level(self, batch):
-        from tinker.lib.public_interfaces.custom_loss import check_loss_inputs
-
-        data = data_of(batch, "old_logprobs")
-        for datum in data:
-            datum.loss_fn_inputs["old_logprobs"] = TensorData(data=[-1.0], dtype="float32", shape=[])
-        check_loss_inputs(trace_loss(traceable_loss(), INPUT_RANKS, "session"), data)
-
-
-def test_the_graph_is_small_and_calls_torch_alone():
-    graph = trace_loss(traceable_loss(), INPUT_RANKS, "session").graph.graph
-    assert len(graph.nodes) < 80
-
-
-def test_other_rules_and_missing_inputs_are_refused():
-    with pytest.raises(ValueError, match=r"knows Band with a number as its radius alone, got FixedClip"):
-        traceable_loss("FixedClip(0.2, 0.28)")
+def test_missing_inputs_are_refused():
     batch = make_batch()
     with pytest.raises(ValueError, match=r"no loss_fn_inputs\['logprobs'\]; it has advantages, mask"):
         custom_loss()(data_of(batch, "old_logprobs"), list(batch.logp))
@@ -128,17 +99,7 @@ def test_the_documented_calls():
     def evaluate(data, loss_fn):
         results.append(_Evaluated.apply(batch.logp, data, loss_fn))
 
-    data = data_of(batch)
-    for datum in data:
-        datum.loss_fn_inputs["old_logprobs"] = datum.loss_fn_inputs["logprobs"]
-    handle = trace_loss(traceable_loss(), INPUT_RANKS, "session")
-    created = SimpleNamespace(result=lambda: handle)
-    names = {
-        "data": data,
-        "training_client": SimpleNamespace(forward_backward_custom=evaluate),
-        "service_client": SimpleNamespace(create_custom_loss=lambda *_: created),
-    }
-    exec(framework_blocks("Tinker")[0], names)
-    rule, method, server = results
-    torch.testing.assert_close(rule, server)
+    client = SimpleNamespace(forward_backward_custom=evaluate)
+    exec(framework_blocks("Tinker")[0], {"data": data_of(batch), "training_client": client})
+    rule, method = results
     assert method != rule

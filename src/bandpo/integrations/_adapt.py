@@ -1,4 +1,4 @@
-"""What the adapters share: settings read, PPO's epsilons per token, and metrics as numbers."""
+"""What the adapters share: settings read, PPO's epsilons per token, metrics as numbers, and records."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.loss import known_aggregation
@@ -202,3 +203,34 @@ def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
 def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     """Metrics as numbers, read from the device at once; 0 where no token counts, as a framework's own means are."""
     return dict(zip(metrics, torch.stack([*metrics.values()]).nan_to_num(nan=0.0).tolist(), strict=True))
+
+
+def record(
+    folder: str | None,
+    framework: str,
+    method: Method,
+    *tensors: Tensor,
+    logp_rollout: Tensor | None = None,
+    sampler: bool = False,
+    **more: Any,
+) -> None:
+    """Write a loss to the folder that a framework's setting ``record`` names; nothing where it names none.
+
+    Args:
+        folder: Where the record goes. A process goes on with the file that it has begun.
+        framework: What trains.
+        method: The run's own.
+        tensors: As `bandpo.policy_loss` takes them: new and old log-probabilities, advantages, mask.
+        logp_rollout: The sampler's log-probabilities.
+        sampler: Whether these are the old ones, by the framework's design or the method's.
+        more: As for `bandpo.Recorder.add`.
+    """
+    if folder:
+        given = dict(zip(("logp", "logp_old", "advantages", "mask"), tensors, strict=True))
+        more |= given | {"logp_rollout": given["logp_old"] if sampler else logp_rollout}
+        _recorder(folder, framework, method, "rollout" if sampler else "trainer").add(**more)
+
+
+@lru_cache
+def _recorder(folder: str, framework: str, method: Method, anchor: str) -> Recorder:
+    return Recorder(folder, framework=framework, method=method, anchor=anchor)

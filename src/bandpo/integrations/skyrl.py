@@ -27,7 +27,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import has_pull, numbers, read_method
+from bandpo.integrations._adapt import has_pull, numbers, read_method, record
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
@@ -57,6 +57,8 @@ class BandAlgorithmConfig(AlgorithmConfig):
             advantages that it has scaled for the average. So methods that need a whole update are refused, and those
             with a term free of the advantage.
         clip: Another name of ``method``.
+        record: Folder, absolute, to which each worker writes the tokens of every loss, see `bandpo.Recorder`. The
+            advantages there are SkyRL's scaled ones.
 
     Raises:
         ValueError: a setting cannot be read, or both names are given, when the settings are built.
@@ -65,6 +67,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
     policy_loss_type: str = "band"
     method: str | None = None
     clip: str | None = None
+    record: str | None = None
 
     def __post_init__(self) -> None:
         parent = getattr(super(), "__post_init__", None)
@@ -108,25 +111,20 @@ def band(
             there are none.
     """
     method = _method(config)
-    mask = torch.ones_like(old_log_probs) if loss_mask is None else loss_mask
+    counted = torch.ones_like(old_log_probs) if loss_mask is None else loss_mask
     weights, mask, corrections = apply_off_policy_correction(
-        torch.ones_like(old_log_probs), old_log_probs, rollout_logprobs, mask, config.off_policy_correction
+        torch.ones_like(old_log_probs), old_log_probs, rollout_logprobs, counted, config.off_policy_correction
     )
-    if method.old_policy == "rollout":
+    sampler = method.old_policy == "rollout"
+    if sampler:
         if rollout_logprobs is None:
             raise InvalidValue(
                 f"{method!r} refers to the sampler's log-probabilities: set generator.sampling_params.logprobs=1"
             )
         old_log_probs = rollout_logprobs
-    loss, metrics = policy_loss(
-        log_probs,
-        old_log_probs,
-        advantages,
-        mask,
-        method=method,
-        weights=weights,
-        aggregation="sum",
-    )
+    tensors = (log_probs, old_log_probs, advantages)
+    record(config.record, "skyrl", method, *tensors, counted, logp_rollout=rollout_logprobs, sampler=sampler)
+    loss, metrics = policy_loss(*tensors, mask, method=method, weights=weights, aggregation="sum")
     scalars = numbers(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}
 
