@@ -1,10 +1,11 @@
-"""Files that several processes, or a process and the one that resumes it, write to."""
+"""Files that survive a kill or a full disk, and those that several processes write to."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Generator, Iterable
@@ -14,13 +15,51 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bandpo.audit.files import remove, replacing, sync
 from bandpo.errors import FileProblem, InvalidValue
 
 LOCK = ".lock"
 """How the names of files begin that keep other processes out of a folder."""
 SEAL = "manifest.json"
 """The file of a folder's digests."""
+UNFINISHED = ".unfinished"
+"""How the names of files and folders begin that are still being written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path, None, None]:
+    """A path to write a file or a folder to, which takes the place of ``path`` once it is on the disk.
+
+    If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder.
+
+    Raises:
+        ValueError: ``path`` lies in no folder.
+    """
+    if not path.parent.is_dir():
+        raise InvalidValue(f"{path} cannot be written: there is no folder {path.parent}")
+    unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{path.name}")  # the suffix tells the format
+    try:
+        yield unfinished
+        sync(unfinished, *unfinished.rglob("*"))
+        unfinished.replace(path)
+        sync(path.parent)
+    finally:
+        remove(unfinished)
+
+
+def sync(*paths: Path) -> None:
+    """Have the disk take files and folders: a power cut loses what is in memory only."""
+    for path in paths if os.name == "posix" else ():  # Windows opens no folders
+        opened = os.open(path, os.O_RDONLY)
+        os.fsync(opened)
+        os.close(opened)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

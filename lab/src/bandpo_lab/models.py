@@ -6,8 +6,8 @@ import importlib.util
 import os
 from pathlib import Path
 
-from bandpo.audit.files import replacing
 from bandpo.errors import InvalidValue
+from bandpo_lab.files import replacing
 from bandpo_lab.tasks import EMBEDDED
 from bandpo_lab.tasks.multiplication import base_model_path
 

@@ -1,4 +1,4 @@
-"""Files that survive a kill or a full disk: written whole or not at all, and read up to where they were cut."""
+"""Files of others, read up to where they were cut, and pickles, read without running what they name."""
 
 from __future__ import annotations
 
@@ -6,58 +6,15 @@ import codecs
 import gzip
 import io
 import json
-import os
 import pickle
-import shutil
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-
-UNFINISHED = ".unfinished"
-"""How the names of files and folders begin that are still being written."""
-
-
-@contextmanager
-def replacing(path: Path) -> Generator[Path, None, None]:
-    """A path to write a file or a folder to, which takes the place of ``path`` once it is on the disk.
-
-    If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder.
-
-    Raises:
-        ValueError: ``path`` lies in no folder.
-    """
-    if not path.parent.is_dir():
-        raise InvalidValue(f"{path} cannot be written: there is no folder {path.parent}")
-    unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{path.name}")  # the suffix tells the format
-    try:
-        yield unfinished
-        sync(unfinished, *unfinished.rglob("*"))
-        unfinished.replace(path)
-        sync(path.parent)
-    finally:
-        remove(unfinished)
-
-
-def sync(*paths: Path) -> None:
-    """Have the disk take files and folders: a power cut loses what is in memory only."""
-    for path in paths if os.name == "posix" else ():  # Windows opens no folders
-        opened = os.open(path, os.O_RDONLY)
-        os.fsync(opened)
-        os.close(opened)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def read_jsonl(
@@ -113,6 +70,9 @@ class Foreign(dict[Any, Any]):
 class _NoImports(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return Foreign
+
+    def persistent_load(self, pid: Any) -> Any:  # a tensor's values, in torch's archives
+        return Foreign(pid)
 
 
 def unpickled(data: bytes, name: object = "it") -> Any:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from bandpo.audit.files import replacing
 from bandpo.divergences import KL, PearsonChi2, TotalVariation
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -126,5 +125,10 @@ def save_figure(figure: Figure, output: Path) -> None:
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise InvalidValue(f"{output}: a figure is written as .png, .svg or .pdf")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with house_style(), replacing(output) as unfinished:
-        figure.savefig(unfinished)
+    unfinished = output.with_name(f".unfinished-{output.name}")
+    try:
+        with house_style():
+            figure.savefig(unfinished)
+        unfinished.replace(output)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bandpo.audit.files import replacing
 from bandpo.errors import InvalidValue
-from bandpo_lab.files import check_writable
+from bandpo_lab.files import check_writable, replacing
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 

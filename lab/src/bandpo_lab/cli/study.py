@@ -79,9 +79,8 @@ def map_command(
     from rich.console import Console
     from tqdm import tqdm
 
-    from bandpo.audit.files import replacing
     from bandpo.audit.style import save_figure
-    from bandpo_lab.files import locked
+    from bandpo_lab.files import locked, replacing
     from bandpo_lab.study.cells import Map, Plan, run_map
     from bandpo_lab.study.map_page import draw_map, map_text
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from bandpo.audit.files import read_jsonl, replacing
+from bandpo.audit.files import read_jsonl
 from bandpo.errors import InvalidValue
 from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
@@ -20,7 +20,7 @@ from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
 from bandpo_lab.evals.golds import Gold, unreadable
 from bandpo_lab.file_models import checked, read_json
-from bandpo_lab.files import check_writable
+from bandpo_lab.files import check_writable, replacing
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """How to answer, so that grading finds the answer; the sentence that Qwen's models were trained with."""

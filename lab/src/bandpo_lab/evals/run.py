@@ -14,13 +14,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bandpo.audit.files import read_jsonl, replacing
+from bandpo.audit.files import read_jsonl
 from bandpo.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import CORES, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
 from bandpo_lab.file_models import checked, read_json
-from bandpo_lab.files import drop_unfinished_line, locked
+from bandpo_lab.files import drop_unfinished_line, locked, replacing
 
 SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
 

@@ -100,6 +100,7 @@ def loss_method(config: Any) -> Method | None:
     """
     from verl.utils.config import omega_conf_to_dataclass
 
+    from bandpo.audit.configs import verl_method
     from bandpo.integrations import verl
     from bandpo.integrations._adapt import naming
 
@@ -114,7 +115,7 @@ def loss_method(config: Any) -> Method | None:
             )
         return verl.loss_method(actor)
     with naming("actor_rollout_ref.actor.clip_ratio_c"):
-        return verl.method_of("vanilla", actor) if settings.loss_mode == "vanilla" else None
+        return verl_method("vanilla", actor) if settings.loss_mode == "vanilla" else None
 
 
 def reward(config: Any) -> list[Check]:

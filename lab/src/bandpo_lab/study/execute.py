@@ -15,10 +15,9 @@ from typing import Any
 
 import yaml
 
-from bandpo.audit.files import replacing
 from bandpo.errors import InvalidValue
 from bandpo_lab.file_models import checked
-from bandpo_lab.files import locked
+from bandpo_lab.files import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
 from bandpo_lab.study.jobs import Job, Outcome
 from bandpo_lab.study.plan import PREPARED, PlannedRun, Study

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from bandpo.audit.files import UNFINISHED, remove
-from bandpo_lab.files import SEAL, digest, seal, sealed
+from bandpo_lab.files import SEAL, UNFINISHED, digest, remove, seal, sealed
 
 
 def damage(folder: Path) -> str | None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bandpo.audit.files import UNFINISHED, read_jsonl, remove, replacing
+from bandpo.audit.files import read_jsonl
 from bandpo.errors import FileProblem, InvalidValue
-from bandpo_lab.files import LOCK, digest, locked, seal, sealed
+from bandpo_lab.files import LOCK, UNFINISHED, digest, locked, remove, replacing, seal, sealed
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 
 if TYPE_CHECKING:
