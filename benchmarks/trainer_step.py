@@ -1,6 +1,6 @@
 """What Band adds to a TRL step: BandGRPOTrainer against GRPOTrainer on the embedded task.
 
-    python benchmarks/trainer_step.py [--rounds 20] [--model embedded|30M]
+    python benchmarks/trainer_step.py [--rounds 20] [--model embedded|30M] [--record]
 
 The trainers do whole batches in turn (generation, scoring and 8 updates each), from the same weights and seed, so a
 machine whose speed drifts slows all. Prints the median processor time of a batch and the ratio, pair by pair.
@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
 from measuring import now, paired
 
@@ -42,6 +42,12 @@ SETTINGS = {
     "learning_rate": 0.0,  # all stay at the same policy, so all generate the same completions
     "lr_scheduler_type": "constant",
 }
+
+
+class Recorded(AuditedGRPOTrainer):
+    """Stock training with all that the doctor does: audit, tests, certificate and record."""
+
+    record = tempfile.mkdtemp()
 
 
 def random_30m():
@@ -124,7 +130,12 @@ def main():
         default="embedded",
         help="335 thousand parameters, or 30 million",
     )
+    parser.add_argument("--record", action="store_true", help="a stock trainer, audited and recorded, alone")
     options = parser.parse_args()
+    if options.record:
+        for arm in [*ARMS][1:]:
+            del ARMS[arm]
+        ARMS["AuditedGRPOTrainer, recorded"] = (Recorded, GRPOConfig, {})
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     make_model, settings = {

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from bandpo.audit.configs import setup_of
 from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.recorder import record_files
 from bandpo.audit.replay import replay_record
-from bandpo.audit.settings import Setup
 from bandpo.errors import InvalidValue
 from bandpo.rules import Band, ClipRule, FixedClip
 
@@ -162,7 +162,7 @@ def measured_in(run: Path) -> Measured:
     """
     replay = replay_record(run) if record_files(run) else None
     rows = replay.rows if replay else read_log(run)
-    method = (replay.setup if replay else Setup.of_log(run, rows)).method
+    method = (replay.setup if replay else setup_of(run, rows)).method
     seen = summarize(rows)
     share = seen.metrics.get("blocked_mass_below_0.1")
     if share is None:

@@ -1,7 +1,10 @@
 """What frameworks and trackers write by themselves, written here as they do."""
 
 import json
+import math
 import pickle
+import sqlite3
+from contextlib import closing
 
 import pytest
 import torch
@@ -152,9 +155,24 @@ def wandb(folder):
     with wandb.init(project="p", dir=folder, settings=settings) as run:
         for step in range(1, 61):
             run.log({f"train/{name}": x for name, x in course(step).items()} | {"train/global_step": step})
+    wandb.teardown()  # which waits until all is on the disk
 
 
-@pytest.mark.parametrize("write", [tensorboard, wandb])
+def trackio(folder):
+    """Two runs of a project; the second is the newer."""
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "project.db")) as store, store:
+        store.execute(
+            "CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name TEXT, step INTEGER, metrics TEXT)"
+        )
+        for run in ("old", "new"):
+            for step in range(1, 61 if run == "new" else 30):
+                row = {f"train/{name}": "NaN" if math.isnan(x) else x for name, x in course(step).items()}
+                text = json.dumps(row | {"train/global_step": step}).encode()
+                store.execute("INSERT INTO metrics VALUES (NULL, ?, ?, ?)", (run, step - 1, text))
+
+
+@pytest.mark.parametrize("write", [tensorboard, wandb, trackio])
 def test_a_tracker_s_file_is_a_log(write, tmp_path):
     write(tmp_path / "run")
     rows = read_log(tmp_path / "run")

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bandpo.audit.configs import setup_of
 from bandpo.audit.logs import read_log, summarize
-from bandpo.audit.settings import Setup, framework_of
+from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
 from bandpo.text import as_method, parse
 
@@ -114,7 +115,7 @@ def test_the_command_compares_runs(tmp_path, monkeypatch):
 def test_a_run_folder_tells_its_method(said, method, tmp_path):
     said = {"method": said, "importance_sampling_level": "sequence"}
     (tmp_path / "config.yaml").write_text(json.dumps({"arguments": said}))
-    found = Setup.of_log(tmp_path, [row(1)], method="GMPO()").method  # which the folder overrules
+    found = setup_of(tmp_path, [row(1)], "GMPO()").method  # which the folder overrules
     assert repr(found) == repr(parse(method))
 
 
@@ -143,21 +144,21 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     assert [result.exit_code for result in results] == [0, 0]
     assert not Path("imported").exists()
     rows = read_log(".")
-    assert Setup.of_log(Path(), rows, method=evil).method.clip == parse(evil).clip
+    assert setup_of(Path(), rows, evil).method.clip == parse(evil).clip
     assert Path("imported").exists()
 
 
 def test_a_framework_is_told_from_its_log_or_not_at_all():
-    assert framework_of([{"step": 1, "actor/pg_loss": 0.1}]) == "verl"
-    assert framework_of([{"step": 1, "completions/mean_length": 9.0}]) == "trl"
-    assert framework_of([{"step": 1, "entropy": 0.1}]) is None
+    assert setup_of(Path("log"), [{"step": 1, "actor/pg_loss": 0.1}]).framework == "verl"
+    assert setup_of(Path("log"), [{"step": 1, "completions/mean_length": 9.0}]).framework == "trl"
+    assert setup_of(Path("log"), [{"step": 1, "entropy": 0.1}]).framework is None
     assert Setup().named("learning rate") == Setup("prime-rl").named("clip") == ""
     assert Setup("slime").filled("smaller{learning rate}, or not") == "smaller (--lr), or not"
 
 
 def test_a_run_folder_says_its_method(tmp_path):
     rows = [{"step": 1, "completions/mean_length": 9.0}]
-    assert Setup.of_log(tmp_path, rows) == Setup("trl")
-    assert Setup.of_log(tmp_path, rows, method="GSPO()") == Setup("trl", as_method("GSPO()"))
+    assert setup_of(tmp_path, rows) == Setup("trl")
+    assert setup_of(tmp_path, rows, "GSPO()") == Setup("trl", as_method("GSPO()"))
     (tmp_path / "config.yaml").write_text("model: other\n")
-    assert Setup.of_log(tmp_path, rows).method is None
+    assert setup_of(tmp_path, rows).method is None

@@ -4,9 +4,7 @@ import warnings
 import pytest
 import torch
 
-from bandpo import KL, Band, FixedClip, TotalVariation
-from bandpo.audit.watch import EVERY, BandWarning, Watch, check_radius
-from bandpo.divergences import PearsonChi2
+from bandpo.audit.watch import EVERY, BandWarning, Watch
 
 
 def batch(generation, temperature=1.0, shift=0):
@@ -71,18 +69,3 @@ def test_the_course_of_the_log():
     assert "reward 0.1, flat from the start" in texts[1]
     learns = [{"entropy": 1.2 * 0.9**k, "reward": 0.02 * k} for k in range(4 * EVERY)]
     assert said(Watch(), rows=learns) == []
-
-
-@pytest.mark.parametrize(
-    ("rule", "text"),
-    [
-        (Band(TotalVariation(), 0.05), r"is 1/3 of what TotalVariation\(\) is usually given \(0.15\)"),
-        (Band(KL(), 0.5), r"radius 0.5 is 10 times what KL\(\) is usually given \(0.05\)"),
-        (Band(PearsonChi2(), 0.01), "is 1/10 of"),
-    ],
-)
-def test_a_radius_out_of_scale(rule, text):
-    with pytest.warns(BandWarning, match=text):
-        check_radius(rule)
-    for usual in (Band(), Band(KL(), 0.1), Band(TotalVariation(), 0.2), FixedClip()):
-        check_radius(usual)

@@ -1,8 +1,12 @@
 """The settings that verdicts name, looked up in the frameworks that are installed."""
 
 import pytest
+import torch
 
-from bandpo.audit.settings import SETTINGS
+from bandpo import FixedClip, Method
+from bandpo.audit.configs import trained_with
+from bandpo.audit.settings import SETTINGS, Setup
+from bandpo.objectives import DualClip
 
 
 def test_trl_s_settings_are_called_so():
@@ -12,7 +16,13 @@ def test_trl_s_settings_are_called_so():
             assert hasattr(trl.GRPOConfig, name), name
 
 
-def test_verl_s_settings_are_called_so():
+def test_trl_s_own_arguments_are_read(tmp_path):
+    trl = pytest.importorskip("trl")
+    torch.save(trl.GRPOConfig("out", use_cpu=True, bf16=False), tmp_path / "training_args.bin")
+    assert trained_with(tmp_path) == Setup("trl", Method(FixedClip(0.2)), 1)
+
+
+def test_verl_s_settings_are_called_so(tmp_path):
     hydra = pytest.importorskip("hydra")
     from omegaconf import OmegaConf
 
@@ -25,3 +35,6 @@ def test_verl_s_settings_are_called_so():
     names += [sampling.rpartition(".")[0] + other for other in others]
     absent = [name for name in names if OmegaConf.select(config, name, default="none such") == "none such"]
     assert absent == []
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(config, tmp_path / ".hydra/config.yaml")
+    assert trained_with(tmp_path) == Setup("verl", Method(FixedClip(0.2), DualClip(3.0)), 4)

@@ -10,10 +10,10 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from bandpo import DCPO, GSPO, KL, Band, FixedClip, Method, TotalVariation, Unclipped, objectives, policy_loss
+from bandpo.audit.configs import TRL_CLIPS
 from bandpo.audit.logs import named_rows, read_log
 from bandpo.audit.metrics import LOGGED, Audit
 from bandpo.audit.watch import BandWarning
-from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.methods import CISPO, SAPO
 from bandpo.objectives import ClippedWeight, SequenceMask, SigmoidGate
@@ -127,7 +127,7 @@ def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
 
 
 STOCK = [
-    *(({"loss_type": loss_type}, "FixedClip(0.05, 0.1)") for loss_type in CLIPPED_LOSS_TYPES),
+    *(({"loss_type": loss_type}, "FixedClip(0.05, 0.1)") for loss_type in (*TRL_CLIPS, "cispo")),
     ({"loss_type": "grpo", "delta": 1.03}, "FixedClip(0.05, 0.1)"),
     ({"loss_type": "grpo", "delta": 1.03, "importance_sampling_level": "sequence"}, "FixedClip(0.05, 0.1)"),
     ({"loss_type": "vespo"}, "VESPO()"),
@@ -181,7 +181,9 @@ VARIATIONS = [
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize(
     ("loss_type", "variation", "audit_steps"),
-    [(name, {}, 1) for name in CLIPPED_LOSS_TYPES] + [("grpo", v, 1) for v in VARIATIONS] + [("grpo", {}, 0)],
+    [(name, {}, 1) for name in (*TRL_CLIPS, "cispo")]
+    + [("grpo", v, 1) for v in VARIATIONS]
+    + [("grpo", {}, 0)],
     ids=str,
 )
 def test_a_fixed_clip_trains_bit_for_bit_as_stock(loss_type, variation, level, audit_steps, tmp_path):
@@ -424,7 +426,7 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
     ("settings", "method"),
     [
         ({}, Method(FixedClip(0.2, 0.2))),
-        ({"epsilon_low": 0.1, "epsilon_high": 0.3}, Method(FixedClip(0.1, 0.3))),
+        ({"epsilon": 0.1, "epsilon_high": 0.3}, Method(FixedClip(0.1, 0.3))),
         ({"loss_type": "cispo", "epsilon_high": 5.0}, Method(Unclipped(), ClippedWeight(5.0))),
         ({"loss_type": "cispo", "epsilon_high": 0.2}, Method(Unclipped(), ClippedWeight(0.2))),
         ({"loss_type": "sapo"}, Method(Unclipped(), SigmoidGate(1.0, 1.05))),
@@ -436,11 +438,9 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
 )
 def test_the_method_of_a_stock_trainer(settings, method, trained, monkeypatch):
     trainer, _ = trained
-    stock = {"epsilon_low": 0.2, "epsilon_high": 0.2, "importance_sampling_level": "token"}
+    stock = {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token"}
     for name, value in {**stock, **settings}.items():
-        for holder in (trainer, trainer.args):
-            if hasattr(holder, name) or name.startswith("epsilon_"):
-                monkeypatch.setattr(holder, name, value, raising=False)
+        monkeypatch.setattr(trainer.args, name, value)
     assert AuditedGRPOTrainer.loss_method(trainer) == method
 
 
@@ -455,11 +455,6 @@ def test_warns_when_the_old_policy_is_of_other_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(type(trainer), "_write", write)
     with pytest.warns(BandWarning, match=r"shift: logp_old is \+1 tokens from logp"):
         trainer.train()
-
-
-def test_warns_of_a_radius_out_of_scale(tmp_path):
-    with pytest.warns(BandWarning, match="radius 0.05 is 1/3 of what TotalVariation"):
-        make(BandGRPOTrainer, BandGRPOConfig, tmp_path, clip="Band(TotalVariation, 0.05)")
 
 
 def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeypatch):

@@ -21,12 +21,13 @@ from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.utils.tracking import Tracking
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.audit.configs import verl_method
 from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import LOGGED, Audit, logged
 from bandpo.audit.watch import BandWarning
 from bandpo.batch import Batch
 from bandpo.cli.app import app
-from bandpo.integrations._verl_audit import SUMS, Driver, method_of
+from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
 from bandpo.text import as_method
 from integrations.test_verl import SAME, actor_config, batch, batch_for, composed, evaluate, ranges
@@ -68,7 +69,7 @@ def test_the_audit_changes_nothing_of_verls_own_losses(name):
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
     assert {k: v for k, v in ours[2].items() if not k.startswith(SUMS)} == theirs[2]
-    known = method_of(name, actor_config(PolicyLossConfig(), **RANGES)) is not None
+    known = verl_method(name, actor_config(PolicyLossConfig(), **RANGES)) is not None
     assert read(ours[2]).get("audit/tokens") == (tensors["response_mask"].sum() if known else None)
 
 
@@ -147,7 +148,7 @@ def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, policy_loss):
     config = actor_config(policy_loss, clip_ratio_low=0.02, clip_ratio_high=0.03)
     found, tensors, losses = trained(config, cuts, ranks)
     audited = policy_loss.audited
-    parts = as_method(policy_loss.method) if audited is None else method_of(audited, config)
+    parts = as_method(policy_loss.method) if audited is None else verl_method(audited, config)
     expected = logged(the_audit(tensors, parts).metrics(), detail=True)
     of_losses = {name for name in expected if name.rpartition("/")[2] in ("calls", "inert", "on_policy")}
     assert found["audit/calls"] == pytest.approx(losses)

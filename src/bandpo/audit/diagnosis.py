@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bandpo.audit.configs import setup_of
 from bandpo.audit.dumps import dump_files, read_dumps
 from bandpo.audit.invariants import EXACT, SURE, Finding, Looks, tested_invariants, untested
 from bandpo.audit.logs import Row, read_log, summarize
@@ -100,10 +101,11 @@ def diagnose(path: str | Path, *, method: Any = None) -> Diagnosis:
     dumps = [] if record_files(path) else dump_files(path)
     if not (dumps or record_files(path)):
         rows = read_log(path)
-        return Diagnosis(course(rows), Setup.of_log(path, rows, method=given))
+        setup = setup_of(path, rows, given)
+        return Diagnosis(course(rows, setup.updates), setup)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*values that cannot be right")  # which are a finding here
-        calls = read_dumps(dumps) if dumps else read_calls(path, given, skip_bad=True)
+        calls = read_dumps(dumps) if dumps else read_calls(path, given)
         first = next(calls, None)
         if first is None:
             raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
@@ -111,13 +113,18 @@ def diagnose(path: str | Path, *, method: Any = None) -> Diagnosis:
         found = tested_invariants(looks)
         if any(f.ok is False for f in found):
             return Diagnosis(found, setup)
-        rows = replay_record(path, method=given, skip_bad=True).rows if looks.moved else []
+        rows = replay_record(path, method=given).rows if looks.moved else []
     clip = [{name: x for name, x in row.items() if name != "entropy"} for row in rows]
     return Diagnosis([*found, *course([*clip, *looks.course()])], setup)
 
 
-def course(rows: Sequence[Row]) -> list[Finding]:
-    """What the metrics of a run tell, step by step, as `bandpo.audit.logs.read_log` gives them."""
+def course(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:
+    """What the metrics of a run tell.
+
+    Args:
+        rows: Step by step, as `bandpo.audit.logs.read_log` gives them.
+        updates: Optimiser steps on each batch, if they are known.
+    """
     plateau, turn = _plateau(rows)
     found = [
         _numbers(rows),
@@ -128,11 +135,15 @@ def course(rows: Sequence[Row]) -> list[Finding]:
     ]
     causes = [f.cause for f in found if f.ok is False]
     if plateau.ok is False:
-        clipped = summarize(rows).clipped
+        clip = _clip(rows, updates)
         why = "; ".join(causes) or "nothing that is logged explains it"
-        spared = f"; the clip drops {clipped:.1%} and is not the cause" if clipped and clipped < RARE else ""
+        spared = ""
+        if clip.figure and clip.figure < RARE:
+            spared = f"; the clip drops {clip.figure:.1%} and is not the cause"
+        elif clip.code == "on-policy" and not clip.or_else:
+            spared = f"; {clip.cause}"
         return [plateau._replace(cause=f"{plateau.cause}: {why}{spared}"), *found]
-    return [*found, plateau] if causes else [*found, plateau, _clip(rows)]
+    return [*found, plateau] if causes else [*found, plateau, _clip(rows, updates)]
 
 
 def _series(rows: Sequence[Row], name: str) -> Any:
@@ -177,40 +188,25 @@ def _share(rows: Sequence[Row], name: str, code: str, tested: str, said: str) ->
 
 
 def _entropy(rows: Sequence[Row], turn: float) -> Finding:
-    """What is earned after the reward has turned flat, at that step, counts alone."""
+    """Whether entropy is lost, or drifts away. A policy that becomes sure of what earns reward loses it too, rightly.
+
+    What is earned after the reward has turned flat, at the step ``turn``, counts alone.
+    """
     (_, entropy), (steps, reward) = _series(rows, "entropy"), _series(rows, "reward")
     if len(entropy) < 2:
         return untested(KEPT, "log the entropy")
-    reward = reward[steps >= turn]
-    if len(reward) < 2:
-        return entropy_finding(_ends(entropy, 10), None, n=len(entropy))
-    # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
-    error = float(np.diff(reward).std()) / max(1, len(reward) // 3) ** 0.5
-    return entropy_finding(_ends(entropy, 10), _ends(reward, 3), error, len(entropy))
-
-
-def entropy_finding(
-    entropy: tuple[float, float], reward: tuple[float, float] | None, error: float = 0.0, n: int = 2
-) -> Finding:
-    """Whether entropy is lost, or drifts away. A policy that becomes sure of what earns reward loses it too, rightly.
-
-    Args:
-        entropy: At the start, and now.
-        reward: Likewise, if it is known.
-        error: Standard error of what the reward rose by.
-        n: How many values these are of.
-    """
-    first, last = entropy
-    answer, earned = f"{first:.3g} → {last:.3g} nats per token", "no reward is known"
-    if reward is not None:
-        answer += f", while the reward went {reward[0]:.3g} → {reward[1]:.3g}"
-        earned = "nothing was earned"
-    seen = Finding("ok", True, KEPT, last / first if first else 1.0, None, n)
+    (first, last), reward = _ends(entropy, 10), reward[steps >= turn]
+    answer, earned, rose = f"{first:.3g} → {last:.3g} nats per token", "no reward is known", False
+    if len(reward) > 1:
+        # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
+        error = float(np.diff(reward).std()) / max(1, len(reward) // 3) ** 0.5
+        before, now = _ends(reward, 3)
+        answer += f", while the reward went {before:.3g} → {now:.3g}"
+        earned, rose = "nothing was earned", now - before > max(0.1 * abs(before), 2 * error)
+    seen = Finding("ok", True, KEPT, last / first if first else 1.0, None, len(entropy))
     if last > max(ENTROPY_RISE * first, first + 1):
         return seen.named("step-too-large", f"{answer}: it drifts towards noise")
-    if last >= ENTROPY_LEFT * first or (
-        reward and reward[1] - reward[0] > max(0.1 * abs(reward[0]), 2 * error)
-    ):
+    if last >= ENTROPY_LEFT * first or rose:
         return seen
     return seen.named("entropy-collapse", f"{answer}: the policy has stopped exploring, and {earned}")
 
@@ -255,19 +251,20 @@ def _rises(values: Any) -> bool:
     return bool(slope > 2 * covariance[0, 0] ** 0.5 + EXACT * abs(values).max())  # more than rounding
 
 
-def _clip(rows: Sequence[Row]) -> Finding:
+def _clip(rows: Sequence[Row], updates: float | None) -> Finding:
     """What the clip does; never a fault."""
     d = summarize(rows)
     on_policy, interval = d.metrics.get("on_policy"), d.blocked_interval()
-    if d.clipped is None:
+    once = on_policy == 1 or (updates is not None and updates <= 1 and not d.clipped)
+    if d.clipped is None and not once:
         return untested("the clip")
     seen = Finding("ok", True, "the clip", d.clipped, None, int(d.metrics.get("tokens", 0)))
-    if on_policy == 1:
-        return seen.named("on-policy", "every ratio is 1, as with one update on each batch", ok=None)
-    if on_policy is None and d.clipped == 0:
+    if once:
+        return seen.named("on-policy", "each batch gets one update, so every ratio is 1", ok=None)
+    if d.clipped == 0 and updates is None and on_policy is None:
         cause = "no token was clipped, as with one update on each batch"
         return seen.named("on-policy", cause, "clip-idle", ok=None)
-    if d.clipped == 0 and d.metrics.get("inert") == 1:
+    if d.clipped == 0 and d.metrics.get("inert", 1) == 1:
         return seen.named(
             "clip-idle", "no token was clipped: steps are smaller than the rule allows", ok=None
         )

@@ -114,6 +114,8 @@ class Looks:
     """A number for the tokens of each sequence, the same for the same tokens."""
     bad: int = 0
     """Sequences with NaN or log-probabilities above 0."""
+    meant: bool = False
+    """Whether the run's method refers to the engine's log-probabilities."""
     moved: Mapping[int, float] = field(default_factory=dict)
     """Of each batch the mean abs log-ratio at its last look."""
 
@@ -126,8 +128,10 @@ class Looks:
         begun: set[int] = set()
         moved: dict[int, float] = {}
         bad = kept = losses = again = 0
+        meant = False
         for number, call in enumerate(calls):
             told, bad, where = call.batch, bad + call.bad, call.batch.mask.bool()
+            meant = call.anchor == "rollout"
             step = number if call.step is None else call.step
             batch = step if call.generation is None else call.generation
             first = batch not in begun if call.update is None else call.update == 0
@@ -178,11 +182,14 @@ class Looks:
             ]
             kept += len(columns["row"])
         whole = {name: torch.cat(some) for name, some in parts.items()}
-        off, found = whole.pop("off", NONE), cls(**whole, words=words, bad=bad, moved=moved)
+        off, found = whole.pop("off", NONE), cls(**whole, words=words, bad=bad, meant=meant, moved=moved)
         # Where steps count losses, any but the first may follow an update on its batch.
         if 1 < losses == len(begun):
             near = off <= ROUNDING
-            found.before &= near if near.any() and not found.bypass else torch.tensor(again > 0)
+            if near.any() and (meant or not found.bypass):
+                found.before &= near
+            elif not again:
+                found.before &= found.batch == found.batch[:1]
         return found
 
     @property
@@ -264,7 +271,9 @@ def ratio(d: Looks) -> Finding:
     off = d.by_batch((d.logp - d.old).abs(), first)
     seen = Finding.of(tested, off, n)
     # But for stale weights, a fault of this kind is in every batch.
-    if float(off.mean()) <= EXACT or (not d.bypass and float(off.min()) <= ROUNDING):
+    if float(off.mean()) <= (ROUNDING if d.meant else EXACT) or (
+        not d.bypass and float(off.min()) <= ROUNDING
+    ):
         return seen
     shift, left, whole = d.shifted(d.logp, d.old)
     if shift and left < AWAY * whole:
@@ -279,7 +288,7 @@ def ratio(d: Looks) -> Finding:
         )
     if float(off.mean()) > ROUNDING:
         cause = "two passes over the same tokens differ, and no shift or temperature explains it"
-        return seen.named("dropout", cause, "engine-mismatch")
+        return seen.named("dropout", cause, "engine-mismatch", *_untold(d))
     return seen.named("engine-mismatch", "logp_old is the engine's, of other kernels or another precision")
 
 
@@ -329,8 +338,12 @@ def engine(d: Looks) -> Finding:
         return seen.named("weight-sync", "weights are called fresh, but the distance grows batch by batch")
     if _grows(kl):
         return seen.named("stale", "the distance begins at 0 and grows with training", "weight-sync")
-    untold = ["temperature"] * bool(d.entropy.isnan().all())  # without entropies no regression tells it
-    return seen.named("engine-mismatch", "they are far apart from the first batch on", "stale", *untold)
+    return seen.named("engine-mismatch", "they are far apart from the first batch on", "stale", *_untold(d))
+
+
+def _untold(d: Looks) -> list[str]:
+    """A temperature, where no entropies are known to tell it by."""
+    return ["temperature"] * bool(d.entropy.isnan().all())
 
 
 def surprisal(d: Looks) -> Finding:

@@ -5,35 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
+import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo.audit.files import read_jsonl
+from bandpo.audit.files import read_jsonl, shipped
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS
-from bandpo.audit.trackers import TRACKERS
+from bandpo.audit.trackers import TRACKERS, Raw
 from bandpo.errors import InvalidValue
 
 Row = Mapping[str, float]
 
-NAMES = {
-    "entropy": (
-        "entropy", "actor/entropy", "actor/entropy_loss", "audit/entropy", "policy_entropy", "entropy/all/mean",
-        "rollout/entropy", "entropy_loss",
-    ),
-    "reward": (
-        "reward", "critic/score/mean", "critic/rewards/mean", "reward/avg_raw_reward", "reward/mean", "raw_reward",
-    ),
-    "clip_high": ("audit/clip_high", "actor/clip_high", "clip_ratio/high_mean", "cispo_clip_ratio"),
-    "clip_low": ("audit/clip_low", "actor/clip_low", "clip_ratio/low_mean"),
-    "clip": ("clip_ratio/region_mean", "pg_clipfrac", "policy/clip_ratio", "policy/ppo_clip_ratio"),
-    "dead": ("frac_reward_zero_std",),
-    "cut": (
-        "completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/mean", "truncated_ratio", "truncated",
-    ),
-}  # fmt: skip
+NAMES: Mapping[str, Sequence[str]] = shipped("names")
 """What TRL, verl, SkyRL, prime-rl, slime and bandpo call one quantity, the best source first, whatever a tracker puts
 before it: ``train/reward``. ``dead`` is the share of groups without spread, ``cut`` of answers cut off."""
 NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
@@ -51,7 +37,7 @@ def read_log(path: str | Path) -> Sequence[Row]:
     Args:
         path: A run folder (its ``metrics.jsonl``, else the newest ``trainer_state.json`` in it or its checkpoints,
             else what a tracker left there), or one such file: TRL's ``trainer_state.json``, the JSONL of verl's or
-            prime-rl's file logger, wandb's ``run-….wandb``, TensorBoard's events.
+            prime-rl's file logger, wandb's ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
 
     A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
 
@@ -68,14 +54,13 @@ def read_log(path: str | Path) -> Sequence[Row]:
         path = next((c for c in candidates if c.is_file()), path)
     if not path.is_file():
         raise InvalidValue(
-            f"{path} is no log of a run; give a run folder with metrics.jsonl, trainer_state.json, or what wandb "
-            "or TensorBoard left there, one of these files, or the .jsonl of verl's file logger"
+            f"{path} is no log of a run; give a run folder with metrics.jsonl, trainer_state.json, or what wandb, "
+            "trackio or TensorBoard left there, one of these files, or the .jsonl of verl's file logger"
         )
-    tracker = next((read for kind, read in TRACKERS.items() if path.match(kind)), None)
+    readers = {"*.json": _trainer_state, **TRACKERS}
     try:
-        read = _trainer_state if path.suffix == ".json" else _lines
-        rows = named_rows([{**row, "step": step} for step, row in tracker(path)] if tracker else read(path))
-    except (LookupError, struct.error, UnicodeDecodeError) as error:
+        rows = named_rows(next((read for kind, read in readers.items() if path.match(kind)), _lines)(path))
+    except (LookupError, sqlite3.Error, struct.error, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} is no log of its kind, or a damaged one ({error!r})") from error
     if not rows:
         raise InvalidValue(
@@ -84,15 +69,15 @@ def read_log(path: str | Path) -> Sequence[Row]:
     return rows
 
 
-def _trainer_state(path: Path) -> Sequence[Mapping[str, Any]]:
+def _trainer_state(path: Path) -> Raw:
     try:
         history = json.loads(path.read_bytes())["log_history"]
-        return [dict(row) for row in history]
+        yield from map(dict, history)
     except (ValueError, LookupError, TypeError) as error:
         raise InvalidValue(f"{path} is no trainer_state.json, or only a part of one ({error!r})") from error
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+def _lines(path: Path) -> Raw:
     for number, row in read_jsonl(path):
         data: Any = row.get("data", row)  # verl keeps them there
         if not isinstance(data, dict):

@@ -114,21 +114,20 @@ def told_method(text: str | None, place: object, given: Method | None = None) ->
         return given
 
 
-def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool = False) -> Iterator[Call]:
+def read_calls(path: str | Path, method: Method | None = None) -> Iterator[Call]:
     """The losses of a record, file by file in the order in which they were recorded.
 
     Of a run that was resumed, the steps that a later file of a process repeats are left out of its earlier ones. A
-    last batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
+    last batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning. So are sequences
+    whose values cannot be right (NaN, a log-probability above 0); the warning counts them and names the first.
 
     Args:
         path: The folder, or one file of it.
         method: The run's own, where the record does not tell it.
-        skip_bad: Leave out the sequences whose values cannot be right (NaN, a log-probability above 0), with a
-            warning that counts them.
 
     Raises:
-        ValueError: there is no record; a file is of another kind or format, lacks a column or is damaged; a value
-            cannot be right. The message names the file, and the row.
+        ValueError: there is no record; a file is of another kind or format, lacks a column or is damaged. The
+            message names the file.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -144,22 +143,17 @@ def read_calls(path: str | Path, method: Method | None = None, *, skip_bad: bool
             f"{path} holds no record; give the folder that bandpo.Recorder wrote, or a tokens-….arrow in it"
         )
     until = _repeated_from(files)
-    left_out = 0
+    bad, fault = 0, ""
     for file in files:
         for call in _read_file(file, method):
             if call.step is not None and call.step >= until.get(file, call.step + 1):
                 continue
             cleared, first = without_bad(call)
-            if first and not skip_bad:
-                raise InvalidValue(
-                    f"{call.place}, {first}; --skip-bad (skip_bad=True) leaves such sequences out"
-                )
-            left_out += cleared.bad
+            bad, fault = bad + cleared.bad, fault or (first and f"{call.place}, {first}")
             yield cleared
-    if left_out:
-        warnings.warn(
-            f"{path}: {left_out} sequences with values that cannot be right are left out", stacklevel=2
-        )
+    if bad:
+        text = f"{path}: {bad} sequences with values that cannot be right are left out; the first: {fault}"
+        warnings.warn(text, stacklevel=2)
 
 
 def _opened(file: Path, source: Any) -> tuple[Any, dict[str, Any]]:

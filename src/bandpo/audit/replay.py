@@ -59,7 +59,6 @@ def replay_record(
     methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     *,
     method: Method | ClipRule | str | None = None,
-    skip_bad: bool = False,
 ) -> Replay:
     """Audit the tokens of a record under the run's own method, if it is told, and under others.
 
@@ -70,7 +69,6 @@ def replay_record(
         methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
             level, a method as it is.
         method: The run's own, where the record does not tell it. Nothing that a record names is imported.
-        skip_bad: See `bandpo.audit.record.read_calls`.
 
     Raises:
         ValueError: the record cannot be read, is empty, or has no log-probabilities to anchor at; a text cannot be
@@ -89,7 +87,7 @@ def replay_record(
     tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
     audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
     surrounds, setup = "trainer", None
-    for number, call in enumerate(read_calls(path, given, skip_bad=skip_bad)):
+    for number, call in enumerate(read_calls(path, given)):
         if not call.known:
             continue
         own, setup, surrounds = call.method, setup or Setup.of_record(call), call.anchor

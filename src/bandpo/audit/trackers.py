@@ -1,16 +1,18 @@
-"""What wandb and TensorBoard leave on the disk, read without their packages."""
+"""What wandb, TensorBoard and trackio leave on the disk, read without their packages."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-Raw = Iterator[tuple[Any, Mapping[str, Any]]]
-"""Steps and metrics as they were logged."""
+Raw = Iterator[Mapping[str, Any]]
+"""Metrics as they were logged, with their ``step``."""
 BLOCK, HEADER = 2**15, 7
 """Bytes of a block in LevelDB's log, of which wandb's file is one, and of the header of a file and of a record."""
 WHOLE, LAST = 1, 4
@@ -64,9 +66,24 @@ def wandb(file: Path) -> Raw:
         for history in _fields(record, 2):
             items = (dict(protobuf(item)) for item in _fields(history, 1))
             row = {(item.get(1) or item[2]).decode(): json.loads(item[16]) for item in items}
-            step = next((row[k] for k in ("train/global_step", "trainer/global_step") if k in row), None)
-            yield row.get("_step") if step is None else step, row
+            yield _with_step(row, row.get("_step"))
         record = b""
+
+
+def _with_step(row: Mapping[str, Any], counted: Any) -> Mapping[str, Any]:
+    """With the trainer's step, or how often was logged before."""
+    told = (row[k] for k in ("train/global_step", "trainer/global_step") if k in row)
+    return {**row, "step": next(told, counted)}
+
+
+def trackio(file: Path) -> Raw:
+    """The newest run of a project, of a file ``PROJECT.db``."""
+    query = """SELECT step, metrics FROM metrics
+        WHERE run_name = (SELECT run_name FROM metrics ORDER BY id DESC LIMIT 1) ORDER BY id"""
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        for counted, text in store.execute(query):
+            row = json.loads(text)
+            yield _with_step(row, counted)
 
 
 def tensorboard(file: Path) -> Raw:
@@ -84,11 +101,12 @@ def tensorboard(file: Path) -> Raw:
                     if 2 in value:
                         step = next(iter(_fields(event, 2)), 0)
                         rows[step][value[1].decode()] = struct.unpack("<f", value[2])[0]
-    yield from sorted(rows.items())
+    yield from ({**row, "step": step} for step, row in sorted(rows.items()))
 
 
 TRACKERS: Mapping[str, Callable[[Path], Raw]] = {
     "*.wandb": wandb,
+    "*.db": trackio,
     "events.out.tfevents.*": tensorboard,
 }
 """For each kind of file what reads it."""

@@ -6,7 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,7 @@ from bandpo.audit.record import Call, without_bad
 from bandpo.audit.settings import Setup
 from bandpo.batch import Batch, full_mask
 from bandpo.errors import InvalidValue, RunProblem
-from bandpo.radius import Radius
-from bandpo.rules import ClipRule, bands
 
-RADIUS_FACTOR = 2.5  # from the divergence's default, either way
 EVERY = 10
 """Batches from one look to the next: a look costs about as much as a loss of the same tokens without its gradient."""
 KEPT = 32
@@ -43,16 +40,20 @@ class Watch:
         framework: The framework whose settings are named, see `bandpo.audit.settings`; None for none.
         every: Generated batches from one look to the next, and log steps from one judgement of their course to another.
         how: ``warn``, or ``stop`` to end the run.
+        anchor: As for `bandpo.Recorder`.
 
     Raises:
         ValueError: ``how`` is another word.
     """
 
-    def __init__(self, framework: str | None = None, *, every: int = EVERY, how: str = "warn"):
+    def __init__(
+        self, framework: str | None = None, *, every: int = EVERY, how: str = "warn", anchor: str = "trainer"
+    ):
         if how not in ("warn", "stop"):
             raise InvalidValue(f"how must be 'warn' or 'stop', got {how!r}")
         self._setup, self._every, self._how = Setup(framework), every, how
         self._said: set[str] = set()
+        self._anchor = anchor
         self._looks: deque[Call] = deque(maxlen=KEPT)
         self._rows: list[Row] = []
 
@@ -61,11 +62,7 @@ class Watch:
         *,
         logp_old: Tensor,
         advantages: Tensor,
-        logp: Tensor | None = None,
         mask: Tensor | None = None,
-        logp_rollout: Tensor | None = None,
-        entropy: Tensor | None = None,
-        tokens: Tensor | None = None,
         generation: int = 0,
         update: int = 0,
         **told: Any,
@@ -73,9 +70,9 @@ class Watch:
         """Test what a run assumes on sequences of a generated batch, if no update was made on it yet.
 
         Args:
-            logp_old: And the rest: as for `bandpo.Recorder.add`. ``told`` holds ``group``, ``reward`` and
-                ``truncated``. Batches whose ``generation`` is no multiple of ``every`` are not looked at.
-            advantages, logp, mask, logp_rollout, entropy, tokens, generation, update, told: See there.
+            logp_old: And the rest, as for `bandpo.Recorder.add`.
+            advantages, mask, update, told: See there.
+            generation: Batches whose number is no multiple of ``every`` are not looked at.
 
         Raises:
             RuntimeError: something is wrong, and ``how`` is ``stop``.
@@ -83,28 +80,18 @@ class Watch:
         if update or generation % self._every:
             return
         counted = full_mask(logp_old, mask).cpu() != 0
-
-        def each(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.detach().float().cpu().masked_fill(~counted, 0.0)
-
-        old, engine, given_entropy, new = map(each, (logp_old, logp_rollout, entropy, logp))
+        given = {name: torch.as_tensor(x).detach().cpu() for name, x in told.items() if x is not None}
+        new, engine, entropy = (
+            _at(counted, given.pop(name, None)) for name in ("logp", "logp_rollout", "entropy")
+        )
+        old, advantages = _at(counted, logp_old), advantages.detach().float().cpu()
         assert old is not None
-        given = advantages.detach().float().cpu()
-        given = (given if given.dim() == 2 else given[:, None]).expand_as(old)
-        batch = Batch(
-            torch.zeros_like(old) if new is None else new - old,
-            old,
-            given,
-            counted.float(),
-            engine,
-            given_entropy,
-        )
-        columns = {name: torch.as_tensor(x).cpu() for name, x in told.items() if x is not None}
-        ids = None if tokens is None else tokens.cpu()
-        call = Call(
-            "", None, None, "trainer", "", batch, None, ids, None, generation, update, known=logp is not None
-        )
-        self._looks.append(without_bad(replace(call, **columns))[0])
+        advantages = (advantages if advantages.dim() == 2 else advantages[:, None]).expand_as(old)
+        ratio = torch.zeros_like(old) if new is None else new - old
+        batch = Batch(ratio, old, advantages, counted.float(), engine, entropy)
+        ids, known = given.pop("tokens", None), new is not None
+        call = Call("", None, None, self._anchor, "", batch, None, ids, None, generation, update, known=known)
+        self._looks.append(without_bad(replace(call, **given))[0])
         self._tell(tested_invariants(Looks.of(self._looks)))
 
     def __call__(self, row: Mapping[str, Any]) -> None:
@@ -128,25 +115,6 @@ class Watch:
             warnings.warn(text, BandWarning, stacklevel=4)
 
 
-def check_radius(rule: ClipRule) -> None:
-    """Warn of a band whose radius is far from what its divergence is used with; rules within rules included.
-
-    Radii of different divergences do not compare: TV 0.05, say, is three to four times tighter than what DPPO uses
-    beside KL 0.05.
-    """
-    for band in bands(rule).values():
-        if isinstance(band.radius, Tensor):
-            continue  # only its values would tell, and they may be on a device
-        radius = cast("float | Radius", band.radius)  # never None: Band filled it in
-        least, most = radius.range if isinstance(radius, Radius) else (radius, radius)
-        usual = band.divergence.default_radius
-        # The nearest value of a radius that changes counts: a schedule may end far from where it started.
-        factor = min(max(usual, least), most) / usual
-        if not 1 / RADIUS_FACTOR < factor < RADIUS_FACTOR:
-            size = f"{factor:.2g} times" if factor > 1 else f"1/{1 / factor:.2g} of"
-            warnings.warn(
-                f"radius {factor * usual:g} is {size} what {band.divergence!r} is usually given ({usual:g}); radii of "
-                "different divergences do not compare. If it is meant, ignore this",
-                BandWarning,
-                stacklevel=3,
-            )
+def _at(counted: Tensor, x: Tensor | None) -> Tensor | None:
+    """On the CPU, and 0 where a token does not count."""
+    return None if x is None else x.detach().float().cpu().masked_fill(~counted, 0.0)

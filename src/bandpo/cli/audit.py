@@ -33,9 +33,6 @@ def audit_command(
             help="For a record: a method or rule to try: 'GSPO()', 'FixedClip(0.2, 0.28)', ... Repeatable."
         ),
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option(help="For a record: leave out sequences with values that cannot be right.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the clip does to a run: how often it acts, what it blocks, and what other rules would block.
@@ -58,7 +55,7 @@ def audit_command(
             f"{next(iter(logs))} is a log, whose tokens are gone; --method is for records of bandpo.Recorder"
         )
     tried = {text: parse(text) for text in method or ()} or COUNTERFACTUALS
-    replays = {path: replay_record(path, tried, method=run_method, skip_bad=skip_bad) for path in records}
+    replays = {path: replay_record(path, tried, method=run_method) for path in records}
     summaries = {label: summarize(rows) for label, rows in logs.items()}
     if as_json:
         tokens = {str(path): {m: a.metrics() for m, a in r.audits.items()} for path, r in replays.items()}

@@ -48,9 +48,10 @@ def diagnose_command(
         print(found.headline)
         for number, f in enumerate(found.findings, 1):
             spread = "" if f.error is None else f" ± {f.error:.2g}"
-            figure = "" if f.figure is None else f" ({f.figure:.3g}{spread} over {f.n:,})"
+            figure = "" if f.figure is None or not f.n else f" ({f.figure:.3g}{spread} over {f.n:,})"
             print(f"\n{number}. {f.code}: {f.cause}\n   tested: {f.tested}{figure}\n   do: {f.advice}")
-        print(f"\npassed: {'; '.join(dict.fromkeys(found.passed)) or 'nothing'}")
+        print(f"\nthe run: {found.setup}" if str(found.setup) else "")
+        print(f"passed: {'; '.join(dict.fromkeys(found.passed)) or 'nothing'}")
         if words:
             print(_words(run, tokenizer))
         if found.untested:
@@ -71,5 +72,5 @@ def _words(run: Path, tokenizer: str | None) -> str:
         from transformers import AutoTokenizer
 
         decode = AutoTokenizer.from_pretrained(name).decode
-    found = shown(costliest(read_calls(run, skip_bad=True)), decode)
+    found = shown(costliest(read_calls(run)), decode)
     return f"\nblocked, the costliest first:\n{found or 'no token whose id is recorded'}"

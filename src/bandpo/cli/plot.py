@@ -23,8 +23,8 @@ def plot_command(
     """Draw how runs went: reward, entropy, clip rates and scores; without a run, what clip rules allow."""
     from bandpo import ClipRule, check, parse
     from bandpo.audit import figures
+    from bandpo.audit.configs import setup_of
     from bandpo.audit.logs import read_log
-    from bandpo.audit.settings import Setup
     from bandpo.audit.style import save_figure
 
     if runs and rules:
@@ -34,7 +34,7 @@ def plot_command(
         check(rule)
     if runs:
         logs = {path.name: read_log(path) for path in runs}
-        known = {path.name: Setup.of_log(path, logs[path.name]).method for path in runs}
+        known = {path.name: setup_of(path, logs[path.name]).method for path in runs}
         drawn = figures.training_curves(logs, known)
     else:
         drawn = figures.allowed_change(named)

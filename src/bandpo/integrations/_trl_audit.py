@@ -14,6 +14,7 @@ import trl
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
+from bandpo.audit.configs import trl_method
 from bandpo.audit.logs import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
@@ -22,14 +23,11 @@ from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_certificate import Certifier, by_entropy
 from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight, GammaWeight, SequenceMask, SigmoidGate, Surrogate, TwoSided
+from bandpo.objectives import SequenceMask
 from bandpo.radius import TrainingState
-from bandpo.rules import FixedClip, Unclipped
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CLIPPED_LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo")
 
 
 @dataclass
@@ -39,13 +37,6 @@ class _Loss:
     inputs: dict[str, Any]
     seen: bool = False
     """Whether TRL has asked for the log-probabilities."""
-
-
-@dataclass
-class _SinceLog:
-    """The audit since the last log step."""
-
-    audit: Audit | None = None
 
 
 class _KeepDetail(TrainerCallback):
@@ -87,6 +78,7 @@ class AuditMixin(GRPOTrainer):
     """What happens where the tests of `bandpo diagnose` find something wrong: ``warn``, ``stop`` or ``off``."""
 
     _loss: _Loss | None = None
+    _since_log: Audit | None = None
     _watch: Watch | None = None
     _recorder: Recorder | None = None
 
@@ -106,29 +98,31 @@ class AuditMixin(GRPOTrainer):
                 "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
                 "bandpo.integrations.trl before unsloth, or train without it"
             )
-        self._since_log, self._certifier = _SinceLog(), Certifier(self.certify)
+        self._certifier = Certifier(self.certify)
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which knows epsilon "
                 "alone; leave it out, or use BandGRPOConfig(fused_logits=True)"
             )
         super().__init__(model, reward_funcs, args, *arguments, **named)
+        sampler = self.loss_method().old_policy == "rollout"
+        anchor = "rollout" if sampler else getattr(self.args, "anchor", "trainer")
         if self.watched != "off" and self.is_world_process_zero():
-            self._watch = Watch("trl", how=self.watched)
+            self._watch = Watch("trl", how=self.watched, anchor=anchor)
         self._kept = _KeepDetail()
         self.add_callback(self._kept)
         if self.record is not None:
             self._recorder = Recorder(
                 self.record,
                 method=self.audited_method(),
-                anchor=getattr(self.args, "anchor", "trainer"),
+                anchor=anchor,
                 process=self.accelerator.process_index,
                 framework=f"trl {trl.__version__}",
             )
 
     def loss_method(self) -> Method:
         """The loss's method: of a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
-        return _stock_method(self)
+        return trl_method(vars(self.args))
 
     def audited_method(self) -> Method:
         """What is audited: the loss's method, with TRL's off-policy mask.
@@ -234,14 +228,12 @@ class AuditMixin(GRPOTrainer):
         )
 
     def _record(self, audit: Audit) -> None:
-        since = self._since_log
-        since.audit = audit if since.audit is None else since.audit + audit
+        self._since_log = audit if self._since_log is None else self._since_log + audit
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics: dict[str, float] = {}
-        since = self._since_log
-        if self.training and since.audit is not None:
-            metrics = self._read(since.audit)
+        if self.training and self._since_log is not None:
+            metrics = self._read(self._since_log)
             everything, shown = logged(metrics, detail=True), logged(metrics, detail=self.audit_detail)
             logs |= shown
             self._kept.detail = {name: value for name, value in everything.items() if name not in shown}
@@ -250,7 +242,7 @@ class AuditMixin(GRPOTrainer):
             return
         if self._watch is not None:
             self._watch(logs | logged(metrics, detail=True))
-        self._since_log = _SinceLog()
+        self._since_log = None
 
     @property
     def losses_per_batch(self) -> int:
@@ -279,21 +271,6 @@ class AuditMixin(GRPOTrainer):
 
 class AuditedGRPOTrainer(AuditMixin):
     """TRL's `GRPOTrainer`, unchanged but for the audit: put its name where GRPOTrainer stood."""
-
-
-def _stock_method(trainer: GRPOTrainer) -> Method:
-    args, level = cast("Any", trainer.args), trainer.importance_sampling_level
-    if trainer.loss_type in CLIPPED_LOSS_TYPES and trainer.loss_type != "cispo":
-        clip = FixedClip(min(trainer.epsilon_low, 1.0), trainer.epsilon_high)
-        return Method(clip, Surrogate() if args.delta is None else TwoSided(args.delta), level)
-    objective = {
-        "cispo": lambda: ClippedWeight(trainer.epsilon_high),  # which is the bound itself there
-        "sapo": lambda: SigmoidGate(args.sapo_temperature_pos, args.sapo_temperature_neg),
-        "vespo": lambda: GammaWeight(
-            args.vespo_k_pos, args.vespo_lambda_pos, args.vespo_k_neg, args.vespo_lambda_neg
-        ),
-    }.get(trainer.loss_type, Surrogate)
-    return Method(Unclipped(), objective(), "token" if trainer.loss_type == "vespo" else level)
 
 
 def counted_tokens(inputs: dict[str, Any]) -> Tensor:

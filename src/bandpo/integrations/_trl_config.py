@@ -7,9 +7,9 @@ from typing import Any, NoReturn, cast
 
 from trl import GRPOConfig
 
+from bandpo.audit.configs import TRL_CLIPS
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
-from bandpo.integrations._trl_audit import CLIPPED_LOSS_TYPES
 from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, TwoSided
@@ -174,10 +174,10 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} run over "
                 "all tokens of an update; set it to 1, and per_device_train_batch_size as much higher"
             )
-        if self.loss_type not in CLIPPED_LOSS_TYPES:
+        if self.loss_type not in (*TRL_CLIPS, "cispo"):
             raise InvalidValue(
                 f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {self.method}, "
-                f"one of {', '.join(CLIPPED_LOSS_TYPES[:-1])}, or for {self.loss_type} its method, e.g. "
+                f"one of {', '.join(TRL_CLIPS)}, or for {self.loss_type} its method, e.g. "
                 f"method='{self.loss_type.upper()}()'"
             )
         beside = {"loss_type": self.loss_type == "cispo", "delta": self.delta is not None}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +20,7 @@ from verl.utils import metric
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
 from bandpo.audit.watch import Watch
 from bandpo.batch import Batch
-from bandpo.divergences import KL, Divergence, TotalVariation
-from bandpo.methods import CISPO, GPG, GSPO, SAPO, Method
-from bandpo.objectives import DualClip, GeometricMean, Masked
-from bandpo.rules import Band, FixedClip, Sides
+from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from verl import DataProto
@@ -36,79 +32,20 @@ SUMS = "actor/audit_sums/"
 """What the names of the sums begin with, between a loss and the driver."""
 
 
-def method_of(name: str, config: ActorConfig) -> Method | None:
-    """The method that a loss of verl's own is under its settings; None for a loss that is none of bandpo's methods.
-
-    Args:
-        name: verl's ``loss_mode``.
-        config: The actor's settings, which hold ``clip_ratio`` and the rest.
-    """
-    make = _METHODS.get(name)
-    return make and make(config)
-
-
-def _sides(config: ActorConfig) -> tuple[float, float]:
-    low, high = config.clip_ratio_low, config.clip_ratio_high
-    return config.clip_ratio if low is None else low, config.clip_ratio if high is None else high
-
-
-def _vanilla(config: ActorConfig) -> Method:
-    low, high = _sides(config)
-    return Method(FixedClip(min(low, 1.0), high), DualClip(config.clip_ratio_c))
-
-
-def _dppo(divergence: Divergence) -> Callable[[ActorConfig], Method]:
-    def method(config: ActorConfig) -> Method:
-        lower, upper = (Band(divergence, radius, math.inf) for radius in _sides(config))
-        return Method(lower if lower == upper else Sides(lower, upper), Masked(config.clip_ratio_c))
-
-    return method
-
-
-def _geo_mean(config: ActorConfig) -> Method:
-    low, high = _sides(config)  # distances of log r from 0
-    return Method(FixedClip(-math.expm1(-low), math.expm1(high)), GeometricMean())
-
-
-_METHODS: Mapping[str, Callable[[ActorConfig], Method]] = {
-    "vanilla": _vanilla,
-    "dppo_tv": _dppo(TotalVariation()),
-    "dppo_kl": _dppo(KL()),
-    "gspo": lambda config: GSPO(*_sides(config)),
-    "sapo": lambda config: SAPO(config.tau_pos, config.tau_neg),
-    "gpg": lambda config: GPG(),
-    "geo_mean": _geo_mean,
-    "cispo": lambda config: CISPO(*_sides(config)),
-}
-
-
-class Reporter:
-    """The worker's end: makes sums of a loss's tokens that verl can average."""
-
-    @torch.no_grad()
-    def __call__(self, run: Method, batch: Batch, config: ActorConfig) -> dict[str, float]:
-        """What the settings ask for of one loss: its sums as metrics.
-
-        Args:
-            run: The method that the loss is.
-            batch: What verl has called the loss with.
-            config: The actor's settings.
-        """
-        settings = config.policy_loss
-        if not settings.get("audit", True):
-            return {}
-        sums = self.sums(run, batch)
-        sums["mini_batch_tokens"] = float(config.global_batch_info.get("batch_num_tokens") or 0.0)
-        sums["detail"] = float(settings.get("audit_detail", False))
-        return {SUMS + name: value for name, value in sums.items()}
-
-    def sums(self, run: Method, batch: Batch) -> dict[str, float]:
-        """The sums of one loss, always under the same names; all are 0 where no token counts."""
-        audit = Audit.of(batch, run, run.tokens(batch))
-        flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
-        names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
-        found = dict(zip(names, flat, strict=True))
-        return found if found["counted/0"] else dict.fromkeys(found, 0.0)
+@torch.no_grad()
+def report(run: Method, batch: Batch, config: ActorConfig) -> dict[str, float]:
+    """The worker's end: the sums of one loss, always under the same names; all are 0 where no token counts."""
+    settings = config.policy_loss
+    if not settings.get("audit", True):
+        return {}
+    audit = Audit.of(batch, run, run.tokens(batch))
+    flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
+    names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
+    sums = dict(zip(names, flat, strict=True))
+    sums = sums if sums["counted/0"] else dict.fromkeys(sums, 0.0)
+    sums["mini_batch_tokens"] = float(config.global_batch_info.get("batch_num_tokens") or 0.0)
+    sums["detail"] = float(settings.get("audit_detail", False))
+    return {SUMS + name: value for name, value in sums.items()}
 
 
 class Driver:

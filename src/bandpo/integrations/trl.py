@@ -25,7 +25,6 @@ import torch
 
 from bandpo import _checks
 from bandpo.audit.metrics import Audit
-from bandpo.audit.watch import check_radius
 from bandpo.batch import Batch, Tokens, at_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_audit import (
@@ -147,7 +146,6 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self.audit_steps, self.audit_detail, self.watched = args.audit_steps, args.audit_detail, args.watched
         self._batch = _Batch(TrainingState(progress=0.0, radii={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
-        check_radius(self.method.clip)
         super().__init__(model, reward_funcs, args, *arguments, **named)
         if engine and not self.use_vllm and self.rollout_func is None:
             own = replace(self.method, old_policy="trainer")

@@ -32,15 +32,15 @@ from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
 from bandpo import _checks
+from bandpo.audit.configs import verl_method
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _verl_digest as _verl_digest  # registers ${bandpo.digest:}
 from bandpo.integrations._adapt import averaged, naming, numbers, read_method, with_dual_clip
 from bandpo.integrations._verl_audit import (
     Driver,
-    Reporter,
-    method_of,
     replace_everywhere,
+    report,
 )
 from bandpo.integrations._verl_contract import Certifier, check_settings, mode_of, share_of, state_of
 from bandpo.loss import policy_loss
@@ -73,7 +73,6 @@ def _skip_a_patch_of_what_trl_no_longer_has() -> None:
 
 _skip_a_patch_of_what_trl_no_longer_has()
 Driver().install()
-_reporter = Reporter()
 _certifier = Certifier()
 
 
@@ -263,7 +262,7 @@ def band(
             blocked = scalars["pg_clipfrac"] + scalars["dual_clip"] > 0
             share = share_of(batch.mask, mode, config.global_batch_info)
             _certifier(loss, seen, method, batch, share, blocked=blocked, stop=certify == "stop")
-        found |= _reporter(method, batch, config)
+        found |= report(method, batch, config)
     return loss, found
 
 
@@ -307,8 +306,8 @@ def audited(
     loss, metrics = get_policy_loss_fn(name)(*tensors, loss_agg_mode, config, rollout_is_weights)
     if not (torch.is_grad_enabled() and log_prob.requires_grad):
         return loss, metrics
-    run = method_of(name, config)
+    run = verl_method(name, config)
     if run is None:
         return loss, metrics
     batch = Batch.read(log_prob, old_log_prob, advantages, response_mask, weights=rollout_is_weights)
-    return loss, metrics | _reporter(run, batch, config)
+    return loss, metrics | report(run, batch, config)

@@ -1,0 +1,149 @@
+"""A run's own configuration files, written as frameworks write them, and by somebody who means ill."""
+
+import json
+import os
+import pickle
+import zipfile
+from argparse import Namespace
+
+import pytest
+from test_diagnose import trl_log
+
+from bandpo import DAPO, GSPO, FixedClip, Method
+from bandpo.audit.configs import trained_with
+from bandpo.audit.diagnosis import diagnose
+from bandpo.audit.settings import Setup
+from bandpo.methods import PrimeRL
+from bandpo.objectives import DualClip, TwoSided
+
+ACTOR = {"ppo_mini_batch_size": 256, "ppo_epochs": 1, "clip_ratio": 0.2, "clip_ratio_c": 3.0}
+ACTOR |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "policy_loss": {"loss_mode": "vanilla"}}
+TRL = {"importance_sampling_level": "token", "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}
+TRL |= {"delta": None, "num_iterations": 1, "steps_per_generation": 8, "gradient_accumulation_steps": 8}
+SKYRL = {"policy_mini_batch_size": 64, "train_batch_size": 256, "update_epochs_per_batch": 2}
+SKYRL["algorithm"] = {
+    "policy_loss_type": "gspo",
+    "eps_clip_low": 3e-4,
+    "eps_clip_high": 4e-4,
+    "clip_ratio_c": 3,
+}
+NEMO = {"loss_fn": {"ratio_clip_min": 0.2, "ratio_clip_max": 0.28, "ratio_clip_c": None}}
+NEMO |= {"policy": {"train_global_batch_size": 512}}
+NEMO |= {"grpo": {"num_prompts_per_step": 32, "num_generations_per_prompt": 16}}
+PRIME = {"loss": {"type": "default", "dppo_mask_low": 0.2, "dppo_mask_high": 0.2, "kl_tau": 1e-3}}
+CLIP = FixedClip(0.2, 0.28)
+
+
+def archive(path, data):
+    """As torch saves."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("training_args/data.pkl", data)
+
+
+def saved(path, settings):
+    if path.suffix == ".bin":
+        return archive(path, pickle.dumps(Namespace(**settings)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(settings)  # which YAML is too
+    if path.suffix == ".toml":
+        text = "\n".join(["[loss]", *(f"{name} = {json.dumps(x)}" for name, x in settings["loss"].items())])
+    return path.write_text(text)
+
+
+def verl(**loss):
+    return {"actor_rollout_ref": {"actor": ACTOR | {"policy_loss": loss}}, "data": {"train_batch_size": 1024}}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "framework", "method", "updates"),
+    [
+        ("checkpoint-5/training_args.bin", TRL, "trl", Method(CLIP), 1),
+        (
+            "training_args.bin",
+            TRL | {"delta": 4.0, "num_iterations": 2},
+            "trl",
+            Method(CLIP, TwoSided(4.0)),
+            2,
+        ),
+        ("training_args.bin", TRL | {"method": "DAPO()"}, "trl", DAPO(), 1),
+        ("training_args.bin", TRL | {"epsilon": "wide"}, "trl", None, 1),
+        ("wandb/files/config.yaml", {k: {"value": x} for k, x in TRL.items()}, "trl", Method(CLIP), 1),
+        ("outputs/.hydra/config.yaml", verl(loss_mode="vanilla"), "verl", Method(CLIP, DualClip(3)), 4),
+        ("config.yaml", verl(loss_mode="mine"), "verl", None, 4),
+        ("config.yaml", verl(loss_mode="band", method="GSPO()"), "verl", GSPO(), 4),
+        ("config.yaml", {"trainer": SKYRL}, "skyrl", GSPO(), 8),
+        ("step_9/config.yaml", NEMO, "nemo-rl", Method(CLIP), 1),
+        ("configs/trainer.json", PRIME, "prime-rl", PrimeRL(), None),
+        ("configs/trainer.toml", PRIME, "prime-rl", PrimeRL(), None),
+    ],
+)
+def test_a_framework_s_own_configuration(name, settings, framework, method, updates, tmp_path):
+    saved(tmp_path / name, settings)
+    assert trained_with(tmp_path) == Setup(framework, method, updates)
+
+
+def test_the_newest_counts_and_what_cannot_be_read_does_not(tmp_path):
+    for age, (name, settings) in enumerate(
+        {"a/config.yaml": NEMO, "b/config.yaml": {"trainer": SKYRL}}.items()
+    ):
+        saved(tmp_path / name, settings)
+        os.utime(tmp_path / name, (age, age))
+    (tmp_path / "training_args.bin").write_bytes(b"PK\x03\x04 and no more")
+    (tmp_path / "config.yaml").write_text("&a [*a, *a]")
+    (tmp_path / "trainer.json").write_text("[" * 100_000)
+    archive(tmp_path / "c/training_args.bin", b"\x80\x04" + b"." * 9)
+    assert trained_with(tmp_path).framework == "skyrl"
+    assert trained_with(tmp_path / "a/log.jsonl").framework == "nemo-rl"  # of a log what lies beside it
+    assert trained_with(tmp_path / "none") == Setup()
+
+
+class Hostile:
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.file}",)
+
+
+def test_a_pickle_that_would_run_a_command_runs_nothing(tmp_path):
+    """Alone, as a setting, as a state, and under the name of something harmless."""
+    ran = tmp_path / "ran"
+    evil = Hostile(ran)
+    of_posix = b"cposix\nsystem\n(S'touch " + str(ran).encode() + b"'\ntR."
+    built = pickle.dumps(Namespace(**TRL | {"epsilon": evil, "loss_type": evil}))
+    for number, data in enumerate(
+        (pickle.dumps(evil), of_posix, built, pickle.dumps([evil, Namespace(**TRL)]))
+    ):
+        archive(tmp_path / str(number) / "training_args.bin", data)
+        trl_log(tmp_path / str(number))
+        diagnose(tmp_path / str(number))
+        assert not ran.exists()
+    assert trained_with(tmp_path / "2") == Setup("trl", None, 1)
+    pickle.loads(of_posix)  # noqa: S301
+    assert ran.exists()  # it would have
+
+
+@pytest.mark.parametrize(
+    ("updates", "clipped", "code"),
+    [(1, 0.0, "on-policy"), (1, None, "on-policy"), (2, 0.0, "clip-idle"), (2, None, ""), (1, 0.01, "")],
+)
+def test_with_its_updates_known_a_log_says_why_nothing_was_clipped(updates, clipped, code, tmp_path):
+    trl_log(tmp_path, **{"clip_ratio/region_mean": lambda t: clipped} if clipped is not None else {})
+    if clipped is None:
+        state = json.loads((tmp_path / "trainer_state.json").read_text())
+        for row in state["log_history"]:
+            del row["clip_ratio/region_mean"]
+        (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    saved(tmp_path / "checkpoint-3/training_args.bin", TRL | {"num_iterations": updates})
+    found = diagnose(tmp_path)
+    assert [(f.code, *f.or_else) for f in found.findings] == ([(code,)] if code else [])
+    assert (
+        str(found.setup) == f"trl, FixedClip(low=0.2, high=0.28) per token, updates on each batch: {updates}"
+    )
+
+
+def test_a_configuration_of_another_framework_than_the_log_s_is_none_of_the_run(tmp_path):
+    trl_log(tmp_path)
+    saved(tmp_path / "config.yaml", NEMO)
+    assert str(diagnose(tmp_path).setup) == "trl"
