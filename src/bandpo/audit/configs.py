@@ -150,7 +150,7 @@ TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def verl_method(name: str, actor: Config) -> Method | None:
-    """The method that verl's loss of that ``loss_mode`` is under the actor's settings; None if it is none of bandpo's."""
+    """The method that verl's loss of a ``loss_mode`` is under the actor's settings; None if it is none of bandpo's."""
     make = _VERL.get(name)
     return make and make(actor)
 
