@@ -59,7 +59,7 @@ nightly: rehearsals mutation
 test-matrix: $(DEMO)
 	$(BIN)/python scripts/matrix.py build/matrix
 
-# Each loss that a framework ships, against the method here: docs/conformance.md. Environments under build/conformance.
+# Each loss that a framework ships, against the method here: docs/measured/conformance.md. Environments under build/conformance.
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
 
@@ -94,7 +94,7 @@ audit-deps: $(DEV)
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
-# What only a GPU can tell, in at most 20 minutes, and the table of it in docs/benchmarks.md. In the Python at hand, not in
+# What only a GPU can tell, in at most 20 minutes, and the table of it in docs/measured/benchmarks.md. In the Python at hand, not in
 # $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only speed' for a part.
 gpu-check:
 	PYTHONPATH=src:tests:lab/src $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)

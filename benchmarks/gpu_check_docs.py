@@ -1,4 +1,4 @@
-"""Writes what `gpu_check.py` measured into docs/benchmarks.md, between its two marks.
+"""Writes what `gpu_check.py` measured into docs/measured/benchmarks.md, between its two marks.
 
 python benchmarks/gpu_check_docs.py            # renews the page
 python benchmarks/gpu_check_docs.py --check    # exits with 1 where the page is not what the data say
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_check.json"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "measured" / "benchmarks.md"
 START, END = "<!-- measured: benchmarks/gpu_check_docs.py -->\n", "<!-- end of measured -->\n"
 NOT_YET = "not yet measured"
 # The least share of copy bandwidth; the most, in units of what it is compared with.

@@ -7,7 +7,7 @@
 Each framework has a virtual environment of its own in the folder, as in scripts/matrix.py, and its own defaults for
 what the settings in scripts/conformance.txt do not say. Both sides get the same float32 batches, and the gradient of
 each token is compared. Where they differ, known differences are tried on our side, one and then several at a time,
-until the two agree. Writes the framework's table in docs/conformance.md. One that the index does not have is run from a
+until the two agree. Writes the framework's table in docs/measured/conformance.md. One that the index does not have is run from a
 clone, whose commit the page names; the table of a clone of another is printed and no more. Exits with 1 if a difference
 is unexplained.
 
@@ -40,7 +40,7 @@ from framework_losses import Batch, Loss
 from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, install
 
-PAGE = ROOT / "docs/conformance.md"
+PAGE = ROOT / "docs/measured/conformance.md"
 PAIRS = ROOT / "scripts/conformance.txt"
 ROWS = "== rows\n"
 """Comes before the rows: frameworks print too."""

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs/measured").glob("*.md"))
 PAGES += sorted((ROOT / "lab/src/bandpo_lab/recipes").rglob("*.md"))
 
 

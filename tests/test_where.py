@@ -127,7 +127,7 @@ PLACE = ["--tail", "0.002", "--batch", "128", "--minibatches", "4", "--epochs"]
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([*PLACE, 4], "0.26 times. The bound of 1.2 acts if one gradient lifts it by more than 0.099 nats"),
+        ([*PLACE, 4], "0.26 times. The bound of 1.2 acts if one gradient raises it by more than 0.099 nats"),
         (
             [*PLACE, 1, "--blocked-share", 0.9, "--lag", 4],
             "Yes. Your rule blocks 90% of rare winners' gradient",

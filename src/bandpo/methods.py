@@ -219,7 +219,7 @@ def BandAbove(
     low: float = 0.2,
     max_ratio: float = 10.0,
 ) -> Method:
-    """Band above, a fixed clip below: room for rare winners, and none for rare losers to vanish in.
+    """Band above, a fixed clip below: rare winners may rise further, rare losers fall no faster.
 
     Made for stale data, and for many updates on a batch: where a clip blocks much of what rare winners could gain.
     docs/when.md has what was measured. The upper side is the paper's; one side alone is our own.

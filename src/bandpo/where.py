@@ -1,6 +1,6 @@
 """When a clip rule can matter: how much of a rare winner's gradient it blocks, as measured, or by a short theory.
 
-docs/when.md argues it, and has what tables and networks made of it. `advice` says all of it of one run.
+docs/measured/theory.md argues it; docs/when.md has what was measured. `advice` says all of it of one run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDLE, ACTIVE = 0.11, 0.3
 """Shares of rare winners' gradient that clip 0.2 blocks. Up to the first Band's upper side changed nothing in networks;
 from the second it gained in a network, and in tables if data are stale or used more than once."""
 NEVER = 1e-4
-"""Draws of the tail in a batch below which a run of 10,000 batches would not meet it."""
+"""Draws of the rare answer in a batch below which a run of 10,000 batches would not meet it."""
 
 
 def arrived(updates: float, momentum: float) -> float:
@@ -42,7 +42,7 @@ def arrived(updates: float, momentum: float) -> float:
 class Placement:
     """A run's place in the theory.
 
-    The theory takes each gradient that an answer gets to lift its log-probability by the same amount, the lift, which
+    The theory assumes that each gradient of an answer raises its log-probability by the same amount, ``lift``, which
     momentum spreads over later updates. It assumes that other answers and prompts move it neither up nor down; that a
     batch which draws it finds it at rest; and, where data are stale, that the batches before draw it as often.
 
@@ -58,7 +58,7 @@ class Placement:
         rule: The clip rule in use.
 
     Raises:
-        ValueError: a number out of range, or a tail that no run would meet.
+        ValueError: a number out of range, or an answer that no run would meet.
     """
 
     tail: float
@@ -88,7 +88,7 @@ class Placement:
 
     @property
     def draws(self) -> float:
-        """How often a batch draws the tail: N·p."""
+        """How often a batch draws the answer: N·p."""
         return self.batch * self.tail
 
     @property
@@ -97,7 +97,7 @@ class Placement:
         return self.epochs * self.minibatches
 
     def bounds(self, rule: ClipRule) -> tuple[float, float]:
-        """A rule's bounds on the tail's ratio."""
+        """A rule's bounds on the answer's ratio."""
         found = rule.bounds(torch.tensor([self.tail], dtype=torch.float64).log())
         return float(found.lower), float(found.upper)
 
@@ -138,8 +138,8 @@ class Placement:
         >>> Placement(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 3 of 16 are kept, a rise of 1.8 nats
         0.8125
         """
-        room, every = math.log(self.bounds(self.rule)[1]) / lift, self.looks + self.stale_looks
-        more = bisect_right(range(2, math.ceil(every) + 1), room, key=lambda n: self.moved(min(1, n / every)))
+        rise, every = math.log(self.bounds(self.rule)[1]) / lift, self.looks + self.stale_looks
+        more = bisect_right(range(2, math.ceil(every) + 1), rise, key=lambda n: self.moved(min(1, n / every)))
         return 1 - min(1, (1 + more) / every)
 
 
@@ -214,17 +214,17 @@ def _measured(share: float, run: Placement | None) -> tuple[str, str]:
 
 def expected(run: Placement) -> tuple[str, str]:
     """What the theory says of the upper side: ``No``, ``Probably not`` or ``Perhaps``; and the reason."""
-    draws = f"A batch draws the tail {run.draws:.2g} times"
+    draws = f"A batch draws the answer {run.draws:.2g} times"
     bound, threshold = run.bounds(run.rule)[1], run.binding_lift
     if math.isinf(bound):
         return "No", "Your rule has no upper bound, so it holds nothing back."
     if run.updates == 1 and not run.lag:
         return "No", "With one update on a fresh batch every ratio is 1, and no rule acts."
     binds = (
-        f"{draws}. The bound of {bound:.3g} acts if one gradient lifts it by more than {threshold:.2g} nats"
+        f"{draws}. The bound of {bound:.3g} acts if one gradient raises it by more than {threshold:.2g} nats"
     )
     if run.lift is None:
-        return "Perhaps", f"{binds}. The lift of your run is not known."
+        return "Perhaps", f"{binds}. --lift is not known."
     if run.lift <= threshold:
         return "Probably not", f"{binds}. Yours is {run.lift:.2g}."
     share = run.blocked_share(run.lift)
@@ -232,7 +232,7 @@ def expected(run: Placement) -> tuple[str, str]:
 
 
 _SETTINGS = {
-    **dict.fromkeys(("No", "Probably not"), "Keep your rule. More samples find a rare tail sooner."),
+    **dict.fromkeys(("No", "Probably not"), "Keep your rule. More samples find a rare answer sooner."),
     "Perhaps": "Nothing yet. Audit a run: its blocked share decides.",
     "Not known": 'Keep your rule, or compare it with "BandAbove()" over seeds and rates.',
     "Yes": 'method "BandAbove()", at your rate and half of it; if one wrong answer dominates, "FixedClip(0.2, inf)".',
@@ -243,6 +243,6 @@ _SETTINGS = {
 def _lower(run: Placement) -> str:
     mine, band = (run.bounds(rule)[0] for rule in (run.rule, Band()))
     return (
-        f"Your rule stops pushing the tail down at {mine:.1g} of its probability, Band(KL(), 0.05) at {band:.1g}. A "
+        f"Your rule stops pushing the answer down at {mine:.1g} of its probability, Band(KL(), 0.05) at {band:.1g}. A "
         "rare strategy that loses a few times may be gone for good. A fixed lower bound is safer."
     )

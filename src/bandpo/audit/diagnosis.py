@@ -190,25 +190,25 @@ def _share(rows: Sequence[Row], name: str, code: str, tested: str, said: str) ->
 def _entropy(rows: Sequence[Row], turn: float) -> Finding:
     """Whether entropy is lost, or drifts away. A policy that becomes sure of what earns reward loses it too, rightly.
 
-    What is earned after the reward has turned flat, at the step ``turn``, counts alone.
+    Only the reward after it has turned flat, at the step ``turn``, counts.
     """
     (_, entropy), (steps, reward) = _series(rows, "entropy"), _series(rows, "reward")
     if len(entropy) < 2:
         return untested(KEPT, "log the entropy")
     (first, last), reward = _ends(entropy, 10), reward[steps >= turn]
-    answer, earned, rose = f"{first:.3g} → {last:.3g} nats per token", "no reward is known", False
+    answer, because, rose = f"{first:.3g} → {last:.3g} nats per token", "no reward is known", False
     if len(reward) > 1:
         # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
         error = float(np.diff(reward).std()) / max(1, len(reward) // 3) ** 0.5
         before, now = _ends(reward, 3)
         answer += f", while the reward went {before:.3g} → {now:.3g}"
-        earned, rose = "nothing was earned", now - before > max(0.1 * abs(before), 2 * error)
+        because, rose = "the reward did not rise", now - before > max(0.1 * abs(before), 2 * error)
     seen = Finding("ok", True, KEPT, last / first if first else 1.0, None, len(entropy))
     if last > max(ENTROPY_RISE * first, first + 1):
         return seen.named("step-too-large", f"{answer}: it drifts towards noise")
     if last >= ENTROPY_LEFT * first or rose:
         return seen
-    return seen.named("entropy-collapse", f"{answer}: the policy has stopped exploring, and {earned}")
+    return seen.named("entropy-collapse", f"{answer}: the policy has stopped exploring, and {because}")
 
 
 def change_point(values: Any) -> tuple[int, float, float]:

@@ -1,6 +1,6 @@
 r"""How far one token may move within an f-divergence trust region around the whole distribution.
 
-A token has old probability ``p`` and new probability ``p·r``. The cheapest way to make room for it is to rescale
+A token has old probability ``p`` and new probability ``p·r``. The cheapest way to give it that is to rescale
 all other tokens by one factor ``c = (1 − p·r) / (1 − p)``. The divergence this spends is the scalar
 
     g(p, r) = p·f(r) + (1 − p)·f(c),
