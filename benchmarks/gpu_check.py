@@ -1,4 +1,4 @@
-"""Measures on a GPU what a CPU cannot tell, in at most 20 minutes; writes a stamped JSON and renews docs/measured/benchmarks.md.
+"""Measures on a GPU what a CPU cannot tell, in at most 20 minutes; writes JSON and renews docs/measured/benchmarks.md.
 
     PYTHONPATH=src:tests python benchmarks/gpu_check.py                 # `make gpu-check`; needs CUDA
     PYTHONPATH=src:tests python benchmarks/gpu_check.py --small --output FILE

@@ -7,9 +7,9 @@
 Each framework has a virtual environment of its own in the folder, as in scripts/matrix.py, and its own defaults for
 what the settings in scripts/conformance.txt do not say. Both sides get the same float32 batches, and the gradient of
 each token is compared. Where they differ, known differences are tried on our side, one and then several at a time,
-until the two agree. Writes the framework's table in docs/measured/conformance.md. One that the index does not have is run from a
-clone, whose commit the page names; the table of a clone of another is printed and no more. Exits with 1 if a difference
-is unexplained.
+until the two agree. Writes the framework's table in docs/measured/conformance.md. One that the index does not have is
+run from a clone, whose commit the page names; the table of a clone of another is printed and no more. Exits with 1 if a
+difference is unexplained.
 
 A loss is a line of scripts/conformance.txt: framework, its settings, the method here if there is one, and ``weights``
 where importance weights are given or ``rollout`` where the paper refers the ratio to the rollout engine. A known

@@ -32,6 +32,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no π prints a ? in its place
+    if not sys.stderr.isatty():  # a bar in a log is a line now and then
+        os.environ.setdefault("TQDM_MININTERVAL", "10")
     # A rule, divergence or reward may be named by the import path of a module in the current folder. At the end of the
     # path, so that no file there takes the place of a package.
     sys.path.append(os.getcwd())
