@@ -389,6 +389,14 @@ ONE_OF_EACH = [
 ]
 
 
+@pytest.mark.parametrize(
+    "name", ["ASPO", "DGPO", "DPPO", "DRPO", "KLCov", "MASPO", "MHPO", "PSPO", "SAPO", "SPO", "VESPO"]
+)
+def test_an_objectives_own_numbers_are_its_methods(name):
+    objective = as_method(name + "()").objective
+    assert type(objective)() == objective
+
+
 def test_each_objective_is_compiled_here():
     assert {type(x).__name__ for x in ONE_OF_EACH} == set(objectives.__all__) - {Objective.__name__}
 
