@@ -198,7 +198,6 @@ def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
 
 @pytest.mark.slow
 def test_an_objective_is_added_as_the_page_says(tmp_path):
-
     page = [b for b in blocks(ROOT / "docs/write-your-own.md") if b.title or b.text.startswith("bandpo ")]
     steps = [b for b in page if b.heading in ("A clip rule", "An objective", "A method")]
     assert len(steps) == 4
