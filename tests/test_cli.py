@@ -73,8 +73,8 @@ def raised(error):
 
 
 REFUSALS = [OSError, FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem]
-LACKING = ModuleNotFoundError("No module named 'matplotlib.figure'", name="matplotlib.figure")
-BROUGHT = r"needs the package matplotlib; .* pip install '.\[figures\]'"
+LACKING = ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+BROUGHT = r"needs the package pydantic; .* pip install \. './lab\[study\]'"
 
 
 @pytest.mark.parametrize(
@@ -117,25 +117,15 @@ def full_disk(monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_spoils_no_picture(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    Path("old.png").write_bytes(b"a picture")
-    from bandpo.audit import figures  # noqa: F401  (whose fonts are looked up before the disk is full)
-
+def test_a_full_disk_spoils_no_page(tmp_path, monkeypatch):
+    log, page = tmp_path / "log.jsonl", tmp_path / "page.html"
+    log.write_text('{"step": 1, "reward": 0.5}\n')
+    page.write_text("a page")
     with full_disk(monkeypatch):
-        drawn = CliRunner().invoke(app, ["plot", "--output", "old.png"])
-    assert isinstance(drawn.exception, OSError)
-    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
-    assert Path("old.png").read_bytes() == b"a picture"
-
-
-def test_a_picture_makes_its_folder_and_another_kind_of_figure_is_refused(tmp_path):
-    result = CliRunner().invoke(app, ["plot", "--output", str(tmp_path / "new" / "rules.png")])
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "new" / "rules.png").exists()
-    with pytest.raises(ValueError, match=r"figure.xyz: a figure is written as .png, .svg or .pdf"):
-        CliRunner().invoke(app, ["plot", "--output", str(tmp_path / "figure.xyz")], catch_exceptions=False)
+        written = CliRunner().invoke(app, ["report", str(log), "--output", str(page)])
+    assert isinstance(written.exception, OSError)
+    assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "page.html"}
+    assert page.read_text() == "a page"
 
 
 def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):

@@ -254,7 +254,7 @@ def test_a_study_that_was_interrupted_has_a_report_too(tmp_path, monkeypatch):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.yaml").write_text(SMALL)
-    command = ["report", str(folder), "--output", str(tmp_path / "report.md")]
+    command = ["study", "report", str(folder), "--output", str(tmp_path / "report.md")]
     runs = results(differ=True)["runs"]
     nothing = CliRunner().invoke(app, command)
     assert "none of its runs has ended yet" in str(nothing.exception)

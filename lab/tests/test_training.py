@@ -66,12 +66,12 @@ def assert_same_weights(folder, whole):
 
 
 def assert_same(folder, whole):
-    """Weights bit for bit, every row logged but for times, scores, and a picture."""
+    """Weights bit for bit, every row logged but for times, scores, and a report."""
     assert_same_weights(folder, whole)
     run, other = RunFolder(folder), RunFolder(whole)
     rows, others = ([row | {"step_time": 0} for row in one.history()] for one in (run, other))
     assert (rows, run.evaluations) == (others, other.evaluations)
-    assert (folder / "curves.png").read_bytes() == (whole / "curves.png").read_bytes()
+    assert (folder / "report.html").is_file()
     assert yaml.safe_load((folder / "config.yaml").read_text())
     assert not list(folder.glob(".unfinished*"))
 
@@ -91,7 +91,7 @@ def test_a_run_leaves_everything_behind(copied):
     assert scores.keys() == {"before", "after"}
     assert scores["before"].keys() == {"mean@4", "pass@4", "reward"}
     assert 0 <= scores["before"]["mean@4"] <= scores["before"]["pass@4"] <= 1
-    assert folder.curves.read_bytes().startswith(b"\x89PNG")
+    assert "Report on a run" in folder.report.read_text()
     before = AutoModelForCausalLM.from_pretrained(base_model_path()).state_dict()
     after = weights(folder.path)
     assert after.keys() == before.keys()
@@ -160,7 +160,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     assert_same(cut.path, whole.path)
 
 
-AT_THE_END = ("manifest.json", "curves.png", "model")
+AT_THE_END = ("manifest.json", "report.html", "model")
 """What a run leaves only then."""
 CHECKPOINT = r"checkpoint-6 is damaged \(\S+ (has changed|is missing|cannot).*going on from step 4"
 """A bit of a manifest may be one of another file's hash, or name."""
@@ -175,7 +175,7 @@ def damaged(*names, folder="", gone=(), said="was finished, but {0} has changed"
 @pytest.mark.parametrize(
     "case",
     [
-        *damaged("metrics.jsonl", "evaluation.json", "config.yaml", "curves.png", "model/model.safetensors"),
+        *damaged("metrics.jsonl", "evaluation.json", "config.yaml", "model/model.safetensors"),
         *damaged(
             *("model.safetensors", "manifest.json", "optimizer.pt", "trainer_state.json", "config.json"),
             folder="checkpoint-6/",

@@ -43,7 +43,7 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     """Refuse a rule, divergence, objective or method of your own that breaks what its base class promises.
 
     It is tried on a few tokens, from p = 1e−13 to 1 − p = 1e−4. `BandGRPOTrainer`, the adapters, `bandpo bounds` and
-    `bandpo plot` do so by themselves. A radius that is not known yet is tried in the middle of training. A
+    `bandpo report` do so by themselves. A radius that is not known yet is tried in the middle of training. A
     rule that holds a tensor is tried but for its bounds.
 
     - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and `outside`

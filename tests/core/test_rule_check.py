@@ -443,20 +443,19 @@ def test_an_adapter_checks_a_text_once(monkeypatch):
     ("arguments", "message"),
     [
         (["bounds", "--divergence", "{}.ForU"], "written for u"),
-        (["plot", "x.png", "--clip", "{}.Ratios()"], "are ratios"),
-        (["plot", "x.png", "--clip", "Band({}.ForU(), 0.1)"], "written for u"),
+        (["report", ".", "--method", "{}.Ratios()"], "are ratios"),
+        (["report", ".", "--method", "Band({}.ForU(), 0.1)"], "written for u"),
     ],
 )
 def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypatch, tmp_path):
     pytest.importorskip("typer")
-    pytest.importorskip("matplotlib")
     from bandpo import cli
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["bandpo", *(argument.format(module) for argument in arguments)])
     with pytest.raises(SystemExit, match=rf"^error: mine|^error: .*{message}"):
         cli.main()
-    assert not (tmp_path / "x.png").exists()
+    assert not [*tmp_path.glob("*.html")]
 
 
 def test_a_stand_in_moment_knows_every_radius_of_ours():

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from bandpo.audit.style import house_style, save_figure
 from bandpo.errors import InvalidValue
 from bandpo_lab.files import replacing
+from bandpo_lab.style import house_style, save_figure
 from bandpo_lab.tables import Table
 
 if TYPE_CHECKING:

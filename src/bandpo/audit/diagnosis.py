@@ -53,6 +53,8 @@ class Diagnosis:
     tested: Sequence[Finding]
     setup: Setup = field(default_factory=Setup)
     """Whose settings the advice names."""
+    rows: Sequence[Row] = ()
+    """The course that was looked at: the log's rows, or a record's by batch."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -102,7 +104,7 @@ def diagnose(path: str | Path, *, method: Any = None) -> Diagnosis:
     if not (dumps or record_files(path)):
         rows = read_log(path)
         setup = setup_of(path, rows, given)
-        return Diagnosis(course(rows, setup.updates), setup)
+        return Diagnosis(course(rows, setup.updates), setup, rows)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*values that cannot be right")  # which are a finding here
         calls = read_dumps(dumps) if dumps else read_calls(path, given)
@@ -111,11 +113,12 @@ def diagnose(path: str | Path, *, method: Any = None) -> Diagnosis:
             raise InvalidValue(f"{path} holds no tokens: nothing was added before it was closed or killed")
         looks, setup = Looks.of(chain([first], calls)), Setup.of_record(first)
         found = tested_invariants(looks)
+        by_batch = looks.course()
         if any(f.ok is False for f in found):
-            return Diagnosis(found, setup)
+            return Diagnosis(found, setup, by_batch)
         rows = replay_record(path, method=given).rows if looks.moved else []
     clip = [{name: x for name, x in row.items() if name != "entropy"} for row in rows]
-    return Diagnosis([*found, *course([*clip, *looks.course()])], setup)
+    return Diagnosis([*found, *course([*clip, *by_batch])], setup, by_batch)
 
 
 def course(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:

@@ -118,6 +118,8 @@ class Looks:
     """Whether the run's method refers to the engine's log-probabilities."""
     moved: Mapping[int, float] = field(default_factory=dict)
     """Of each batch the mean abs log-ratio at its last look."""
+    begun: Mapping[int, int] = field(default_factory=dict)
+    """Of each batch the step of its first look."""
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> Looks:
@@ -125,7 +127,7 @@ class Looks:
         parts: defaultdict[str, list[Tensor]] = defaultdict(list)
         words: list[int | None] = []
         known: set[int] = set()
-        begun: set[int] = set()
+        begun: dict[int, int] = {}
         moved: dict[int, float] = {}
         bad = kept = losses = again = 0
         meant = False
@@ -135,7 +137,7 @@ class Looks:
             step = number if call.step is None else call.step
             batch = step if call.generation is None else call.generation
             first = batch not in begun if call.update is None else call.update == 0
-            begun.add(batch)
+            begun.setdefault(batch, step)
             keys = [
                 hash(tuple(x.numpy().tobytes().rstrip(b"\0") for x in row))  # however far it was padded
                 for row in zip(told.logp_old, told.advantages, strict=True)
@@ -182,7 +184,8 @@ class Looks:
             ]
             kept += len(columns["row"])
         whole = {name: torch.cat(some) for name, some in parts.items()}
-        off, found = whole.pop("off", NONE), cls(**whole, words=words, bad=bad, meant=meant, moved=moved)
+        off = whole.pop("off", NONE)
+        found = cls(**whole, words=words, bad=bad, meant=meant, moved=moved, begun=begun)
         # Where steps count losses, any but the first may follow an update on its batch.
         if 1 < losses == len(begun):
             near = off <= ROUNDING
@@ -218,7 +221,8 @@ class Looks:
         """One row for each batch, as a log has it: reward, entropy, answers cut off, and how far its tokens moved."""
         found = []
         for batch in self.batch.unique().tolist():
-            of, row = self.batch == batch, {"step": batch, "moved": self.moved.get(int(batch), math.nan)}
+            of, number = self.batch == batch, int(batch)
+            row = {"step": self.begun[number], "moved": self.moved.get(number, math.nan)}
             told = {"reward": self.reward[of], "cut": self.truncated[of]}
             told["entropy"] = self.entropy[self.first & of[self.row]]
             row |= {name: float(x.nanmean()) for name, x in told.items()}

@@ -13,13 +13,11 @@ from bandpo.audit.logs import Row, named_rows
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
 from bandpo.audit.record import read_calls
 from bandpo.audit.settings import Setup
+from bandpo.audit.words import RUN
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
 from bandpo.text import as_method, parse
-
-RUN = "the run"
-"""How a replay names the run's own method."""
 
 
 @dataclass(frozen=True)

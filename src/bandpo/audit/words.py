@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from bandpo.audit.metrics import tried_at
 from bandpo.audit.record import Call
 from bandpo.methods import Method
-from bandpo.rules import FixedClip
+from bandpo.rules import ClipRule, FixedClip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bandpo.batch import Tokens
 
 RULES = {"clip 0.2": "FixedClip(0.2)", "Clip-Higher": "FixedClip(0.2, 0.28)", "none": "Unclipped()"}
 RULES |= {"Band": "Band()", "Band above": "BandAbove()"}
 """What is tried beside the run's own."""
+RUN = "the run"
+"""How its own is called beside them."""
 MOST, AROUND = 10, 8
 """Words that are shown, and tokens on either side of each."""
 
@@ -36,22 +44,35 @@ class Word(NamedTuple):
     """For the run's rule and each other, the share of its gradient that it keeps: 0 is blocked."""
 
 
-def costliest(calls: Iterable[Call], most: int = MOST) -> list[Word]:
+Decode = Callable[[Sequence[int]], str]
+
+
+def kept_by(
+    call: Call, rules: Mapping[str, Method | ClipRule | str] = RULES
+) -> tuple[Tokens, dict[str, Tensor]]:
+    """The tokens of a loss as the run's method sees them, and for it and each rule the share of gradient that it keeps.
+
+    A record that tells no method is judged by ``FixedClip(0.2)``.
+    """
+    run, batch = call.method or Method(FixedClip()), call.judged
+    methods = {RUN: run} | {name: tried_at(run.level, rule) for name, rule in rules.items()}
+    views = {name: m.tokens(batch) for name, m in methods.items()}
+    return views[RUN], {name: m.weight(views[name]) / views[name].ratio for name, m in methods.items()}
+
+
+def costliest(
+    calls: Iterable[Call], most: int = MOST, rules: Mapping[str, Method | ClipRule | str] = RULES
+) -> list[Word]:
     """The tokens whose dropped gradient was largest, of those whose ids are recorded; the largest first.
 
-    A token counts once, at the loss that dropped most of it. A record that tells no method is judged by
-    ``FixedClip(0.2)``.
+    A token counts once, at the loss that dropped most of it.
     """
     found: dict[object, Word] = {}
     for call in calls:
         if call.token is None or not call.known:
             continue
-        run, batch = call.method or Method(FixedClip()), call.judged
-        methods = {"the run": run} | {name: tried_at(run.level, rule) for name, rule in RULES.items()}
-        views = {name: m.tokens(batch) for name, m in methods.items()}
-        tokens = views["the run"]
-        kept = {name: m.weight(views[name]) / views[name].ratio for name, m in methods.items()}
-        cost = tokens.ratio * batch.advantages.abs() * (1 - kept["the run"].clamp(0, 1)) * batch.mask
+        batch, (tokens, kept) = call.judged, kept_by(call, rules)
+        cost = tokens.ratio * batch.advantages.abs() * (1 - kept[RUN].clamp(0, 1)) * batch.mask
         for place in cost.flatten().topk(min(most, cost.numel())).indices.tolist():
             row, at = divmod(place, cost.shape[1])
             answer = call.token[row][batch.mask[row] > 0].tolist()
@@ -65,13 +86,28 @@ def costliest(calls: Iterable[Call], most: int = MOST) -> list[Word]:
     return [*found.values()]
 
 
-def shown(words: Sequence[Word], decode: Callable[[Sequence[int]], str] | None = None) -> str:
-    """The words as text, the blocked one in ⟦ ⟧; ids where nothing decodes them."""
-    text = decode or (lambda ids: " ".join(map(str, ids)))
+def decoder(run: Path, tokenizer: str | None = None) -> Decode:
+    """What makes text of ids: a tokenizer by its folder or name, else one near the run, else their digits."""
+    folders = (run, *run.parents[:2], *sorted(run.parent.glob("*")))
+    near = (str(path) for path in folders if (path / "tokenizer.json").is_file())
+    if name := tokenizer or next(near, None):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(name).decode
+    return lambda ids: " ".join(map(str, ids))
+
+
+def in_text(word: Word, decode: Decode) -> tuple[str, str, str]:
+    """What stands before a word in its answer, the word, and what follows."""
+    before, after = word.answer[max(0, word.at - AROUND) : word.at], word.answer[word.at + 1 :][:AROUND]
+    return decode(before), decode([word.answer[word.at]]), decode(after)
+
+
+def shown(words: Sequence[Word], decode: Decode) -> str:
+    """The words as text, the blocked one in ⟦ ⟧."""
     lines = []
     for number, w in enumerate(words, 1):
-        before, after = w.answer[max(0, w.at - AROUND) : w.at], w.answer[w.at + 1 : w.at + 1 + AROUND]
-        lines.append(f"{number:2d}. {text(before)} ⟦{text([w.answer[w.at]])}⟧ {text(after)}")
+        lines.append(f"{number:2d}. {{}} ⟦{{}}⟧ {{}}".format(*in_text(w, decode)))
         kept = ", ".join(f"{name} {share:.0%}" for name, share in w.kept.items())
         place = "" if w.step is None else f"step {w.step}: "
         lines.append(

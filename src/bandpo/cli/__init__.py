@@ -14,10 +14,9 @@ BAD_INPUT, INTERRUPTED = 2, 130
 
 OPTIONAL = {
     **dict.fromkeys(("typer", "rich", "click"), "'.[cli]'"),
-    "matplotlib": "'.[figures]'",
     "pyarrow": "'.[recorder]'",
     **dict.fromkeys(("trl", "transformers", "datasets", "accelerate"), "'.[trl]'"),
-    **dict.fromkeys(("jinja2", "pydantic"), ". './lab[study]'"),
+    **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
     **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), "'.[verl]' './lab[verl]'"),
 }

@@ -14,10 +14,10 @@ from bandpo.cli.audit import audit_command
 from bandpo.cli.bounds import bounds_command
 from bandpo.cli.diagnose import diagnose_command
 from bandpo.cli.doctor import doctor_command
-from bandpo.cli.plot import plot_command
+from bandpo.cli.report import report_command
 from bandpo.cli.where import where_command
 
-LAB = ("compare", "data", "eval", "recipes", "rehearse", "report", "study", "train")
+LAB = ("compare", "data", "eval", "recipes", "rehearse", "study", "train")
 """Commands of bandpo-lab."""
 
 
@@ -60,7 +60,7 @@ def _options(
 
 
 app.command("bounds")(bounds_command)
-app.command("plot")(plot_command)
+app.command("report")(report_command)
 app.command("audit")(audit_command)
 app.command("diagnose")(diagnose_command)
 app.command("doctor")(doctor_command)

@@ -64,13 +64,7 @@ def diagnose_command(
 def _words(run: Path, tokenizer: str | None) -> str:
     """What a record's rule blocked, in words if a tokenizer is given or lies beside it."""
     from bandpo.audit.record import read_calls
-    from bandpo.audit.words import costliest, shown
+    from bandpo.audit.words import costliest, decoder, shown
 
-    near = (str(path) for path in (run, *run.parents[:2]) if (path / "tokenizer.json").is_file())
-    decode = None
-    if name := tokenizer or next(near, None):
-        from transformers import AutoTokenizer
-
-        decode = AutoTokenizer.from_pretrained(name).decode
-    found = shown(costliest(read_calls(run)), decode)
+    found = shown(costliest(read_calls(run)), decoder(run, tokenizer))
     return f"\nblocked, the costliest first:\n{found or 'no token whose id is recorded'}"

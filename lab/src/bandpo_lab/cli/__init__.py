@@ -9,7 +9,6 @@ from bandpo_lab.cli.data import app as data
 from bandpo_lab.cli.eval import eval_command
 from bandpo_lab.cli.recipes import app as recipes
 from bandpo_lab.cli.rehearse import rehearse_command
-from bandpo_lab.cli.report import report_command
 from bandpo_lab.cli.study import app as study
 from bandpo_lab.cli.train import train_command
 
@@ -20,7 +19,6 @@ def add_commands(app: typer.Typer) -> None:
     to_parser = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command("train", add_help_option=False, context_settings=to_parser)(train_command)
     app.add_typer(study, name="study")
-    app.command("report")(report_command)
     app.command("eval")(eval_command)
     app.command("compare")(compare_command)
     app.add_typer(data, name="data")

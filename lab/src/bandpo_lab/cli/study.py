@@ -1,4 +1,4 @@
-"""`bandpo study`: `run` (which may be left out) and `map`."""
+"""`bandpo study`: `run` (which may be left out), `report` and `map`."""
 
 from __future__ import annotations
 
@@ -63,6 +63,25 @@ def run_command(
         sys.exit(f"error: {len(results['failed'])} runs failed; the same command tries them again")
 
 
+@app.command("report")
+def report_command(
+    study: Annotated[Path, typer.Argument(help="A study's folder, ended or not, or its results.json.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Page to write: .html (self-contained), or .md with PNGs; by default the study's report.html."
+        ),
+    ] = None,
+) -> None:
+    """Write a study's report."""
+    from bandpo_lab.study.execute import read_results
+    from bandpo_lab.study.report import study_page
+
+    folder = study.parent if study.name == "results.json" else study
+    for path in study_page(read_results(folder)).save(output or folder / "report.html"):
+        typer.echo(path)
+
+
 @app.command("map")
 def map_command(
     size: Annotated[
@@ -79,10 +98,10 @@ def map_command(
     from rich.console import Console
     from tqdm import tqdm
 
-    from bandpo.audit.style import save_figure
     from bandpo_lab.files import locked, replacing
     from bandpo_lab.study.cells import Map, Plan, run_map
     from bandpo_lab.study.map_page import draw_map, map_text
+    from bandpo_lab.style import save_figure
 
     plan = Plan.of_size(size)
     folder = output_dir or Path("runs") / f"map-{size}"

@@ -43,6 +43,6 @@ def train_command(context: typer.Context) -> None:
         for score in next(iter(folder.evaluations.values())):
             table.add_row(score, *(f"{scores[score]:.3f}" for scores in folder.evaluations.values()))
         console.print(table)
-    said = {"method": arguments.training.method, "model": folder.model, "curves": folder.curves}
+    said = {"method": arguments.training.method, "model": folder.model, "report": folder.report}
     for what, value in {**said, "metrics": folder.metrics}.items():
         console.print(f"{what:8} {value}", highlight=False, soft_wrap=True)

@@ -10,11 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from bandpo.audit.figures import scored, spread
 from bandpo.audit.interval import bootstrap
 from bandpo.audit.metrics import BINS
-from bandpo.audit.style import Look, add_legend, house_style
 from bandpo_lab.study.collect import RunResult
+from bandpo_lab.style import Look, add_legend, house_style, spread
 
 PANELS = {
     "reward": "reward in training",
@@ -30,6 +29,15 @@ UNITS = {
 }
 RESAMPLES = 400
 """Of the seeds, for the interval of a point: its ends move by less than the width of a line from 400 on."""
+
+
+def scored(metric: str) -> str:
+    """The name of a score with its unit.
+
+    >>> scored("mean@32")
+    'mean@32 (share of answers)'
+    """
+    return f"{metric} (share of {'problems' if metric.startswith('pass@') else 'answers'})"
 
 
 def _resampled(count: int) -> np.ndarray:

@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bandpo.audit.interval import Interval
-from bandpo.audit.style import add_legend, house_style
 from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, Map
 from bandpo_lab.study.statistics import interquartile_mean, rank_correlation
+from bandpo_lab.style import add_legend, house_style
 from bandpo_lab.tables import Table
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bandpo.audit.style import Look, looks_of
-from bandpo.text import as_method
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
 from bandpo_lab.study.plan import Experiment, Study, options_text
@@ -21,6 +19,7 @@ from bandpo_lab.study.tables import (
     signed,
     tuning_table,
 )
+from bandpo_lab.style import looks_of
 from bandpo_lab.tables import Table
 
 
@@ -49,7 +48,7 @@ def study_page(content: Mapping[str, Any]) -> Page:
                 _experiment(found, e, decided, differences_table(found, e, decided, early))
                 for e in experiments
             ),
-            made(content, found, "`bandpo report`"),
+            made(content, found, "`bandpo study report`"),
         ],
     )
 
@@ -143,7 +142,7 @@ def _experiment(
         return Section(e.name, content)
     if e.tune or e.tuned_in:
         content.append(_tuned_values(found, e))
-    looks, slug = looks_of_arms(study), e.name.replace(" ", "-")
+    looks, slug = looks_of(study.arms), e.name.replace(" ", "-")
     metrics = list(dict.fromkeys((study.primary, "AUC", "mean entropy")))
     content += [
         scores_table(found, e),
@@ -170,13 +169,6 @@ def _experiment(
     if e.tune:
         content.append(tuning_table(found, e))
     return Section(e.name, content)
-
-
-def looks_of_arms(study: Study) -> dict[str, Look]:
-    """One look for each arm in all figures: that of its rule, where it is one with a look of its own."""
-    return looks_of(
-        {arm: as_method(options.get("method"), options.get("clip")) for arm, options in study.arms.items()}
-    )
 
 
 def _tuned_values(found: Results, e: Experiment) -> str:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bandpo.audit.files import read_jsonl
+from bandpo.audit.logs import named_rows
+from bandpo.audit.report import write_report
 from bandpo.errors import FileProblem, InvalidValue
 from bandpo_lab.files import LOCK, UNFINISHED, digest, locked, remove, replacing, seal, sealed
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
@@ -33,7 +35,7 @@ DAMAGED = "damaged"
 
 
 class RunFolder:
-    """One run's files: config.yaml, metrics.jsonl, evaluation.json, checkpoint-*/, model/, curves.png, manifest.json.
+    """One run's files: config.yaml, metrics.jsonl, evaluation.json, checkpoint-*/, model/, report.html, manifest.json.
 
     Of several processes that train together only the main one writes into it.
     """
@@ -43,7 +45,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.evaluation = self.path / "evaluation.json"
         self.model = self.path / "model"
-        self.curves = self.path / "curves.png"
+        self.report = self.path / "report.html"
         self.errors = self.path / "error.log"
         self._config = self.path / "config.yaml"
         self._main = main
@@ -196,9 +198,11 @@ class RunFolder:
             remove(unfinished.parent)
 
     def finish(self) -> None:
-        """Say by a manifest that everything is there."""
+        """Write the report, and say by a manifest that everything else is there."""
         if self._main:
-            self._seal(self.metrics, self.curves, *self.model.rglob("*"))
+            if named_rows(self.history()):
+                write_report([self.path], self.report)
+            self._seal(self.metrics, *self.model.rglob("*"))
 
     def record_error(self) -> None:
         """Append the traceback of the error being handled to error.log, if the disk takes it."""

@@ -14,10 +14,6 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
-from bandpo.audit.configs import setup_of
-from bandpo.audit.figures import training_curves
-from bandpo.audit.logs import named_rows
-from bandpo.audit.style import save_figure
 from bandpo.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.evals.generate import Sampling, sample
@@ -111,8 +107,6 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         folder.save_model(trainer)
         evaluate("after")
-        rows = named_rows(folder.history())
-        save_figure(training_curves({"": rows}, {"": setup_of(folder.path, rows).method}), folder.curves)
         folder.finish()
     except Unloadable:
         raise

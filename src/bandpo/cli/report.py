@@ -1,0 +1,34 @@
+"""`bandpo report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Logs, run folders or records, as for bandpo diagnose.", metavar="RUN..."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write; by default report.html beside the first run.")
+    ] = None,
+    run_method: Annotated[
+        str | None, typer.Option(help="The runs' method, if nothing tells it.", show_default=False)
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A further method or rule to try on recorded tokens. Repeatable.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="What decodes recorded ids: a folder or a name of the hub.")
+    ] = None,
+) -> None:
+    """Write one HTML page: what is wrong with runs, their curves, and what each rule would have blocked."""
+    from bandpo.audit.report import write_report
+
+    beside = runs[0] if runs[0].is_dir() else runs[0].parent
+    file = output or beside / "report.html"
+    print(f"wrote {write_report(runs, file, methods=method or (), method=run_method, tokenizer=tokenizer)}")
