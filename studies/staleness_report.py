@@ -153,6 +153,12 @@ class World:
         ours, theirs = (partial(self.curve(x, metric).drawn, by=self.curve(x)) for x in (arm, minus))
         return difference(ours, theirs, self.groups)
 
+    def at_one_rate(self, arm: str, minus: str) -> list[Interval]:
+        """Both arms at the same rate, for each of the cell's."""
+        pairs = zip(self.curve(arm).scores, self.curve(minus).scores, strict=True)
+        alone = [[Curve([0.0], scores[None]).drawn for scores in pair] for pair in pairs]
+        return [difference(ours, theirs, self.groups) for ours, theirs in alone]
+
 
 def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:
     """By name, those of which a seed has ended."""
@@ -223,6 +229,20 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
     if len(pairs) > 2:
         rho = rank_correlation([(blocked, gap.value) for blocked, _, gap in pairs])
         found.append(f"Rank correlation over these {len(pairs)}: {rho:.2f}.")
+    at_one_rate = sorted(
+        (float(blocked.mean()), w.name, f"{rate:g}", signed(gap))
+        for w in single
+        for rate, blocked, gap in zip(
+            w.cell.rates, w.curve(CLIP, "blocked").scores, w.at_one_rate(ABOVE, CLIP), strict=True
+        )
+    )
+    found.append(
+        Table(
+            ["world", "rate", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
+            [[name, rate, f"{blocked:.2f}", gap] for blocked, name, rate, gap in at_one_rate],
+            "The same with both arms at one rate: what a run tells that was trained with clip 0.2. Not predicted.",
+        )
+    )
     return found
 
 

@@ -137,6 +137,8 @@ PLACE = ["--tail", "0.002", "--batch", "128", "--minibatches", "4", "--epochs"]
             "Not known. Your rule blocks 90% of rare winners' gradient. With fresh",
         ),
         ([*PLACE, 1, "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
+        ([*PLACE, 4, "--blocked-share", 0.4], "Yes. Your rule blocks 40%"),
+        ([*PLACE, 1, "--blocked-share", 0.4, "--lag", 4], "Not known. Your rule blocks 40%"),
         (["--blocked-share", 0.2], "Not known. Your rule blocks 20% of rare winners' gradient"),
         (["--blocked-share", 0.08], "No. Your rule blocks 8% of rare winners' gradient"),
     ],
@@ -155,8 +157,8 @@ def test_the_command_reads_a_log_and_a_record(tmp_path):
     fresh = {"step": 1, "entropy": 1.0}
     winners = {"audit/tokens": 9, "audit/tokens_positive_below_0.1": 7, "audit/mass_positive_below_0.1": 3.0}
     log = tmp_path / "verl.jsonl"
-    log.write_text(json.dumps(fresh | winners | {"audit/blocked_mass_below_0.1": 0.4}))
-    assert "Yes. Your rule blocks 40%" in told(log)
+    log.write_text(json.dumps(fresh | winners | {"audit/blocked_mass_below_0.1": 0.6}))
+    assert "Yes. Your rule blocks 60%" in told(log)
     assert "7 rare winners" in told(log, *PLACE, 1)
     old = torch.tensor([[0.01, 0.02, 0.5]]).log()
     with Recorder(tmp_path / "record", clip="FixedClip(0.2, 0.6)") as recorder:

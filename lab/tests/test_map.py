@@ -286,7 +286,7 @@ def test_every_place_on_the_page_is_the_map_s():
     gains = [float(row[6].split(" ± ")[0]) for row in stale]
     sure = sum(float(x) > float(half) for x, half in (row[6].split(" ± ") for row in stale))
     assert f"gains in {sure} of {len(stale)} stale places" in page
-    assert f"{min(gains):+.2f} to {max(gains):+.2f} in tables; a network" in page
+    assert f"{min(gains):+.2f} to {max(gains):+.2f} in tables," in page
     assert re.search(r"rank correlation of ([\d.]+\d)", table)[1] in page
     covered = re.search(r"held the truth in (\d+)%", table)[1]
     assert f"In a simulation they held the truth in {covered} %" in " ".join(page.split())

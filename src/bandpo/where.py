@@ -20,9 +20,9 @@ from bandpo.audit.replay import replay_record
 from bandpo.errors import InvalidValue
 from bandpo.rules import Band, ClipRule, FixedClip
 
-IDLE, ACTIVE = 0.11, 0.3
-"""Shares of rare winners' gradient that clip 0.2 blocks. Up to the first Band's upper side changed nothing in networks;
-from the second it gained in a network, and in tables if data are stale or used more than once."""
+IDLE, REUSED, STALE = 0.11, 0.3, 0.5
+"""Shares of rare winners' gradient that clip 0.2 blocks. Up to the first Band's upper side changed nothing in networks
+with fresh data. From the second it gained where samples are used more than once; from the third also on stale data."""
 NEVER = 1e-4
 """Draws of the rare answer in a batch below which a run of 10,000 batches would not meet it."""
 
@@ -205,11 +205,11 @@ def _measured(share: float, run: Placement | None) -> tuple[str, str]:
     said = f"Your rule blocks {share:.0%} of rare winners' gradient. "
     if share <= IDLE:
         return "No", f"{said}Where clip 0.2 blocked up to {IDLE:.0%}, Band's upper side changed nothing."
-    if share < ACTIVE:
-        return "Not known", f"{said}From {IDLE:.0%} to {ACTIVE:.0%} tables gain nothing; no network was seen."
     if run is not None and run.epochs == 1 and not run.lag:
         return "Not known", f"{said}With fresh data used once tables gain nothing. A network may."
-    return "Yes", f"{said}With stale data, or data used more than once, Band's upper side then mostly gained."
+    if share >= (REUSED if run is not None and run.epochs > 1 else STALE):
+        return "Yes", f"{said}On stale or reused data Band's upper side then mostly gained."
+    return "Not known", f"{said}A network gained from 30 % on with reused data, from 60 % with stale data."
 
 
 def expected(run: Placement) -> tuple[str, str]:
@@ -235,7 +235,7 @@ _SETTINGS = {
     **dict.fromkeys(("No", "Probably not"), "Keep your rule. More samples find a rare answer sooner."),
     "Perhaps": "Nothing yet. Audit a run: its blocked share decides.",
     "Not known": 'Keep your rule, or compare it with "BandAbove()" over seeds and rates.',
-    "Yes": 'method "BandAbove()", at your rate and half of it; if one wrong answer dominates, "FixedClip(0.2, inf)".',
+    "Yes": 'method "BandAbove()", at your rate, half, and twice; if one wrong answer dominates, "FixedClip(0.2, inf)".',
 }
 """What to set, by the first word of the answer."""
 

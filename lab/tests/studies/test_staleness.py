@@ -1,6 +1,7 @@
 """The study of stale data: its loop against transformers and by hand, its terms, and its page on made-up runs."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from bandpo import FixedClip, Method
 from bandpo_lab.tasks.multiplication import base_model_path, problems, tokenizer
+from pages import ROOT
 from studies import staleness, staleness_report
 from studies.base_model import WarmUp, warm_up
 from studies.rewards import OPENERS
@@ -135,6 +137,7 @@ def test_the_page_judges_whole_seeds_and_says_that_it_is_early():
     gap = whole.difference("BandAbove", "clip 0.2")
     assert gap == pytest.approx((0.4, 0.4, 0.4))
     assert whole.curve("clip 0.2").scores.mean(1) == pytest.approx([0.15, 0.25, 0.15, 0.15])
+    assert [gap.value for gap in whole.at_one_rate("BandAbove", "clip 0.2")] == pytest.approx([0.4] * 4)
     table, *_ = page(rows).sections[0].content
     first = [
         "lag 4",
@@ -164,3 +167,24 @@ def test_the_report_is_written_beside_its_runs(tmp_path):
     (tmp_path / "runs.jsonl").write_text("\n".join(lines) + "\n")
     staleness_report.main([str(tmp_path / "runs.jsonl")])
     assert "| BandAbove | 0.650 | +0.400 [+0.400, +0.400] |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_path):
+    report = (ROOT / "results" / "staleness" / "report.md").read_text()
+    shutil.copy(ROOT / "results" / "staleness" / "runs.jsonl.gz", tmp_path)
+    staleness_report.main([str(tmp_path / "runs.jsonl.gz")])
+    assert (tmp_path / "report.md").read_text() == report
+    page = (ROOT / "docs" / "when.md").read_text()
+    section = page.split("### Stale data, in a network\n")[1].split("\n### ")[0]
+    quoted = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line]
+    assert len(quoted) > 10
+    assert [line for line in quoted if line not in report] == []
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in report.split("\n## lag 4\n")[1].split("\n## ")[0].splitlines()
+    ]
+    auc = {row[0]: row[1] for row in reversed(rows) if len(row) > 7}
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    clip, above = (f"{float(auc[arm]):.2f}" for arm in ("clip 0.2", "BandAbove"))
+    assert f"BandAbove raises the mean reward from {clip} to {above}" in readme
