@@ -1,0 +1,16 @@
+"""Puts the scripts that the explorer shares with `bandpo report` beside it on the site."""
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+PAGE = Path(__file__).parents[2] / "src/bandpo/page"
+SHARED = ("uPlot.js", "uPlot.css", "uPlot-LICENSE", "bounds.js", "chart.js")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs."""
+    for name in SHARED:
+        files.append(File.generated(config, f"explorer/{name}", abs_src_path=str(PAGE / name)))
+    return files
