@@ -276,7 +276,7 @@ def test_the_costliest_blocked_words_in_their_answers(tmp_path):
     rare, common = costliest(read_calls(tmp_path))
     assert (rare.answer, rare.at, rare.step, rare.advantage) == ([7, 8, 9], 1, 3, 2.0)
     assert (rare.cost, rare.p, rare.ratio) == pytest.approx((8.0, 0.01, 4.0), rel=1e-4)
-    assert (rare.kept["the run"], rare.kept["Clip-Higher"], rare.kept["Band"], rare.kept["none"]) == (
+    assert (rare.kept["the run"], rare.kept["Clip-Higher"], rare.kept["Band"], rare.kept["no clip"]) == (
         0,
         0,
         1,

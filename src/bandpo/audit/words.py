@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bandpo.batch import Tokens
 
-RULES = {"clip 0.2": "FixedClip(0.2)", "Clip-Higher": "FixedClip(0.2, 0.28)", "none": "Unclipped()"}
+RULES = {"clip 0.2": "FixedClip(0.2)", "Clip-Higher": "FixedClip(0.2, 0.28)", "no clip": "Unclipped()"}
 RULES |= {"Band": "Band()", "Band above": "BandAbove()"}
 """What is tried beside the run's own."""
 RUN = "the run"

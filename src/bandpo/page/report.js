@@ -76,6 +76,8 @@ const PANELS = {
   cut: "Answers cut off (share)",
 };
 
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((x) => x * 10 ** power)); // between ticks of steps
+
 /** Steps and values that a run has of a quantity. */
 function curve(run, key) {
   const column = run.columns[key] || [];
@@ -118,7 +120,7 @@ function curvesOf(host, key, width) {
   } };
   chart(host, 210, {
     series, scales: { x: { time: false }, y },
-    axes: [axis(host), axis(host, null, { size: 56, values: (_, ticks) => ticks.map(short) })],
+    axes: [axis(host, null, { incrs: WHOLE }), axis(host, null, { size: 56, values: (_, ticks) => ticks.map(short) })],
     cursor: { sync: { key: "step" }, y: false },
   }, uPlot.join(tables));
 }
@@ -183,10 +185,12 @@ function pairs(run, rule, share, over, row) {
 
 const FEW = 10; // steps below which they do not show how much steps differ
 
-/** A share with its interval: over steps where there are enough, and no narrower than Wilson's of n tokens. */
-function measured(found, n) {
+/** A share with its interval: over steps where there are enough, and no narrower than Wilson's of n tokens. Of gradient,
+    a few tokens carry most: without enough steps there is no interval. */
+function measured(found, n, ofGradient = false) {
   if (!found.length) return null;
   const over = bandpo.shareOver(found);
+  if (ofGradient && found.length < FEW) return { share: over.share, low: null, high: null };
   const [low, high] = bandpo.wilson(over.share, n ?? over.whole);
   if (found.length < FEW) return { ...over, low, high };
   return { ...over, low: Math.min(low, over.low), high: Math.max(high, over.high) };
@@ -194,7 +198,7 @@ function measured(found, n) {
 
 function bars(rows) {
   // Of few tokens hardly anything is known: their interval may reach beyond the edge.
-  const ends = (told) => told.map(({ found }) => (found ? found.high : 0));
+  const ends = (told) => told.map(({ found }) => (found ? found.high ?? found.share : 0));
   const many = rows.filter(({ n }) => n >= 50);
   const most = Math.max(...ends(many.length ? many : rows), ...rows.map(({ found }) => (found ? found.share : 0)), 1e-9);
   const scale = (x) => `${(100 * x) / most}%`;
@@ -203,10 +207,10 @@ function bars(rows) {
     found
       ? element("div", { class: "track" },
           element("div", { class: "bar", style: { "--share": scale(found.share) } }),
-          element("div", { class: "spread", style: { "--low": scale(found.low), "--high": scale(found.high) } }))
+          found.low === null ? "" : element("div", { class: "spread", style: { "--low": scale(found.low), "--high": scale(found.high) } }))
       : element("div", { class: "track" }),
     element("span", { class: "figure" }, ...(found
-      ? [percent(found.share), element("small", {}, `${percent(found.low)} – ${percent(found.high)}`)]
+      ? [percent(found.share), element("small", {}, found.low === null ? "" : `${percent(found.low)} – ${percent(found.high)}`)]
       : ["–"]), element("small", {}, n ? `n = ${Math.round(n).toLocaleString("en")}` : "no token")),
   ]));
 }
@@ -226,7 +230,7 @@ function barsByRule(run, chosen, row) {
     const found = pairs(run, rule, "blocked_mass_below_0.1", "mass_positive_below_0.1", row);
     const tokens = (name) => pairs(run, name, "clip_high_below_0.1", "tokens_positive_below_0.1", row);
     const n = sum(tokens(rule)) || (run.rules ? 0 : sum(tokens(rulesOf(run)[0])));
-    return { label: rule, found: n ? measured(found, n) : null, n, chosen: rule === chosen };
+    return { label: rule, found: n ? measured(found, n, true) : null, n, chosen: rule === chosen };
   });
 }
 
@@ -316,7 +320,7 @@ function rules() {
     const compared = barsByRule(run, rule, row);
     if (compared.some(({ found }) => found)) {
       figures.push(element("figure", {}, element("h3", {}, "Gradient of rare winners blocked (A > 0, p < 0.1)"), bars(compared),
-        element("figcaption", {}, `Every rule on the same tokens, ${when}; n counts a token at each update on it.`)));
+        element("figcaption", {}, `Every rule on the same tokens, ${when}; n counts a token at each update on it. Lines: 95 % interval, over steps from ${FEW} on.`)));
     }
     let host = null;
     const tokens = !run.tokens ? [] : row === null ? Object.values(run.tokens).flat() : run.tokens[run.steps[row]] || [];
@@ -324,7 +328,8 @@ function rules() {
       host = element("div", {});
       figures.push(element("figure", { style: { "grid-column": "1 / -1" } },
         element("h3", {}, `What ${mine ? `Band, ${state.divergence} ${short(state.radius)},` : rule} does to the tokens that moved most`), host,
-        element("figcaption", {}, `${tokens.length.toLocaleString("en")} tokens with the largest moves, ${when}. Shaded: what the rule allows.`)));
+        element("figcaption", {}, `${tokens.length.toLocaleString("en")} tokens with the largest moves, ${when}. ${
+          mine || run.rules[rule].limits ? "Shaded: what the rule allows." : "The rule's bounds are not drawn: they are of sequences, or depend on more than p."}`)));
     }
     drawn.replaceChildren(...figures);
     if (host) scatter(host, run, rule, tokens, mine ? bandpo.band(state.divergence, state.radius) : null);
