@@ -9,7 +9,7 @@ import pytest
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # trl.experimental announces itself by a warning
 
-FRAMEWORKS = {"_trl_config": "trl", "verl": "verl", "_verl_digest": "verl"}
+FRAMEWORKS = {"_trl_config": "trl", "verl": "verl"}
 """Adapters with examples, and what they need. Others need no framework, or have no examples."""
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -51,7 +52,6 @@ MORE = {
 """What follows the experiment, where it is not the file alone."""
 
 CHECKED = {
-    "paper/base": "another name of `paper/recommended`",
     "paper/recommended": "rehearsed with each rule",
     "paper/model/qwen2.5-3b-instruct": "rehearsed with each rule",
     "paper/task/apps": "its reward needs a server of Sandbox Fusion",
@@ -122,7 +122,11 @@ def result(recipe: str, folder: Path) -> dict[str, Any]:
     try:
         if why := CHECKED.get(recipe):
             check = validate(compose(chosen, SHIPPED, "ppo_trainer"))
-            return {"ok": check.ok, "verdict": f"settings {check.detail}; not rehearsed: {why}", "loss": ""}
+            return {
+                "ok": check.ok,
+                "verdict": f"settings {'accepted' if check.ok else check.detail}; not rehearsed: {why}",
+                "loss": "",
+            }
         found = rehearse(chosen, config_dir=SHIPPED, stand_in=True)
     except (CannotRehearse, ValueError) as error:
         return {"ok": False, "verdict": str(error), "loss": ""}
@@ -152,8 +156,18 @@ def _file(folder: Path, recipe: str) -> Path:
 
 def write_table(found: dict[str, dict[str, Any]]) -> None:
     """Replace what stands between the markers."""
-    lines = ["| recipe | verdict | its loss |", "|---|---|---|"]
-    lines += [f"| `{recipe}` | {one['verdict']} | {one['loss']} |" for recipe, one in sorted(found.items())]
+    lines = [
+        "| recipe | verdict | tokens whose gradient the rule changed | difference by hand |",
+        "|---|---|---|---|",
+    ]
+    for recipe, one in sorted(found.items()):
+        clipped, apart = (
+            re.search(what, one["loss"]) for what in (r"\d+ of \d+(?= tokens)", r"(?<= to )\S+$")
+        )
+        verdict = one["verdict"].replace("REHEARSAL PASSED: ", "passed, ")
+        lines.append(
+            f"| `{recipe}` | {verdict} | {clipped[0] if clipped else ''} | {apart[0] if apart else ''} |"
+        )
     write_between_marks(ROOT / "docs/rehearsal.md", "rehearsals", lines)
 
 

@@ -205,7 +205,7 @@ def test_one_version():
     assert cited[1] == bandpo.__version__
     assert f"## {bandpo.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'__version__ = "{bandpo.__version__}"' in (ROOT / "lab/src/bandpo_lab/__init__.py").read_text()
-    assert f"bandpo[trl]=={bandpo.__version__}" in LAB["project"]["dependencies"]
+    assert f"bandpo[cli,recorder]=={bandpo.__version__}" in LAB["project"]["dependencies"]
 
 
 @pytest.mark.parametrize(("lines", "over"), [(11_500, False), (11_501, True)])

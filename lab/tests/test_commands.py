@@ -18,7 +18,7 @@ from pages import PAGES, ROOT, blocks, commands, follow
 from test_cli import full_disk
 
 GROUP = typer.main.get_command(app)
-GROUPS = {"data", "study"}
+GROUPS = {"data", "run", "study"}
 NAMES = [*GROUP.commands.keys() - {"train", *GROUPS}]
 NAMES += [f"{group} {name}" for group in GROUPS for name in GROUP.commands[group].commands]
 
@@ -112,7 +112,7 @@ OTHERS = {  # options that the pages name of other programs
     "--save-debug-train-data": "slime, miles",
     "--varied": "benchmarks/doctor/run.py",
     "--dry-run": "recipes/launch.sh",
-    "--no-deps": "pip",
+    **dict.fromkeys(("--no-deps", "--no-build-isolation"), "pip"),
     **dict.fromkeys(("--cpus-per-task", "--mem", "--requeue", "--signal"), "Slurm"),
 }
 

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo.cli.app import app
-from bandpo_lab.cost import read_steps
+from bandpo_lab.cost import AUTHORS, read_steps, step_seconds
 
 STEPS = [
     {"timing_s/step": 100.0, "timing_s/gen": 30.0, "perf/time_per_step": np.float64(100.0), "x/nan": np.nan},
@@ -45,3 +45,19 @@ def test_the_command_sums_a_log_up(tmp_path):
     assert CliRunner().invoke(app, ["recipes", "summary", "-"], input=log()).output == printed
     with pytest.raises(ValueError, match="no line of verl's with a step"):
         CliRunner().invoke(app, ["recipes", "summary", "-"], input="hello\n", catch_exceptions=False)
+
+
+def test_the_formula_is_near_what_the_authors_logged():
+    for seconds, generation, training, response, *_ in AUTHORS.values():
+        found = step_seconds(3.1e9, response)
+        assert found == pytest.approx((generation, training), rel=0.04)
+        assert sum(found) + 4 == pytest.approx(seconds, rel=0.02)
+
+
+def test_the_first_steps_are_laid_beside_the_authors():
+    line = "step:{} - timing_s/step:{} - actor/entropy:0.5 - timing_s/ref:1.0"
+    given = "\n".join(line.format(step, 100.0 + step) for step in (1, 2, 9))
+    printed = CliRunner().invoke(app, ["recipes", "summary", "-"], input=given).output
+    assert "| s per step | 102 | 110 | 109 | 109 | 108 |" in printed  # of steps 1 and 2
+    assert "| entropy | 0.5 | 0.572 |" in printed
+    assert "| s of training |  | 69.3 |" in printed  # of which the log has not all parts

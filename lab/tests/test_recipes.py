@@ -1,17 +1,23 @@
 """Every recipe composed by hydra over stock verl's config, or parsed by TRL; and what the launchers would execute."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
-import sys
 from copy import deepcopy
 from functools import cache
+from importlib.metadata import requires
+from itertools import permutations
+from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
 
 from bandpo import ClipRule, parse
+from bandpo.cli.app import app
 from pages import ROOT
 from variants import names
 
@@ -67,42 +73,54 @@ def test_every_model_goes_with_every_rule(model, rule):
 
 
 NAMES = ("qwen2.5-3b-instruct", "band-kl")
+LOSS = "actor_rollout_ref.actor.policy_loss."
 EXPERIMENT = ("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
 
 
-def checkpoints(*overrides: str) -> str:
-    return compose(*EXPERIMENT, *overrides).trainer.default_local_dir
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("override", "same"),
+    ("overrides", "message"),
     [
-        ("actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.1)'", False),
-        ("actor_rollout_ref.actor.optim.lr=5e-7", False),
-        ("+dapo=overlong", False),
-        ("trainer.nnodes=2", False),
-        ("actor_rollout_ref.actor.optim.lr=1.0e-6", True),  # as it was
-        ("trainer.resume_mode=resume_path", True),
-        ("trainer.save_freq=1", True),
-        ("+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:online}", True),
+        (["+paper=recommended", f"{LOSS}loss_mode=vanilla"], "loss_mode=vanilla stands beside"),
+        (["+paper/rule=[grpo,band-kl]", "+paper=recommended"], "the last of them would replace the others"),
+        (["+paper/arm=dapo", "+paper=authors"], r"\+paper=authors stands behind .* write it first"),
+        (["+paper=recommended", "+recipe.radis=0.03"], "recipe.radis is read by nothing"),
+        (
+            ["+paper/rule=grpo", "+paper=recommended", "+recipe.radius=0.03"],
+            "recipe.radius is read by nothing",
+        ),
+        (["+paper=recommended", "recipe.radius=5"], "block a ratio above 1"),
+        (["+paper=recommended", f"{LOSS}clip=null"], "clip is null"),
+        (
+            ["+paper=recommended", f"{LOSS}clip='FixedClip()'", f"++{LOSS}clip='CISPO()'"],
+            "clip is given twice",
+        ),
+        (["+paper=recommended", "actor_rollout_ref.actor.clip_ratio_high=0.28"], "has no effect beside"),
+        (
+            ["+paper=recommended", "actor_rollout_ref.actor.ppo_mini_batch_size=256"],
+            "one update for each batch",
+        ),
+        (["+paper=recommended", "+dapo=dynamic-sampling", "trainer.use_v1=false"], "use_v1=false ignores it"),
     ],
 )
-def test_an_experiment_finds_its_own_checkpoints_and_no_others(override, same):
-    assert (checkpoints(override) == checkpoints()) == same
+def test_a_recipe_that_would_train_something_else_is_refused(overrides, message):
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    from bandpo_lab.rehearsal import shrink
+    from bandpo_lab.rehearsal.preflight import validate
+
+    rule = [] if "paper/rule" in overrides[0] else ["+paper/rule=band-kl"]
+    config = shrink.compose([f"+paper/model={NAMES[0]}", *rule, *overrides], RECIPES, "ppo_trainer")
+    assert re.search(message, validate(config, overrides).detail)
 
 
 @pytest.mark.slow
-def test_the_folder_of_checkpoints():
-    from omegaconf import OmegaConf
+def test_rule_and_variant_stand_in_any_order():
+    from bandpo_lab.rehearsal.shrink import compose
 
-    config = compose(*EXPERIMENT)
-    OmegaConf.resolve(config)  # as verl does
-    assert config.trainer.default_local_dir == checkpoints()
-    assert checkpoints().startswith("runs/qwen2.5-3b-instruct-band-kl-")
-    assert checkpoints("recipe.output=/shared") == checkpoints().replace("runs", "/shared", 1)
-    # An earlier name of the variant is still read.
-    assert compose(*EXPERIMENT, variant="base").trainer.default_local_dir == checkpoints()
+    words = ["+paper/model=qwen2.5-7b", "+paper/rule=band-tv", "+paper=authors"]
+    one, *others = (
+        compose([words[k] for k in order], RECIPES, "ppo_trainer") for order in permutations(range(3))
+    )
+    assert all(other == one for other in others)
 
 
 @pytest.mark.slow
@@ -112,17 +130,75 @@ def test_the_radius_of_an_ablation_is_one_setting(rule):
     assert "(), 0.03, max_ratio=10)" in config.actor_rollout_ref.actor.policy_loss.clip
 
 
-@pytest.mark.slow
-def test_stock_verl_knows_the_folder():
-    """The command of the launcher, in a process that never names bandpo; hydra stops after composing."""
+def told(*words: str) -> list[str]:
+    """What `bandpo run verl` would execute."""
+    found = CliRunner().invoke(app, ["run", "verl", "--dry-run", *words])
+    assert found.exit_code == 0, found.output
+    return shlex.split(found.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "method"),
+    [
+        (
+            ["--method", "band-kl"],
+            "qwen2.5-3b-instruct-band-kl",
+            "Method(clip=Band(divergence=KL(), radius=0.05",
+        ),
+        (
+            ["--method", "band-tv", "--settings", "authors", "recipe.radius=0.1"],
+            "qwen2.5-3b-instruct-band-tv-authors",
+            "Method(clip=Band(divergence=TotalVariation(), radius=0.1,",
+        ),
+        (["--method", "GSPO(0.01)"], "qwen2.5-3b-instruct-GSPO-0.01", "GSPO(low=0.01"),
+        (
+            [
+                "--method",
+                "grpo",
+                "--settings",
+                "authors",
+                "--task",
+                "commonsenseqa",
+                "+dapo=dynamic-sampling",
+            ],
+            "qwen2.5-3b-instruct-grpo-dynamic",
+            "Method(clip=FixedClip(low=0.2, high=0.2)",
+        ),
+        (
+            ["--method", "vanilla"],
+            "qwen2.5-3b-instruct-vanilla",
+            "verl's vanilla, Method(clip=FixedClip(low=0.2, ",
+        ),
+    ],
+)
+def test_the_launcher_trains_what_it_is_told(words, name, method):
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
-    run = launched("run", *NAMES, BANDPO_OUTPUT="/o")
-    command = [sys.executable, *run[1:], "--cfg", "job", "--resolve"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=RECIPES.parent)
-    assert found.returncode == 0, found.stderr
-    folder = yaml.safe_load(found.stdout)["trainer"]["default_local_dir"]
-    data = next(word for word in run if word.startswith("recipe.data="))
-    assert folder == checkpoints(data, "recipe.output=/o")
+    from bandpo_lab.rehearsal import shrink
+    from bandpo_lab.rehearsal.preflight import validate
+
+    run = told("--model", NAMES[0], *words)
+    config = shrink.compose(run[run.index("--config-dir") + 2 :], RECIPES, "ppo_trainer")
+    check = validate(config)
+    assert check.ok, check.detail
+    assert (config.trainer.experiment_name, config.bandpo.said.loss[: len(method)]) == (name, method)
+    own = config.actor_rollout_ref.actor.policy_loss._target_.startswith("verl.")
+    assert own == ("vanilla" in words)
+    assert config.data.val_files[0].startswith(str(Path.cwd() / "data"))
+    assert config.trainer.default_local_dir == str(Path.cwd() / "runs" / name)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "GSPO(0.01"], r"'GSPO\(0\.01' cannot be read"),
+        (["--method", "grpo", "--settings", "author"], r"'author' is none of authors, recommended in "),
+        (["--method", "grpo", "--task", "chess"], r"'chess' is none of apps, commonsenseqa in "),
+    ],
+)
+def test_the_launcher_names_what_there_is(words, message):
+    found = CliRunner().invoke(app, ["run", "verl", "--dry-run", "--model", "gpt2", *words])
+    assert isinstance(found.exception, ValueError)
+    assert re.search(message, str(found.exception))
 
 
 @pytest.mark.slow
@@ -159,18 +235,11 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     assert reward_functions(arguments.run) == [reward]
 
 
-def test_the_launcher_prints_one_command_for_each_way():
-    run = launched("run", *NAMES, "+paper=authors", "+paper/arm=dapo")
-    assert run[run.index("recipes") + 1 :][:3] == [*EXPERIMENT, "+paper=authors"]  # behind model and rule
-    assert "+paper=recommended" not in run
-    assert run.index("+paper=authors") < run.index("+paper/arm=dapo")
+def test_the_script_prints_one_command_for_each_way():
     recipe = (*NAMES, "trainer.nnodes=2")
-    rehearsal = launched("rehearse", *recipe)
-    assert rehearsal[:2] == ["bandpo", "rehearse"]
-    assert f"recipe.data={RECIPES.parent / 'data'}" in rehearsal
     run = launched("run", *recipe, BANDPO_DATA="/shared/data", BANDPO_OUTPUT="/shared/runs")
-    assert run[:3] == ["python", "-m", "verl.trainer.main_ppo"]
-    assert {"trainer.nnodes=2", "recipe.data=/shared/data", "recipe.output=/shared/runs"} < set(run)
+    assert run[:3] == ["bandpo", "run", "verl"]
+    assert run[-5:] == ["--data", "/shared/data", "--output-dir", "/shared/runs", "trainer.nnodes=2"]
     submit = launched("submit", *recipe, RAY_ADDRESS="http://head:8265")
     assert submit[:5] == ["ray", "job", "submit", "--address", "http://head:8265"]
     assert submit[submit.index("--") + 1 :][:3] == run[:3]
@@ -201,26 +270,6 @@ def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
     assert command[command.index("--data_dir") + 1] == str(RECIPES.parent / "data/trl")
 
 
-def test_the_launched_overrides_are_composed_and_verl_accepts_the_recipe_at_full_size():
-    run = launched("run", "qwen2.5-7b", "grpo", "+dapo=dynamic-sampling", BANDPO_DATA="/d")
-    config = compose(*(word for word in run[run.index("recipes") + 1 :] if word != "+paper=recommended"))
-    assert config.data.val_files[0] == "/d/verl/amc23.parquet"
-    assert config.ray_kwargs.ray_init.runtime_env.env_vars.WANDB_MODE == "offline"
-    assert config.algorithm.filter_groups.enable
-    from bandpo_lab.rehearsal.preflight import validate
-
-    check = validate(compose(*EXPERIMENT))
-    assert check.ok, check.detail
-
-
-@pytest.mark.parametrize("arguments", [["fly", MODELS[0], RULES[0]], ["run", "gpt-2", RULES[0]], ["run"]])
-def test_the_launcher_names_what_there_is(arguments):
-    found = subprocess.run([RECIPES / "launch.sh", *arguments], capture_output=True, text=True)
-    assert found.returncode == 2
-    assert "band-kl" in found.stderr
-    assert "qwen2.5-3b-instruct" in found.stderr
-
-
 def test_slurm_brings_up_ray_on_every_node_and_runs_the_recipe():
     job = {"JOB_NUM_NODES": "3", "GPUS_ON_NODE": "4", "CPUS_PER_TASK": "12", "JOB_ID": "41234"}
     environment = {f"SLURM_{name}": value for name, value in job.items()} | {"BANDPO_DRY_RUN": "1"}
@@ -236,6 +285,22 @@ def test_slurm_brings_up_ray_on_every_node_and_runs_the_recipe():
     assert run[-6:-2] == ["run", "qwen2.5-7b", "band-kl", "trainer.total_epochs=1"]
     assert run[-2:] == ["trainer.nnodes=3", "trainer.n_gpus_per_node=4"]
     assert commands[-1][-1].endswith("/ray-41234")  # which every node removes at the end
+
+
+def test_a_gpu_node_gets_verls_own_pins_and_what_bandpo_requires():
+    pins = dict(
+        line.split("==") for line in (RECIPES / "gpu.txt").read_text().splitlines() if "==" in line[1:]
+    )
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    for requirement in map(Requirement, [*requires("verl"), *requires("bandpo"), *requires("bandpo-lab")]):
+        if any(
+            requirement.marker is None or requirement.marker.evaluate({"extra": e}) for e in ("vllm", "verl")
+        ):
+            name = requirement.name.lower().replace("_", "-")
+            assert name in ("bandpo", "bandpo-lab", "trl") or requirement.specifier.contains(pins[name]), (
+                requirement
+            )
+    assert "trl" not in pins
 
 
 def test_the_scripts_pass_shellcheck():

@@ -319,7 +319,10 @@ def test_the_command_reports_and_exits_by_what_it_found(folder):
     misspelt = "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
     found = command("--output-dir", str(folder), "--", *RECIPE[:-2], misspelt)
     assert found.exit_code == 1
-    assert "FAIL settings: there is no policy loss named 'bnad'" in found.output
+    assert (
+        "FAIL settings: actor_rollout_ref.actor.policy_loss.loss_mode: no policy loss is named 'bnad'"
+        in found.output
+    )
     lines = found.output.strip().splitlines()
     assert lines[0] == lines[-1] == "REHEARSAL FAILED: settings"
     assert "  vLLM and SGLang" in found.output[found.output.index("Not covered") :]

@@ -39,9 +39,10 @@ WITHOUT_RAY = FAKES | {
         trap 'rm "$FAKE/node-$$"; echo "ray ended" >> "$FAKE/calls"; exit 0' TERM
         touch "$FAKE/node-$$"
         while :; do sleep 0.05; done """,
-    # `python -m verl…` trains six steps and resumes as verl does.
-    "python": JOINED
-    + """
+    "python": JOINED,
+    # `bandpo run verl …` trains six steps and resumes as verl does.
+    "bandpo": """
+        echo "bandpo: checkpoints $BANDPO_OUTPUT/qwen starts at step 0"
         checkpoints=$BANDPO_OUTPUT/qwen/latest_checkpointed_iteration.txt
         step=$(cat "$checkpoints" 2>/dev/null || echo 0)
         echo "training from step $step" >> "$FAKE/calls"
@@ -137,15 +138,21 @@ def test_a_job_out_of_time_is_queued_again_and_goes_on(tmp_path):
 
 def test_a_job_that_saved_nothing_is_not_queued_again(tmp_path):
     slurm = Slurm(tmp_path, WITHOUT_RAY, STEP_TIME="30")
-    started = "training from step 0"
-    assert slurm.submit(*RECIPE, out_of_time=lambda: started in slurm.calls()) == [1]
+    other = tmp_path / "runs/another-job/latest_checkpointed_iteration.txt"
+    other.parent.mkdir(parents=True)
+
+    def begun_while_another_job_saves() -> bool:
+        other.touch()
+        return "training from step 0" in slurm.calls()
+
+    assert slurm.submit(*RECIPE, out_of_time=begun_while_another_job_saves) == [1]
     assert "lower trainer.save_freq" in slurm.log()
     assert not any("requeue" in call for call in slurm.calls())
     assert not slurm.ray_folder().exists()
 
 
 def test_a_failed_training_fails_the_job_and_leaves_no_ray(tmp_path):
-    fakes = WITHOUT_RAY | {"python": JOINED + "\n        exit 3"}
+    fakes = WITHOUT_RAY | {"bandpo": "exit 3"}
     slurm = Slurm(tmp_path, fakes)
     assert slurm.submit(*RECIPE) == [3]
     assert slurm.calls().count("ray ended") == 2

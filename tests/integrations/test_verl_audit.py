@@ -221,7 +221,7 @@ def test_the_config_class_audits_what_loss_mode_names():
     assert (found.loss_mode, found.audited) == ("gspo", None)
     with pytest.raises(Exception, match="write BandPolicyLossConfig, which audits band too"):
         composed(("", "loss_mode=band"), target="AuditedPolicyLossConfig")
-    with pytest.raises(ValueError, match="set by AuditedPolicyLossConfig; name the loss itself"):
+    with pytest.raises(ValueError, match="AuditedPolicyLossConfig sets audited; name the loss"):
         evaluate(actor_config(PolicyLossConfig(loss_mode="audited")), batch(0))
     with pytest.raises(ValueError, match="Unsupported loss mode: gpso"):  # verl's own error
         evaluate(actor_config(AuditedPolicyLossConfig(loss_mode="gpso")), batch(0))

@@ -14,18 +14,25 @@ from bandpo.audit.watch import BandWarning
 from bandpo.integrations import verl
 from bandpo.integrations._verl_contract import Certifier
 from bandpo.integrations.verl import BandPolicyLossConfig
+from bandpo.methods import METHODS
 from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, whole_config
 from two_processes import run_on_two_processes
 
 WHOLE = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32", "trainer.n_gpus_per_node=8"]
 WHOLE += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"]
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"
+MODEL = "actor_rollout_ref.model."
 
 
-def validated(method, *overrides):
+LOSS = "actor_rollout_ref.actor.policy_loss."
+
+
+def validated(method, *overrides, target="BandPolicyLossConfig"):
     """As verl's command checks all settings, before Ray starts: a mini-batch of 256 sequences on 8 GPUs."""
-    text = f"+actor_rollout_ref.actor.policy_loss.method={json.dumps(method)}"
-    verls_settings.validate_config(whole_config(text, *WHOLE, *overrides), False, False)
+    text = [f"+{LOSS}method={json.dumps(method)}"] if method else []
+    config = whole_config(*text, *WHOLE, *overrides, target=target)
+    verls_settings.validate_config(config, False, False)
+    return config
 
 
 @pytest.mark.parametrize(
@@ -40,11 +47,76 @@ def validated(method, *overrides):
         ("BAPO()", ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16"], r"ppo_micro_.*_per_gpu=32"),
         ("BAPO()", ["actor_rollout_ref.rollout.n=2"], r"ppo_micro_batch_size_per_gpu=64"),
         ("BAPO()", ["actor_rollout_ref.actor.use_dynamic_bsz=true"], r"use_dynamic_bsz=false"),
+        ("FixedClip(0.2, 28)", [], "block a ratio above 1"),
+        ("Band(KL(), 5)", [], "block a ratio above 1"),
+        ("Band(TotalVariation(), 1.5, max_ratio=inf)", [], "block a ratio above 1"),
+        ("FixedClip(0.99, 0.2)", [], "block a ratio below 1"),
     ],
 )
-def test_what_verl_would_make_another_method_is_refused_before_ray_starts(method, overrides, message):
+def test_what_would_be_another_method_or_none_is_refused_before_ray_starts(method, overrides, message):
     with pytest.raises(ValueError, match=rf"^actor_rollout_ref\.actor\.policy_loss\.method: .*{message}"):
         validated(method, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        *(
+            (
+                [f"+{place}policy_loss.{name}='FixedClip()'"],
+                rf"^{place}policy_loss\.{name}: verl does not look there",
+            )
+            for place in ("", "algorithm.", "actor_rollout_ref.", "data.")
+            for name in ("clip", "method")
+        ),
+        (["+policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig"], "does not look there"),
+        ([f"+{LOSS}clip=null"], "clip is null: leave it out"),
+        (
+            ["actor_rollout_ref.actor.clip_ratio=0.1"],
+            r"clip_ratio=0\.1 has no effect beside Method\(clip=Band",
+        ),
+        (["actor_rollout_ref.actor.clip_ratio_low=0.1"], "clip_ratio_low=0.1 has no effect"),
+        (["actor_rollout_ref.actor.clip_ratio_high=0.28"], r"clip_ratio_high=0\.28 has no effect"),
+        (
+            ["data.train_batch_size=256"],
+            r"ppo_mini_batch_size: there is one update for each batch.*never acts",
+        ),
+        (["algorithm.filter_groups.enable=true", "trainer.use_v1=false"], "use_v1=false ignores it"),
+    ],
+)
+def test_what_would_train_something_else_without_a_word_is_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        validated(None, *overrides)
+
+
+def test_a_loss_that_nobody_knows_is_refused_before_ray_starts():
+    for target in ("AuditedPolicyLossConfig", "verl.workers.config.PolicyLossConfig"):
+        with pytest.raises(ValueError, match=r"no policy loss is named 'gspoo' of audited, band, .*gspo"):
+            validated(None, f"{LOSS}loss_mode=gspoo", target=target)
+
+
+def test_what_is_asked_for_in_so_many_words_passes():
+    """One-sided and no clips; updates that are off-policy in another way; a loss that a plug-in registers later."""
+    one = ["data.train_batch_size=256"]
+    for method, *overrides in (
+        ("FixedClip(1, 0.2)",),
+        ("FixedClip(0.2, inf)",),
+        ("CISPO()",),
+        ("Unclipped()", *one),
+        ("Band(KL(), 0.05)", *one, BYPASS),
+        ("Band(KL(), 0.05)", *one, "actor_rollout_ref.actor.ppo_epochs=2"),
+        ("Band(KL(), 0.05)", *one, "trainer.v1.trainer_mode=separate_async"),
+    ):
+        validated(method, *overrides)
+    validated(None, *one, target="AuditedPolicyLossConfig")
+    validated(None, f"{LOSS}loss_mode=mine", f"{MODEL}external_lib=mine", target="AuditedPolicyLossConfig")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_can_act(name):
+    method = METHODS[name].method()
+    if method.old_policy == "trainer":
+        validated(name + "()")
 
 
 def test_what_verl_does_as_the_method_says_passes_and_an_average_that_the_user_sets_is_said(caplog):
@@ -60,7 +132,7 @@ def test_what_verl_does_as_the_method_says_passes_and_an_average_that_the_user_s
 def test_a_part_of_a_mini_batch_is_refused_where_the_driver_could_not_know():
     info = {"dp_size": 2, "batch_num_tokens": 60, "global_batch_size": 24}
     config = actor_config(BandPolicyLossConfig(method="BAPO()"), global_batch_info=info)
-    with pytest.raises(ValueError, match=r"got 6 of its 12 sequences.*ppo_micro_batch_size_per_gpu=12"):
+    with pytest.raises(ValueError, match=r"ppo_micro_batch_size_per_gpu=12"):
         evaluate(config, batch(1))
 
 

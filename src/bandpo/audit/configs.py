@@ -10,6 +10,7 @@ import math
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bandpo.audit.files import shipped, unpickled
 from bandpo.audit.logs import Row
 from bandpo.audit.record import told_method
 from bandpo.audit.settings import Setup
-from bandpo.divergences import KL, Divergence, TotalVariation
+from bandpo.divergences import KL, TotalVariation
 from bandpo.methods import CISPO, GPG, GSPO, SAPO, Method, PrimeRL
 from bandpo.objectives import (
     ClippedWeight,
@@ -78,6 +79,10 @@ def trained_with(run: Path, given: Method | None = None) -> Setup:
     >>> trained_with(run)
     Setup(framework='nemo-rl', method=FixedClip(low=0.2, high=0.28), updates=None)
     """
+    if run.suffix == ".jsonl":  # whose first line our driver writes in verl's file logger
+        with suppress(OSError, StopIteration, ValueError), run.open() as lines:
+            if text := at(json.loads(next(lines)), "data.bandpo.method"):
+                return Setup("verl", told_method(text, run, given))
     if run.is_dir():
         files = [file for name in _READ for file in run.rglob(name)]
     else:
@@ -151,43 +156,26 @@ TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def verl_method(name: str, actor: Config) -> Method | None:
     """The method that verl's loss of a ``loss_mode`` is under the actor's settings; None if it is none of bandpo's."""
-    make = _VERL.get(name)
-    return make and make(actor)
-
-
-def _sides(actor: Config) -> tuple[float, float]:
-    low, high = actor["clip_ratio_low"], actor["clip_ratio_high"]
-    return actor["clip_ratio"] if low is None else low, actor["clip_ratio"] if high is None else high
-
-
-def _vanilla(actor: Config) -> Method:
-    low, high = _sides(actor)
-    return Method(FixedClip(min(low, 1.0), high), DualClip(actor["clip_ratio_c"]))
-
-
-def _dppo(divergence: Divergence) -> Callable[[Config], Method]:
-    def method(actor: Config) -> Method:
-        lower, upper = (Band(divergence, radius, math.inf) for radius in _sides(actor))
-        return Method(lower if lower == upper else Sides(lower, upper), Masked(actor["clip_ratio_c"]))
-
-    return method
-
-
-def _geo_mean(actor: Config) -> Method:
-    low, high = _sides(actor)  # distances of log r from 0
-    return Method(FixedClip(-math.expm1(-low), math.expm1(high)), GeometricMean())
-
-
-_VERL: Mapping[str, Callable[[Config], Method]] = {
-    "vanilla": _vanilla,
-    "dppo_tv": _dppo(TotalVariation()),
-    "dppo_kl": _dppo(KL()),
-    "gspo": lambda actor: GSPO(*_sides(actor)),
-    "sapo": lambda actor: SAPO(actor["tau_pos"], actor["tau_neg"]),
-    "gpg": lambda actor: GPG(),
-    "geo_mean": _geo_mean,
-    "cispo": lambda actor: CISPO(*_sides(actor)),
-}
+    ends = actor["clip_ratio_low"], actor["clip_ratio_high"]
+    low, high = (actor["clip_ratio"] if end is None else end for end in ends)
+    match name:
+        case "vanilla":
+            return Method(FixedClip(min(low, 1.0), high), DualClip(actor["clip_ratio_c"]))
+        case "dppo_tv" | "dppo_kl":
+            divergence = TotalVariation() if name == "dppo_tv" else KL()
+            lower, upper = (Band(divergence, radius, math.inf) for radius in (low, high))
+            return Method(lower if lower == upper else Sides(lower, upper), Masked(actor["clip_ratio_c"]))
+        case "gspo":
+            return GSPO(low, high)
+        case "sapo":
+            return SAPO(actor["tau_pos"], actor["tau_neg"])
+        case "gpg":
+            return GPG()
+        case "geo_mean":  # whose ends are distances of log r from 0
+            return Method(FixedClip(-math.expm1(-low), math.expm1(high)), GeometricMean())
+        case "cispo":
+            return CISPO(low, high)
+    return None
 
 
 def _verl(config: Config) -> Method | None:

@@ -17,7 +17,7 @@ from bandpo.cli.doctor import doctor_command
 from bandpo.cli.report import report_command
 from bandpo.cli.where import where_command
 
-LAB = ("compare", "data", "eval", "recipes", "rehearse", "study", "train")
+LAB = ("compare", "data", "eval", "recipes", "rehearse", "run", "study", "train")
 """Commands of bandpo-lab."""
 
 

@@ -42,6 +42,7 @@ def audit_command(
     from rich.console import Console
 
     from bandpo import parse
+    from bandpo.audit.configs import setup_of
     from bandpo.audit.logs import read_log, summarize
     from bandpo.audit.metrics import COUNTERFACTUALS
     from bandpo.audit.recorder import record_files
@@ -68,6 +69,7 @@ def audit_command(
         console.print(title, highlight=False, soft_wrap=True)
         console.print(methods_table(seen))
     for label, summary in summaries.items():
-        console.print(f"{label}, {summary.steps} steps", highlight=False, soft_wrap=True)
+        told = f", {setup}" if str(setup := setup_of(Path(label), logs[label])) else ""
+        console.print(f"{label}, {summary.steps} steps{told}", highlight=False, soft_wrap=True)
     if summaries:
         console.print(clip_table(summaries))

@@ -1,8 +1,7 @@
 """The audit in verl: a worker's losses report sums, and verl's driver makes rates of them.
 
-verl averages what a policy loss reports, over micro-batches and data-parallel ranks and then over mini-batches, and a
-mean of rates is not the rate. So each loss reports sums over its tokens as plain numbers. Where the driver reduces the
-metrics they are added up. What is logged are the metrics of `Audit.metrics`, over all tokens of the step.
+verl averages what a policy loss reports, over micro-batches and ranks and then over mini-batches, and a mean of rates
+is not the rate. So each loss reports sums over its tokens, and the driver adds them up before it reduces its metrics.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from verl.utils import metric
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
 from bandpo.audit.watch import Watch
 from bandpo.batch import Batch
+from bandpo.integrations._verl_identity import keep
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SUMS = "actor/audit_sums/"
 
 @torch.no_grad()
 def report(run: Method, batch: Batch, config: ActorConfig) -> dict[str, float]:
-    """The worker's end: the sums of one loss, always under the same names; all are 0 where no token counts."""
+    """The sums of one loss as metrics, in its worker; always under the same names, and all 0 where no token counts."""
     settings = config.policy_loss
     if not settings.get("audit", True):
         return {}
@@ -70,22 +70,21 @@ class Driver:
 
             rollout = config["actor_rollout_ref"]["rollout"]
             sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout}
-            self._recorder = Recorder(folder, framework=f"verl {verl.__version__}", sampling=sampling)
+            told = {"framework": f"verl {verl.__version__}", "sampling": sampling}
+            self._recorder = Recorder(folder, method=config.get("bandpo", {}).get("method"), **told)
         self._hook()
 
     def _hook(self) -> None:
         """Put `see` behind verl's advantages, of both of its trainers."""
         from verl.trainer.ppo import ray_trainer
 
-        advantages = ray_trainer.compute_advantage
-
-        @functools.wraps(advantages)
-        def compute_advantage(*arguments: Any, **named: Any) -> DataProto:
+        @instead_of(ray_trainer.compute_advantage)
+        def compute_advantage(
+            advantages: Callable[..., DataProto], *arguments: Any, **named: Any
+        ) -> DataProto:
             data = advantages(*arguments, **named)
             self.see(data)
             return data
-
-        replace_everywhere("compute_advantage", advantages, compute_advantage)
 
     def see(self, data: DataProto) -> None:
         """Record and test a batch whose advantages are known, before any update on it."""
@@ -110,15 +109,7 @@ class Driver:
         self._batches += 1
 
     def take(self, metrics: dict[str, Any]) -> dict[str, float]:
-        """Take the sums out of an actor update's metrics, before verl reduces them.
-
-        Args:
-            metrics: For each name what verl's reduction gets: one value for each mini-batch (the mean over its
-                micro-batches and ranks), or a `Metric` with one for each micro-batch.
-
-        Returns:
-            The ``audit/…`` metrics to log; none if there were no sums.
-        """
+        """Take the sums out of an actor update's metrics, before verl reduces them; what is to be logged instead."""
         found = {name: metrics.pop(name) for name in [name for name in metrics if name.startswith(SUMS)]}
         if not found:
             return {}
@@ -132,14 +123,12 @@ class Driver:
 
     def install(self) -> None:
         """Put `take` before verl's reduction of metrics, `prepare` and the watch behind its log."""
-        reduce = metric.reduce_metrics
 
-        @functools.wraps(reduce)
-        def reduce_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+        @instead_of(metric.reduce_metrics)
+        def reduce_metrics(reduce: Callable[..., dict[str, Any]], metrics: dict[str, Any]) -> dict[str, Any]:
             audit = self.take(metrics)
             return reduce(metrics) | audit
 
-        replace_everywhere("reduce_metrics", reduce, reduce_metrics)
         with contextlib.suppress(ImportError):  # a worker's node may lack what verl's loggers need
             from verl.utils.tracking import Tracking
 
@@ -148,8 +137,13 @@ class Driver:
             @functools.wraps(begin)
             def begin_and_prepare(tracking: Tracking, *arguments: Any, **named: Any) -> None:
                 begin(tracking, *arguments, **named)
-                if named.get("config"):
-                    self.prepare(named["config"])
+                config = named.get("config") or {}
+                if run := config.get("bandpo"):
+                    keep(run, config["trainer"]["default_local_dir"])
+                    if "file" in tracking.logger:
+                        tracking.logger["file"].log({"bandpo": {"method": run["method"]}}, step=0)
+                if config:
+                    self.prepare(config)
 
             @functools.wraps(log)
             def log_and_watch(
@@ -162,11 +156,17 @@ class Driver:
             Tracking.__init__, Tracking.log = begin_and_prepare, log_and_watch  # pyright: ignore
 
 
-def replace_everywhere(name: str, old: object, new: object) -> None:
-    """Put one function of verl in another's place, also where it was imported before."""
-    for module in [*sys.modules.values()]:
-        if getattr(module, "__dict__", {}).get(name) is old:
-            module.__dict__[name] = new
+def instead_of(old: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put a function, whose first argument is ``old``, in its place, also where it was imported before."""
+
+    def put(new: Callable[..., Any]) -> Callable[..., Any]:
+        wrapped = functools.update_wrapper(functools.partial(new, old), old)
+        for module in [*sys.modules.values()]:
+            if getattr(module, "__dict__", {}).get(old.__name__) is old:
+                module.__dict__[old.__name__] = wrapped
+        return wrapped
+
+    return put
 
 
 @functools.cache

@@ -49,7 +49,10 @@ def summary_command(
         typer.FileText, typer.Argument(errors="replace", help="What verl printed; - for standard input.")
     ],
 ) -> None:
-    """Print time per step, by stage, and GPU memory of a run of verl."""
-    from bandpo_lab.cost import read_steps, summed_up
+    """Print time per step, by stage, and GPU memory of a run of verl; and its first steps beside the authors'."""
+    from bandpo_lab.cost import beside_authors, read_steps, summed_up
 
-    typer.echo(summed_up(read_steps(log)))
+    steps = read_steps(log)
+    typer.echo(summed_up(steps))
+    if 1 in steps:
+        typer.echo(f"\n{beside_authors(steps)}")

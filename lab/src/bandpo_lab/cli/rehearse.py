@@ -50,9 +50,15 @@ def rehearse_command(
     from bandpo_lab.rehearsal import NOT_COVERED, CannotRehearse, rehearse
 
     console, started = Console(), time.monotonic()
+    say = functools.partial(console.print, highlight=False, soft_wrap=True)
     form = {} if right_answer is None else {"right_answer": right_answer}
     try:
         with console.status("composing the config") as status:
+
+            def report(stage: str) -> None:
+                line = f"{stage} ({time.monotonic() - started:.0f} s)"
+                status.update(line) if console.is_terminal else typer.echo(line, err=True)
+
             found = rehearse(
                 overrides,
                 config_dir=config_dir or SHIPPED,
@@ -62,7 +68,8 @@ def rehearse_command(
                 timeout=timeout,
                 stand_in=stand_in,
                 folder=output_dir,
-                report=lambda stage: status.update(f"{stage} ({time.monotonic() - started:.0f} s)"),
+                report=report,
+                say=lambda line: say(escape(line)),
                 **form,
             )
     except CannotRehearse as reason:
@@ -71,7 +78,6 @@ def rehearse_command(
         )
         raise typer.Exit(2) from None
 
-    say = functools.partial(console.print, highlight=False, soft_wrap=True)
     verdict = f"[bold {'green' if found.ok else 'red'}]{found.verdict}[/]"
     say(verdict)
     if found.changes:

@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
-# One launcher for every recipe:  recipes/launch.sh [--dry-run] HOW MODEL RULE [OVERRIDE...]
+# A recipe on a cluster, or with TRL:  recipes/launch.sh [--dry-run] HOW MODEL METHOD [OPTION...]
 #
-#   HOW    rehearse  small, on this machine's CPU; --stand-in after RULE makes up data that is not on it
-#          run       here, in the foreground; on the Ray cluster of RAY_ADDRESS if that is set, else on a Ray of its own
-#          submit    as a job on a running cluster (RAY_ADDRESS, by default http://127.0.0.1:8265); follows its log
-#          trl       the same with TRL, on one node of 8 GPUs; overrides are options of `bandpo train`
-#   MODEL  a file of recipes/paper/model, RULE one of recipes/paper/rule, without .yaml
-#   OVERRIDE  of verl, e.g. trainer.nnodes=2 or +dapo=dynamic-sampling; +paper=authors for the authors' own settings
-#             (`recommended` if left out), +paper/arm=... and +paper/task=... for their other experiments
+#   HOW     run      here, in the foreground; on the Ray cluster of RAY_ADDRESS if that is set, else on a Ray of its own
+#           submit   as a job on a running cluster (RAY_ADDRESS, by default http://127.0.0.1:8265); follows its log
+#           trl      with TRL, on one node of 8 GPUs; METHOD is a rule of recipes/paper/rule, OPTION one of `bandpo train`
+#   MODEL   and METHOD as for `bandpo run verl`, and so is OPTION: --settings authors, --task apps, trainer.nnodes=2
 #
 # BANDPO_DATA is the folder that `bandpo data prepare` wrote (default: data), BANDPO_OUTPUT takes checkpoints and logs
 # (default: runs); on a cluster, storage that every node sees. W&B stays offline there unless WANDB_MODE says otherwise;
@@ -17,8 +14,6 @@ cd "$(dirname "$0")/.."
 
 usage() {
   sed -n '2,/^set -/s/^# \{0,1\}//p' "$0" >&2
-  echo "models: $(find recipes/paper/model -name '*.yaml' -exec basename {} .yaml \; | sort | tr '\n' ' ')" >&2
-  echo "rules:  $(find recipes/paper/rule -name '*.yaml' -exec basename {} .yaml \; | sort | tr '\n' ' ')" >&2
   exit 2
 }
 
@@ -30,20 +25,11 @@ fi
 [ $# -ge 3 ] || usage
 how=$1 model=$2 rule=$3
 shift 3
-[ -f "recipes/paper/model/$model.yaml" ] && [ -f "recipes/paper/rule/$rule.yaml" ] || usage
 
-# Folders as overrides, since neither this shell's folder nor its variables reach the other nodes.
+# Folders as options, since neither this shell's folder nor its variables reach the other nodes.
 data=$(realpath -m "${BANDPO_DATA:-data}") output=$(realpath -m "${BANDPO_OUTPUT:-runs}")
-# The variant stands behind model and rule, since it may replace their settings; arms and tasks replace the variant's.
-variant=+paper=recommended others=()
-for word in "$@"; do
-  case $word in +paper=*) variant=$word ;; *) others+=("$word") ;; esac
-done
-overrides=("+paper/model=$model" "+paper/rule=$rule" "$variant" "recipe.data=$data" "${others[@]}")
-train=(python -m verl.trainer.main_ppo --config-dir recipes "${overrides[@]}" "recipe.output=$output"
-  "+ray_kwargs.ray_init.runtime_env.env_vars={WANDB_MODE:${WANDB_MODE:-offline},WANDB_DIR:$output}")
+train=(bandpo run verl --config-dir recipes --model "$model" --method "$rule" --data "$data" --output-dir "$output" "$@")
 case $how in
-  rehearse) command=(bandpo rehearse --config-dir recipes "${overrides[@]}") ;;
   run) command=("${train[@]}") ;;
   submit)
     command=(ray job submit --address "${RAY_ADDRESS:-http://127.0.0.1:8265}" --working-dir .
@@ -51,11 +37,13 @@ case $how in
     ;;
   trl)
     value() { sed -n "s/^ *$1: //p" "$2"; }
-    rule_file=recipes/paper/rule/$rule.yaml
-    clip=$(value clip "$rule_file" | sed "s/\${recipe.radius}/$(value radius "$rule_file")/")
+    rule_file=recipes/paper/rule/$rule.yaml model_file=recipes/paper/model/$model.yaml
+    [ -f "$rule_file" ] && [ -f "$model_file" ] || usage
+    radius=$(value radius "$rule_file" | sed 's/.*,\(.*\)}/\1/')
+    clip=$(value clip "$rule_file" | sed "s/\${recipe.radius}/$radius/")
     command=(accelerate launch --config_file recipes/paper/accelerate.yaml --no_python bandpo train
       --config recipes/paper/trl.yaml --data_dir "$data/trl" --output_dir "$output/$model-$rule-trl"
-      --model_name_or_path "$(value path "recipes/paper/model/$model.yaml")"
+      --model_name_or_path "$(value path "$model_file")"
       --clip "$clip" "$@")
     ;;
   *) usage ;;

@@ -20,12 +20,16 @@ from typing import Any
 import torch
 import torch.distributed
 from verl.experimental.reward_loop import reward_loop
+from verl.models.transformers import monkey_patch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.utils import losses
 
 from bandpo_lab.rehearsal import by_hand, files
+
+# verl's FSDP workers patch a class that newer TRL no longer has; a run on a GPU needs no TRL beside it.
+monkey_patch.is_trl_available = lambda: False
 
 
 def _device_module() -> types.ModuleType:

@@ -6,24 +6,52 @@ import contextlib
 import importlib
 import io
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.errors import BandpoError, InvalidValue
 from bandpo.methods import Method
 from bandpo_lab.rehearsal.checks import Check
 
 
-def validate(config: Any) -> Check:
-    """verl's own checks, on the recipe in its full size."""
-    fault = _impossible(config) or _refused(config)
+def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
+    """verl's own checks and bandpo's, on the recipe in its full size. The latter leave in it what the run is."""
+    from omegaconf import OmegaConf
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        fault = misread(overrides, OmegaConf.to_yaml(config)) or _impossible(config) or _refused(config)
     return Check("settings", not fault, fault or "accepted by verl at full size")
 
 
+def misread(overrides: Sequence[str], config: str) -> str | None:
+    """What hydra takes another way than it seems to stand there: the last of two, or what nothing reads.
+
+    Args:
+        overrides: Of verl's command.
+        config: What they make of the recipe, as YAML before interpolations.
+    """
+    loss, seen = "actor_rollout_ref.actor.policy_loss.", dict[str, str]()
+    for word in overrides:
+        key, _, value = word.lstrip("+").partition("=")
+        if key.startswith(loss) and key in seen:
+            return f"{key} is given twice, and hydra takes the last: write one"
+        if key == f"{loss}loss_mode" and value == "vanilla" and "BandPolicyLossConfig" in config:
+            return f"{word} stands beside {loss}_target_, which trains band: leave one of them out"
+        if key.startswith("paper/") and "," in value:
+            return f"{word}: the last of them would replace the others; name one"
+        if key == "paper" and any(one.startswith(("paper/arm", "paper/task", "dapo")) for one in seen):
+            return f"{word} stands behind what is to replace a part of it: write it first"
+        named = key in ("recipe.model", "recipe.rule", "recipe.data", "recipe.output")
+        if key.startswith("recipe.") and not named and f"${{{key}}}" not in config:
+            return f"{key} is read by nothing in this recipe: leave it out, or look at its spelling"
+        seen[key] = value
+    return None
+
+
 def _refused(config: Any) -> str | None:
-    """What verl says against it, or would in the first update."""
+    """What verl or bandpo says against it, or verl would in the first update."""
     from hydra.errors import InstantiationException
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
     from verl.utils.import_utils import import_external_libs
@@ -31,8 +59,6 @@ def _refused(config: Any) -> str | None:
     settings = config.actor_rollout_ref
     try:
         import_external_libs(settings.model.external_lib)
-        with contextlib.redirect_stdout(io.StringIO()):
-            validate_config(config, need_reference_policy(config), use_critic=False)
         # verl does not check these where use_dynamic_bsz is set, or finds them in the first update only.
         gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
         prompts, responses = settings.actor.ppo_mini_batch_size, settings.rollout.n
@@ -46,17 +72,13 @@ def _refused(config: Any) -> str | None:
                 f"actor.ppo_mini_batch_size × rollout.n = {prompts} × {responses} responses cannot be split evenly "
                 f"over {gpus} GPUs"
             )
+        validate_config(config, need_reference_policy(config), use_critic=False)
     except InstantiationException as error:  # hydra wraps the error of a config class
         return f"verl refuses the settings: {error.__cause__ or error}"
+    except BandpoError as error:
+        return str(error)
     except Exception as error:  # any error of verl or of a plug-in is a finding
         return f"verl refuses the settings: {type(error).__name__}: {error}"
-    try:
-        mode = loss_mode(config)
-        loss_method(config)
-    except ValueError as error:
-        return str(error)
-    if mode not in POLICY_LOSS_REGISTRY:
-        return f"there is no policy loss named {mode!r}; known are {', '.join(sorted(POLICY_LOSS_REGISTRY))}"
     return None
 
 
@@ -85,37 +107,15 @@ def _impossible(config: Any) -> str | None:
     return None
 
 
-def loss_mode(config: Any) -> str:
-    """The name under which verl's workers look the loss up: the config class may decide it."""
+def loss(config: Any) -> tuple[str, Method | None]:
+    """The name under which verl's workers look the loss up, and what it is if it is bandpo's or ``vanilla``."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    return omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss).loss_mode
+    from bandpo.integrations.verl import loss_method
 
-
-def loss_method(config: Any) -> Method | None:
-    """The method that the recipe's loss is; None for a loss that is not bandpo's nor verl's ``vanilla``.
-
-    Raises:
-        ValueError: It would be refused in the first update, or leaves open what is meant.
-    """
-    from verl.utils.config import omega_conf_to_dataclass
-
-    from bandpo.audit.configs import verl_method
-    from bandpo.integrations import verl
-    from bandpo.integrations._adapt import naming
-
-    actor = config.actor_rollout_ref.actor
-    settings = omega_conf_to_dataclass(actor.policy_loss)
-    if isinstance(settings, verl.BandPolicyLossConfig):
-        named = [name for name in ("method", "clip") if name in actor.policy_loss]
-        if empty := [name for name in named if actor.policy_loss[name] is None]:
-            raise InvalidValue(
-                f"{verl.WHERE}{empty[0]} is null: leave it out for the default, Band(KL(), 0.05), or write "
-                "clip='Unclipped()' for no clip"
-            )
-        return verl.loss_method(actor)
-    with naming("actor_rollout_ref.actor.clip_ratio_c"):
-        return verl_method("vanilla", actor) if settings.loss_mode == "vanilla" else None
+    actor: Any = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    mode = actor.policy_loss.loss_mode
+    return mode, loss_method(actor) if mode in ("band", "vanilla") else None
 
 
 def reward(config: Any) -> list[Check]:

@@ -52,8 +52,6 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    import bandpo.integrations._verl_digest  # noqa: F401  # as `import verl` does there
-
     search_path = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):

@@ -85,6 +85,7 @@ def rehearse(
     stand_in: bool = False,
     folder: Path | None = None,
     report: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
     """Runs a recipe for verl end to end on the CPU, small.
 
@@ -98,6 +99,7 @@ def rehearse(
         folder: Where to leave logs, metrics and checkpoints; a new one under the system's by default. It is empty or
             an earlier rehearsal's, which is cleared. Ray puts sockets there, so its path must be short.
         report: Called with a short text at every stage.
+        say: Called with what the run is at full size, line by line, before anything runs.
 
     Raises:
         CannotRehearse: The recipe needs what no CPU can stand in for.
@@ -115,7 +117,9 @@ def rehearse(
     folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
     # The fork server imports the same modules as this process, at the same time, on another core.
     with Forks(folder, environment(folder)) as forks:
-        checks = [preflight.validate(config)]
+        checks = [preflight.validate(config, overrides)]
+        for name, text in config.get("bandpo", {}).get("said", {}).items():
+            say(f"{name:12}{text}")
         if checks[0].ok and not stand_in:
             checks += preflight.missing(config)
         if checks[-1].ok:
@@ -145,8 +149,7 @@ def rehearse(
         command = ["-m", "verl.trainer.main_ppo", "--config-name", config_name, *search, *overrides]
         command += [change.override for change in made]
         expected = Expected(
-            preflight.loss_mode(config),
-            preflight.loss_method(config),
+            *preflight.loss(config),
             answers,
             config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
             config.reward.num_workers,

@@ -1,0 +1,139 @@
+"""`bandpo run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bandpo.errors import InvalidValue
+from bandpo_lab.cli.recipes import SHIPPED
+
+app = typer.Typer(no_args_is_help=True, help="Start training with a framework.")
+LOSS = "actor_rollout_ref.actor.policy_loss."
+
+
+@app.callback()
+def run_group() -> None:
+    """Keep the framework's name a word of its own."""
+
+
+@app.command("verl")
+def run_verl_command(
+    model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="A rule of the recipes; any method, as 'GSPO(0.01)'; or vanilla, which is verl's own loss."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Further overrides of verl, behind --; they win.", metavar="OVERRIDE..."),
+    ] = None,
+    task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
+    settings: Annotated[str, typer.Option(help="recommended, or authors for their own.")] = "recommended",
+    data: Annotated[Path, typer.Option(help="Folder that `bandpo data prepare` wrote.")] = Path("data"),
+    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints; every node sees it.")] = Path(
+        "runs"
+    ),
+    config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Rehearse it on this machine's CPU.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command, and do nothing.")] = False,
+) -> None:
+    """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
+    chosen = experiment(model, method, task, settings, config_dir)
+    chosen += [f"recipe.data={data.resolve()}", f"recipe.output={output_dir.resolve()}", *(overrides or ())]
+    if rehearse:
+        command = [
+            sys.executable,
+            "-m",
+            "bandpo",
+            "rehearse",
+            "--stand-in",
+            "--config-dir",
+            str(config_dir),
+            "--",
+            *chosen,
+        ]
+    else:
+        wandb = f"{{WANDB_MODE:{os.environ.get('WANDB_MODE', 'offline')},WANDB_DIR:{output_dir.resolve()}}}"
+        command = [
+            "python",
+            "-m",
+            "verl.trainer.main_ppo",
+            "--config-dir",
+            str(config_dir.resolve()),
+            *chosen,
+        ]
+        command.append(f"+ray_kwargs.ray_init.runtime_env.env_vars={wandb}")
+    typer.echo(shlex.join(command))
+    sys.stdout.flush()
+    if not dry_run:
+        if not rehearse:
+            _check(chosen, config_dir)
+        os.execvp(command[0], command)  # noqa: S606  # its exit status and signals are then ours
+
+
+def _check(overrides: list[str], recipes: Path) -> None:
+    from omegaconf import OmegaConf
+
+    from bandpo_lab.rehearsal.preflight import misread
+    from bandpo_lab.rehearsal.shrink import compose
+
+    if why := misread(overrides, OmegaConf.to_yaml(compose(overrides, recipes, "ppo_trainer"))):
+        raise InvalidValue(why)
+
+
+def experiment(model: str, method: str, task: str, settings: str, recipes: Path) -> list[str]:
+    """The overrides that name a run of the paper's kind.
+
+    Args:
+        model, method, task, settings: As for `bandpo run verl`.
+        recipes: The folder of the recipes.
+
+    Raises:
+        ValueError: one of them is not known, or the method cannot be read.
+
+    >>> experiment("qwen2.5-3b-instruct", "band-kl", "math", "authors", SHIPPED)
+    ['+paper/model=qwen2.5-3b-instruct', '+paper/rule=band-kl', '+paper=authors']
+    >>> experiment("Qwen/Qwen3-4B", "GSPO(0.01)", "math", "recommended", SHIPPED)[-2:]
+    ['+recipe.rule=GSPO-0.01', '+actor_rollout_ref.actor.policy_loss.method="GSPO(0.01)"']
+    """
+
+    def known(kind: str, name: str) -> list[str]:
+        there = sorted(path.stem for path in (recipes / "paper" / kind).glob("*.yaml"))
+        there = [other for other in there if other not in ("accelerate", "trl")]  # which are TRL's
+        if name in there:
+            return ["+" + f"paper/{kind}".rstrip("/") + f"={name}"]
+        if kind in ("model", "rule"):
+            return []
+        raise InvalidValue(f"{name!r} is none of {', '.join(there)} in {recipes}")
+
+    chosen = known("model", model) or [
+        f"+recipe.model={_named(model)}",
+        f"actor_rollout_ref.model.path={model}",
+    ]
+    chosen += [*(rule := known("rule", method)), *known("", settings)]
+    if task != "math":
+        chosen += known("task", task)
+    if method == "vanilla":
+        own = "verl.workers.config.PolicyLossConfig"
+        chosen += ["+recipe.rule=vanilla", f"{LOSS}_target_={own}", f"{LOSS}loss_mode=vanilla"]
+    elif not rule:
+        from bandpo.text import as_method
+
+        as_method(method)
+        chosen += [f"+recipe.rule={_named(method)}", f"+{LOSS}method={json.dumps(method)}"]
+    return chosen
+
+
+def _named(text: str) -> str:
+    """As the name of a folder."""
+    return re.sub(r"[^\w.]+", "-", Path(text).name if "(" not in text else text).strip("-")
