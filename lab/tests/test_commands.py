@@ -18,7 +18,7 @@ from pages import PAGES, ROOT, blocks, commands, follow
 from test_cli import full_disk
 
 GROUP = typer.main.get_command(app)
-GROUPS = {"data", "run", "study"}
+GROUPS = {"data", "study"}
 NAMES = [*GROUP.commands.keys() - {"train", *GROUPS}]
 NAMES += [f"{group} {name}" for group in GROUPS for name in GROUP.commands[group].commands]
 

@@ -9,7 +9,7 @@ from bandpo_lab.cli.data import app as data
 from bandpo_lab.cli.eval import eval_command
 from bandpo_lab.cli.recipes import app as recipes
 from bandpo_lab.cli.rehearse import rehearse_command
-from bandpo_lab.cli.run import app as run
+from bandpo_lab.cli.run import run_command
 from bandpo_lab.cli.study import app as study
 from bandpo_lab.cli.train import train_command
 
@@ -24,5 +24,5 @@ def add_commands(app: typer.Typer) -> None:
     app.command("compare")(compare_command)
     app.add_typer(data, name="data")
     app.add_typer(recipes, name="recipes")
-    app.add_typer(run, name="run")
+    app.command("run")(run_command)
     app.command("rehearse")(rehearse_command)

@@ -8,77 +8,47 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.cli.recipes import SHIPPED
 
-app = typer.Typer(no_args_is_help=True, help="Start training with a framework.")
 LOSS = "actor_rollout_ref.actor.policy_loss."
+METHOD = "A rule of the recipes; any method, as 'GSPO(0.01)'; or vanilla, which is verl's own loss."
 
 
-@app.callback()
-def run_group() -> None:
-    """Keep the framework's name a word of its own."""
-
-
-@app.command("verl")
-def run_verl_command(
+def run_command(
+    framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL there is `bandpo train`.")],
     model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            help="A rule of the recipes; any method, as 'GSPO(0.01)'; or vanilla, which is verl's own loss."
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Further overrides of verl, behind --; they win.", metavar="OVERRIDE..."),
-    ] = None,
+    method: Annotated[str, typer.Option(help=METHOD)],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Of verl, in addition; they win.")] = None,
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
-    settings: Annotated[str, typer.Option(help="recommended, or authors for their own.")] = "recommended",
-    data: Annotated[Path, typer.Option(help="Folder that `bandpo data prepare` wrote.")] = Path("data"),
-    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints; every node sees it.")] = Path(
-        "runs"
-    ),
+    settings: Annotated[str, typer.Option(help="recommended, or authors for theirs.")] = "recommended",
+    data: Annotated[str, typer.Option(help="Folder that `bandpo data prepare` wrote.")] = "data",
+    output_dir: Annotated[str, typer.Option(help="For checkpoints; every node sees it.")] = "runs",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Rehearse it on this machine's CPU.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command, and do nothing.")] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="On this machine's CPU, small.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command alone.")] = False,
 ) -> None:
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
-    chosen = experiment(model, method, task, settings, config_dir)
-    chosen += [f"recipe.data={data.resolve()}", f"recipe.output={output_dir.resolve()}", *(overrides or ())]
+    chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
+    chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}", *(overrides or ())]
+    command, recipes = [sys.executable, "-m"], ["--config-dir", str(config_dir.resolve())]
     if rehearse:
-        command = [
-            sys.executable,
-            "-m",
-            "bandpo",
-            "rehearse",
-            "--stand-in",
-            "--config-dir",
-            str(config_dir),
-            "--",
-            *chosen,
-        ]
+        command += ["bandpo", "rehearse", "--stand-in", *recipes, "--", *chosen]
     else:
-        wandb = f"{{WANDB_MODE:{os.environ.get('WANDB_MODE', 'offline')},WANDB_DIR:{output_dir.resolve()}}}"
-        command = [
-            "python",
-            "-m",
-            "verl.trainer.main_ppo",
-            "--config-dir",
-            str(config_dir.resolve()),
-            *chosen,
-        ]
+        wandb = f"{{WANDB_MODE:{os.environ.get('WANDB_MODE', 'offline')},WANDB_DIR:{output}}}"
+        command += ["verl.trainer.main_ppo", *recipes, *chosen]
         command.append(f"+ray_kwargs.ray_init.runtime_env.env_vars={wandb}")
     typer.echo(shlex.join(command))
     sys.stdout.flush()
-    if not dry_run:
-        if not rehearse:
-            _check(chosen, config_dir)
-        os.execvp(command[0], command)  # noqa: S606  # its exit status and signals are then ours
+    if dry_run:
+        return
+    if not rehearse:
+        _check(chosen, config_dir)
+    os.execv(command[0], command)  # noqa: S606  # its exit status and signals are then ours
 
 
 def _check(overrides: list[str], recipes: Path) -> None:
