@@ -59,11 +59,7 @@ def step_seconds(parameters: float, response: float, prompt: float = 169) -> tup
     """Seconds of generation and of training in a step of 4096 responses on 8 H200s or H100s.
 
     Fitted to the 16 steps behind `AUTHORS`, of one model at one length: each within 6 % of what was logged, their mean
-    within 1 %. For other models it scales by parameters and tokens. The rest of a step took 4 s.
-
-    Args:
-        parameters: Of the model.
-        response, prompt: Tokens of each, on average.
+    within 1 %. Others are extrapolated by parameters and tokens. The rest of a step took 4 s.
 
     >>> [round(seconds) for seconds in step_seconds(3.1e9, 704)]
     [36, 68]

@@ -62,14 +62,7 @@ def _check(overrides: list[str], recipes: Path) -> None:
 
 
 def experiment(model: str, method: str, task: str, settings: str, recipes: Path) -> list[str]:
-    """The overrides that name a run of the paper's kind.
-
-    Args:
-        model, method, task, settings: As for `bandpo run verl`.
-        recipes: The folder of the recipes.
-
-    Raises:
-        ValueError: one of them is not known, or the method cannot be read.
+    """The overrides that name a run, refused where one of them is not known in the folder of the recipes.
 
     >>> experiment("qwen2.5-3b-instruct", "band-kl", "math", "authors", SHIPPED)
     ['+paper/model=qwen2.5-3b-instruct', '+paper/rule=band-kl', '+paper=authors']

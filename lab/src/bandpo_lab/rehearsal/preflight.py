@@ -25,12 +25,7 @@ def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
 
 
 def misread(overrides: Sequence[str], config: str) -> str | None:
-    """What hydra takes another way than it seems to stand there: the last of two, or what nothing reads.
-
-    Args:
-        overrides: Of verl's command.
-        config: What they make of the recipe, as YAML before interpolations.
-    """
+    """What hydra takes another way than it seems to stand there, of the overrides of a ``config`` in YAML."""
     loss, seen = "actor_rollout_ref.actor.policy_loss.", dict[str, str]()
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")

@@ -98,8 +98,7 @@ def rehearse(
             model of the family that the path names. Without it such a path is a failure.
         folder: Where to leave logs, metrics and checkpoints; a new one under the system's by default. It is empty or
             an earlier rehearsal's, which is cleared. Ray puts sockets there, so its path must be short.
-        report: Called with a short text at every stage.
-        say: Called with what the run is at full size, line by line, before anything runs.
+        report, say: Called with a short text at every stage; with what the run is at full size, line by line.
 
     Raises:
         CannotRehearse: The recipe needs what no CPU can stand in for.
