@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from bandpo import DCPO, KL, Band, FixedClip, Recorder, ratio_bounds
 from bandpo import divergences as all_divergences
+from bandpo.audit.interval import bootstrap
 from bandpo.audit.record import read_calls
 from bandpo.audit.replay import replay_record
 from bandpo.audit.report import write_report
@@ -57,7 +58,7 @@ def test_a_record_gives_each_rule_its_figures_and_the_tokens_that_moved_most(tmp
         "the run",
         "clip 0.2",
         "Clip-Higher",
-        "none",
+        "no clip",
         "Band",
         "Band above",
         "DCPO()",
@@ -189,3 +190,10 @@ def test_rules_and_intervals_of_the_pages_are_the_library_s_and_scipy_s(tmp_path
     wilson = calculated(f"{cases}.map(([k, n]) => bandpo.wilson(k / n, n))", tmp_path)
     for (k, n), found in zip(cases, wilson, strict=True):
         assert found == pytest.approx(stats.binomtest(k, n).proportion_ci(method="wilson"), abs=1e-9)
+    g = torch.Generator().manual_seed(0)
+    whole = 10 + 90 * torch.rand(60, generator=g)
+    part = whole * torch.rand(60, generator=g) ** 2
+    drawn = bootstrap((part, whole), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True)
+    found = calculated(f"bandpo.shareOver({torch.stack([part, whole], 1).tolist()})", tmp_path)
+    assert found["share"] == pytest.approx(drawn.value, rel=1e-6)
+    assert [found["low"], found["high"]] == pytest.approx([drawn.low, drawn.high], abs=0.15 * drawn.half)
