@@ -57,10 +57,11 @@ def varied(seed: int) -> Setting:
     )
 
 
-def said_of(fault: Fault, setting: Setting) -> dict[str, object]:
-    """What is said of one run."""
-    with tempfile.TemporaryDirectory() as folder:
-        train(Path(folder), fault, setting)
+def said_of(fault: Fault, setting: Setting, keep: Path | None = None) -> dict[str, object]:
+    """What is said of one run, whose record may be kept."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        train(folder, fault, setting)
         found = diagnose(folder)
     first = found.findings[0] if found.findings else None
     codes = (first.code, *first.or_else) if first else ("ok",)
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "build/doctor.jsonl")
     parser.add_argument("--varied", action="store_true", help="vary all settings, of faults too")
     parser.add_argument("--write", action="store_true", help="write the table into docs/diagnose.md")
+    parser.add_argument("--keep", type=Path, help="folder in which the records stay, for rivals.py")
     options = parser.parse_args()
     torch.set_num_threads(1)
     of_fault, of_healthy = (varied, varied) if options.varied else (Setting, healthy)
@@ -104,7 +106,8 @@ def main() -> None:
             key = {"name": name, "setting": asdict(setting)}
             if any(row["name"] == name and row["setting"] == key["setting"] for row in rows):
                 continue
-            rows.append(key | said_of(fault, setting))
+            keep = options.keep and options.keep / f"{setting.seed} {name}"
+            rows.append(key | said_of(fault, setting, keep))
             print(name, setting.seed, rows[-1]["headline"], flush=True)
             print(json.dumps(rows[-1]), file=file, flush=True)
     print(table(rows))

@@ -1,7 +1,7 @@
 """What a method does to a run: sums over tokens, cheap enough to be taken on every batch, and their metrics.
 
 The sums add up over micro-batches, steps and processes, so that every rate read from them is the rate over all
-tokens. They stay on the device until they are read. docs/audit.md explains every metric.
+tokens. They stay on the device until they are read. docs/record.md explains every metric.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Audit:
         return Audit(self.counterfactuals, sums)
 
     def metrics(self) -> dict[str, float]:
-        """Everything that docs/audit.md lists, without what is undefined (a rate over no tokens, an infinite mean)."""
+        """Everything that docs/record.md lists, without what is undefined (a rate over no tokens, an infinite mean)."""
         s = self.reduced(lambda flat: flat).sums
         counted, calls = s["counted"], s["calls"]
         tokens, mass, (positive, negative) = s["tokens"][0], s["mass"], (0, 1)

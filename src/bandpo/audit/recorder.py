@@ -2,7 +2,7 @@
 
 Each process writes one Arrow stream of its own (``tokens-PROCESS-OPENING.arrow``), and each `Recorder.add` one record
 batch in it, a row a sequence. What was added is in the file when `add` returns, so a kill loses at most the batch that
-was being written. docs/record.md describes the format.
+was being written. docs/record-format.md describes the files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 2
-"""What is written. Columns are only ever added; docs/record.md has them, and what is new in each format."""
+"""What is written. Columns are only ever added; docs/record-format.md has them."""
 META = b"bandpo"
 """Where a file's schema, and a batch that differs from it, keep what they say of themselves, as JSON."""
 FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")

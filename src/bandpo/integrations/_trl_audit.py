@@ -52,7 +52,7 @@ class _KeepDetail(TrainerCallback):
 
 
 class AuditMixin(GRPOTrainer):
-    """Logs what the loss does to tokens, as ``audit/…`` metrics (see docs/audit.md), and warns of what wastes a run.
+    """Logs what the loss does to tokens, as ``audit/…`` metrics (see docs/record.md), and warns of what wastes a run.
 
     The log shows the metrics of `bandpo.audit.metrics.LOGGED`. The others are kept in ``state.log_history``, and so
     in ``trainer_state.json``, under the one key ``audit_detail``.

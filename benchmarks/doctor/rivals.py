@@ -1,0 +1,106 @@
+"""What other packages say of the bench's runs, in an environment of theirs.
+
+    PYTHONPATH=benchmarks/doctor python benchmarks/doctor/run.py --seeds 71 --keep build/records
+    pip install rldoctor==0.2.0 rlwatch==0.5.1 rlprobe==0.1.0 pyarrow scipy
+    PYTHONPATH=src python benchmarks/doctor/rivals.py build/records
+
+They read logs, not tokens. Each record becomes the log that a trainer would have written, a row for each loss, under the
+names that each package knows; thresholds are their defaults. Prints a row for each run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import rlwatch
+from rlprobe.recorder import Recorder
+
+from bandpo.audit.record import read_calls
+
+
+def log_of(record: Path) -> list[dict[str, float]]:
+    """Reward, its spread, groups without spread, entropy, KL, clip rate, answers cut off, mean length."""
+    rows = []
+    for step, call in enumerate(read_calls(record)):
+        batch, mask = call.batch, call.batch.mask.bool()
+        groups = call.reward.view(-1, 8)
+        clipped = batch.log_ratio[mask].exp()
+        row = {
+            "step": step,
+            "reward": float(call.reward.mean()),
+            "reward_std": float(groups.std(1).mean()),
+            "frac_reward_zero_std": float((groups.std(1) == 0).double().mean()),
+            "entropy": float(batch.entropy[mask].mean()),
+            "kl": float((clipped - 1 - batch.log_ratio[mask]).mean()),
+            "clip_ratio/region_mean": float(((clipped < 0.8) | (clipped > 1.28)).double().mean()),
+            "completions/mean_length": float(mask.sum(1).double().mean()),
+            "completions/clipped_ratio": float(call.truncated.double().mean()),
+            "advantages_std": float(batch.advantages[mask].std()),
+        }
+        rows.append(row)
+    return rows
+
+
+def rldoctor(rows: list[dict[str, float]], folder: Path) -> list[str]:
+    log = folder / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [Path(sys.executable).parent / "rldoctor", "diagnose", log, "--format", "json"]
+    said = json.loads(subprocess.run(command, capture_output=True, check=False, text=True).stdout)
+    return sorted({f["detector"] for f in said["findings"] if f.get("severity") in ("warning", "critical")})
+
+
+def watched(rows: list[dict[str, float]], folder: Path) -> list[str]:
+    monitor = rlwatch.attach(framework="manual")
+    alerts = []
+    for row in rows:
+        alerts += monitor.log_step(
+            row["step"],
+            entropy=row["entropy"],
+            kl_divergence=row["kl"],
+            reward_mean=row["reward"],
+            reward_std=row["reward_std"],
+            advantage_std=row["advantages_std"],
+            clip_fraction=row["clip_ratio/region_mean"],
+        )
+    return sorted({alert.detector for alert in alerts})
+
+
+def probed(rows: list[dict[str, float]], folder: Path) -> list[str]:
+    with contextlib.closing(Recorder(folder / "run", algorithm="grpo", install_handlers=False)) as recorder:
+        for row in rows:
+            recorder.log_step(
+                row["step"],
+                reward_mean=row["reward"],
+                reward_std=row["reward_std"],
+                entropy_mean=row["entropy"],
+                kl_mean=row["kl"],
+                clip_fraction=row["clip_ratio/region_mean"],
+                zero_variance_group_frac=row["frac_reward_zero_std"],
+                adv_std=row["advantages_std"],
+            )
+    command = [Path(sys.executable).parent / "rlprobe", "doctor", folder / "run", "--json"]
+    said = json.loads(subprocess.run(command, capture_output=True, check=False, text=True).stdout)
+    findings = said["findings"] if isinstance(said, dict) else said
+    return sorted({f.get("detector") or f.get("id") or f.get("signature") for f in findings})
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    for record in sorted(Path(sys.argv[1]).iterdir()):
+        rows = log_of(record)
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            said = [", ".join(read(rows, Path(folder))) or "–" for read in (rldoctor, watched, probed)]
+        print(f"| {record.name.partition(' ')[2]} | {' | '.join(said)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
