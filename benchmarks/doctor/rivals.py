@@ -4,8 +4,8 @@
     pip install rldoctor==0.2.0 rlwatch==0.5.1 rlprobe==0.1.0 pyarrow scipy
     PYTHONPATH=src python benchmarks/doctor/rivals.py build/records
 
-They read logs, not tokens. Each record becomes the log that a trainer would have written, a row for each loss, under the
-names that each package knows; thresholds are their defaults. Prints a row for each run.
+They read logs, not tokens. Each record becomes the log that a trainer would have written, a row for each loss, under
+the names that each package knows; thresholds are their defaults. Prints a row for each run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from bandpo.audit.record import read_calls
 
 
 def log_of(record: Path) -> list[dict[str, float]]:
-    """Reward, its spread, groups without spread, entropy, KL, clip rate, answers cut off, mean length."""
+    """Reward, its spread, groups without spread, entropy, clip rate, answers cut off, mean length. No KL: there is no
+    reference."""
     rows = []
     for step, call in enumerate(read_calls(record)):
         batch, mask = call.batch, call.batch.mask.bool()
@@ -39,7 +40,6 @@ def log_of(record: Path) -> list[dict[str, float]]:
             "reward_std": float(groups.std(1).mean()),
             "frac_reward_zero_std": float((groups.std(1) == 0).double().mean()),
             "entropy": float(batch.entropy[mask].mean()),
-            "kl": float((clipped - 1 - batch.log_ratio[mask]).mean()),
             "clip_ratio/region_mean": float(((clipped < 0.8) | (clipped > 1.28)).double().mean()),
             "completions/mean_length": float(mask.sum(1).double().mean()),
             "completions/clipped_ratio": float(call.truncated.double().mean()),
@@ -54,7 +54,7 @@ def rldoctor(rows: list[dict[str, float]], folder: Path) -> list[str]:
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [Path(sys.executable).parent / "rldoctor", "diagnose", log, "--format", "json"]
     said = json.loads(subprocess.run(command, capture_output=True, check=False, text=True).stdout)
-    return sorted({f["detector"] for f in said["findings"] if f.get("severity") in ("warning", "critical")})
+    return sorted({f["detector"] for f in said["findings"] if f["severity"] in ("WARNING", "CRITICAL")})
 
 
 def watched(rows: list[dict[str, float]], folder: Path) -> list[str]:
@@ -64,7 +64,6 @@ def watched(rows: list[dict[str, float]], folder: Path) -> list[str]:
         alerts += monitor.log_step(
             row["step"],
             entropy=row["entropy"],
-            kl_divergence=row["kl"],
             reward_mean=row["reward"],
             reward_std=row["reward_std"],
             advantage_std=row["advantages_std"],
@@ -81,15 +80,13 @@ def probed(rows: list[dict[str, float]], folder: Path) -> list[str]:
                 reward_mean=row["reward"],
                 reward_std=row["reward_std"],
                 entropy_mean=row["entropy"],
-                kl_mean=row["kl"],
                 clip_fraction=row["clip_ratio/region_mean"],
                 zero_variance_group_frac=row["frac_reward_zero_std"],
                 adv_std=row["advantages_std"],
             )
     command = [Path(sys.executable).parent / "rlprobe", "doctor", folder / "run", "--json"]
     said = json.loads(subprocess.run(command, capture_output=True, check=False, text=True).stdout)
-    findings = said["findings"] if isinstance(said, dict) else said
-    return sorted({f.get("detector") or f.get("id") or f.get("signature") for f in findings})
+    return sorted({f["signature_id"] for f in said})
 
 
 def main() -> None:

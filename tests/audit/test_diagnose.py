@@ -27,7 +27,7 @@ def simulate(folder, seed=0, *, batches=8, length=12, move=0.05, **fault):
     ``ids(drawn, g)`` the tokens, ``reward(ids, g)`` theirs, ``spoil(given)`` what is recorded.
     """
     g, same = torch.Generator().manual_seed(seed), lambda z, *_: z
-    with Recorder(folder, method="FixedClip(0.2)") as recorder:
+    with Recorder(folder, method="FixedClip(0.2)", anchor=fault.get("anchor", "trainer")) as recorder:
         for batch in range(batches):
             z = (0.5 + 3 * torch.rand(PROMPTS, 1, length, 1, generator=g)).expand(-1, GROUP, -1, -1)
             z = (z * torch.randn(PROMPTS, 1, length, VOCABULARY, generator=g)).flatten(0, 1)
@@ -164,6 +164,21 @@ def test_a_healthy_run_is_left_in_peace(seed, tmp_path):
     found = diagnose(simulate(tmp_path, seed, length=(4, 12, 40)[seed % 3], engine=noise(0.01 * (seed % 2))))
     assert found.healthy, found.headline
     assert found.headline.startswith(("ok: ", "rare-tokens-blocked: "))
+
+
+@pytest.mark.parametrize(
+    ("anchor", "engine", "code"),
+    [
+        ("rollout", noise(0.01), "ok"),
+        ("trainer", noise(0.01), "engine-mismatch"),
+        ("rollout", lambda z, *_: z / 0.7, "temperature"),
+        ("rollout", behind, "stale"),
+    ],
+)
+def test_where_the_old_policy_is_meant_to_be_the_engine_rounding_is_no_fault(anchor, engine, code, tmp_path):
+    spoil = changed(logp_old=lambda d: d["logp_rollout"])
+    found = diagnose(simulate(tmp_path, anchor=anchor, engine=engine, spoil=spoil))
+    assert found.headline.partition(":")[0].split()[0] == code
 
 
 def test_what_cannot_be_tested_is_named(tmp_path):

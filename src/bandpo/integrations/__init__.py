@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bandpo.integrations._adapt import Epsilons, epsilons, read_method, read_rule
+from bandpo.integrations._adapt import Epsilons, epsilons, read_method, read_rule, record
 
-__all__ = [
-    "ADAPTERS",
-    "Adapter",
-    "Epsilons",
-    "epsilons",
-    "read_method",
-    "read_rule",
-]
+__all__ = ["ADAPTERS", "Adapter", "Epsilons", "epsilons", "read_method", "read_rule", "record"]
 
 
 @dataclass(frozen=True)
