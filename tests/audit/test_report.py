@@ -76,9 +76,13 @@ def test_a_record_gives_each_rule_its_figures_and_the_tokens_that_moved_most(tmp
 
 
 def test_where_it_is_written_and_what_is_refused(tmp_path):
-    run = log(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "reward": 0.5}]).parent
+    rows = [{"step": 1234567 + k, "reward": 0.5} for k in range(2)]
+    run = log(tmp_path / "run" / "metrics.jsonl", rows).parent
     result = CliRunner().invoke(app, ["report", str(run)])
     assert result.output == f"wrote {run / 'report.html'}\n"
+    assert held(run / "report.html")["runs"][0]["steps"] == [1234567, 1234568]
+    with pytest.raises(ValueError, match=r"x\.pdf: the report is written as \.html"):
+        write_report([run], tmp_path / "x.pdf")
     elsewhere = tmp_path / "new" / "page.html"
     assert CliRunner().invoke(app, ["report", str(run), "--output", str(elsewhere)]).exit_code == 0
     assert [*elsewhere.parent.iterdir()] == [elsewhere]

@@ -54,9 +54,11 @@ def write_report(
         tokenizer: What decodes recorded ids, as for `bandpo.audit.words.decoder`.
 
     Raises:
-        ValueError: a run or a method cannot be read.
+        ValueError: a run or a method cannot be read, or ``output`` is no .html.
     """
     output, own = Path(output), as_method(method) if method else None
+    if output.suffix != ".html":
+        raise InvalidValue(f"{output}: the report is written as .html")
     tried = RULES | {str(m): as_method(m) for m in methods}
     for one in tried.values():
         check(as_method(one))
@@ -87,9 +89,9 @@ def _page(filled: Mapping[str, str]) -> str:
 
 
 def _plain(x: Any) -> Any:
-    """As JSON has it: five digits of a number, none for what is not finite."""
+    """As JSON has it: whole numbers, five digits of others, none for what is not finite."""
     if isinstance(x, float):
-        return float(f"{x:.5g}") if math.isfinite(x) else None
+        return None if not math.isfinite(x) else int(x) if x.is_integer() else float(f"{x:.5g}")
     if isinstance(x, Mapping):
         return {str(name): _plain(value) for name, value in x.items()}
     return [_plain(value) for value in x] if isinstance(x, list | tuple) else x
