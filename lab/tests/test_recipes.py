@@ -83,7 +83,7 @@ EXPERIMENT = ("+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl")
         (["+paper=recommended", f"{LOSS}loss_mode=vanilla"], "loss_mode=vanilla stands beside"),
         (["+paper/rule=[grpo,band-kl]", "+paper=recommended"], "the last of them would replace the others"),
         (["+paper/arm=dapo", "+paper=authors"], r"\+paper=authors stands behind .* write it first"),
-        (["+paper=recommended", "+recipe.radis=0.03"], "recipe.radis is read by nothing"),
+        (["+paper=recommended", "+recipe.rad=0.03"], "recipe.rad is read by nothing"),
         (
             ["+paper/rule=grpo", "+paper=recommended", "+recipe.radius=0.03"],
             "recipe.radius is read by nothing",
