@@ -160,6 +160,7 @@ class Contract:
 
     def test_a_record_by_one_setting_is_diagnosed(self, tmp_path):
         """Here of old log-probabilities that are shifted by a token."""
+        pytest.importorskip("pyarrow")
         batch = make_batch(20, (24, 9))
         batch = replace(batch, logp_old=batch.logp.detach().roll(1, 1))
         if self.recorded(batch, str(tmp_path)) is NotImplemented:

@@ -94,12 +94,9 @@ def either_interval(logp, logp_old, advantages, mask):
 
 def bent(logp, logp_old, advantages, mask, *, slope):
     """PPO's minimum, with a line of that slope in place of its clamp beyond the bounds."""
-
-    def clip(r, lower, upper):
-        bound = r.clamp(lower, upper)
-        return bound + slope * (r - bound)
-
-    return reference.soft(logp, logp_old, advantages, mask, clip=clip)
+    ratio = (logp - logp_old).exp()
+    bound = ratio.clamp(0.8, 1.2)
+    return -torch.minimum(ratio * advantages, (bound + slope * (ratio - bound)) * advantages)
 
 
 def penalty_of_band(logp, logp_old, advantages, mask):
