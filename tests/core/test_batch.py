@@ -35,6 +35,12 @@ def tokens(rule=CLIP, advantages=(1.0, -1.0, 1.0, -1.0), **settings):
     )
 
 
+def test_a_move_to_a_side_that_is_closed_stays_finite():
+    used = tokens(FixedClip(0.0, 0.2)).interval_used
+    assert used.isfinite().all()
+    assert used[0, 1] < -1e30
+
+
 def test_worked_by_hand():
     seen = tokens()
     torch.testing.assert_close(seen.ratio, RATIO)

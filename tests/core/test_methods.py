@@ -387,11 +387,34 @@ ONE_OF_EACH = [
 
 
 @pytest.mark.parametrize(
-    "name", ["ASPO", "DGPO", "DPPO", "DRPO", "KLCov", "MASPO", "MHPO", "PSPO", "SAPO", "SPO", "VESPO"]
+    "name",
+    [
+        "ASPO",
+        "BAPO",
+        "DGPO",
+        "DPPO",
+        "DRPO",
+        "FIPO",
+        "KLCov",
+        "MASPO",
+        "MHPO",
+        "PSPO",
+        "SAPO",
+        "SPO",
+        "VESPO",
+    ],
 )
 def test_an_objectives_own_numbers_are_its_methods(name):
     objective = as_method(name + "()").objective
-    assert type(objective)() == objective
+    if isinstance(objective, DualClip):
+        objective = objective.objective
+    within = {"objective": objective.objective} if hasattr(objective, "objective") else {}
+    assert type(objective)(**within) == objective
+
+
+@pytest.mark.parametrize("told", ["TRM(0.01, 'mean_k3')", "DeepSeekV32(0.5)"])  # verl's preset; TRL's example
+def test_a_limit_that_no_paper_names_is_a_frameworks(told):
+    assert as_method(told) == as_method(told.split("(")[0] + "()")
 
 
 def test_each_objective_is_compiled_here():
