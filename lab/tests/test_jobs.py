@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -24,6 +25,12 @@ def test_a_failing_job_does_not_disturb_the_others(tmp_path, monkeypatch):
     jobs = ending_with([0, 3, 1], tmp_path, monkeypatch)
     assert {place: outcome.code for place, outcome in on_cores(jobs, 2, preload=[])} == {0: 0, 1: 3, 2: 1}
     assert jobs[1].log.read_text() == "3\n"
+
+
+def test_side_by_side_each_keeps_its_exit_code():
+    # Threads once took each other's exit codes: one in nine was 255.
+    ended = on_cores([partial(sys.exit, 3)] * 60, 8, preload=[])
+    assert [outcome.code for _, outcome in ended] == [3] * 60
 
 
 @pytest.mark.slow

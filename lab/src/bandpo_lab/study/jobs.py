@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.connection import wait
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 
@@ -42,6 +43,8 @@ class Outcome(NamedTuple):
 
 # Importing TRL takes ten seconds, a fifth of a short run. The server imports it once, and each process is a fork of it.
 _FORKS = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+# Each start looks for processes that have ended, and would take the exit code that a join in another thread is reading.
+_ONE_AT_A_TIME = Lock()
 TRAINING = ("bandpo_lab.training.train", "bandpo.integrations.trl")
 
 
@@ -56,13 +59,16 @@ def _fork(call: Callable[[], Any]) -> Outcome:
     start = time.monotonic()
     mine, theirs = _FORKS.Pipe(duplex=False)
     process = _FORKS.Process(target=_work, args=(call, theirs))
-    process.start()
+    with _ONE_AT_A_TIME:
+        process.start()
     theirs.close()
     try:
         value = mine.recv()
     except EOFError:
         value = None
-    process.join()
+    wait([process.sentinel])
+    with _ONE_AT_A_TIME:
+        process.join()
     return Outcome(process.exitcode or 0, time.monotonic() - start, value)
 
 

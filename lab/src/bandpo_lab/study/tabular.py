@@ -202,10 +202,9 @@ def simulate(
     """
     if samples % GROUP or samples < GROUP:
         raise InvalidValue(f"samples must be a multiple of {GROUP}, the size of a group, got {samples}")
-    numbers = (seeds, epochs, minibatches, batches, lag + 1)
-    if min(numbers) < 1 or not min(learning_rates, default=0.0) > 0:
+    if min(seeds, epochs, minibatches, batches, lag + 1) < 1 or not min(learning_rates, default=0.0) > 0:
         raise InvalidValue(
-            "seeds, epochs, minibatches, batches and rates must all be above 0, lag at least 0"
+            f"all must be above 0, lag at least 0: {seeds=} {epochs=} {minibatches=} {batches=} {learning_rates=} {lag=}"
         )
     generator = torch.Generator().manual_seed(0)
     rows, decisions = len(learning_rates) * seeds, len(world.start)
