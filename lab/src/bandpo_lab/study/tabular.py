@@ -204,7 +204,7 @@ def simulate(
         raise InvalidValue(f"samples must be a multiple of {GROUP}, the size of a group, got {samples}")
     if min(seeds, epochs, minibatches, batches, lag + 1) < 1 or not min(learning_rates, default=0.0) > 0:
         raise InvalidValue(
-            f"all must be above 0, lag at least 0: {seeds=} {epochs=} {minibatches=} {batches=} {learning_rates=} {lag=}"
+            f"must be above 0, lag at least 0: {seeds=} {epochs=} {minibatches=} {batches=} {learning_rates=} {lag=}"
         )
     generator = torch.Generator().manual_seed(0)
     rows, decisions = len(learning_rates) * seeds, len(world.start)
