@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "docs/measured").glob("*.md"))
+PAGES += [*sorted((ROOT / "docs/frameworks").glob("*.md")), *sorted((ROOT / "docs/measured").glob("*.md"))]
 PAGES += sorted((ROOT / "lab/src/bandpo_lab/recipes").rglob("*.md"))
 
 
@@ -51,19 +51,18 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(command, comments=True) for command in found]
 
 
-def framework_blocks(heading: str) -> list[str]:
-    """The blocks of docs/frameworks.md under the heading of a framework."""
-    page = ROOT / "docs/frameworks.md"
-    return [block.text for block in blocks(page) if block.heading.startswith(heading)]
+def framework_blocks(name: str) -> list[str]:
+    """The blocks of a framework's page."""
+    return [block.text for block in blocks(ROOT / f"docs/frameworks/{name}.md")]
 
 
 def python_blocks(*, of_frameworks: bool) -> list:
-    """Parameters of `test_python`: every block but files and docs/frameworks.md, with what its page needs to run it."""
+    """Parameters of `test_python`: every block but files and docs/frameworks/, with what its page needs to run it."""
     found = []
     for page in PAGES:
         for number, block in enumerate(blocks(page, "python")):
             imported = re.search(r"^(>>> )?(from|import) .*\b(trl|bandpo_lab)\b", block.text, re.M)
-            if not block.title and page.name != "frameworks.md" and bool(imported) == of_frameworks:
+            if not block.title and page.parent.name != "frameworks" and bool(imported) == of_frameworks:
                 found.append(pytest.param(page, block.text, id=f"{page.name}-{number}"))
     return found
 

@@ -94,5 +94,5 @@ def test_the_rule_is_text_in_the_config(tmp_path):
 
 def test_the_documented_names():
     names = {}
-    exec(framework_blocks("TRL's experimental")[0], names)
+    exec(framework_blocks("trl-async")[0], names)
     assert names["BandAsyncGRPOTrainer"] is BandAsyncGRPOTrainer

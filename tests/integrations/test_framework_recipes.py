@@ -1,10 +1,9 @@
-"""The recipes of docs/frameworks.md, executed as they are printed there, on stand-ins for the classes that they extend.
+"""The recipes of docs/frameworks/, executed as they are printed there, on stand-ins for the classes that they extend.
 
 The stand-ins are written from the frameworks' interfaces: PPO's loss with the attributes that each clamps with.
 """
 
 import functools
-import re
 import sys
 from types import SimpleNamespace
 
@@ -13,11 +12,15 @@ import torch
 
 import bandpo
 from contract import Contract, make_batch
-from pages import ROOT
+from pages import PAGES, ROOT, blocks
 from stand_ins import stand_in
 
-PAGE = (ROOT / "docs/frameworks.md").read_text()
-RECIPES = dict(re.findall(r'```python title="(\w+)\.py"\n(.*?)```', PAGE, flags=re.DOTALL))
+RECIPES = {
+    block.title.removesuffix(".py"): block.text
+    for page in PAGES
+    for block in blocks(page, "python")
+    if page.parent.name == "frameworks"
+}
 
 
 def surrogate(logp, old, advantages, mask, low, high):
@@ -183,13 +186,13 @@ class TestAReaL(OfARule):
 
 
 def test_cleanrls_two_lines():
-    old, new = re.search(r"```diff\n.*?\n-(.*?)\n\+(.*?)\n```", PAGE, flags=re.DOTALL).groups()
-    added = re.search(r"```diff\n\+ *(bounds.*?)\n", PAGE).group(1)
+    [block] = blocks(ROOT / "docs/own-loop.md", "diff")
+    added, _, old, new = (line[1:].strip() for line in block.text.splitlines())
     batch = make_batch(15)
     ratio = (batch.logp - batch.logp_old).exp()
     names = {"torch": torch, "bandpo": bandpo, "ratio": ratio, "mb_advantages": tokens(batch)}
     names |= {"b_logprobs": batch.logp_old, "mb_inds": slice(None), "args": SimpleNamespace(clip_coef=0.2)}
-    exec(f"{added}\n{new.strip()}\nours = pg_loss2\n{old.strip()}\nstock = pg_loss2", names)
+    exec(f"{added}\n{new}\nours = pg_loss2\n{old}\nstock = pg_loss2", names)
     bounds = bandpo.Band(bandpo.KL(), 0.05).bounds(batch.logp_old)
     torch.testing.assert_close(names["ours"], -tokens(batch) * ratio.clamp(bounds.lower, bounds.upper))
     torch.testing.assert_close(names["stock"], -tokens(batch) * ratio.clamp(0.8, 1.2))
