@@ -70,8 +70,7 @@ class Watch:
         """Test what a run assumes on sequences of a generated batch, if no update was made on it yet.
 
         Args:
-            logp_old: And the rest, as for `bandpo.Recorder.add`.
-            advantages, mask, update, told: See there.
+            logp_old: This, and what is not named here, as for `bandpo.Recorder.add`.
             generation: Batches whose number is no multiple of ``every`` are not looked at.
 
         Raises:
