@@ -250,6 +250,12 @@ def test_a_plateau_is_found_and_explained(tmp_path):
     assert "entropy_coef" in found.findings[-1].advice
 
 
+@pytest.mark.parametrize(("steps", "codes"), [(4, []), (7, []), (8, ["no-signal"])])
+def test_a_few_log_steps_are_too_few(steps, codes, tmp_path):
+    course = {"frac_reward_zero_std": lambda t: 1.0, "entropy": lambda t: 1.0 + 2 * (steps < 8) * t}
+    assert [f.code for f in diagnose(trl_log(tmp_path, steps=steps, **course)).findings] == codes
+
+
 @pytest.mark.parametrize("noise", range(5))
 def test_a_run_that_rises_has_no_plateau(noise, tmp_path):
     found = diagnose(trl_log(tmp_path, steps=60 * (noise + 1), reward=lambda t: 0.8 * math.sqrt(t)))

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from bandpo.audit.diagnosis import diagnose
 from pages import ROOT, blocks, check_python, python_blocks
 
 
@@ -13,6 +14,8 @@ from pages import ROOT, blocks, check_python, python_blocks
 def test_python(page, block, tmp_path, monkeypatch, capsys):
     pytest.importorskip("trl")
     check_python(page, block, tmp_path, monkeypatch, capsys)
+    if page.name == "README.md":  # what it makes can be read
+        assert diagnose(tmp_path / "runs/example").healthy
 
 
 def test_the_verl_overrides_compose():

@@ -36,6 +36,9 @@ RARE = 0.1
 KEPT = "entropy is kept, or earns reward"
 STARVED = 0.05
 """Share of the gradient on rare tokens from which blocking it is worth a word: a rule of thumb."""
+FEW = 8
+"""Log steps below which shares and entropies are not judged: if half of all groups have no signal, the four of the
+later half have none by chance once in 16."""
 LONG = 30
 """Log steps below which no plateau is looked for."""
 FLAT = 0.5
@@ -182,8 +185,8 @@ def _step(rows: Sequence[Row]) -> Finding:
 def _share(rows: Sequence[Row], name: str, code: str, tested: str, said: str) -> Finding:
     """A share that should not be most of the later half of a run."""
     _, shares = _series(rows, name)
-    if not len(shares):
-        return untested(tested)
+    if len(shares) < FEW:
+        return untested(tested, f"{FEW} log steps and more" if len(shares) else "")
     late = shares[len(shares) // 2 :]
     mean, error = float(late.mean()), float(late.std() / len(late) ** 0.5)
     seen = Finding("ok", True, tested, mean, error, len(late))
@@ -196,8 +199,8 @@ def _entropy(rows: Sequence[Row], turn: float) -> Finding:
     Only the reward after it has turned flat, at the step ``turn``, counts.
     """
     (_, entropy), (steps, reward) = _series(rows, "entropy"), _series(rows, "reward")
-    if len(entropy) < 2:
-        return untested(KEPT, "log the entropy")
+    if len(entropy) < FEW:
+        return untested(KEPT, f"log the entropy of {FEW} steps and more")
     (first, last), reward = _ends(entropy, 10), reward[steps >= turn]
     answer, because, rose = f"{first:.3g} → {last:.3g} nats per token", "no reward is known", False
     if len(reward) > 1:
