@@ -260,8 +260,11 @@ def rows(name: str) -> list[str]:
             loss = FRAMEWORKS[name].loss(**settings(theirs))
             ours = Call(parse(method, Method), of_rollout="rollout" in given)
             verdict = compare(loss, ours, weighted="weights" in given)
-            besides = ", with importance weights" if "weights" in given else ""
-            found.append(f"| `{theirs}`{besides} | `{method}` | {verdict} |")
+            row = f"| `{theirs}` | `{method}` | {verdict} |"
+            if row not in found:  # where weights change nothing they need no row of their own
+                found.append(
+                    row if "weights" not in given else row.replace("` |", "`, with importance weights |", 1)
+                )
         elif framework == name:
             absent.append(f"`{theirs}`")
     return [*found, "", f"Not here: {', '.join(absent)}."] if absent else found
