@@ -7,9 +7,9 @@
 Each framework has a virtual environment of its own in the folder, as in scripts/matrix.py, and its own defaults for
 what the settings in scripts/conformance.txt do not say. Both sides get the same float32 batches, and the gradient of
 each token is compared. Where they differ, known differences are tried on our side, one and then several at a time,
-until the two agree. Writes the framework's table in docs/measured/conformance.md. One that the index does not have is
-run from a clone, whose commit the page names; the table of a clone of another is printed and no more. Exits with 1 if a
-difference is unexplained.
+until the two agree. Writes the framework's table in results/conformance.md, and what differs in
+docs/measured/conformance.md. One that the index does not have is run from a clone, whose commit the pages name; the
+table of a clone of another is printed and no more. Exits with 1 if a difference is unexplained.
 
 A loss is a line of scripts/conformance.txt: framework, its settings, the method here if there is one, and ``weights``
 where importance weights are given or ``rollout`` where the paper refers the ratio to the rollout engine. A known
@@ -23,6 +23,7 @@ import ast
 import itertools
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, install
 
 PAGE = ROOT / "docs/measured/conformance.md"
+WHOLE = ROOT / "results/conformance.md"
 PAIRS = ROOT / "scripts/conformance.txt"
 ROWS = "== rows\n"
 """Comes before the rows: frameworks print too."""
@@ -260,11 +262,8 @@ def rows(name: str) -> list[str]:
             loss = FRAMEWORKS[name].loss(**settings(theirs))
             ours = Call(parse(method, Method), of_rollout="rollout" in given)
             verdict = compare(loss, ours, weighted="weights" in given)
-            row = f"| `{theirs}` | `{method}` | {verdict} |"
-            if row not in found:  # where weights change nothing they need no row of their own
-                found.append(
-                    row if "weights" not in given else row.replace("` |", "`, with importance weights |", 1)
-                )
+            besides = ", with importance weights" if "weights" in given else ""
+            found.append(f"| `{theirs}`{besides} | `{method}` | {verdict} |")
         elif framework == name:
             absent.append(f"`{theirs}`")
     return [*found, "", f"Not here: {', '.join(absent)}."] if absent else found
@@ -287,6 +286,14 @@ def run(name: str, folder: Path, source: Path | None) -> list[str]:
     printed = subprocess.check_output(command, text=True, env=environment, cwd=folder)
     head = [f"## {name}, {version}", "", "| its loss | method here | gradient |", "|---|---|---|"]
     return ["", *head, *printed.partition(ROWS)[2].splitlines(), ""]
+
+
+def differing(lines: list[str]) -> list[str]:
+    """Of a framework's table the rows that differ, and how many do not."""
+    head, compared = lines[:3], [line for line in lines if line.startswith("| `")]
+    found = [line for line in compared if not re.search(r"\| equal[ ¹²]* \|$", line)]
+    said = f"{len(compared) - len(found)} of {len(compared)} losses are the method of their name."
+    return [*head, said, *(["", *lines[3:5], *found] if found else []), ""]
 
 
 def main() -> None:
@@ -318,7 +325,8 @@ def main() -> None:
         lines = run(name, folder, sources.get(name))
         print("\n".join(lines), flush=True)
         if name not in sources or name not in released:
-            write_between_marks(PAGE, name, lines)
+            write_between_marks(WHOLE, name, lines)
+            write_between_marks(PAGE, name, differing(lines))
         unexplained += [line for line in lines if "unexplained" in line]
     if unexplained:
         sys.exit("\n".join(["a difference that is not in KNOWN:", *unexplained]))
