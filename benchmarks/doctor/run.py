@@ -70,16 +70,18 @@ def said_of(fault: Fault, setting: Setting, keep: Path | None = None) -> dict[st
 
 
 def table(rows: list[dict]) -> str:
-    """Faults × what was said × right."""
-    lines = ["| fault | what is said first | right |", "|---|---|---:|"]
-    for name, fault in FAULTS.items():
-        of = [row for row in rows if row["name"] == name]
-        right = sum(row["codes"][0] in fault.expected for row in of)
-        said = sorted({" or ".join(row["codes"]) for row in of})
-        lines.append(f"| {name} | {', '.join(f'`{text}`' for text in said)} | {right} of {len(of)} |")
+    """What was said × faults × right."""
+    lines, said = ["| what is said first | of | right |", "|---|---|---:|"], {}
+    for name in FAULTS:
+        codes = sorted({" or ".join(row["codes"]) for row in rows if row["name"] == name})
+        said.setdefault(", ".join(f"`{code}`" for code in codes), []).append(name)
+    for codes, names in said.items():
+        of = [row for row in rows if row["name"] in names]
+        right = sum(row["codes"][0] in FAULTS[row["name"]].expected for row in of)
+        lines.append(f"| {codes} | {'; '.join(names)} | {right} of {len(of)} |")
     fine = [row for row in rows if row["name"] == "healthy"]
     alarms = [row for row in fine if row["alarms"]]
-    lines.append(f"| none | {len(fine)} healthy runs, {len(alarms)} with a false alarm | |")
+    lines.append(f"| an alarm | healthy runs | {len(alarms)} of {len(fine)} |")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,6 @@ from bandpo_lab.evals import grading
 from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
 from bandpo_lab.evals.golds import Gold, unreadable
 from bandpo_lab.evals.grading import MathGrader, compute_score, reward
-from pages import ROOT
 
 TIME_LIMIT = 1.5  # as in conftest.py
 WORKER = importlib.util.find_spec("bandpo_lab.evals.math_worker").origin
@@ -187,7 +187,7 @@ def test_an_answer_says_more_than_its_problem(grader, problem, gold, answer, rea
     assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == "right"
 
 
-PAGE = (ROOT / "docs" / "measured" / "evaluation.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).with_name("debatable.md").read_text(encoding="utf-8")
 DEBATABLE = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (right|wrong) \| (.+) \|$", PAGE, re.MULTILINE)
 
 
