@@ -251,9 +251,9 @@ def test_a_plateau_is_found_and_explained(tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "codes"), [(4, []), (7, []), (8, ["no-signal"])])
-def test_a_few_log_steps_are_too_few(steps, codes, tmp_path):
-    course = {"frac_reward_zero_std": lambda t: 1.0, "entropy": lambda t: 1.0 + 2 * (steps < 8) * t}
-    assert [f.code for f in diagnose(trl_log(tmp_path, steps=steps, **course)).findings] == codes
+def test_the_groups_of_a_few_log_steps_are_too_few(steps, codes, tmp_path):
+    found = diagnose(trl_log(tmp_path, steps=steps, frac_reward_zero_std=lambda t: 1.0)).findings
+    assert [f.code for f in found] == codes
 
 
 @pytest.mark.parametrize("noise", range(5))

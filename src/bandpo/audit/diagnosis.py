@@ -37,7 +37,7 @@ KEPT = "entropy is kept, or earns reward"
 STARVED = 0.05
 """Share of the gradient on rare tokens from which blocking it is worth a word: a rule of thumb."""
 FEW = 8
-"""Log steps below which shares and entropies are not judged: if half of all groups have no signal, the four of the
+"""Log steps below which groups are not judged: where half of them have no signal and a step has one, the four of the
 later half have none by chance once in 16."""
 LONG = 30
 """Log steps below which no plateau is looked for."""
@@ -136,7 +136,7 @@ def course(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:
         _numbers(rows),
         _step(rows),
         _share(rows, "cut", "truncated", "answers are finished", "of answers are cut off"),
-        _share(rows, "dead", "no-signal", "groups carry signal", "of groups carry no signal"),
+        _share(rows, "dead", "no-signal", "groups carry signal", "of groups carry no signal", FEW),
         _entropy(rows, turn),
     ]
     causes = [f.cause for f in found if f.ok is False]
@@ -182,11 +182,11 @@ def _step(rows: Sequence[Row]) -> Finding:
     return seen.named("step-too-large", cause) if moved.max() > TOO_FAR else seen
 
 
-def _share(rows: Sequence[Row], name: str, code: str, tested: str, said: str) -> Finding:
-    """A share that should not be most of the later half of a run."""
+def _share(rows: Sequence[Row], name: str, code: str, tested: str, said: str, least: int = 1) -> Finding:
+    """A share that should not be most of the later half of a run, of so many log steps at least."""
     _, shares = _series(rows, name)
-    if len(shares) < FEW:
-        return untested(tested, f"{FEW} log steps and more" if len(shares) else "")
+    if len(shares) < least:
+        return untested(tested, f"{least} log steps and more" if len(shares) else "")
     late = shares[len(shares) // 2 :]
     mean, error = float(late.mean()), float(late.std() / len(late) ** 0.5)
     seen = Finding("ok", True, tested, mean, error, len(late))
@@ -199,8 +199,8 @@ def _entropy(rows: Sequence[Row], turn: float) -> Finding:
     Only the reward after it has turned flat, at the step ``turn``, counts.
     """
     (_, entropy), (steps, reward) = _series(rows, "entropy"), _series(rows, "reward")
-    if len(entropy) < FEW:
-        return untested(KEPT, f"log the entropy of {FEW} steps and more")
+    if len(entropy) < 2:
+        return untested(KEPT, "log the entropy")
     (first, last), reward = _ends(entropy, 10), reward[steps >= turn]
     answer, because, rose = f"{first:.3g} → {last:.3g} nats per token", "no reward is known", False
     if len(reward) > 1:
