@@ -168,13 +168,8 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "write loss_mode=band"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
-        (
-            "actor_rollout_ref.actor.clip_ratio_c=0.5",
-            "clip_ratio_c: DualClip's max_ratio must be above 1, got 0.5",
-        ),
         ("actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
         ("data.train_files=null", "data.train_files names no file"),
         ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),

@@ -10,7 +10,6 @@ import bandpo
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
-from verl.utils import config as verls_settings
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from bandpo.integrations.verl import BandPolicyLossConfig
@@ -80,26 +79,30 @@ def ranges(low: float, high: float, dual_clip: float = 3.0) -> dict[str, float]:
     return {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": dual_clip}
 
 
-# Per name of a loss of verl: verl's settings, ours, and the average that verl makes whatever it is told.
+# Per name of a loss of verl: verl's settings and ours.
 SAME = {
-    "vanilla": (ranges(0.2, 0.28, 1.5), {"clip": "FixedClip(0.2, 0.28)"}, None),
-    "dppo_tv": (ranges(0.1, 0.1, 3.0), {"method": "DPPO(TotalVariation(), 0.1, max_weight=3)"}, None),
-    "dppo_kl": (ranges(0.05, 0.05, 3.0), {"method": "DPPO(KL(), 0.05, max_weight=3)"}, None),
-    "gspo": (ranges(0.01, 0.02), {"method": "Method(FixedClip(0.01, 0.02), level='sequence')"}, None),
-    "sapo": ({"tau_pos": 1.5, "tau_neg": 3.0}, {"method": "SAPO(1.5, 3.0)"}, "seq-mean-token-mean"),
-    "gpg": ({}, {"method": "GPG()"}, None),
-    "geo_mean": (ranges(0.4, 0.4), {"method": "GMPO(0.4)"}, "seq-mean-token-mean"),
-    "cispo": (ranges(0.2, 0.3), {"method": "CISPO(0.2, 0.3)"}, None),
+    "vanilla": (ranges(0.2, 0.28, 1.5), {"clip": "FixedClip(0.2, 0.28)"}),
+    "dppo_tv": (ranges(0.1, 0.1, 3.0), {"method": "DPPO(TotalVariation(), 0.1, max_weight=3)"}),
+    "dppo_kl": (ranges(0.05, 0.05, 3.0), {"method": "DPPO(KL(), 0.05, max_weight=3)"}),
+    "gspo": (ranges(0.01, 0.02), {"method": "Method(FixedClip(0.01, 0.02), level='sequence')"}),
+    "sapo": ({"tau_pos": 1.5, "tau_neg": 3.0}, {"method": "SAPO(1.5, 3.0)"}),
+    "gpg": ({}, {"method": "GPG()"}),
+    "geo_mean": (ranges(0.4, 0.4), {"method": "GMPO(0.4)"}),
+    "cispo": (ranges(0.2, 0.3), {"method": "CISPO(0.2, 0.3)"}),
 }
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("name", SAME)
 def test_the_gradient_is_that_of_verls_own_loss(name, mode):
-    settings, ours, always = SAME[name]
-    tensors = batch_for(name, 5)
-    theirs = evaluate(actor_config(PolicyLossConfig(loss_mode=name), **settings), tensors, mode)
-    found = evaluate(actor_config(BandPolicyLossConfig(**ours), **settings), tensors, always or mode)
+    """Some of verl's losses make one average whatever they are told, in some versions."""
+    settings, ours = SAME[name]
+    tensors, verls = batch_for(name, 5), actor_config(PolicyLossConfig(loss_mode=name), **settings)
+    theirs, by_default, other = (
+        evaluate(verls, tensors, given) for given in (mode, "seq-mean-token-mean", "token-sum")
+    )
+    mode = "seq-mean-token-mean" if torch.equal(by_default[1], other[1]) else mode
+    found = evaluate(actor_config(BandPolicyLossConfig(**ours), **settings), tensors, mode)
     torch.testing.assert_close(found[1], theirs[1], check_dtype=False)
     blocked = (theirs[1] == 0)[tensors["response_mask"]].double().mean()
     assert blocked == 0 if name in ("sapo", "gpg", "cispo") else 0.05 < blocked < 0.95
@@ -193,23 +196,6 @@ def test_without_the_config_class_the_rule_is_the_default():
     assert torch.equal(plain[1], ours[1])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        *(({"clip": clip}, "clip: ") for clip in ("Bamd(KL(), 0.05)", "Band(KL(), -1)", "0.2", "KL()")),
-        ({"method": "SAP0()"}, "method: .*did you mean SAPO"),
-        ({"method": "Masked(20)"}, "method: .*is not a method"),
-        ({"method": "Method(FixedClip(), Masked(0))"}, "method: .*must be above 0"),
-        ({"method": "Method(level='batch')"}, "method: .*level must be 'token' or 'sequence'"),
-        ({"method": "DPPO()", "clip": "FixedClip()"}, "method: .* are two names of one setting"),
-    ],
-    ids=str,
-)
-def test_a_bad_setting_is_refused_when_the_settings_are_built(settings, message):
-    with pytest.raises(ValueError, match=rf"^actor_rollout_ref\.actor\.policy_loss\.{message}"):
-        BandPolicyLossConfig(**settings)
-
-
 def test_a_radius_that_verl_cannot_know_is_refused_and_one_by_surprisal_is_not():
     for radius in ("Linear(0.05, 0.01)", "ByEntropy(0.02, 0.1)", "HoldKL(0.002, 0.05)"):
         for name in ("clip", "method"):
@@ -232,30 +218,3 @@ def whole_config(*overrides: str, target: str = "BandPolicyLossConfig"):
     target = target if "." in target else f"bandpo.integrations.verl.{target}"
     ours = f"actor_rollout_ref.actor.policy_loss._target_={target}"
     return compose([ours, *overrides], None, "ppo_trainer")
-
-
-def composed(*overrides: tuple[str, str], target: str = "BandPolicyLossConfig"):
-    """The policy loss's settings as verl's workers build them from overrides of its own config."""
-    where = "actor_rollout_ref.actor.policy_loss."
-    config = whole_config(*(sign + where + rest for sign, rest in overrides), target=target)
-    return verls_settings.omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
-
-
-@pytest.mark.parametrize("overrides", [[], [("", "loss_mode=vanilla")], [("", "loss_mode=band")]], ids=str)
-def test_the_config_class_switches_the_loss_on(overrides):
-    """verl's config always says vanilla, so that is what an unset loss_mode looks like."""
-    found = composed(("+", "clip='FixedClip(0.2, 0.28)'"), *overrides)
-    assert (found.loss_mode, found.clip) == ("band", "FixedClip(0.2, 0.28)")
-    assert get_policy_loss_fn(found.loss_mode).__module__ == "bandpo.integrations.verl"
-
-
-@pytest.mark.parametrize("name", ["objective='ClippedWeight()'", "level=sequence", "dual_clip=2"])
-def test_a_setting_that_is_part_of_a_method_is_no_setting(name):
-    with pytest.raises(Exception, match=f"unexpected keyword argument '{name.partition('=')[0]}'"):
-        composed(("+", name))
-
-
-@pytest.mark.parametrize("mode", ["gspo", "bypass_mode", "bnad"])
-def test_another_loss_beside_the_config_class_is_refused(mode):
-    with pytest.raises(Exception, match=rf"loss_mode: '{mode}' .*write loss_mode=band.* or leave"):
-        composed(("", f"loss_mode={mode}"))

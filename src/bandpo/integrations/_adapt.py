@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +15,7 @@ from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.loss import known_aggregation
 from bandpo.methods import Method
-from bandpo.objectives import DualClip, Surrogate
+from bandpo.objectives import Surrogate
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule
 from bandpo.text import as_method
@@ -80,21 +79,6 @@ def read_rule(
             "given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
     return read.clip
-
-
-def with_dual_clip(method: Method, max_ratio: float, setting: str) -> Method:
-    """A clip rule alone with the framework's own dual clip; a whole method as it is, since it brings its own.
-
-    Args:
-        method: What `read_method` gave.
-        max_ratio: The framework's dual clip; ``inf`` for none.
-        setting: What the framework calls it, for the error.
-
-    >>> with_dual_clip(read_method(clip="FixedClip()"), 3.0, "clip_ratio_c").objective
-    DualClip(max_ratio=3.0, objective=Surrogate(beyond=0.0))
-    """
-    with naming(setting):
-        return replace(method, objective=DualClip(max_ratio)) if method.only_rule else method
 
 
 def has_pull(method: Method) -> bool:
@@ -183,21 +167,6 @@ def clamping_at(trainer: Any, low: Tensor, high: Tensor) -> Iterator[None]:
         yield
     finally:
         trainer.epsilon_low, trainer.epsilon_high = stock
-
-
-def averaged(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Callable[[Tensor], Tensor]:
-    """A framework's average of the tokens' losses, and 0 where no token counts, as `bandpo.policy_loss` has it.
-
-    Other processes wait for the backward pass of such a micro-batch too.
-    """
-    return lambda losses: reduce(losses) if mask.any() else losses.sum()
-
-
-def token_weights(reduce: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
-    """What each token counts for in a reduction of per-token losses: its derivative, since a reduction is linear."""
-    with torch.enable_grad():
-        probe = torch.zeros_like(mask, dtype=torch.float32, requires_grad=True)
-        return torch.autograd.grad(reduce(probe), probe)[0]
 
 
 def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import verl
 from omegaconf import OmegaConf
 
 from bandpo.audit.watch import BandWarning
 from bandpo.batch import Batch
 from bandpo.certificate import compare
 from bandpo.errors import InvalidValue, RunProblem
-from bandpo.integrations._adapt import token_weights
 from bandpo.integrations._verl_identity import leaves
 from bandpo.loss import aggregate, known_aggregation
 from bandpo.methods import Method
@@ -38,9 +40,13 @@ PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """From a rare token to a sure one, to say and to try what a rule allows."""
 FAR = 10
 """A ratio that hardly a token reaches: the paper's cap, and the authors' dual clip."""
+OF_LOSSES = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "tau_pos", "tau_neg")
+OF_LOSSES += ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
+"""Settings of verl's own losses, which no method reads: the actor's, and the policy loss's."""
+FREE = re.compile(rf"^(recipe\b|model_engine$|{WHERE})|kwargs")
+"""Settings of which verl's config need not have the names."""
 EVERY = 1000
 """Losses from one comparison to the next. One costs about ten losses, so a hundredth of what the loss costs."""
-_logger = logging.getLogger("bandpo")
 
 
 def mode_of(method: Method, loss_agg_mode: str) -> str:
@@ -55,35 +61,44 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     """Refuse in the driver what would train another method than was asked for, by the name of the setting."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as KNOWN
 
+    places = dict.fromkeys(vars(actor), ACTOR) | dict.fromkeys(
+        ("method", "clip", *vars(actor.policy_loss)), WHERE
+    )
+    for key in new_settings(config):
+        name = key.rpartition(".")[2]
+        _refuse(name in places, f"{key}: verl does not look there; write {places.get(name)}{name}")
     for key, value in leaves(OmegaConf.to_container(config)):
-        parent, _, name = key.rpartition(".")
-        target = name == "_target_" and str(value).startswith("bandpo.integrations.verl.")
-        ours = target or (name in ("method", "clip") and parent.endswith("policy_loss"))
-        _refuse(ours and f"{parent}." != WHERE, f"{key}: verl does not look there; write {WHERE}{name}")
+        ours = key.endswith("._target_") and str(value).startswith("bandpo.integrations.verl.")
+        _refuse(ours and key != f"{WHERE}_target_", f"{key}: verl does not look there; write {WHERE}_target_")
+    for key in ("data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}ppo_epochs"):
+        whole = isinstance(count := OmegaConf.select(config, key), int) and count > 0
+        _refuse(not whole, f"{key} must be a whole number of at least 1, got {count!r}")
     mode = actor.policy_loss.get("audited") or actor.policy_loss.loss_mode
-    unknown = mode not in KNOWN and not config.actor_rollout_ref.model.get(
-        "external_lib"
-    )  # which may register it
-    _refuse(unknown, f"{WHERE}loss_mode: no policy loss is named {mode!r} of {', '.join(sorted(KNOWN))}")
+    losses = sorted(KNOWN.keys() - {"audited"})
+    unknown = mode not in losses and not config.actor_rollout_ref.model.external_lib  # which may register it
+    _refuse(unknown, f"{WHERE}loss_mode: no policy loss is named {mode!r} of {', '.join(losses)}")
     ignored = config.algorithm.filter_groups.enable and not config.trainer.use_v1
     _refuse(ignored, "algorithm.filter_groups.enable: the trainer of trainer.use_v1=false ignores it")
     if method is None or mode != "band":
         return
+    distilled = config.distillation.enabled and not config.distillation.distillation_loss.use_task_rewards
+    key = "distillation.distillation_loss.use_task_rewards"
+    _refuse(distilled, f"{key}=false leaves out the policy loss, {method}: set it to true")
     written = config.actor_rollout_ref.actor.policy_loss
     for name in ("method", "clip"):
         empty = name in written and written[name] is None
         _refuse(empty, f"{WHERE}{name} is null: leave it out for Band(KL(), 0.05), or write 'Unclipped()'")
-    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
-        said, instead = f"{ACTOR}{name}={getattr(actor, name)}", f"{WHERE}method='FixedClip(low, high)'"
-        other = getattr(actor, name) != getattr(type(actor), name)
+    for name in OF_LOSSES:
+        where, given = (ACTOR, actor) if hasattr(actor, name) else (WHERE, actor.policy_loss)
+        said, instead = f"{where}{name}={getattr(given, name)}", f"{WHERE}method='FixedClip(low, high)'"
+        other = getattr(given, name) != getattr(type(given), name)
         _refuse(other, f"{said} has no effect beside {method}: leave it out, or write {instead}")
+    kind = OmegaConf.select(config, "algorithm.rollout_correction.loss_type", default="ppo_clip")
+    _refuse(
+        _bypasses(config) and kind != "ppo_clip",
+        f"algorithm.rollout_correction.loss_type={kind} has no effect beside {method}: leave it out",
+    )
     _check_acts(method, config)
-    own = mode_of(method, VERLS_DEFAULT)
-    if method.aggregation and own != mode_of(method, actor.loss_agg_mode):
-        _logger.warning(
-            "%sloss_agg_mode=%s, which you set, averages in place of %s's own %s",
-            *(ACTOR, actor.loss_agg_mode, method, own),
-        )
     _refuse(
         method.old_policy == "rollout" and not _bypasses(config),
         f"{WHERE}method: {method!r} refers to the rollout engine's log-probabilities, and verl gives the trainer's: "
@@ -134,9 +149,8 @@ def _check_acts(method: Method, config: DictConfig) -> None:
         f"{WHERE}method: at no probability does {rule} block a ratio {'above' if above else 'below'} 1 that training "
         "reaches. Is a number mistyped? No bound on a side is low=1 or high=inf",
     )
-    stale = config.trainer.use_v1 and config.trainer.v1.trainer_mode != "sync"
     _refuse(
-        _updates(config) <= 1 and not stale and not _bypasses(config),
+        _updates(config) <= 1 and not _bypasses(config),
         f"{ACTOR}ppo_mini_batch_size: there is one update for each batch, so every ratio is 1 and {rule} never acts: "
         "make it smaller than data.train_batch_size, or write clip='Unclipped()'",
     )
@@ -147,27 +161,59 @@ def _allowed(method: Method) -> Float[Tensor, "2 probability"]:
     return torch.cat([bounds.lower, bounds.upper])
 
 
-def _updates(config: DictConfig) -> float:
-    """Optimiser steps for each batch."""
-    actor = config.actor_rollout_ref.actor
-    return config.data.train_batch_size / actor.ppo_mini_batch_size * actor.ppo_epochs
+def _updates(config: DictConfig) -> int:
+    """Optimiser steps on one batch, at whose start every ratio is 1.
+
+    verl fills a batch up to whole mini-batches of actor and critic. It may train on parts of a batch: then each has an
+    old policy of its own, unless rollouts are on separate GPUs.
+    """
+    actor, critic, trainer = config.actor_rollout_ref.actor, config.critic, config.trainer
+    several = OmegaConf.select(trainer, f"v1.{trainer.v1.trainer_mode}.parameter_sync_step", default=1)
+    parts = several if trainer.use_v1 else 1
+    mini, learns = actor.ppo_mini_batch_size, critic.enable
+    learns = config.algorithm.adv_estimator == "gae" if learns is None else learns
+    whole = math.lcm(mini, critic.ppo_mini_batch_size) if learns else mini
+    updates = math.ceil(config.data.train_batch_size / parts / whole) * whole // mini * actor.ppo_epochs
+    return updates * parts if trainer.v1.trainer_mode == "separate_async" else updates
 
 
 def identity(method: Method | None, actor: ActorConfig, config: DictConfig) -> dict[str, str]:
     """What a run is, in words: its loss and the ratios that this allows, its updates and its size."""
     mode = actor.policy_loss.get("audited") or actor.policy_loss.loss_mode
     loss = ([] if mode == "band" else [f"verl's {mode}"]) + ([as_text(method)] if method else [])
+    loss += ["and verl's distillation"] if config.distillation.enabled else []
     ends = zip(PROBABILITIES, *_allowed(method).tolist(), strict=True) if method else ()
     data, trainer, rollout = config.data, config.trainer, config.actor_rollout_ref.rollout
-    return {
+    late = f", from step {trainer.critic_warmup}" if trainer.critic_warmup > 1 else ""
+    said = {
         "loss": ", ".join(loss),
-        "ratios": ", ".join(f"{low:.3g} to {high:.3g} at p = {p}" for p, low, high in ends),
-        "average": mode_of(method, actor.loss_agg_mode) if method else actor.loss_agg_mode,
-        "updates": f"{_updates(config):g} for each batch of {data.train_batch_size} × {rollout.n} responses",
+        "ratios": ", ".join(f"{low:.5g} to {high:.5g} at p = {p}" for p, low, high in ends),
+        "average": mode_of(method, actor.loss_agg_mode) if method and mode == "band" else actor.loss_agg_mode,
+        "updates": f"{_updates(config)} for each batch of {data.train_batch_size} × {rollout.n} responses{late}",
         "model": f"{config.actor_rollout_ref.model.path}, at most {data.max_response_length} tokens a response",
-        "training": f"learning rate {actor.optim.lr:g}, KL loss {actor.use_kl_loss and actor.kl_loss_coef:g}, entropy "
-        f"{actor.entropy_coeff:g}, {trainer.total_epochs} epochs, {trainer.nnodes} × {trainer.n_gpus_per_node} GPUs",
+        "training": f"advantages of {config.algorithm.adv_estimator}, learning rate {actor.optim.lr:g}, KL loss "
+        f"{actor.use_kl_loss and actor.kl_loss_coef:g}, entropy {actor.entropy_coeff:g}, "
+        f"{trainer.total_epochs} epochs, {trainer.nnodes} × {trainer.n_gpus_per_node} GPUs",
     }
+    new = ", ".join(new_settings(config))
+    return said | ({"not verl's": f"{new}: verl has no settings of these names"} if new else {})
+
+
+def new_settings(config: DictConfig) -> list[str]:
+    """Settings that verl's own config does not have, which a misspelling makes too; not those of a method or recipe."""
+
+    def verls(key: str) -> bool:
+        return key in known_settings() or ("." in key and verls(key.rpartition(".")[0]))
+
+    keys = [key for key, value in leaves(OmegaConf.to_container(config)) if value is not None]
+    return [key for key in keys if not (verls(key) or FREE.search(key))]
+
+
+@functools.cache
+def known_settings() -> set[str]:
+    """verl's own settings, of each of its engines."""
+    files = Path(verl.__path__[0], "trainer/config").glob("_generated_ppo*.yaml")
+    return {key for file in files for key, _ in leaves(OmegaConf.to_container(OmegaConf.load(file)))}
 
 
 def share_of(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
@@ -179,7 +225,9 @@ def share_of(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
     elif mode == "seq-mean-token-sum-norm":
         name = "seq-mean-token-sum"
         per_token = per_token / (info.get("loss_scale_factor") or mask.shape[-1])
-    return per_token * token_weights(lambda losses: aggregate(losses, mask, name, normalizer=whole), mask)
+    with torch.enable_grad():  # the derivative of an average, which is linear
+        losses = torch.zeros_like(mask, dtype=torch.float32, requires_grad=True)
+        return per_token * torch.autograd.grad(aggregate(losses, mask, name, normalizer=whole), losses)[0]
 
 
 def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:

@@ -10,7 +10,7 @@ Ray's workers too. So bandpo must be installed on every node, and this module im
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,9 +23,10 @@ from bandpo import _checks
 from bandpo.audit.configs import verl_method
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import averaged, numbers, read_method, with_dual_clip
+from bandpo.integrations._adapt import naming, numbers, read_method
 from bandpo.integrations._verl_audit import Driver, instead_of, report
 from bandpo.integrations._verl_contract import (
+    ACTOR,
     WHERE,
     Certifier,
     check_settings,
@@ -37,6 +38,7 @@ from bandpo.integrations._verl_contract import (
 from bandpo.integrations._verl_identity import announce
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
+from bandpo.objectives import DualClip
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -80,7 +82,9 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
     def __post_init__(self) -> None:
         if self.loss_mode == "band":
             raise InvalidValue(f"{WHERE}_target_: write BandPolicyLossConfig, which audits band too")
-        if (self.audit or self.record) and self.loss_mode != "audited":
+        if bool(self.audited) != (self.loss_mode == "audited"):
+            raise InvalidValue(f"{WHERE}audited is not to be set: name the loss in loss_mode")
+        if (self.audit or self.record) and not self.audited:
             object.__setattr__(self, "audited", self.loss_mode)
             object.__setattr__(self, "loss_mode", "audited")
 
@@ -121,6 +125,8 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
                 f"{WHERE}loss_mode: {self.loss_mode!r} reads no method: write loss_mode=band, or leave _target_ out; "
                 "AuditedPolicyLossConfig in its place audits a loss of verl's own"
             )
+        if self.audited:
+            raise InvalidValue(f"{WHERE}audited: this audits its own loss: leave it out")
         object.__setattr__(self, "loss_mode", "band")
         read_method(WHERE, self.method, self.clip, whole=True)
 
@@ -131,7 +137,8 @@ def loss_method(config: ActorConfig) -> Method | None:
     if settings.loss_mode != "band":
         return verl_method(settings.get("audited") or settings.loss_mode, config)
     chosen = read_method(WHERE, settings.get("method"), settings.get("clip"), whole=True)
-    return with_dual_clip(chosen, config.clip_ratio_c, "actor_rollout_ref.actor.clip_ratio_c")
+    with naming(f"{ACTOR}clip_ratio_c"):
+        return replace(chosen, objective=DualClip(config.clip_ratio_c)) if chosen.only_rule else chosen
 
 
 @register_policy_loss("band")  # type: ignore[arg-type]  # verl's alias has another name for the last parameter
@@ -174,7 +181,8 @@ def band(
         method=method,
         weights=rollout_is_weights,
         state=state,
-        aggregation=averaged(lambda x: agg_loss(x, response_mask, mode, **info), response_mask),
+        # Other processes wait for the backward pass of a micro-batch without tokens too.
+        aggregation=lambda x: agg_loss(x, response_mask, mode, **info) if response_mask.any() else x.sum(),
     )
     scalars = numbers(metrics)
     log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)

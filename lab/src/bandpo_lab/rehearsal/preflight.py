@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,12 +34,12 @@ def misread(overrides: Sequence[str], config: str) -> str | None:
             return f"{key} is given twice, and hydra takes the last: write one"
         if key == f"{loss}loss_mode" and value == "vanilla" and "BandPolicyLossConfig" in config:
             return f"{word} stands beside {loss}_target_, which trains band: leave one of them out"
-        if key.startswith("paper/") and "," in value:
+        if key.startswith("paper") and "," in value:
             return f"{word}: the last of them would replace the others; name one"
         if key == "paper" and any(one.startswith(("paper/arm", "paper/task", "dapo")) for one in seen):
             return f"{word} stands behind what is to replace a part of it: write it first"
         named = key in ("recipe.model", "recipe.rule", "recipe.data", "recipe.output")
-        if key.startswith("recipe.") and not named and f"${{{key}}}" not in config:
+        if key.startswith("recipe.") and not named and not re.search(rf"[{{:]{key}[}},]", config):
             return f"{key} is read by nothing in this recipe: leave it out, or look at its spelling"
         seen[key] = value
     return None
@@ -81,14 +82,9 @@ def _impossible(config: Any) -> str | None:
     """What no run can be done with, and what verl finds late, in other words, or not at all."""
     from omegaconf import OmegaConf
 
-    actor, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout"))
-    counts = (
-        "trainer.nnodes",
-        "trainer.n_gpus_per_node",
-        "data.train_batch_size",
-        f"{actor}.ppo_mini_batch_size",
-    )
-    for key in (*counts, f"{rollout}.n", f"{rollout}.val_kwargs.n"):
+    rollout = "actor_rollout_ref.rollout"
+    counts = ("trainer.nnodes", "trainer.n_gpus_per_node", f"{rollout}.n", f"{rollout}.val_kwargs.n")
+    for key in counts:
         value = OmegaConf.select(config, key)
         if not isinstance(value, int) or value < 1:
             return f"{key} must be a whole number of at least 1, got {value!r}"

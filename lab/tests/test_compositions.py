@@ -1,0 +1,248 @@
+"""What verl would do with settings that a user may write: the loss that was asked for, or a refusal.
+
+Each row has what it starts from, the overrides, and the outcome: ``= METHOD`` is what the worker's loss has to train
+and the driver to say, ``> TEXT`` a line that the driver prints, the rest a refusal before Ray starts.
+"""
+
+import re
+import shlex
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+import torch
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from typer.testing import CliRunner
+from verl.utils import config as verls_settings
+
+from bandpo import policy_loss
+from bandpo.cli.app import app
+from bandpo.integrations.verl import loss_method
+from bandpo.text import as_method
+from bandpo_lab.cli import run
+from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.rehearsal.shrink import compose
+from integrations.test_verl import batch, evaluate
+
+A, L = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss."
+C, D, V = "algorithm.rollout_correction.", "distillation.distillation_loss.", "trainer.v1."
+OURS = f"{L}_target_=bandpo.integrations.verl.BandPolicyLossConfig"
+AUDITED = f"{L}_target_=bandpo.integrations.verl.AuditedPolicyLossConfig"
+SIZES = "data.train_batch_size=256 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"
+SIZES += f" algorithm.adv_estimator=grpo {A}ppo_mini_batch_size=64 {A}ppo_micro_batch_size_per_gpu=8"
+EXPERIMENT = "+paper/model=qwen2.5-3b-instruct +paper/rule=band-kl"
+STARTS = {
+    "band": f"{SIZES} {OURS}",
+    "audit": f"{SIZES} {AUDITED}",
+    "stock": SIZES,
+    "recipe": f"{EXPERIMENT} +paper=recommended",
+    "groups": "",
+    "launch": "--model qwen2.5-3b-instruct --method",
+}
+BAND, BAND_10 = (f"Method(Band(KL(), 0.05), DualClip({most}))" for most in (3, 10))
+
+ROWS = r"""
+band   |                                        | = BAND
+band   | L.loss_mode=vanilla                    | = BAND
+band   | L.loss_mode=band                       | = BAND
+band   | L.loss_mode=gspo                       | loss_mode: 'gspo' reads no method: write loss_mode=band
+band   | L.loss_mode=Band                       | loss_mode: 'Band' reads no method
+band   | L.loss_mode=null                       | loss_mode: None reads no method
+band   | L.loss_mode=bypass_mode                | loss_mode: 'bypass_mode' reads no method
+band   | +L.clip='FixedClip(0.2, 0.28)'         | = Method(FixedClip(0.2, 0.28), DualClip(3))
+band   | +L.method='FixedClip(0.2, 0.28)'       | = Method(FixedClip(0.2, 0.28), DualClip(3))
+band   | +L.method='SAPO(1.0, 1.05)'            | = SAPO(1.0, 1.05)
+band   | +L.method=GSPO                         | = GSPO()
+band   | +L.method='GRPO(0.1)' A.clip_ratio_c=9 | = GRPO(0.1)
+band   | +L.method='BandPO(dual_clip=2)'        | = BandPO(dual_clip=2)
+band   | A.clip_ratio_c=inf                     | = Method(Band(KL(), 0.05), DualClip(inf))
+band   | +L.clip='Unclipped()' A.ppo_mini_batch_size=256 | = Method(Unclipped(), DualClip(3))
+band   | +L.clip='FixedClip(1, 0.2)'            | = Method(FixedClip(1, 0.2), DualClip(3))
+band   | +L.clip='FixedClip(0.2, inf)'          | = Method(FixedClip(0.2, inf), DualClip(3))
+band   | +L.clip='FixedClip(0.8, 1.28)'         | > ratios +0.2 to 2.28 at p = 0.01
+band   | +L.clip='Band(KL(), 1e-9)'             | > ratios .*0.99996 to 1 at p = 0.5
+band   | L.clip='FixedClip()'                   | To append to your config use \+
+band   | +L.clip=FixedClip(0.2,0.28)            | Unknown function 'FixedClip'
+band   | +L.clip=0.2                            | clip: method must be a method .* or its text, got 0.2
+band   | +L.clip=[0.2,0.28]                     | clip: method must be a method .* or its text, got \[0.2
+band   | +L.clip=''                             | clip: '' cannot be read
+band   | +L.clip=null                           | clip is null: leave it out
+band   | +L.method=null +L.clip='FixedClip()'   | method is null: leave it out
+band   | +L.clip=None                           | clip: 'None' is not a method
+band   | +L.method=grpo                         | did you mean GRPO\?
+band   | +L.method='DualClip(3)'                | method: 'DualClip\(3\)' is not a method
+band   | +L.method='Masked(20)'                 | is not a method
+band   | +L.method='Method(FixedClip(), Masked(0))' | must be above 0
+band   | +L.clip='Bamd(KL(), 0.05)'             | clip: .*did you mean Band
+band   | +L.clip='Band(0.05)'                   | Band's first argument is the divergence
+band   | +L.clip='Band(KL(), 0,05)'             | clip: 'Band.*' cannot be read
+band   | +L.clip='Band(KL(), 0.05'              | clip: 'Band.*' cannot be read
+band   | +L.clip='Band(KL(), -1)'               | radius must be a finite number above 0, got -1
+band   | +L.clip='Band(KL(), 5)'                | block a ratio above 1
+band   | +L.clip='Band(TotalVariation(), 1.5, max_ratio=inf)' | block a ratio above 1
+band   | +L.clip='Band(KL(), Linear(0.05, 0.01))' | clip: .* does not tell its loss
+band   | +L.clip='FixedClip(0.2, 28)'           | block a ratio above 1
+band   | +L.clip='FixedClip(20, 28)'            | low must be in \[0, 1\]
+band   | +L.clip='FixedClip(0.99, 0.2)'         | block a ratio below 1
+band   | +L.clip='FixedClip(low=0.2, low=0.3)'  | an argument is given twice
+band   | +L.clip='FixedClip()' +L.method='GRPO()' | are two names of one setting
+band   | +L.method='DPPO()'                     | bypass_mode=true.*method=.Method\(clip=Band
+band   | +L.method='IcePop()' algorithm.rollout_correction=null | bypass_mode=true
+band   | +L.method='DPPO()' C.bypass_mode=true | = DPPO()
+band   | +L.method='BAPO()'                     | > loss +BAPO\(share=0.5
+band   | +L.method='BAPO()' A.ppo_micro_batch_size_per_gpu=4 | ppo_micro_batch_size_per_gpu=8
+band   | +L.method='BAPO()' actor_rollout_ref.rollout.n=2 | ppo_micro_batch_size_per_gpu=16
+band   | +L.method='BAPO()' A.use_dynamic_bsz=true | use_dynamic_bsz=false
+band   | +L.metod='FixedClip()'                 | unexpected keyword argument 'metod'
+band   | +L.level=sequence                      | unexpected keyword argument 'level'
+band   | +L.dual_clip=2                         | unexpected keyword argument 'dual_clip'
+band   | +L.certify=false                       | certify must be 'stop', 'warn' or 'off', got False
+band   | +L.audited=gspo                        | audited: this audits its own loss
+band   | A.clip_ratio=0.1                       | clip_ratio=0.1 has no effect beside Method\(clip=Band
+band   | A.clip_ratio_low=0.1                   | clip_ratio_low=0.1 has no effect
+band   | A.clip_ratio_high=0.28                 | clip_ratio_high=0.28 has no effect
+band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2 has no effect beside SAPO
+band   | L.dro_beta=0.5                         | dro_beta=0.5 has no effect
+band   | L.kl_cov_ratio=0.1                     | kl_cov_ratio=0.1 has no effect
+band   | A.clip_ratio_c=0.5                     | clip_ratio_c: DualClip's max_ratio must be above 1, got 0.5
+band   | A.clip_ratio_c=null                    | clip_ratio_c: DualClip's max_ratio must be above 1, got None
+band   | +A.clip='FixedClip()'                  | unexpected keyword argument 'clip'
+band   | +clip='FixedClip()'                    | ^clip: verl does not look there; write L.clip
+band   | +policy_loss.clip='FixedClip()'        | ^policy_loss.clip: verl does not look there; write L.clip
+band   | +actor_rollout_ref.policy_loss.clip='FixedClip()' | clip: verl does not look there; write L.clip
+band   | +algorithm.policy_loss.method='FixedClip()' | method: verl does not look there; write L.method
+band   | +policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig | _target_: verl does not look there
+band   | +algorithm.clip_ratio=0.3              | clip_ratio: verl does not look there; write A.clip_ratio
+band   | +ppo_epochs=2                          | ppo_epochs: verl does not look there; write A.ppo_epochs
+band   | +trainer.ppo_mini_batch_size=32        | size: verl does not look there; write A.ppo_mini_batch_size
+band   | +data.train_batch_sise=512             | > not verl's +data.train_batch_sise: verl has no settings
+band   | +algorithm.filter_groups.enabled=true  | > not verl's +algorithm.filter_groups.enabled: verl has no
+band   | A.loss_agg_mode=token_mean             | Invalid loss_agg_mode: token_mean
+band   | A.loss_agg_mode=seq-mean-token-sum-norm | > average +seq-mean-token-sum-norm
+band   | A.loss_agg_mode=seq-mean-token-sum +L.method='GRPO()' | > average +seq-mean-token-sum
+band   | +L.method='GRPO()'                     | > average +seq-mean-token-mean
+band   | A.ppo_mini_batch_size=256              | ppo_mini_batch_size: there is one update for each batch
+band   | A.ppo_mini_batch_size=512 A.use_dynamic_bsz=true | there is one update for each batch
+band   | A.ppo_mini_batch_size=0                | ppo_mini_batch_size must be a whole number of at least 1, got 0
+band   | A.ppo_mini_batch_size=6.5              | ppo_mini_batch_size must be a whole number of at least 1, got 6.5
+band   | A.ppo_epochs=0                         | ppo_epochs must be a whole number of at least 1, got 0
+band   | A.ppo_mini_batch_size=256 A.ppo_epochs=2 | > updates +2 for each batch of 256
+band   | A.ppo_mini_batch_size=100              | > updates +3 for each batch of 256
+band   | critic.enable=true critic.ppo_mini_batch_size=96 | > updates +6 for each batch of 256
+band   | algorithm.adv_estimator=gae critic.ppo_mini_batch_size=96 | > updates +6 .*\n.*\n.* advantages of gae
+band   | trainer.critic_warmup=10               | > updates +4 for each batch of 256 × 1 responses, from step 10
+band   | V.trainer_mode=separate_async | > updates +4 for each batch of 256
+band   | V.trainer_mode=separate_async V.separate_async.parameter_sync_step=1 | > updates +4 for
+band   | V.trainer_mode=colocate_async A.ppo_mini_batch_size=256 | there is one update for each batch
+band   | +V.sync.parameter_sync_step=4 | there is one update for each batch
+band   | A.ppo_mini_batch_size=256 C.bypass_mode=true | = BAND
+band   | C.bypass_mode=true C.loss_type=reinforce | loss_type=reinforce has
+band   | distillation.enabled=true              | > loss .*, and verl's distillation
+band   | distillation.enabled=true D.use_task_rewards=false | leaves out the policy loss
+band   | algorithm.filter_groups.enable=true trainer.use_v1=false | use_v1=false ignores it
+stock  | L.loss_mode=band                       | = BAND
+stock  | L.loss_mode=audited                    | no policy loss is named 'audited' of band, bypass_mode
+stock  | L.loss_mode=gspoo                      | no policy loss is named 'gspoo' of band, .*gspo
+stock  | L.loss_mode=band +L.clip='FixedClip()' | unexpected keyword argument 'clip'
+stock  | L._target_=bandpo.integrations.verl.BandPolicyLosConfig | Error loading 'bandpo.*LosConfig'
+stock  | L._target_=bandpo.methods.GSPO         | got an unexpected keyword argument 'loss_mode'
+audit  |                                        | > loss +verl's vanilla, Method\(clip=FixedClip\(low=0.2
+audit  | A.ppo_mini_batch_size=256              | > updates +1 for each batch of 256
+audit  | L.loss_mode=gspo A.clip_ratio_high=0.3 | > loss +verl's gspo, GSPO\(low=0.2, high=0.3\)
+audit  | L.loss_mode=gspoo                      | no policy loss is named 'gspoo' of
+audit  | L.loss_mode=band                       | _target_: write BandPolicyLossConfig
+audit  | +L.method='GSPO()'                     | unexpected keyword argument 'method'
+audit  | +L.audited=gspo +L.audit=false         | audited is not to be set: name the loss in loss_mode
+audit  | L.loss_mode=audited                    | audited is not to be set: name the loss in loss_mode
+audit  | L.loss_mode=mine actor_rollout_ref.model.external_lib=mine | > loss +verl's mine
+recipe |                                        | = BAND_10
+recipe | recipe.radius=0.1                      | = Method(Band(KL(), 0.1), DualClip(10))
+recipe | recipe.radius=5                        | block a ratio above 1
+recipe | recipe.radius=''                       | clip: .* cannot be read
+recipe | recipe.radius=0,03                     | Ambiguous value for argument 'recipe.radius=0,03'
+recipe | L.loss_mode=vanilla                    | = BAND_10
+recipe | L.clip='FixedClip(0.3)'                | = Method(FixedClip(0.3), DualClip(10))
+recipe | ~L.clip                                | = BAND_10
+recipe | +L.method='GSPO()'                     | are two names of one setting
+recipe | L._target_=verl.workers.config.PolicyLossConfig | unexpected keyword argument 'clip'
+recipe | paper/rule=grpo                        | = Method(FixedClip(0.2), DualClip(10))
+recipe | +paper/rule=grpo                       | Multiple values for paper/rule
+recipe | +paper/rule=band_kl                    | Multiple values for paper/rule|Could not find 'paper/rule/band_kl'
+recipe | +paper=authors                         | Multiple values for paper
+recipe | +dapo=dynamic_sampling                 | Could not find 'dapo/dynamic_sampling'
+recipe | +dapo=dynamic-sampling trainer.use_v1=false | use_v1=false ignores it
+groups | EXPERIMENT +paper=authors              | = BAND_10
+groups | +paper=authors EXPERIMENT              | = BAND_10
+groups | EXPERIMENT                             | unexpected keyword argument 'clip'
+groups | +paper=recommended                     | Interpolation key 'recipe.\w+' not found
+groups | +paper/model=qwen2.5-3b-instruct +paper/rule=[grpo,band-kl] +paper=recommended | = BAND_10
+launch | band-kl                                | = BAND_10
+launch | grpo                                   | = Method(FixedClip(0.2), DualClip(10))
+launch | band-tv --settings authors recipe.radius=0.1 | = Method(Band(TotalVariation(), 0.1), DualClip(10))
+launch | band-tv --settings authors             | = Method(Band(TotalVariation(), 0.05), DualClip(10))
+launch | band-kl -- +recipe.every_radius=0.1    | = Method(Band(KL(), 0.1), DualClip(10))
+launch | 'GSPO(0.01)'                           | = GSPO(0.01)
+launch | vanilla                                | > loss +verl's vanilla, Method\(clip=FixedClip\(low=0.2
+launch | 'GSPO(0.01'                            | 'GSPO\(0.01' cannot be read
+launch | grpo --settings author                 | 'author' is none of authors, recommended in
+launch | grpo --task chess                      | 'chess' is none of apps, commonsenseqa in
+launch | band-kl L.loss_mode=vanilla            | loss_mode=vanilla stands beside L._target_
+launch | band-kl L.clip='FixedClip()' ++L.clip='CISPO()' | clip is given twice
+launch | band-kl OURS AUDITED                   | _target_ is given twice
+launch | 'GSPO()' L.method='GRPO()'             | method is given twice
+launch | band-kl +recipe.radis=0.03             | recipe.radis is read by nothing
+launch | band-kl +recipe.rad=0.03               | recipe.rad is read by nothing
+launch | grpo +recipe.radius=0.03               | recipe.radius is read by nothing
+launch | band-kl +paper/rule=[grpo,band-kl]     | the last of them would replace|Multiple values
+launch | band-kl +paper/arm=dapo                | > average +token-mean
+"""
+
+
+def written(text: str) -> str:
+    """With the names of this file for what they stand for."""
+    text = re.sub(r"\b([ACDLV])\.(?=\w)", lambda found: globals()[found[1]], text)
+    return re.sub(r"\b(OURS|AUDITED|EXPERIMENT|BAND_10|BAND)\b", lambda found: globals()[found[1]], text)
+
+
+CASES = [re.split(r" +\| ", row) for row in ROWS.strip().splitlines()]
+
+
+@pytest.mark.filterwarnings("ignore:Disabled critic:UserWarning")  # verl's
+@pytest.mark.parametrize(("start", "overrides", "outcome"), CASES, ids=lambda text: text[:60])
+def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words, outcome = f"{STARTS[start]} {written(overrides)}", written(outcome)
+
+    def validated():
+        """As the command does before Ray starts."""
+        chosen = [
+            word.strip("'") if word[0] == "'" else word for word in re.findall(r"(?:'[^']*'|\S)+", words)
+        ]
+        if start == "launch":
+            told = CliRunner().invoke(app, ["run", "verl", "--dry-run", *chosen], catch_exceptions=False)
+            chosen = shlex.split(told.output)[5:-1]
+            run._check(chosen, SHIPPED)
+        config = compose(chosen, SHIPPED if start in ("recipe", "groups", "launch") else None, "ppo_trainer")
+        verls_settings.validate_config(config, False, False)
+        return config
+
+    if outcome[0] not in "=>":
+        with pytest.raises((ValueError, TypeError, HydraException, OmegaConfBaseException)) as refused:
+            validated()
+        assert re.search(outcome, f"{refused.value} {refused.value.__cause__}")
+        return
+    actor = verls_settings.omega_conf_to_dataclass(validated().actor_rollout_ref.actor)
+    said = capsys.readouterr().out
+    if outcome[0] == ">":
+        assert re.search(outcome[2:], said)
+        return
+    asked, tensors = as_method(outcome[2:]), batch(5, spread=1.2)
+    assert loss_method(actor) == asked
+    assert as_method(re.search("bandpo: loss +(.*)", said)[1]) == asked
+    names = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_is_weights")
+    logp, *rest, weights = (tensors[name].clone() for name in names)
+    loss = policy_loss(logp.requires_grad_(), *rest, weights=weights, method=asked).loss
+    expected = torch.autograd.grad(loss, logp)[0]
+    torch.testing.assert_close(evaluate(actor, tensors)[1], expected, check_dtype=False)
