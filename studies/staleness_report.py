@@ -203,7 +203,7 @@ def _predictions(worlds: Mapping[str, World]) -> list[Any]:
             rows.append([*said, signed(gap), f"{len(world.seeds)} of {of}", verdict(gap, p.expects)])
         else:
             rows.append([*said, "–", "0", "not yet"])
-    header = ["world", "what", "expected", "measured", "seeds", "verdict"]
+    header = ["setting", "what", "expected", "measured", "seeds", "verdict"]
     found: list[Any] = [Table(header, rows, "", prose=True)]
     if first := next(iter(worlds.values()), None):
         covered = simulated_coverage(first.curve(ABOVE), first.curve(CLIP), first.groups)
@@ -221,7 +221,7 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
     pairs = sorted((w.at_best(CLIP, "blocked"), w.name, w.difference(ABOVE, CLIP)) for w in single)
     found: list[Any] = [
         Table(
-            ["world", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
+            ["setting", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
             [[name, f"{blocked:.2f}", signed(gap)] for blocked, name, gap in pairs],
             "Of rare winners' gradient (p < 0.1, A > 0), mean over batches, at the clip's best rate.",
         )
@@ -238,7 +238,7 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
     )
     found.append(
         Table(
-            ["world", "rate", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
+            ["setting", "rate", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
             [[name, rate, f"{blocked:.2f}", gap] for blocked, name, rate, gap in at_one_rate],
             "The same with both arms at one rate: what a run tells that was trained with clip 0.2. Not predicted.",
         )

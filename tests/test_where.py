@@ -19,13 +19,13 @@ from bandpo.where import Placement, advice, expected
 OURS = Placement(0.002, 128, 4, 4)
 
 
-@pytest.mark.parametrize(("updates", "lift"), [(4, 0.325), (8, 0.079), (16, 0.023)])
-def test_from_rest_a_clip_binds_above_so_many_nats(updates, lift):
+@pytest.mark.parametrize(("updates", "rise"), [(4, 0.325), (8, 0.079), (16, 0.023)])
+def test_from_rest_a_clip_binds_above_so_many_nats(updates, rise):
     """Clip 0.2 binds only if g·S(U − 1) > ln 1.2; figures from elsewhere."""
-    assert Placement(0.002, 128, updates, 1).binding_lift == pytest.approx(lift, abs=5e-4)
+    assert Placement(0.002, 128, updates, 1).binding_rise == pytest.approx(rise, abs=5e-4)
 
 
-def simulated(lift, beta, epochs, minibatches, lag, draws, *, adam, batches=600):
+def simulated(rise, beta, epochs, minibatches, lag, draws, *, adam, batches=600):
     """Share of looks beyond 1.2 where one number is trained, its answer drawn by chance: no formula of the theory."""
     chance, none = random.Random(0), (1 - draws / 128) ** (128 / minibatches)
     held = [[chance.random() > none for _ in range(minibatches)] for _ in range(batches)]
@@ -41,26 +41,26 @@ def simulated(lift, beta, epochs, minibatches, lag, draws, *, adam, batches=600)
                 gradient = 0.0 if out else 1.0
             if adam:  # its second moment is that of all other weights: 1
                 momentum = beta * momentum + (1 - beta) * gradient
-                place += lift * momentum
-            else:  # at a rate with which a gradient makes the lift in the end
+                place += rise * momentum
+            else:  # at a rate with which a gradient makes the rise in the end
                 momentum = beta * momentum + gradient
-                place += lift * (1 - beta) * momentum
+                place += rise * (1 - beta) * momentum
     return sum(blocked) / len(blocked)
 
 
 def test_the_theory_gives_the_blocked_share_of_a_simulation():
-    """Over optimizers, lifts, epochs × minibatches, lags and draws; fresh batches find a tail at rest if it is rare."""
+    """Over optimizers, rises, epochs × minibatches, lags and draws; fresh batches find rare answers at rest."""
     uses = [(1, 1), (1, 4), (4, 1), (4, 4), (1, 16), (16, 1)]
     gaps, without_lag = [], []
-    for beta, (epochs, minibatches), lag, draws, lift in itertools.product(
+    for beta, (epochs, minibatches), lag, draws, rise in itertools.product(
         (0.0, 0.9), uses, (0, 1, 4, 8), (0.1, 0.25, 1.0, 10.0), (0.01, 0.05, 0.2, 0.5)
     ):
         if not lag and draws > 0.25:
             continue
         run = Placement(draws / 128, 128, epochs, minibatches, lag, beta)
-        seen = simulated(lift, beta, epochs, minibatches, lag, draws, adam=beta == 0.9 and lag == 4)
-        gaps.append(run.blocked_share(lift) - seen)
-        without_lag.append(replace(run, lag=0).blocked_share(lift) - seen)
+        seen = simulated(rise, beta, epochs, minibatches, lag, draws, adam=beta == 0.9 and lag == 4)
+        gaps.append(run.blocked_share(rise) - seen)
+        without_lag.append(replace(run, lag=0).blocked_share(rise) - seen)
     assert sum(map(abs, gaps)) / len(gaps) < 0.05
     assert sum(map(abs, without_lag)) / len(gaps) > 0.2
 
@@ -82,15 +82,15 @@ def test_stale_data_are_not_told_that_no_rule_matters(minibatches, lag, share):
     ("change", "word"),
     [
         ({}, "Perhaps"),
-        ({"lift": 0.5}, "Perhaps"),
-        ({"lift": 0.05}, "Probably not"),  # from rest, 4 looks need 0.1 nats
-        ({"lift": 0.05, "momentum": 0.0}, "Probably not"),  # 3 earlier looks
-        ({"lift": 0.07, "momentum": 0.0}, "Perhaps"),
-        ({"lift": 0.05, "epochs": 16, "minibatches": 1}, "Perhaps"),
-        ({"lift": 0.05, "epochs": 1, "minibatches": 16}, "Probably not"),  # seen once
+        ({"rise": 0.5}, "Perhaps"),
+        ({"rise": 0.05}, "Probably not"),  # from rest, 4 looks need 0.1 nats
+        ({"rise": 0.05, "momentum": 0.0}, "Probably not"),  # 3 earlier looks
+        ({"rise": 0.07, "momentum": 0.0}, "Perhaps"),
+        ({"rise": 0.05, "epochs": 16, "minibatches": 1}, "Perhaps"),
+        ({"rise": 0.05, "epochs": 1, "minibatches": 16}, "Probably not"),  # seen once
         ({"epochs": 1, "minibatches": 1}, "No"),
         ({"rule": FixedClip(0.2, math.inf), "lag": 4}, "No"),
-        ({"rule": Band(), "lift": 0.5}, "Probably not"),  # its bound is 10
+        ({"rule": Band(), "rise": 0.5}, "Probably not"),  # its bound is 10
     ],
     ids=str,
 )
@@ -101,12 +101,12 @@ def test_what_the_theory_expects_of_a_run(change, word):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tail": 0.0}, "--tail 0: it is a probability"),
-        ({"tail": 1e-300}, "--tail 1e-300: a batch of 128 draws it 1.3e-298 times, so no run would meet it"),
+        ({"probability": 0.0}, "--probability 0: choose one between"),
+        ({"probability": 1e-300}, "--probability 1e-300: a batch of 128 draws it 1.3e-298 times, so no run"),
         ({"batch": 0}, "--batch 0: choose at least 1"),
         ({"lag": -4}, "--lag -4: choose at least 0"),
         ({"momentum": 1.0}, "--beta1 1: choose at least 0 and below 1"),
-        ({"lift": 0.0}, "--lift 0: it must be finite and above 0"),
+        ({"rise": 0.0}, "--rise 0: it must be finite and above 0"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(change, message):
@@ -121,7 +121,7 @@ def told(*options):
     return " ".join(result.output.split())
 
 
-PLACE = ["--tail", "0.002", "--batch", "128", "--minibatches", "4", "--epochs"]
+PLACE = ["--probability", "0.002", "--batch", "128", "--minibatches", "4", "--epochs"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_the_command_reads_a_log_and_a_record(tmp_path):
         ([log], "does not tell what the clip blocked of rare winners"),
         ([log, "--blocked-share", 0.1], "say the same; leave one out"),
         (["--blocked-share", 1.1], "it is a share"),
-        (["--tail", 0.1], "give a run"),
+        (["--probability", 0.1], "give a run"),
     ):
         with pytest.raises(ValueError, match=message):
             told(*arguments)

@@ -42,37 +42,37 @@ def arrived(updates: float, momentum: float) -> float:
 class Placement:
     """A run's place in the theory.
 
-    The theory assumes that each gradient of an answer raises its log-probability by the same amount, ``lift``, which
+    The theory assumes that each gradient of an answer raises its log-probability by the same amount, ``rise``, which
     momentum spreads over later updates. It assumes that other answers and prompts move it neither up nor down; that a
     batch which draws it finds it at rest; and, where data are stale, that the batches before draw it as often.
 
     Args:
-        tail: Probability of the rare token, or of the strategy that it opens, in one sample.
+        probability: Probability of the rare token, or of the strategy that it opens, in one sample.
         batch: Samples in a batch that could draw it: of one prompt for an answer to that prompt, of all prompts for a
             strategy that they share.
         epochs: How often each sample is used.
         minibatches: Optimizer steps in an epoch.
         lag: Batches that are trained on between the sampling of a batch and its own first update.
         momentum: β1 of Adam, or that of SGD.
-        lift: Nats by which one gradient raises the answer in the end; None where that is not known.
+        rise: Nats by which one gradient raises the answer in the end; None where that is not known.
         rule: The clip rule in use.
 
     Raises:
         ValueError: a number out of range, or an answer that no run would meet.
     """
 
-    tail: float
+    probability: float
     batch: int
     epochs: int
     minibatches: int
     lag: int = 0
     momentum: float = 0.9
-    lift: float | None = None
+    rise: float | None = None
     rule: ClipRule = field(default_factory=FixedClip)
 
     def __post_init__(self) -> None:
-        if not 0 < self.tail < 1:
-            raise InvalidValue(f"--tail {self.tail:g}: it is a probability, so choose it between 0 and 1")
+        if not 0 < self.probability < 1:
+            raise InvalidValue(f"--probability {self.probability:g}: choose one between 0 and 1")
         for name, least in {"batch": 1, "epochs": 1, "minibatches": 1, "lag": 0}.items():
             if (value := getattr(self, name)) < least:
                 raise InvalidValue(f"--{name} {value}: choose at least {least}")
@@ -80,16 +80,16 @@ class Placement:
             raise InvalidValue(f"--beta1 {self.momentum:g}: choose at least 0 and below 1")
         if self.draws < NEVER:
             raise InvalidValue(
-                f"--tail {self.tail:g}: a batch of {self.batch} draws it {self.draws:.2g} times, so no run would meet "
-                "it; count all samples that could draw it in --batch, or ask for a likelier one"
+                f"--probability {self.probability:g}: a batch of {self.batch} draws it {self.draws:.2g} times, so no "
+                "run would meet it; count all samples that could draw it in --batch, or ask for a likelier one"
             )
-        if self.lift is not None and not 0 < self.lift < math.inf:
-            raise InvalidValue(f"--lift {self.lift:g}: it must be finite and above 0")
+        if self.rise is not None and not 0 < self.rise < math.inf:
+            raise InvalidValue(f"--rise {self.rise:g}: it must be finite and above 0")
 
     @property
     def draws(self) -> float:
         """How often a batch draws the answer: N·p."""
-        return self.batch * self.tail
+        return self.batch * self.probability
 
     @property
     def updates(self) -> int:
@@ -98,7 +98,7 @@ class Placement:
 
     def bounds(self, rule: ClipRule) -> tuple[float, float]:
         """A rule's bounds on the answer's ratio."""
-        found = rule.bounds(torch.tensor([self.tail], dtype=torch.float64).log())
+        found = rule.bounds(torch.tensor([self.probability], dtype=torch.float64).log())
         return float(found.lower), float(found.upper)
 
     @property
@@ -113,10 +113,10 @@ class Placement:
 
     def _chance(self, samples: float) -> float:
         """That so many samples hold it: 1 − (1 − p)^n."""
-        return -math.expm1(samples * math.log1p(-self.tail))
+        return -math.expm1(samples * math.log1p(-self.probability))
 
     def moved(self, kept: float = 1.0) -> float:
-        """Lifts by which the ratio has moved at the last look that is kept, where such a share of all looks is.
+        """How many rises the ratio has moved by at the last look that is kept, where such a share of all looks is.
 
         Stale ones have arrived. Of the batch's own, which are ``updates / looks`` updates apart, momentum owes some.
         """
@@ -124,12 +124,12 @@ class Placement:
         return kept * self.stale_looks + arrived(kept * self.looks - 1, momentum)
 
     @property
-    def binding_lift(self) -> float:
+    def binding_rise(self) -> float:
         """Nats from which the rule holds the answer back; infinite where its ratio never leaves 1."""
         moved = self.moved()
         return math.log(self.bounds(self.rule)[1]) / moved if moved > 0 else math.inf
 
-    def blocked_share(self, lift: float) -> float:
+    def blocked_share(self, rise: float) -> float:
         """Share of the looks, and so of the answer's gradient, that find its ratio beyond the upper bound.
 
         What is blocked moves nothing. So of all looks, stale ones and the batch's own, as many are kept as bring the
@@ -138,8 +138,10 @@ class Placement:
         >>> Placement(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 3 of 16 are kept, a rise of 1.8 nats
         0.8125
         """
-        rise, every = math.log(self.bounds(self.rule)[1]) / lift, self.looks + self.stale_looks
-        more = bisect_right(range(2, math.ceil(every) + 1), rise, key=lambda n: self.moved(min(1, n / every)))
+        rises, every = math.log(self.bounds(self.rule)[1]) / rise, self.looks + self.stale_looks
+        more = bisect_right(
+            range(2, math.ceil(every) + 1), rises, key=lambda n: self.moved(min(1, n / every))
+        )
         return 1 - min(1, (1 + more) / every)
 
 
@@ -191,8 +193,8 @@ def advice(run: Placement | None, measured: float | None = None) -> list[tuple[s
         sure = "This is a theory of one answer. A measured share tells more: bandpo where RUN, or --blocked-share."
     else:
         raise InvalidValue(
-            "give a run (its folder, log or record), --blocked-share, or its place: --tail, --batch, --epochs and "
-            "--minibatches"
+            "give a run (its folder, log or record), --blocked-share, or its place: --probability, --batch, --epochs "
+            "and --minibatches"
         )
     lower = [] if run is None else [("And the lower side?", _lower(run))]
     upper = ("Can the upper side matter?", f"{word}. {why}")
@@ -215,7 +217,7 @@ def _measured(share: float, run: Placement | None) -> tuple[str, str]:
 def expected(run: Placement) -> tuple[str, str]:
     """What the theory says of the upper side: ``No``, ``Probably not`` or ``Perhaps``; and the reason."""
     draws = f"A batch draws the answer {run.draws:.2g} times"
-    bound, threshold = run.bounds(run.rule)[1], run.binding_lift
+    bound, threshold = run.bounds(run.rule)[1], run.binding_rise
     if math.isinf(bound):
         return "No", "Your rule has no upper bound, so it holds nothing back."
     if run.updates == 1 and not run.lag:
@@ -223,12 +225,12 @@ def expected(run: Placement) -> tuple[str, str]:
     binds = (
         f"{draws}. The bound of {bound:.3g} acts if one gradient raises it by more than {threshold:.2g} nats"
     )
-    if run.lift is None:
-        return "Perhaps", f"{binds}. --lift is not known."
-    if run.lift <= threshold:
-        return "Probably not", f"{binds}. Yours is {run.lift:.2g}."
-    share = run.blocked_share(run.lift)
-    return "Perhaps", f"{binds}. Yours is {run.lift:.2g}, so it should block {share:.0%} of its gradient."
+    if run.rise is None:
+        return "Perhaps", f"{binds}. --rise is not known."
+    if run.rise <= threshold:
+        return "Probably not", f"{binds}. Yours is {run.rise:.2g}."
+    share = run.blocked_share(run.rise)
+    return "Perhaps", f"{binds}. Yours is {run.rise:.2g}, so it should block {share:.0%} of its gradient."
 
 
 _SETTINGS = {

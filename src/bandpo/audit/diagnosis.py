@@ -33,7 +33,7 @@ MOST = 0.5
 """Share of answers cut off, or of groups without signal, that is a cause."""
 RARE = 0.1
 """Share of tokens clipped up to which the clip is no cause of a plateau."""
-KEPT = "entropy is kept, or earns reward"
+KEPT = "entropy is kept, or falls as the reward rises"
 STARVED = 0.05
 """Share of the gradient on rare tokens from which blocking it is worth a word: a rule of thumb."""
 FEW = 8
@@ -194,7 +194,7 @@ def _share(rows: Sequence[Row], name: str, code: str, tested: str, said: str, le
 
 
 def _entropy(rows: Sequence[Row], turn: float) -> Finding:
-    """Whether entropy is lost, or drifts away. A policy that becomes sure of what earns reward loses it too, rightly.
+    """Whether entropy is lost, or drifts away. A policy that becomes sure of what is rewarded loses it too, rightly.
 
     Only the reward after it has turned flat, at the step ``turn``, counts.
     """

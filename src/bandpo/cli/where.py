@@ -26,7 +26,7 @@ def where_command(
             "and p < 0.1 what the clip drops. It overrules the theory."
         ),
     ] = None,
-    tail: Annotated[
+    probability: Annotated[
         float | None,
         typer.Option(
             help="Probability, in one sample, of a prompt's rare token, or of the strategy it opens."
@@ -50,7 +50,7 @@ def where_command(
         str | None, typer.Option(help="The clip rule in use, else the run's, else FixedClip(0.2).")
     ] = None,
     beta1: Annotated[float, typer.Option(help="Adam's β1, or another optimizer's momentum.")] = 0.9,
-    lift: Annotated[
+    rise: Annotated[
         float | None,
         typer.Option(help="Nats by which one gradient raises its log-probability, if you know it."),
     ] = None,
@@ -71,9 +71,9 @@ def where_command(
         blocked_share, winners, rule = measured_in(run)
         seen = [("Seen in the run", f"{winners:,d} rare winners (A > 0, p < 0.1)")]
     place = None
-    if not (tail is None or batch is None or epochs is None or minibatches is None):
+    if not (probability is None or batch is None or epochs is None or minibatches is None):
         rule = parse(clip, ClipRule) if clip else rule or FixedClip()
-        place = Placement(tail, batch, epochs, minibatches, lag, beta1, lift, rule)
+        place = Placement(probability, batch, epochs, minibatches, lag, beta1, rise, rule)
     answers = [*seen, *advice(place, blocked_share)]
     if as_json:
         print(json.dumps({"blocked_share": blocked_share} | dict(answers)))

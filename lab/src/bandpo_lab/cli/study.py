@@ -94,7 +94,7 @@ def map_command(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
 ) -> None:
-    """Map where clip rules differ, in tables: starts × tails × batch sizes × updates × lags; again, it resumes."""
+    """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags; again, it resumes."""
     from rich.console import Console
     from tqdm import tqdm
 

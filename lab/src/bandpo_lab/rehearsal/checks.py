@@ -163,7 +163,7 @@ def _reward_time(folder: Path, expected: Expected) -> list[Check]:
 
 
 def _reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
-    """Right answers, planted in every group, must earn more than noise."""
+    """Right answers, planted in every group, must score higher than noise."""
     if not answers:
         return True, "ran, but was not judged: no prompt has a short reward_model.ground_truth"
     responses = [row for path in sorted((folder / files.ROLLOUTS).glob("*.jsonl")) for row in records(path)]
@@ -175,10 +175,10 @@ def _reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
     if not right or not noise:
         return False, f"{len(right)} right and {len(noise)} random responses: nothing to compare"
     if mean(right) > mean(noise):
-        return True, f"right answers earn {mean(right):.3g}, random text {mean(noise):.3g}"
+        return True, f"right answers score {mean(right):.3g}, random text {mean(noise):.3g}"
     example = next(iter(planted)).replace("\n", "\\n")
     return False, (
-        f"right answers such as {example!r} earn {mean(right):.3g} on average and random text {mean(noise):.3g}. "
+        f"right answers such as {example!r} score {mean(right):.3g} on average and random text {mean(noise):.3g}. "
         "Every group would have zero advantage, and training would teach nothing: check the reward function "
         "and the form of answer that it looks for"
     )
