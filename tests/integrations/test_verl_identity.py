@@ -1,6 +1,7 @@
 """A run's identity: said before Ray starts, kept beside the checkpoints, compared before verl resumes them."""
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -122,17 +123,29 @@ SAME = [
     "trainer.max_actor_ckpt_to_keep=1",
     "data.val_files=other.parquet",
     "+recipe.data=elsewhere",
-    "+recipe.output=elsewhere",
     f"+{LOSS}audit=false",
     f"+{LOSS}record=tokens",
     f"+{LOSS}watched=off",
     f"+{LOSS}certify=warn",
+    "+recipe.output=elsewhere",
     "+ray_kwargs.ray_init.num_gpus=4",
 ]
 
 
-def test_memory_measuring_and_writing_are_no_other_run():
+def test_memory_measuring_and_writing_are_no_other_run_and_its_folder_is_named(capsys):
     assert settings_of(whole_config(*BASE, *SAME), "") == settings_of(whole_config(*BASE), "")
+    started(step=40)
+    capsys.readouterr()
+    started(*SAME, "trainer.default_local_dir=runs/y")
+    said = capsys.readouterr().out
+    found = re.search(r"runs/y starts at step 0; runs/x/global_step_40 is of .* \((.*)\); .* (\S+)", said)
+    told = {word.split()[0] for word in found[1].split("; ")}  # and what follows from some of these
+    assert {word.lstrip("+").partition("=")[0] for word in SAME[:-2]} < told
+    assert "rollout.gpu_memory_utilization 0.5 → 0.4" in found[1]
+    started(*SAME, found[2])
+    assert "runs/x goes on from runs/x/global_step_40" in capsys.readouterr().out
+    started("actor_rollout_ref.actor.optim.lr=5e-7", "trainer.default_local_dir=runs/z")
+    assert "runs/z starts at step 0\n" in capsys.readouterr().out
 
 
 def test_with_a_schedule_the_length_of_a_run_is_a_part_of_it():

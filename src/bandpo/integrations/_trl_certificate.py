@@ -115,14 +115,6 @@ def by_entropy(trainer: Any, batch: Batch, entropy: Tensor | None) -> Tensor:
     return batch.mask * kept
 
 
-def can_be_certified(trainer: Any) -> bool:
-    """Whether what a token counts for in TRL's average is known.
-
-    DeepSpeed scales losses by a number of its own; TRL 1.8's luspo averages over padding, by the shape of its ratio.
-    """
-    return not trainer.is_deepspeed_enabled and (BY_WINDOW or trainer.loss_type != "luspo")
-
-
 BY_WINDOW = tuple(map(int, trl.__version__.split(".")[:2])) >= (1, 10)
 """Whether the averages over an update's tokens and over sequences are those of TRL 1.10 and later."""
 
@@ -154,7 +146,9 @@ class Certifier:
         """Hook a loss's log-probabilities, if it is time."""
         due = self.mode != "off" and trainer.training and trainer.state.global_step >= self._next
         due = due and inputs.get("old_per_token_logps") is not None  # else they are the current ones
-        if not due or not logp.requires_grad or not can_be_certified(trainer):
+        # DeepSpeed scales losses by a number of its own; TRL 1.8's luspo averages over padding, by its ratio's shape.
+        known = not trainer.is_deepspeed_enabled and (BY_WINDOW or trainer.loss_type != "luspo")
+        if not due or not logp.requires_grad or not known:
             return
         moved = (batch.log_ratio.abs() > MOVED).any() & (batch.advantages != 0).any()
         if not trainer.accelerator.reduce(moved.float(), reduction="sum"):  # every process, or none

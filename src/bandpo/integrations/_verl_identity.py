@@ -34,6 +34,9 @@ APART = re.compile(
 """Settings of memory, of measuring and of writing a run, on which the weights that it trains do not depend; and those
 of the loss, which stand for themselves."""
 
+PLACES = re.compile(r"^ray_kwargs|^recipe\.output|(experiment_name|default_local_dir)$|resume_")
+"""Settings that say where a run is, not what."""
+
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Each setting by its full name."""
@@ -65,27 +68,35 @@ def announce(config: DictConfig, method: Method | None, said: Mapping[str, str],
         ValueError: verl would go on in ``trainer.default_local_dir`` from another run, or from one that is not known.
     """
     settings = settings_of(config, said["loss"])
-    said = {**said, "checkpoints": _origin(config.trainer, settings, ours)}
+    every = dict(leaves(OmegaConf.to_container(config, resolve=True)))
+    beside = {k: v for k, v in every.items() if k not in settings and not PLACES.search(k)}
+    said = {**said, "checkpoints": _origin(config.trainer, settings, beside, ours)}
     if not ours:
         return
     for name, text in said.items():
         print(f"bandpo: {name:12}{text}", flush=True)
     with open_dict(config):
         text = None if method is None else as_text(method)
-        config.bandpo = {"method": text, "said": said, "settings": json.dumps(settings)}
+        kept = {"settings": json.dumps(settings), "beside": json.dumps(beside, default=str)}
+        config.bandpo = {"method": text, "said": said, **kept}
 
 
 def keep(run: Mapping[str, Any], folder: str) -> None:
     """Write what `announce` handed on beside the checkpoints, as training begins."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, FILE).write_text(json.dumps({**run, "settings": json.loads(run["settings"])}, indent=1))
+    kept = {name: json.loads(run[name]) for name in ("settings", "beside")}
+    Path(folder, FILE).write_text(json.dumps({**run, **kept}, indent=1))
 
 
-def _origin(trainer: Any, settings: Mapping[str, Any], ours: bool) -> str:
-    """Where training goes on from, in words."""
-    folder = Path(trainer.default_local_dir)
+def _checkpoint(folder: Path) -> Path | None:
     tracker = folder / "latest_checkpointed_iteration.txt"
-    start = folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else None
+    return folder / f"global_step_{tracker.read_text().strip()}" if tracker.exists() else None
+
+
+def _origin(trainer: Any, settings: Mapping[str, Any], beside: Mapping[str, Any], ours: bool) -> str:
+    """Where training goes on from, in words; and a folder beside it that has checkpoints of the same run."""
+    folder = Path(trainer.default_local_dir)
+    start = _checkpoint(folder)
     if trainer.resume_mode == "resume_path":
         start = Path(str(trainer.resume_from_path))
         return f"{folder} goes on from {start}{_apart(start.parent, settings)}"
@@ -98,14 +109,21 @@ def _origin(trainer: Any, settings: Mapping[str, Any], ours: bool) -> str:
             "trainer.experiment_name, or delete this one. To go on from its checkpoint all the same, write "
             f"trainer.resume_mode=resume_path trainer.resume_from_path={start}"
         )
-    return f"{folder} goes on from {start}" if start else f"{folder} starts at step 0"
+    if start:
+        return f"{folder} goes on from {start}"
+    said = f"{folder} starts at step 0"
+    for other in sorted(file.parent for file in folder.parent.glob(f"*/{FILE}") if file.parent != folder):
+        if (there := _checkpoint(other)) and not _apart(other, settings):
+            said += f"; {there} is of the same run{_apart(other, beside, 'beside')}; to go on from it, write "
+            said += f"trainer.default_local_dir={other}"
+    return said
 
 
-def _apart(folder: Path, settings: Mapping[str, Any]) -> str:
+def _apart(folder: Path, settings: Mapping[str, Any], part: str = "settings") -> str:
     """What the run of that folder has otherwise, in brackets; nothing if it is this one."""
     if not (file := folder / FILE).exists():
         return f" ({file} is not there to tell whose)"
-    kept = json.loads(file.read_text())["settings"]
+    kept = json.loads(file.read_text()).get(part, settings)
     keys = (key for key in sorted(kept.keys() | settings.keys()) if kept.get(key) != settings.get(key))
     found = "; ".join(f"{key} {kept.get(key)} → {settings.get(key)}" for key in keys)
     return found and f" ({found})"
