@@ -70,18 +70,21 @@ def said_of(fault: Fault, setting: Setting, keep: Path | None = None) -> dict[st
 
 
 def table(rows: list[dict]) -> str:
-    """What was said × faults × right."""
-    lines, said = ["| what is said first | of | right |", "|---|---|---:|"], {}
-    for name in FAULTS:
-        codes = sorted({" or ".join(row["codes"]) for row in rows if row["name"] == name})
-        said.setdefault(", ".join(f"`{code}`" for code in codes), []).append(name)
-    for codes, names in said.items():
-        of = [row for row in rows if row["name"] in names]
-        right = sum(row["codes"][0] in FAULTS[row["name"]].expected for row in of)
-        lines.append(f"| {codes} | {'; '.join(names)} | {right} of {len(of)} |")
+    """What was said × faults; then how often it was right, and how often a healthy run raised an alarm."""
+    lines, said, right = ["| what is said first | of |", "|---|---|"], {}, 0
+    for name, fault in FAULTS.items():
+        of = [row for row in rows if row["name"] == name]
+        right += sum(row["codes"][0] in fault.expected for row in of)
+        for codes in sorted({" or ".join(row["codes"]) for row in of}):
+            said.setdefault(codes, []).append(name)
+    lines += [f"| `{codes}` | {'; '.join(names)} |" for codes, names in said.items()]
     fine = [row for row in rows if row["name"] == "healthy"]
-    alarms = [row for row in fine if row["alarms"]]
-    lines.append(f"| an alarm | healthy runs | {len(alarms)} of {len(fine)} |")
+    alarms = sum(bool(row["alarms"]) for row in fine)
+    faults = len(rows) - len(fine)
+    lines += [
+        "",
+        f"Right: {right} of {faults} runs with a fault. Alarms: {alarms} of {len(fine)} healthy runs.",
+    ]
     return "\n".join(lines)
 
 
