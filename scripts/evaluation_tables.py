@@ -23,7 +23,7 @@ from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sources import Problem, load
 from bandpo_lab.evals.compare import compare_scores
 from bandpo_lab.evals.grading import MathGrader
-from bandpo_lab.evals.metrics import estimate, pass_at_k, per_problem, sampling_variance
+from bandpo_lab.evals.metrics import estimate, pass_at_k, per_problem
 from bandpo_lab.evals.report import Scores
 from bandpo_lab.tables import Table
 
@@ -75,7 +75,7 @@ def equal_models(rng: np.random.Generator) -> str:
             sides = []
             for _ in range(2):
                 correct = rng.random((PROBLEMS, 8)) < p
-                sides.append([{"set": Scores(ids, per_problem(correct), {}, sampling_variance(correct))}])
+                sides.append([{"set": Scores(ids, per_problem(correct), {})}])
             found = compare_scores(*sides)
             alone = any(d.interval.low > 0 or d.interval.high < 0 for d in found)
             claims.append(

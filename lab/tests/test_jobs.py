@@ -9,7 +9,7 @@ from functools import partial
 import psutil
 import pytest
 
-from bandpo_lab.study.jobs import Job, on_cores, on_ray
+from bandpo_lab.study.jobs import Job, on_cores
 
 
 def ending_with(codes, folder, monkeypatch):
@@ -33,45 +33,21 @@ def test_side_by_side_each_keeps_its_exit_code():
     assert [outcome.code for _, outcome in ended] == [3] * 60
 
 
-@pytest.mark.slow
-def test_jobs_on_a_ray_cluster(tmp_path, monkeypatch):
-    from ray.cluster_utils import Cluster
-
-    jobs = ending_with([0, 3], tmp_path, monkeypatch)  # before the cluster, which takes over the environment
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    try:
-        assert sorted((place, outcome.code) for place, outcome in on_ray(jobs, cores=1)) == [(0, 0), (1, 3)]
-        assert jobs[1].log.read_text() == "3\n"
-    finally:
-        import ray
-
-        ray.shutdown()
-        cluster.shutdown()
-
-
 SLEEPING_JOB = """
 import sys
 from pathlib import Path
 from bandpo_lab.study.jobs import Job, on_cores
 list(on_cores([Job("sleeping", [], Path(sys.argv[1]))], 1, preload=[]))
 """
-MAP = """
-import sys
-from pathlib import Path
-from bandpo_lab.study.cells import Plan, run_map
-list(run_map(Plan.of_size("quick"), Path(sys.argv[1]), workers=1))
-"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [SLEEPING_JOB, MAP], ids=["jobs", "map"])
-def test_no_process_outlives_a_study_that_is_killed(code, tmp_path):
+def test_no_process_outlives_a_study_that_is_killed(tmp_path):
     (tmp_path / "sleeping.py").write_text("import time; print('started', flush=True); time.sleep(600)")
     written = tmp_path / "written"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    with subprocess.Popen([sys.executable, "-c", code, str(written)], env=environment) as owner:
-        while len(written.read_text().splitlines() if written.exists() else []) < (2 if code == MAP else 1):
+    with subprocess.Popen([sys.executable, "-c", SLEEPING_JOB, str(written)], env=environment) as owner:
+        while not (written.exists() and written.read_text()):
             assert owner.poll() is None
             time.sleep(0.05)
         family = psutil.Process(owner.pid).children(recursive=True)

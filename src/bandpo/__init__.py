@@ -4,6 +4,7 @@ Here is what a user types. The rest is in its module: `bandpo.rules`, `bandpo.me
 `bandpo.divergences`, `bandpo.radius`, `bandpo.errors`.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,29 @@ if TYPE_CHECKING:
     from bandpo.text import as_text, parse
 
 __version__ = "0.1.0"
+
+
+def compare(methods: Sequence[Any], **options: Any) -> Any:
+    """Which method learns more, in small tables, in seconds: a picture, a table with intervals, and a sentence.
+
+    ``compare([Mine(), "BandAbove()", "FixedClip(0.2)"])`` is `bandpo_lab.compare.compare`, which tells the options.
+
+    Raises:
+        ImportError: bandpo-lab is not installed.
+    """
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="bandpo.functions", name="compare"):
+        return point.load()(methods, **options)
+    missing = import_module("bandpo.errors").MissingPackage
+    raise missing("bandpo.compare comes with bandpo-lab; in a clone of bandpo, pip install . './lab[study]'")
+
+
 __all__ = [
     "DAPO", "DCPO", "GRPO", "GSPO", "KL", "Audit", "Band", "BandAbove", "BandPO", "ClipRule", "Divergence", "DualClip",
     "FDivergence", "FixedClip", "Linear", "Masked", "Method", "Objective", "RatioBounds", "Recorder", "Sides",
     "Surrogate", "Tokens", "TotalVariation", "TrainingState", "Unclipped", "Union", "aggregate", "as_text", "certify",
-    "check", "linear_logp", "parse", "policy_loss", "ratio_bounds",
+    "check", "compare", "linear_logp", "parse", "policy_loss", "ratio_bounds",
 ]  # fmt: skip
 
 MODULES = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -44,8 +43,8 @@ def compare_command(
         )
     differences = compare_scores(*sides)
     if as_json:
-        told = [{k: v for k, v in vars(d).items() if v == v} | {"verdict": d.verdict} for d in differences]
-        print(json.dumps({"differences": told}, indent=1))  # NaN, which JSON has not, is left out
+        told = [vars(d) | {"verdict": d.verdict} for d in differences]
+        print(json.dumps({"differences": told}, indent=1))
         return
     table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
     for d in differences:
@@ -56,14 +55,6 @@ def compare_command(
     console = Console()
     console.print(f"first: {first}\nsecond: {second}", highlight=False, soft_wrap=True)
     console.print(table)
-    for d in (d for d in differences if d.primary and not math.isnan(d.samples)):
-        console.print(
-            f"{d.data_source}, {d.metric}: ±{d.samples:.4f} of the difference is from samples, the rest from problems. "
-            f"To tell {d.first:.4f} and {d.second:.4f} apart takes about {d.needed} samples of each on these problems "
-            f"alone, or {d.problems} problems like these.",
-            highlight=False,
-            soft_wrap=True,
-        )
     console.print(
         "* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).",
         highlight=False,

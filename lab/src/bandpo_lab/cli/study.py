@@ -15,7 +15,6 @@ from bandpo_lab.cli.recipes import FirstUnlessTold
 
 CORES = os.cpu_count() or 1
 
-
 app = typer.Typer(
     cls=FirstUnlessTold,
     no_args_is_help=True,
@@ -33,16 +32,12 @@ def run_command(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = CORES,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Run on the Ray cluster of this machine, not on its cores alone.")
-    ] = False,
-    cores_per_run: Annotated[int, typer.Option(min=1, help="Cores that Ray sets aside for a run.")] = 1,
 ) -> None:
     """Compare clip rules: arms × seeds × settings, each run a `bandpo train`; the same command again resumes."""
     from rich.console import Console
 
     from bandpo_lab.study.execute import Execution
-    from bandpo_lab.study.jobs import on_cores, on_ray
+    from bandpo_lab.study.jobs import on_cores
     from bandpo_lab.study.plan import parse_study, study_text
 
     text = study_text(file)
@@ -51,8 +46,8 @@ def run_command(
     console = Console()
     console.print(f"[bold]{plan.title}[/bold]\n{plan.question}", highlight=False)
     console.print(f"decided by {plan.primary}, against {plan.baseline}; {plan.stopping}", highlight=False)
-    run_jobs = partial(on_ray, cores=cores_per_run) if ray else partial(on_cores, workers=workers)
     try:
+        run_jobs = partial(on_cores, workers=workers)
         results = Execution(plan, text, folder, run_jobs, say=partial(print, flush=True))()
     except KeyboardInterrupt:
         stop(f"interrupted; the same command goes on with what is in {folder}", INTERRUPTED)
@@ -94,27 +89,20 @@ def map_command(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
 ) -> None:
-    """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags; again, it resumes."""
+    """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags."""
     from rich.console import Console
     from tqdm import tqdm
 
-    from bandpo_lab.files import locked, replacing
+    from bandpo_lab.files import replacing
     from bandpo_lab.study.cells import Map, Plan, run_map
     from bandpo_lab.study.map_page import draw_map, map_text
     from bandpo_lab.style import save_figure
 
     plan = Plan.of_size(size)
     folder = output_dir or Path("runs") / f"map-{size}"
-    file = folder / "map.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(folder), tqdm(total=len(plan.todo), unit="cell") as bar:
-            for count, cell in run_map(plan, file, workers):
-                bar.update(count - bar.n)
-                bar.set_postfix_str(f"{cell.setting}; {cell.rule}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command goes on with what is in {file}")
-    found = Map.from_file(file)
+    found = Map.made(plan, tqdm(run_map(plan, workers), total=len(plan.todo), unit="cell"))
+    found.save(folder / "map.jsonl")
     save_figure(draw_map(found), folder / "map.png")
     tables = map_text(found)
     with replacing(folder / "map.md") as unfinished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +12,6 @@ from bandpo_lab.evals.metrics import Estimate, estimate, holm
 from bandpo_lab.evals.report import Scores
 
 PRIMARY = "mean@"
-POWER = (1.960 + 0.842) ** 2
-"""Of the standard error: how large the square of a difference must be to be claimed at 95 % in 80 % of comparisons."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +21,6 @@ class ScoreDifference:
     Attributes:
         interval: Of this metric alone, at 95 %.
         p: The interval's, corrected for the metrics beside it (Holm).
-        samples: Half of the interval at 95 % that other samples of the same problems would give; of ``mean@n`` only.
-        needed: Samples of each problem with which this difference would be claimed on these problems, at 95 % in 80 %
-            of comparisons; of ``mean@n`` only.
-        problems: Problems like these with which it would be, with as many samples as now.
     """
 
     data_source: str
@@ -36,9 +29,6 @@ class ScoreDifference:
     second: float
     interval: Estimate
     p: float
-    samples: float = math.nan
-    needed: float = math.nan
-    problems: float = math.nan
 
     @property
     def primary(self) -> bool:
@@ -78,11 +68,7 @@ def compare_scores(
                 a, b = ([run[source].values[metric] for run in side] for side in (first, second))
                 means = float(np.mean(a)), float(np.mean(b))
                 found = estimate(b, minus=a, smooth=metric.startswith(PRIMARY))
-                difference = ScoreDifference(source, metric, *means, found, found.p)
-                if difference.primary:
-                    noise = [[run[source].sampling for run in side] for side in (first, second)]
-                    difference = _with_noise(difference, noise, len(first[0][source].problems))
-                differences.append(difference)
+                differences.append(ScoreDifference(source, metric, *means, found, found.p))
     if not differences:
         raise InvalidValue(
             "the runs have no data source and metric in common: evaluate both on the same data with one n"
@@ -92,17 +78,3 @@ def compare_scores(
         for i, p in zip(family, holm([differences[i].p for i in family]), strict=True):
             differences[i] = replace(differences[i], p=p)
     return differences
-
-
-def _with_noise(
-    difference: ScoreDifference, noise: Sequence[Sequence[float]], problems: int
-) -> ScoreDifference:
-    n = int(difference.metric.partition("@")[2])
-    variance = sum(np.mean(side) / len(side) for side in noise) / problems
-    found = difference.interval
-    error = (found.high - found.low) / 2 / 1.960
-    needed, more = (
-        math.ceil(POWER * x / found.value**2) if found.value and math.isfinite(x) else math.inf
-        for x in (variance, problems * error**2)
-    )
-    return replace(difference, samples=1.96 * float(variance / n) ** 0.5, needed=needed, problems=more)

@@ -182,16 +182,6 @@ def _by_seed(values: ArrayLike) -> Values:
     return table
 
 
-def sampling_variance(correct: ArrayLike) -> float:
-    """The variance of one sample's score around its problem's own mean, averaged over problems; NaN for one sample.
-
-    >>> sampling_variance([[1, 0], [1, 1]])
-    0.25
-    """
-    scores = _scores(correct)
-    return float(scores.var(axis=1, ddof=1).mean()) if scores.shape[1] > 1 else float("nan")
-
-
 def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None) -> dict[str, Values]:
     """Every metric of one evaluation, one value per problem.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -13,7 +12,7 @@ import numpy as np
 from bandpo.errors import InvalidValue
 from bandpo_lab.evals.generate import REFUSED
 from bandpo_lab.evals.golds import BadGold
-from bandpo_lab.evals.metrics import Estimate, Values, estimate, per_problem, sampling_variance
+from bandpo_lab.evals.metrics import Estimate, Values, estimate, per_problem
 from bandpo_lab.evals.run import Sample
 from bandpo_lab.tables import Table
 
@@ -27,7 +26,6 @@ class Scores:
         values: Metrics by name (see `bandpo_lab.evals.metrics.per_problem`), each of shape (problems,).
         endings: Shares of all samples: ``no answer``, ``cut`` at the limit, ``timeout`` of grading, ``refused`` by a
             server; and ``tokens``, their mean length.
-        sampling: Variance of one sample's score around its problem's own mean; NaN for one sample per problem.
         kept: Reasons by id of the golds that cannot be used and were kept: right answers may score 0 there.
         dropped: Those of the golds that were left out.
     """
@@ -35,7 +33,6 @@ class Scores:
     problems: tuple[str, ...]
     values: Mapping[str, Values]
     endings: Mapping[str, float]
-    sampling: float = math.nan
     kept: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
 
@@ -64,7 +61,6 @@ def score(
             values=per_problem(
                 [[s.score for s in row] for row in rows], [[s.answer for s in row] for row in rows]
             ),
-            sampling=sampling_variance([[s.score for s in row] for row in rows]),
             endings={
                 "no answer": float(np.mean([s.answer is None for s in flat])),
                 "cut": float(np.mean([s.finish == "length" for s in flat])),
@@ -87,7 +83,6 @@ def as_json(scores: Mapping[str, Scores]) -> dict[str, Any]:
                 name: {"mean": e.value, "low": e.low, "high": e.high} for name, e in s.estimates().items()
             },
             "samples": dict(s.endings),
-            "variance of one sample": None if math.isnan(s.sampling) else s.sampling,
             "unreadable golds": {"kept": dict(s.kept), "dropped": dict(s.dropped)},
         }
         for source, s in scores.items()
@@ -108,14 +103,6 @@ def as_markdown(scores: Mapping[str, Scores]) -> str:
             f"{s.endings['refused']:.1%} refused by the server; "
             f"{s.endings['tokens']:.0f} tokens on average."
         )
-        if not math.isnan(s.sampling):
-            name, e = next(iter(s.estimates().items()))
-            n = int(name.partition("@")[2])
-            again = 1.96 * (s.sampling / n / len(s.problems)) ** 0.5
-            notes.append(
-                f"{source}: {name} varies by ±{again:.4f} from other samples of the same problems; the rest of "
-                f"±{(e.high - e.low) / 2:.4f} is from which problems these are."
-            )
         if s.kept or s.dropped:
             notes.append(
                 f"{source}: {len(s.kept) + len(s.dropped)} golds cannot be used, {len(s.kept)} kept (right answers "

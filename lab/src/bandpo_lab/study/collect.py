@@ -28,7 +28,6 @@ CURVES: Mapping[str, Callable[[Row], float | None]] = {
         row, [f"audit/tokens_positive/{name}" for name in RARE_BINS], "audit/tokens"
     ),
     "rare_blocked": lambda row: row.get("audit/blocked_mass_below_0.1"),
-    "radius_used": lambda row: row.get("audit/radius_used"),
 }
 """What is kept of every batch: mean reward; entropy (nats per token); shares of tokens clipped; share of tokens that
 had p < 0.1 and a positive advantage; share of the gradient on them that the rule blocked; share of the radius spent."""

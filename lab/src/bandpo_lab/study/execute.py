@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from bandpo_lab.file_models import checked
 from bandpo_lab.files import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
 from bandpo_lab.study.jobs import Job, Outcome
-from bandpo_lab.study.plan import PREPARED, PlannedRun, Study
+from bandpo_lab.study.plan import PlannedRun, Study
 from bandpo_lab.study.statistics import Results
 
 Say = Callable[[str], None]
@@ -28,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Execution:
-    """A study in its folder: ``study.yaml``, ``prepared/``, ``runs/``, and ``results.json`` once a run has ended.
+    """A study in its folder: ``study.yaml``, ``runs/``, and ``results.json`` once a run has ended.
 
     ``results.json`` holds every run that has ended and says ``unfinished`` until the last has. It is enough to go on
     from: a run that stands there is not made again, even if its own folder is gone.
@@ -36,7 +34,7 @@ class Execution:
     Args:
         text: The study's file, kept beside the results.
         folder: A folder with the same study is resumed.
-        run_jobs: `on_cores` or `on_ray`, with its number filled in.
+        run_jobs: `on_cores`, with its number filled in.
     """
 
     study: Study
@@ -46,7 +44,7 @@ class Execution:
     say: Say = print
 
     def __call__(self) -> dict[str, Any]:
-        """Prepare, tune, run what is reported, and write ``results.json``.
+        """Tune, run what is reported, and write ``results.json``.
 
         Returns:
             What that file holds.
@@ -64,7 +62,6 @@ class Execution:
         self._open()
         searches = self.study.searches()
         self._check([*searches, *self.study.reported(_anything(self.study))])
-        self._prepare()
         failed = self._run(searches)
         chosen = Results(self.study, self._ended_of(searches)).chosen if searches else {}
         runs = self.study.reported(chosen)
@@ -121,34 +118,9 @@ class Execution:
     def _write_config(self, run: PlannedRun) -> Path:
         config = self._place(run).with_suffix(".yaml")
         config.parent.mkdir(parents=True, exist_ok=True)
-        prepared = str(self.folder / "prepared")
-        options = {
-            name: value.replace(PREPARED, prepared) if isinstance(value, str) else value
-            for name, value in run.options.items()
-        }
-        options["output_dir"] = str(self._place(run))
+        options = {**run.options, "output_dir": str(self._place(run))}
         config.write_text(yaml.safe_dump(options, sort_keys=False))
         return config
-
-    def _prepare(self) -> None:
-        todo = [
-            (name, call)
-            for name, call in self.study.prepare.items()
-            if not (self.folder / "prepared" / name).exists()
-        ]
-        if not todo:
-            return
-        self.say(f"preparing {', '.join(name for name, _ in todo)}")
-        jobs = []
-        for name, call in todo:
-            unfinished = self.folder / "prepared" / f"{name}.unfinished-{os.getpid()}"
-            module, *arguments = shlex.split(call)
-            arguments += ["--output_dir", str(unfinished)]
-            jobs.append(Job(module, arguments, self.folder / "prepared" / f"{name}.log"))
-        for place, outcome in self.run_jobs(jobs):
-            if outcome.code:
-                raise InvalidValue(f"preparing {todo[place][0]} failed: {_last_line(jobs[place].log)}")
-            Path(jobs[place].arguments[-1]).rename(self.folder / "prepared" / todo[place][0])
 
     def _run(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Run what has not run yet; returns the runs that failed."""

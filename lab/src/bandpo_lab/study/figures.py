@@ -31,15 +31,6 @@ RESAMPLES = 400
 """Of the seeds, for the interval of a point: its ends move by less than the width of a line from 400 on."""
 
 
-def scored(metric: str) -> str:
-    """The name of a score with its unit.
-
-    >>> scored("mean@32")
-    'mean@32 (share of answers)'
-    """
-    return f"{metric} (share of {'problems' if metric.startswith('pass@') else 'answers'})"
-
-
 def _resampled(count: int) -> np.ndarray:
     """Seeds drawn anew, one draw a row; the same every time."""
     return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
@@ -106,7 +97,7 @@ def seeds(
                 markersize=6.5,
                 capsize=3,
             )
-        unit = UNITS.get(metric, scored(metric) if "@" in metric else metric)
+        unit = UNITS.get(metric, metric)
         axes.set(xlabel=unit, title=f"means of {spread(means)}")
         axes.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(arms)), [f"{arm} (n = {len(runs)})" for arm, runs in arms.items()])

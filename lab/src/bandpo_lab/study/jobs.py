@@ -1,4 +1,4 @@
-"""Work side by side, each piece in a process of its own: on this machine, or on a Ray cluster."""
+"""Work side by side on this machine, each piece in a process of its own."""
 
 from __future__ import annotations
 
@@ -88,21 +88,3 @@ def on_cores(
         except BaseException:  # an interrupt has reached the processes too; no more are started
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def on_ray(jobs: Sequence[Job], cores: int) -> Iterator[tuple[int, Outcome]]:
-    """Run jobs as Ray tasks of so many cores each, on the running cluster; its nodes must share the folder."""
-    import ray
-    from ray.exceptions import RayError
-
-    ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-    task = ray.remote(num_cpus=cores, max_retries=0)(_fork)
-    places = {task.remote(job): place for place, job in enumerate(jobs)}
-    while places:
-        [done], _ = ray.wait(list(places))
-        try:
-            outcome = ray.get(done)
-        except RayError as error:
-            Path(jobs[places[done]].log).write_text(str(error))
-            outcome = Outcome(1, 0.0)
-        yield places.pop(done), outcome

@@ -6,18 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bandpo.errors import InvalidValue
 from bandpo.text import as_method
 from bandpo_lab.file_models import FileModel, checked, read_yaml
-
-PREPARED = "{prepared}"
-"""Stands in an option's value for the folder that the study's ``prepare`` fills."""
 
 
 class Tuning(FileModel):
@@ -66,34 +63,19 @@ class Experiment(FileModel):
     tune: Tuning | None = None
     tuned_in: str | None = None
     """The experiment whose tuned options this one takes over."""
-    identical: bool = False
-    """Whether all arms must give the same run, bit for bit: a check of the whole apparatus."""
     sweep: Mapping[str, Annotated[Sequence[Any], Field(min_length=1)]] = {}
     """Options to vary, each over its values: the study runs, and reports, one experiment for each combination."""
-    _world: str = PrivateAttr("")
-    _point: Mapping[str, Any] = PrivateAttr({})
-
-    @property
-    def world(self) -> str:
-        """Its name in the file; the points of a sweep share it."""
-        return self._world or self.name
-
-    @property
-    def point(self) -> Mapping[str, Any]:
-        """The values of the swept options at this point; empty where nothing is swept."""
-        return self._point
 
     def points(self) -> list[Experiment]:
         """One experiment for each combination of the swept values; itself, if none are."""
         if not self.sweep:
             return [self]
-        found: list[Experiment] = []
-        for point in combinations(self.sweep):
-            name, options = f"{self.name}, {options_text(point)}", {**self.options, **point}
-            one = self.model_copy(update={"name": name, "options": options, "sweep": {}})
-            one._world, one._point = self.name, point
-            found.append(one)
-        return found
+        return [
+            self.model_copy(
+                update={"name": f"{self.name}, {options_text(point)}", "options": {**self.options, **point}}
+            )
+            for point in combinations(self.sweep)
+        ]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
@@ -167,9 +149,6 @@ class Study(FileModel):
         AfterValidator(_with_points),
     ]
     """By name, each point of a sweep on its own."""
-    prepare: Mapping[str, str] = {}
-    """Folders that are made once before the runs: for each name a Python module and its arguments, to which
-    ``--output_dir`` is added."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Study:
@@ -214,16 +193,14 @@ class Study(FileModel):
         ]
 
     def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[PlannedRun]:
-        """The runs that are reported: of a sweep, every point with one seed before the next seed.
+        """The runs that are reported.
 
         ``chosen`` has, for each experiment that tunes and each of its arms, the values chosen.
         """
-        worlds = [list(points) for _, points in groupby(self.experiments.values(), key=lambda e: e.world)]
         return [
             self._run(e, arm, seed, chosen[e.tuned_in or e.name, arm] if e.tune or e.tuned_in else {})
-            for points in worlds
-            for seed in points[0].seeds
-            for e in points
+            for e in self.experiments.values()
+            for seed in e.seeds
             for arm in self.arms_of(e)
         ]
 

@@ -8,12 +8,11 @@ from typing import Any
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
 from bandpo_lab.study.plan import Experiment, Study, options_text
-from bandpo_lab.study.statistics import ArmDifference, Results, coverage
+from bandpo_lab.study.statistics import ArmDifference, Results
 from bandpo_lab.study.tables import (
     clip_table,
     differences_table,
     glance_table,
-    in_a_row,
     mean_of,
     scores_table,
     signed,
@@ -58,13 +57,6 @@ def sentence(found: Results, e: Experiment, apart: Sequence[ArmDifference]) -> s
     study, apart = found.study, [d for d in apart if d.experiment == e.name]
     if not any(r.experiment == e.name and r.tuning is None for r in found.runs):
         return "no run has ended."
-    if e.identical:
-        others = found.differing(e.name)
-        return (
-            f"the arms should coincide and do not: {'; '.join(others)}."
-            if others
-            else "all arms coincide exactly."
-        )
     base = found.of(e.name, study.baseline)
     if not base:
         return f"{study.baseline} has no run to compare with."
@@ -85,20 +77,13 @@ def _terms(study: Study, comparisons: int) -> Section:
     for e in study.experiments.values():
         tuned = ""
         if e.tune:
-            grid = "; ".join(f"{name} {in_a_row(values)}" for name, values in e.tune.options.items())
-            tuned = f"{grid}, on seeds {in_a_row(e.tune.seeds)}"
+            grid = "; ".join(
+                f"{name} {', '.join(map(str, values))}" for name, values in e.tune.options.items()
+            )
+            tuned = f"{grid}, on seeds {', '.join(map(str, e.tune.seeds))}"
         elif e.tuned_in:
             tuned = f"as in {e.tuned_in}"
-        rows.append([e.name, in_a_row(e.seeds), str(len(study.arms_of(e))), tuned or "–"])
-    fewest = min(
-        len(e.seeds) for e in study.experiments.values() if not e.identical or len(study.experiments) == 1
-    )
-    too_narrow = (
-        f" It is too narrow where seeds are few: of {fewest} normal scores it holds the mean in "
-        f"{coverage(fewest):.0%} of cases."
-        if fewest > 1
-        else ""
-    )
+        rows.append([e.name, ", ".join(map(str, e.seeds)), str(len(study.arms_of(e))), tuned or "–"])
     return Section(
         "Terms",
         [
@@ -113,7 +98,8 @@ def _terms(study: Study, comparisons: int) -> Section:
             f"Decided by {study.primary}, every arm against {study.baseline}, paired by seed. Stopping rule: "
             f"{study.stopping}.",
             "Two kinds of interval, both for 95 %, both over seeds. A score has a bootstrap interval, which stays "
-            f"between 0 and 1.{too_narrow} A difference has Student's.",
+            "between 0 and 1 and is too narrow where seeds are few: of 4 normal scores it holds the mean in 81 % of "
+            "cases, of 8 in 89 %. A difference has Student's.",
             "A difference is claimed where the paired t-test gives p < 0.05, corrected after Holm for all "
             f"{comparisons} comparisons of the study. Everything else is left open: it is no evidence of a "
             "difference, and none of equality.",
@@ -138,8 +124,6 @@ def _experiment(
         return Section(e.name, [e.question, "No run of this experiment ended."])
     said = sentence(found, e, decided)
     content: list[Any] = [e.question, said[0].upper() + said[1:]]
-    if e.identical:
-        return Section(e.name, content)
     if e.tune or e.tuned_in:
         content.append(_tuned_values(found, e))
     looks, slug = looks_of(study.arms), e.name.replace(" ", "-")

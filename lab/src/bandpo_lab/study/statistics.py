@@ -38,19 +38,6 @@ def student(values: ArrayLike) -> Interval:
     return Interval(mean, mean - reach, mean + reach)
 
 
-def coverage(seeds: int) -> float:
-    """How often a bootstrap interval of 95 % holds the mean of normal scores.
-
-    The bootstrap takes the normal quantile and the standard deviation with n in the denominator, where Student's
-    interval takes its own quantile and n − 1.
-
-    >>> round(coverage(8), 2), round(coverage(100), 2)
-    (0.89, 0.95)
-    """
-    reach = stats.norm.ppf(0.975) * np.sqrt((seeds - 1) / seeds)
-    return float(2 * stats.t.cdf(reach, seeds - 1) - 1)
-
-
 @dataclass(frozen=True)
 class ArmDifference:
     """An arm minus the baseline, over the seeds that both have."""
@@ -101,7 +88,7 @@ class Results:
         """Every arm against the baseline in every experiment, paired by seed, corrected for their number after Holm."""
         found: list[tuple[str, str, list[float]]] = []
         for e in self.study.experiments.values():
-            for arm in [] if e.identical else self.study.arms_of(e):
+            for arm in self.study.arms_of(e):
                 apart = self.gaps(e.name, arm, metric)
                 if arm != self.study.baseline and len(apart) > 1:
                     found.append((e.name, arm, list(apart.values())))
@@ -142,17 +129,6 @@ class Results:
                     raise InvalidValue(f"{e.name}: all tuning runs of {arm!r} failed; see the lines above")
                 chosen[e.name, arm] = max(scores, key=lambda pair: pair[0])[1]
         return chosen
-
-    def differing(self, experiment: str) -> list[str]:
-        """Runs of an experiment that are not what another arm's run of the same seed is, number for number."""
-        first: dict[int, RunResult] = {}
-        return [
-            f"{r.arm}, seed {r.seed}"
-            for r in self.runs
-            if r.experiment == experiment
-            and (r.curves["reward"], r.curves["entropy"], r.after)
-            != ((f := first.setdefault(r.seed, r)).curves["reward"], f.curves["entropy"], f.after)
-        ]
 
 
 def _p_of_no_difference(gaps: Sequence[float]) -> float:
@@ -234,7 +210,9 @@ def _halves(seeds: int, splits: int = 20) -> np.ndarray:
     return np.concatenate([first, ~first])
 
 
-def difference(ours: Drawn, theirs: Drawn, groups: Sequence[int], draws: int = 1000) -> Interval:
+def difference(
+    ours: Drawn, theirs: Drawn, groups: Sequence[int], draws: int = 1000, level: float = 0.95
+) -> Interval:
     """One rule minus another, each at its own best rate: the nested bootstrap.
 
     Seeds are drawn anew within their groups, base models say, and rates are chosen anew each time. Percentiles of a
@@ -244,6 +222,8 @@ def difference(ours: Drawn, theirs: Drawn, groups: Sequence[int], draws: int = 1
         ours: From how often seeds are drawn (draws, seeds) to mean scores: `Curve.drawn`.
         theirs: The same of the other rule, on the same seeds.
         groups: The group of each seed.
+        draws: Of the bootstrap.
+        level: How often the interval is to hold the truth.
     """
     rng, labels = np.random.default_rng(0), np.array(groups)
     times = np.zeros((draws, len(labels)))
@@ -251,7 +231,7 @@ def difference(ours: Drawn, theirs: Drawn, groups: Sequence[int], draws: int = 1
         mine = np.flatnonzero(labels == group)
         times[:, mine] = rng.multinomial(len(mine), np.full(len(mine), 1 / len(mine)), draws)
     seeds, every = len(labels), np.ones((1, len(labels)))
-    reach = np.sqrt(seeds / (seeds - 1)) * stats.t.ppf(0.975, seeds - len(set(groups)))
+    reach = np.sqrt(seeds / (seeds - 1)) * stats.t.ppf((1 + level) / 2, seeds - len(set(groups)))
     low, high = np.quantile(ours(times) - theirs(times), stats.norm.cdf([-reach, reach]))
     return Interval(float((ours(every) - theirs(every))[0]), float(low), float(high))
 

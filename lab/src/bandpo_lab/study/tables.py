@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,6 @@ def glance_table(found: Results, metric: str, differences: Sequence[ArmDifferenc
     Only of the primary metric differences are marked with stars: no other was announced.
     """
     study = found.study
-    compared = [e for e in study.experiments.values() if not e.identical]
     apart = {(d.experiment, d.arm): d for d in differences}
     starred = metric == study.primary
 
@@ -37,8 +36,8 @@ def glance_table(found: Results, metric: str, differences: Sequence[ArmDifferenc
         f"; * marks a difference that can be claimed: p < 0.05, corrected for all {len(apart)} comparisons"
     )
     return Table(
-        ["", *(f"{e.name}, n = {len(e.seeds)}" for e in compared)],
-        [[arm, *(cell(e, arm) for e in compared)] for arm in study.arms],
+        ["", *(f"{e.name}, n = {len(e.seeds)}" for e in study.experiments.values())],
+        [[arm, *(cell(e, arm) for e in study.experiments.values())] for arm in study.arms],
         f"{metric}, mean over n seeds; in parentheses the difference from {study.baseline}, paired by seed, ± half its "
         f"95 % interval{stars if starred else ''}.",
     )
@@ -133,15 +132,10 @@ def tuning_table(found: Results, e: Experiment) -> Table:
     return Table(
         ["arm", *map(options_text, choices)],
         [[arm, *(cell(arm, choice) for choice in choices)] for arm in found.study.arms_of(e)],
-        f"Tuning: mean {found.study.primary} on seeds {in_a_row(e.tune.seeds)}; ← marks the value taken.",
+        f"Tuning: mean {found.study.primary} on seeds {', '.join(map(str, e.tune.seeds))}; ← marks the value taken.",
     )
 
 
 def signed(interval: Interval) -> str:
     """A difference and its interval."""
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
-
-
-def in_a_row(values: Iterable[object]) -> str:
-    """Seeds or other values, with commas."""
-    return ", ".join(map(str, values))

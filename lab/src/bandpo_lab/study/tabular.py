@@ -1,4 +1,4 @@
-"""Tables in place of networks: small worlds of one decision or two, where a clip rule meets `policy_loss` and no more.
+"""Tables in place of networks: small worlds of one decision or two, where a method meets `policy_loss` and no more.
 
 A policy is a table of logits, one row for each decision; a completion takes one answer at each. Rewards are 0 or 1,
 advantages those of GRPO. All seeds and learning rates of a cell are rows of one tensor, so a cell takes seconds.
@@ -16,6 +16,8 @@ import torch
 
 from bandpo.errors import InvalidValue
 from bandpo.loss import policy_loss
+from bandpo.methods import Method
+from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule
 
 if TYPE_CHECKING:
@@ -29,28 +31,11 @@ RIGHT, WRONG = 0.97, 0.05
 """How often the good answer is rewarded, and any other."""
 RARE = 0.1
 """Probability below which an answer is rare, as the audit has it."""
+BETA1, BETA2 = 0.9, 0.99
+"""Of Adam, as the studies of networks have them."""
+RATES = tuple(0.01 * 2**k for k in range(8))
+"""Learning rates: the size of a step in logits. The best lies within them."""
 _STD_EPSILON = 1e-4  # TRL adds it to a group's standard deviation
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """SGD, momentum or Adam.
-
-    Raises:
-        ValueError: ``momentum`` outside of [0, 1).
-    """
-
-    momentum: float = 0.0
-    """β1 of Adam."""
-    adam: bool = False
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InvalidValue(f"momentum (β1) must be at least 0 and below 1, got {self.momentum:g}")
-
-
-ADAM = Optimizer(0.9, adam=True)
 
 
 @dataclass(frozen=True)
@@ -128,28 +113,24 @@ def _one_rare(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> tuple
 _FIRST_IS_GOOD = (RIGHT, *[WRONG] * (ANSWERS - 1))
 
 
-class _Steps:
-    """An optimizer at work on tables, each of them on its own.
+class _Adam:
+    """Adam at work on tables, each of them on its own, without a learning rate.
 
-    Adam has one second moment here for the whole table: the mean square of its gradient. With one for each logit, as a
+    It has one second moment here for the whole table: the mean square of its gradient. With one for each logit, as a
     network has for each weight, an answer that is hardly ever drawn would move as fast as any other. A network's
     answers share their weights; those of a table do not.
     """
 
-    def __init__(self, optimizer: Optimizer, tables: Tensor):
-        self.optimizer, self.count = optimizer, 0
-        self.mean, self.square = torch.zeros_like(tables), tables.new_zeros(len(tables), 1, 1)
+    def __init__(self, tables: Tensor):
+        self.mean, self.square, self.count = torch.zeros_like(tables), tables.new_zeros(len(tables), 1, 1), 0
 
     def next(self, gradient: Tensor) -> Tensor:
         """What to subtract, at learning rate 1."""
-        o = self.optimizer
         self.count += 1
-        if not o.adam:
-            return self.mean.mul_(o.momentum).add_(gradient)
-        self.mean.lerp_(gradient, 1 - o.momentum)
-        self.square.lerp_(gradient.square().mean((1, 2), keepdim=True), 1 - o.beta2)
-        scale = (self.square / (1 - o.beta2**self.count)).sqrt() + 1e-8
-        return self.mean / (1 - o.momentum**self.count) / scale
+        self.mean.lerp_(gradient, 1 - BETA1)
+        self.square.lerp_(gradient.square().mean((1, 2), keepdim=True), 1 - BETA2)
+        scale = (self.square / (1 - BETA2**self.count)).sqrt() + 1e-8
+        return self.mean / (1 - BETA1**self.count) / scale
 
 
 @dataclass(frozen=True)
@@ -159,7 +140,7 @@ class Outcome:
     rewards: Float[Tensor, "rates seeds batches"]
     """Mean reward of each batch."""
     blocked: Float[Tensor, "rates seeds"]
-    """Share of the gradient of rare winners (p < 0.1, A > 0) that the rule blocked, of all updates together."""
+    """Share of the gradient of rare winners (p < 0.1, A > 0) that the method dropped, of all updates together."""
 
     @property
     def auc(self) -> Float[Tensor, "rates seeds"]:
@@ -169,8 +150,7 @@ class Outcome:
 
 def simulate(
     world: World,
-    rule: ClipRule,
-    optimizer: Optimizer,
+    method: Method | ClipRule | str,
     learning_rates: Sequence[float],
     *,
     seeds: int,
@@ -180,9 +160,9 @@ def simulate(
     batches: int = 80,
     lag: int = 0,
 ) -> Outcome:
-    """Train tables under a clip rule, with GRPO's advantages and `bandpo.policy_loss`.
+    """Train tables with a method, GRPO's advantages and `bandpo.policy_loss`.
 
-    A seed draws the same random numbers for every rule, optimizer and learning rate.
+    A seed draws the same random numbers for every method and learning rate.
 
     Each learning rate is run with every seed. The optimizer's state goes on from batch to batch.
 
@@ -196,7 +176,7 @@ def simulate(
     Raises:
         ValueError: a number that does not fit.
 
-    >>> found = simulate(rare_arm(0.05), FixedClip(0.2), ADAM, [0.05], seeds=4, batches=30)
+    >>> found = simulate(rare_arm(0.05), FixedClip(0.2), [0.05], seeds=4, batches=30)
     >>> found.rewards.shape, bool((found.auc > 0.5).all())
     (torch.Size([1, 4, 30]), True)
     """
@@ -210,7 +190,7 @@ def simulate(
     rows, decisions = len(learning_rates) * seeds, len(world.start)
     logits = torch.tensor(world.start).log().repeat(rows, 1, 1).requires_grad_()
     rates = torch.tensor(learning_rates).repeat_interleave(seeds)[:, None, None]
-    steps = _Steps(optimizer, logits.detach())
+    steps = _Adam(logits.detach())
     rewards, waiting, mass = [], deque(), torch.zeros(2, rows)
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
@@ -222,21 +202,25 @@ def simulate(
             edges = logp_old.exp().cumsum(-1)[..., :-1].contiguous()
             answers = torch.searchsorted(edges, draws[:, :-1].contiguous())
             reward = (draws[:, -1] < torch.tensor(stage.chances)[answers[:, stage.decision]]).float()
-            waiting.append((_as_tokens(logp_old), _parts(answers, _advantages(reward), minibatches)))
+            waiting.append((answers, logp_old.gather(-1, answers), _advantages(reward)))
         rewards.append(reward.mean(-1))
         if len(waiting) <= lag:
             continue
-        old, parts = waiting.popleft()
-        bound = rule.bounds(old).log_upper
-        for part in parts * epochs:
-            logp = _as_tokens(logits.log_softmax(-1))
-            loss, _ = policy_loss(logp, old, part, clip=rule, aggregation="sum")
-            (gradient,) = torch.autograd.grad(loss, logits)
+        drawn, state = waiting.popleft(), TrainingState(progress=batch / batches)
+        parts = [[x[..., part::minibatches] for x in drawn] for part in range(minibatches)]
+        for answers, old, advantages in parts * epochs:
+            logp = logits.log_softmax(-1).gather(-1, answers)
+            # Of shape (samples of all tables, decisions): a sample's tokens are its answers.
+            tokens = [x.transpose(1, 2).flatten(0, 1) for x in (logp, old)]
+            loss, _ = policy_loss(
+                *tokens, advantages.flatten(), method=method, state=state, aggregation="sum"
+            )
+            slope, gradient = torch.autograd.grad(loss, (logp, logits))
             with torch.no_grad():
-                rise = logp.detach() - old
-                pushed = rise.exp() * part * ((part > 0) & (old < math.log(RARE)))
-                mass += torch.stack([pushed.sum(-1), (pushed * (rise > bound)).sum(-1)])
-                logits -= rates * steps.next(gradient)
+                winners = (advantages[:, None] > 0) & (old < math.log(RARE))
+                pushed = (logp - old).exp() * advantages[:, None] * winners
+                mass += torch.stack([pushed.sum((1, 2)), (pushed * (slope >= 0)).sum((1, 2))])
+                logits -= rates * steps.next(gradient / advantages.shape[-1])
     shape = (len(learning_rates), seeds)
     every, blocked = mass.view(2, *shape)
     return Outcome(torch.stack(rewards, -1).view(*shape, batches), blocked / every)
@@ -247,27 +231,3 @@ def _advantages(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows sa
     groups = reward.view(len(reward), -1, GROUP)
     apart = groups - groups.mean(-1, keepdim=True)
     return (apart / (groups.std(-1, keepdim=True) + _STD_EPSILON)).view_as(reward)
-
-
-def _parts(
-    answers: Tensor, advantages: Float[Tensor, "rows samples"], minibatches: int
-) -> list[Float[Tensor, "rows tokens"]]:
-    """For each minibatch the mean advantage that it gives to each token of `_as_tokens`."""
-    rows, decisions, samples = answers.shape
-    found = []
-    for part in range(minibatches):
-        drawn = answers[..., part::minibatches]
-        pushes = advantages[:, None, part::minibatches].expand(-1, decisions, -1)
-        sums = torch.zeros(rows, decisions, 2 * ANSWERS)
-        sums.scatter_add_(-1, drawn + ANSWERS * (pushes < 0), pushes)
-        found.append(sums.flatten(1) / (samples / minibatches))
-    return found
-
-
-def _as_tokens(logp: Float[Tensor, "rows decisions answers"]) -> Float[Tensor, "rows tokens"]:
-    """Every answer twice: once for the samples of it that won, once for those that lost.
-
-    All samples of an answer have one ratio, and the loss is linear in the advantages of one sign, so it is that of the
-    samples themselves.
-    """
-    return torch.cat([logp, logp], -1).flatten(1)

@@ -111,7 +111,6 @@ PARTS: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
 METHOD = {"method", "clip"}
 KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help", "help_all"}
 
-
 HELP = {
     "what is trained, on what": (
         "config", "model_name_or_path", "dataset_name", "reward_funcs", "train_prompts", "data_dir",

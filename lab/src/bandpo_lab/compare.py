@@ -1,0 +1,257 @@
+"""`bandpo.compare`: which method learns more in tables, at which learning rate, and how sure that is."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from bandpo._shown import as_html
+from bandpo.audit.interval import Interval
+from bandpo.errors import InvalidValue
+from bandpo.loss import policy_loss
+from bandpo.methods import Method
+from bandpo.objectives import Objective
+from bandpo.radius import TrainingState
+from bandpo.rule_check import check
+from bandpo.rules import ClipRule, Unclipped
+from bandpo.text import as_method
+from bandpo_lab.page import Picture
+from bandpo_lab.study.statistics import Curve, difference, student
+from bandpo_lab.study.tabular import RATES, Outcome, World, rare_arm, simulate
+from bandpo_lab.style import add_legend, house_style, looks_of, spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Given = Method | ClipRule | Objective | str
+WORLD = rare_arm(0.002)
+EQUAL = 0.02
+"""Mean rewards that surely differ by less are called equal: one answer in fifty."""
+WRONG = 0.05
+"""How often a sentence makes any false claim."""
+GAP = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def compare(
+    methods: Sequence[Given],
+    *,
+    baseline: Given | None = None,
+    lags: Sequence[int] = (0, 4),
+    seeds: int = 128,
+    rates: Sequence[float] = RATES,
+    samples: int = 128,
+    world: World = WORLD,
+) -> Comparison:
+    """Train tables with each method and say which learns more: a screening in seconds, before any model is trained.
+
+    A table is a policy of one decision: it chooses among 16 answers. One of them is rewarded 97 times in 100 and starts
+    at p = 0.002, so it is a rare winner; the others are rewarded 5 times in 100. Training has 80 batches, each used
+    once in 4 minibatches, with GRPO's advantages in groups of 16, `bandpo.policy_loss` and Adam. Every method runs at
+    every learning rate with every seed, which draws the same random numbers for all. It runs on fresh data and on data
+    4 batches old, as asynchronous training has them. What holds here need not hold in a network: docs/when.md has both.
+
+    Args:
+        methods: Whatever ``method=`` takes, and objectives alone, which get no clip. What a notebook defines will do.
+        baseline: One of them, with which the others are compared; by default the last.
+        lags: Ages of the data in batches; each is a comparison of its own.
+        seeds: Of each method at each rate, at least 4.
+        rates: Learning rates, at least one.
+        samples: In a batch, a multiple of 16.
+        world: Another task, such as ``zipf(0.002)`` or ``dominant(0.01)`` of `bandpo_lab.study.tabular`.
+
+    Raises:
+        ValueError: a method breaks `bandpo.check`, or needs what a table does not have: other tokens, a longer
+            sequence, entropy, a controller. Or there are fewer than two methods, or a number does not fit.
+
+    >>> from bandpo_lab.compare import compare
+    >>> found = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], seeds=16, rates=[0.08, 0.16])
+    >>> found.table[0]["verdict"]
+    'gains'
+    """
+    named = {_name(given): _method(given) for given in methods}
+    against = ([*named] or [""])[-1] if baseline is None else _name(baseline)
+    if len(named) < 2 or len(named) < len(methods) or against not in named:
+        told = f"{', '.join(map(_name, methods)) or 'none'}; baseline {against!r}"
+        raise InvalidValue(f"give two or more methods, each once, and as baseline one of them; got {told}")
+    if seeds < 4 or not lags:
+        raise InvalidValue(f"compare takes at least 4 seeds and one lag, got {seeds=}, {lags=}")
+    for one, method in named.items():
+        _check_alone(one, method)
+    outcomes: dict[tuple[int, str], Outcome] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
+    try:
+        for lag, one in tqdm([*product(lags, named)], disable=None, leave=False):  # on a terminal
+            sizes = {"seeds": seeds, "samples": samples, "epochs": 1, "lag": lag}
+            outcomes[lag, one] = simulate(world, named[one], sorted(rates), **sizes)
+    finally:
+        torch.set_num_threads(threads)
+    return Comparison(against, sorted(rates), outcomes)
+
+
+def _name(given: Given) -> str:
+    return given if isinstance(given, str) else repr(given)
+
+
+def _method(given: Given) -> Method:
+    return Method(Unclipped(), given) if isinstance(given, Objective) else as_method(given)
+
+
+def _check_alone(name: str, method: Method) -> None:
+    """Refuse a method by which a token's gradient depends on other tokens: a sample of a table has one."""
+    check(method)
+    for number in method.varying().values():
+        if number.needs not in (None, "progress"):
+            raise InvalidValue(f"{name}: {number!r} needs {number.needs}, which a table does not have")
+    # Twenty sequences of four tokens, which drift from little to much.
+    draws = torch.Generator().manual_seed(0)
+    logp_old, moved, advantages = (torch.randn(20, 4, generator=draws) for _ in range(3))
+    logp_old = logp_old.exp().neg()
+    logp = (logp_old + moved * torch.logspace(-2, 0.5, 20)[:, None]).clamp(max=-1e-3).requires_grad_()
+
+    def loss(*tokens: torch.Tensor) -> torch.Tensor:
+        state = TrainingState(progress=0.5)
+        return policy_loss(*tokens, method=method, state=state, aggregation="sum").loss
+
+    tokens = logp, logp_old, advantages
+    alone = [loss(*(x[k].view(1, 1) for x in map(torch.flatten, tokens))) for k in range(logp.numel())]
+    (together,), (apart,) = (torch.autograd.grad(x, logp) for x in (loss(*tokens), torch.stack(alone).sum()))
+    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-6):
+        raise InvalidValue(
+            f"{name} weights a token by others, of its sequence or its batch. A sample of a table is one token, and "
+            "tables of all seeds share a batch: compare it by bandpo study"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What `compare` found: look at it in a notebook, print it, or take `sentence`, `table`, `by_rate` and `figure`."""
+
+    baseline: str
+    rates: Sequence[float]
+    outcomes: Mapping[tuple[int, str], Outcome]
+    """By lag and method."""
+
+    @cached_property
+    def curves(self) -> dict[tuple[int, str], Curve]:
+        """Mean reward over all batches, by rate and seed."""
+        return {key: Curve(self.rates, found.auc.double().numpy()) for key, found in self.outcomes.items()}
+
+    @cached_property
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each lag and method, each at the rate that is best for it on other seeds than it is scored on.
+
+        ``difference`` is the mean reward minus the baseline's on the same seeds. Its interval, from ``low`` to
+        ``high``, is a nested bootstrap's: seeds are drawn anew, and rates chosen anew each time. All intervals together
+        hold the truth in 95 % of cases.
+        """
+        level = 1 - WRONG / sum(name != self.baseline for _, name in self.curves)
+        return [self._row(*key, curve.best, curve, level, draws=4000) for key, curve in self.curves.items()]
+
+    @cached_property
+    def by_rate(self) -> list[dict[str, Any]]:
+        """A row for each lag, method and rate: the difference at that rate, with an interval of 95 % of its own."""
+        places = range(len(self.rates))
+        return [self._row(*key, k, _at(curve, k)) for key, curve in self.curves.items() for k in places]
+
+    def _row(
+        self, lag: int, name: str, place: int, curve: Curve, level: float = 0.95, draws: int = 1000
+    ) -> dict[str, Any]:
+        """What a curve says of a method, all of its curve or one rate alone."""
+        base, seeds = self.curves[lag, self.baseline], curve.scores.shape[1]
+        base = base if len(curve.rates) == len(self.rates) else _at(base, place)
+        gap = difference(curve.drawn, base.drawn, [0] * seeds, draws=draws, level=level)
+        row = {"lag": lag, "method": name, "rate": self.rates[place]}
+        row |= {"reward": float(curve.drawn(np.ones((1, seeds)))[0])}
+        row |= {"blocked": float(self.outcomes[lag, name].blocked[place].nanmean())}
+        return row | {"difference": gap.value, "low": gap.low, "high": gap.high, "verdict": verdict(gap)}
+
+    def _said(self, lag: int, form: str) -> str:
+        """Of each method but the baseline, at one lag."""
+        rows = (row for row in self.table if row["lag"] == lag and row["method"] != self.baseline)
+        return ", ".join(form.format(**row) for row in rows)
+
+    @property
+    def sentence(self) -> str:
+        """What was found. It claims a difference, or that there is none, where the interval does."""
+        form, lags = "{method} {verdict} (" + GAP + ")", dict.fromkeys(lag for lag, _ in self.curves)
+        found = "; ".join(f"on {data_name(lag)} {self._said(lag, form)}" for lag in lags)
+        rates, seeds, _ = next(iter(self.outcomes.values())).rewards.shape
+        terms = f"each at its best of {rates} learning rates, {seeds} seeds"
+        return f"Mean reward against {self.baseline}, {terms}: {found}."
+
+    @house_style()
+    def figure(self) -> Figure:
+        """For each lag: mean reward by learning rate, and the course of training at each method's best rate."""
+        from matplotlib.figure import Figure
+
+        lags, names = (list(dict.fromkeys(part)) for part in zip(*self.curves, strict=True))
+        figure, looks = Figure(figsize=(8, 1 + 3 * len(lags))), looks_of(names)
+        for lag, (left, right) in zip(lags, figure.subplots(len(lags), 2, squeeze=False), strict=True):
+            ends: list[float] = []
+            for name in names:
+                curve, look = self.curves[lag, name], looks[name].options()
+                means, low, high = np.transpose([student(scores) for scores in curve.scores])
+                left.errorbar(self.rates, means, [means - low, high - means], **look, capsize=2, label=name)
+                course = self.outcomes[lag, name].rewards[curve.best].double().numpy().T
+                means, low, high = np.transpose([student(rewards) for rewards in course])
+                batches, ends = np.arange(1, len(means) + 1), [*ends, means[-1]]
+                right.plot(batches, means, **look, markevery=0.2)
+                right.fill_between(batches, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            left.set_title(textwrap.fill(f"{data_name(lag)}: {self._said(lag, '{method} {verdict}')}", 44))
+            left.set(
+                xscale="log", xlabel="learning rate", ylabel=f"mean reward (n = {course.shape[1]} seeds)"
+            )
+            right.set_title(f"at its best rate\neach ends at {spread(ends)}")
+            right.set(xlabel="batch", ylabel="reward", ylim=(0, 1))
+        add_legend(figure, 2)
+        return figure
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """The table as text: its header and its rows."""
+        rows: list[list[str]] = []
+        for row in self.table:
+            edge = ", at the edge" if self.curves[row["lag"], row["method"]].at_edge else ""
+            gap = "baseline" if row["method"] == self.baseline else GAP.format(**row)
+            texts = (str(row["lag"]), row["method"], f"{row['reward']:.3f}", gap)
+            rows.append([*texts, f"{row['rate']:.2g}{edge}", f"{row['blocked']:.0%}"])
+        return ["lag", "method", "reward", "difference", "best rate", "blocked"], rows
+
+    def __repr__(self) -> str:
+        header, rows = self._cells()
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (header, *rows)]
+        return "\n".join([*lines, "", self.sentence])
+
+    def _repr_html_(self) -> str:
+        picture = Picture("compare", self.figure(), "").data_uri()
+        return f'<img src="{picture}" alt="">{as_html(self.sentence, *self._cells())}'
+
+
+def _at(curve: Curve, place: int) -> Curve:
+    """A curve of one rate alone."""
+    return Curve(curve.rates[place : place + 1], curve.scores[place : place + 1])
+
+
+def verdict(gap: Interval) -> str:
+    """What an interval of a difference lets one say.
+
+    >>> [verdict(Interval(0.0, *ends)) for ends in ((0.01, 0.1), (-0.2, -0.1), (-0.01, 0.01), (-0.1, 0.1))]
+    ['gains', 'loses', 'equals it within 0.02', 'is left open']
+    """
+    if gap.low > 0 or gap.high < 0:
+        return "gains" if gap.low > 0 else "loses"
+    return f"equals it within {EQUAL}" if gap.low >= -EQUAL and gap.high <= EQUAL else "is left open"
+
+
+def data_name(lag: int) -> str:
+    """How old the data are when they are trained on."""
+    return f"data {lag} batches old" if lag else "fresh data"

@@ -1,0 +1,120 @@
+"""`bandpo.compare`: hand-worked figures, methods whose order is known, and what it refuses."""
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+import bandpo
+from bandpo import ClipRule, Objective, RatioBounds
+from bandpo_lab.compare import Comparison, compare
+from bandpo_lab.study.tabular import Outcome
+from test_package import LAB
+
+QUICK = {"lags": [4], "seeds": 16, "rates": [0.16, 0.08], "samples": 64}
+
+
+@dataclass(frozen=True)
+class Closed(ClipRule):
+    """Nothing may move, so it learns little."""
+
+    def bounds(self, logp_old):
+        return RatioBounds(torch.zeros_like(logp_old), torch.zeros_like(logp_old))
+
+
+@dataclass(frozen=True)
+class Plain(Objective):
+    """Its own clip, as a rule 0.2 has it."""
+
+    def weight(self, tokens):
+        inside = torch.where(tokens.advantages > 0, tokens.ratio <= 1.2, tokens.ratio >= 0.8)
+        return tokens.ratio * inside
+
+
+def made(scores, baseline="b"):
+    """A comparison of curves that are given, as (rates, seeds) by method."""
+    outcomes = {
+        (0, name): Outcome(torch.tensor(of_one)[..., None].expand(-1, -1, 3), torch.zeros(np.shape(of_one)))
+        for name, of_one in scores.items()
+    }
+    return Comparison(baseline, [0.1 * 2**k for k in range(len(scores[baseline]))], outcomes)
+
+
+def test_differences_and_their_intervals_by_hand():
+    found = made({"a": [[0.5, 0.9, 0.1, 0.7]], "b": [[0.4, 0.8, 0.2, 0.4]]})
+    [row] = [row for row in found.by_rate if row["method"] == "a"]
+    gaps = np.array([0.1, 0.1, -0.1, 0.3])
+    assert row["difference"] == pytest.approx(0.1)
+    # All 256 ways to draw four seeds of four; Student's reach of 95 % for 3 degrees of freedom, 3.182·√(4/3), of
+    # normal quantiles lies beyond all of them but the ends.
+    means = np.sort([gaps[list(np.unravel_index(k, [4] * 4))].mean() for k in range(256)])
+    assert (row["low"], row["high"]) == pytest.approx((means[0], means[-1]))
+    # Seeds are paired: with what both share made a hundred times larger, nothing changes.
+    shared = 100 * np.array([[0.3, -0.2, 0.9, -0.5]])
+    far = made({name: curve.scores + shared for (_, name), curve in found.curves.items()})
+    assert [r["high"] for r in far.by_rate] == pytest.approx([r["high"] for r in found.by_rate], abs=1e-3)
+
+
+def test_of_equal_methods_few_are_called_different_and_a_shift_is_found():
+    draws = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(30):
+        noise = draws.normal(0.5, 0.1, (3, 2, 24)).astype(np.float32)
+        rows = made({"a": noise[0], "c": noise[1], "b": noise[2]}).table
+        wrong += any(row["verdict"] in ("gains", "loses") for row in rows)
+    assert wrong <= 4  # of 30 at 5 %: more in one case of 60
+    shifted = made({"a": noise[2] + 0.1, "c": noise[2] - 0.1, "b": noise[2]})
+    assert [row["verdict"] for row in shifted.table] == ["gains", "loses", "equals it within 0.02"]
+
+
+def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_same():
+    threads = torch.get_num_threads()
+    methods = [Closed(), Plain(), "GRPO()", "FixedClip(0.2)"]
+    found = compare(methods, **QUICK)
+    closed, plain, alias, _ = found.table
+    assert closed["verdict"] == "loses"
+    assert closed["blocked"] > 0.5
+    assert plain["difference"] == alias["difference"] == alias["low"] == alias["high"] == 0
+    assert "Closed() loses (-0." in found.sentence
+    assert "GRPO() equals it within 0.02 (+0.000" in found.sentence
+    assert json.loads(json.dumps(found.table)) == compare(methods, **QUICK).table
+    assert torch.get_num_threads() == threads
+    assert str(found).splitlines()[1].startswith("4    Closed()")
+    assert found._repr_html_().startswith('<img src="data:image/svg+xml;base64,')
+    left, right = found.figure().axes
+    assert "Closed() loses" in left.get_title()
+    assert len(right.lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        (["FixedClip(0.2)"], {}, "two or more methods"),
+        (["DAPO()", "DAPO()"], {}, "each once"),
+        (["DAPO()", "GRPO()"], {"baseline": "PPO()"}, "baseline 'PPO"),
+        (["DAPO()", "GRPO()"], {"seeds": 3}, "at least 4 seeds"),
+        (["DAPO()", "GRPO()"], {"rates": []}, "above 0"),
+        (["GSPO()", "GRPO()"], {}, r"GSPO\(\) weights a token by others"),
+        (["KLCov()", "GRPO()"], {}, r"KLCov\(\) weights a token by others"),
+        (["DeepSeekV32()", "GRPO()"], {}, r"DeepSeekV32\(\) weights a token by others"),
+        (["Band(KL(), ByEntropy(0.05, 0.1))", "GRPO()"], {}, "needs entropy, which a table does not have"),
+    ],
+)
+def test_what_a_table_cannot_compare_is_refused(methods, options, message):
+    with pytest.raises(ValueError, match=message):
+        compare(methods, **options)
+
+
+def test_the_library_finds_it_by_its_entry_point_and_says_what_to_install(monkeypatch):
+    group = {"group": "bandpo.functions", "name": "compare"}
+    there = [EntryPoint(value=LAB["project"]["entry-points"][group["group"]]["compare"], **group)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **asked: there if asked == group else [])
+    assert bandpo.compare(["DAPO()", "GRPO()"], **QUICK).baseline == "GRPO()"
+    there.clear()
+    with pytest.raises(ImportError, match="comes with bandpo-lab"):
+        bandpo.compare([])
+    assert "compare" in dir(bandpo)
