@@ -195,6 +195,7 @@ class Comparison:
 
         lags, names = (list(dict.fromkeys(part)) for part in zip(*self.curves, strict=True))
         figure, looks = Figure(figsize=(8, 1 + 3 * len(lags))), looks_of(names)
+        seeds = next(iter(self.outcomes.values())).rewards.shape[1]
         for lag, (left, right) in zip(lags, figure.subplots(len(lags), 2, squeeze=False), strict=True):
             ends: list[float] = []
             for name in names:
@@ -207,9 +208,7 @@ class Comparison:
                 right.plot(batches, means, **look, markevery=0.2)
                 right.fill_between(batches, low, high, color=look["color"], alpha=0.15, linewidth=0)
             left.set_title(textwrap.fill(f"{data_name(lag)}: {self._said(lag, '{method} {verdict}')}", 44))
-            left.set(
-                xscale="log", xlabel="learning rate", ylabel=f"mean reward (n = {course.shape[1]} seeds)"
-            )
+            left.set(xscale="log", xlabel="learning rate", ylabel=f"mean reward (n = {seeds} seeds)")
             right.set_title(f"at its best rate\neach ends at {spread(ends)}")
             right.set(xlabel="batch", ylabel="reward", ylim=(0, 1))
         add_legend(figure, 2)

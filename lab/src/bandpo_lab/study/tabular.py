@@ -33,7 +33,7 @@ RARE = 0.1
 """Probability below which an answer is rare, as the audit has it."""
 BETA1, BETA2 = 0.9, 0.99
 """Of Adam, as the studies of networks have them."""
-RATES = tuple(0.01 * 2**k for k in range(8))
+RATES = [0.01 * 2**k for k in range(8)]
 """Learning rates: the size of a step in logits. The best lies within them."""
 _STD_EPSILON = 1e-4  # TRL adds it to a group's standard deviation
 
