@@ -9,7 +9,7 @@ training loop keeps.
 |---|---|---|
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
-| `Linear`, `Cosine`, `Polynomial`, `Restarts` | a schedule over training | ``TrainingState(progress=…)`` |
+| `Linear`, `Cosine`, `Polynomial` | a schedule over training | ``TrainingState(progress=…)`` |
 | `BySurprisal` | per token, by its old probability | the loss's own ``logp_old`` |
 | `ByEntropy` | per token, by the old policy's entropy there | ``TrainingState(entropy=…)`` |
 | `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``TrainingState(radii=…)`` |
@@ -55,7 +55,6 @@ __all__ = [
     "Linear",
     "Polynomial",
     "Radius",
-    "Restarts",
     "TrainingState",
 ]
 
@@ -299,47 +298,6 @@ class Cosine(_Schedule):
 
     def share(self, progress: float) -> float:
         return math.sin(math.pi / 2 * progress) ** 2  # (1 − cos πx)/2, exact at 0 and 1
-
-
-@dataclass(frozen=True)
-class Restarts(_Schedule):
-    """From ``start`` to ``end`` along half a cosine, again and again (SGDR, arXiv 1608.03983).
-
-    The first period takes the share ``period`` of training, each further one ``growth`` times the one before it, and
-    the last what is left. Period k = 0, 1, … goes down from ``end + (start − end)·decay^k``. The authors' code has this
-    decay for the radius of Band-KL.
-
-    Args:
-        start: Number at first.
-        end: Number at the end of each period.
-        period: Share of training, in (0, 1]; 0.15 as the authors.
-        growth: ≥ 1; 1 keeps all periods as long.
-        decay: In (0, 1]: how much of its height a restart has, compared with the one before it.
-
-    >>> saw = Restarts(0.05, 0.01, period=0.25, growth=1)
-    >>> [round(saw.resolved(TrainingState(progress=x)), 3) for x in (0, 0.125, 0.25, 0.375)]
-    [0.05, 0.03, 0.05, 0.03]
-    """
-
-    period: float = 0.15
-    growth: float = 2.0
-    decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.period <= 1:
-            raise InvalidValue(f"period must be in (0, 1], a share of training, got {self.period!r}")
-        if not 1 <= self.growth < math.inf:
-            raise InvalidValue(f"growth must be a finite number of at least 1, got {self.growth!r}")
-        if not 0 < self.decay <= 1:
-            raise InvalidValue(f"decay must be in (0, 1], got {self.decay!r}")
-
-    def share(self, progress: float) -> float:
-        begin, length, height = 0.0, self.period, 1.0
-        while begin + length <= progress < 1:
-            begin, length, height = begin + length, length * self.growth, height * self.decay
-        gone = min((progress - begin) / min(length, 1 - begin), 1.0)
-        return 1 - height * math.cos(math.pi / 2 * gone) ** 2
 
 
 @dataclass(frozen=True)

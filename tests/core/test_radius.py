@@ -31,7 +31,6 @@ from bandpo.radius import (
     HoldEntropy,
     HoldKL,
     Polynomial,
-    Restarts,
 )
 from bandpo.rules import Intersection, bands
 
@@ -41,7 +40,6 @@ RADII = [
     Linear(0.05, 0.01),
     Cosine(0.01, 0.2),
     Polynomial(0.05, 0.01, power=3, hold=0.2),
-    Restarts(0.05, 0.01, period=0.2, growth=1.5, decay=0.8),
     BySurprisal(0.02, 0.1),
     ByEntropy(0.1, 0.02),
     HoldClipRate(0.01, 0.05),
@@ -83,12 +81,6 @@ def gradient(clip, level="token"):
         (Polynomial(0.05, 0.01, power=1, hold=0.25), 0.2, 0.05),
         (Polynomial(0.05, 0.01, power=1, hold=0.25), 0.5, 0.05 - 0.04 / 3),  # a third of the rest is gone
         (Polynomial(0.05, 0.01, power=2, hold=0.5), 0.75, 0.02),
-        (Restarts(0.05, 0.01, 0.25, 2.0), 0.125, 0.03),  # periods [0, ¼), [¼, ¾), [¾, 1]
-        (Restarts(0.05, 0.01, 0.25, 2.0), 0.25, 0.05),
-        (Restarts(0.05, 0.01, 0.25, 2.0), 0.5, 0.03),
-        (Restarts(0.05, 0.01, 0.25, 2.0, decay=0.5), 0.75, 0.02),  # 0.01 + 0.04/4
-        (Restarts(0.05, 0.01, 0.25, 2.0), 1.0, 0.01),
-        (Restarts(0.05, 0.01, 0.5, 4.0), 0.75, 0.03),  # the last period is what is left, and not 2 long
     ],
 )
 def test_schedules_by_hand(radius, progress, expected):
@@ -106,21 +98,6 @@ def test_schedules_are_bounded_and_monotone(start, end, a, b, kind):
     for value in (first, second):
         assert low * (1 - 1e-12) <= value <= high * (1 + 1e-12)
     assert (second - first) * math.copysign(1, end - start) >= -1e-15
-
-
-@given(
-    start=sizes,
-    end=sizes,
-    period=st.floats(0.01, 1),
-    growth=st.floats(1, 3),
-    decay=st.floats(0.1, 1),
-    progress=shares,
-)
-def test_restarts_are_bounded_and_end_at_the_end(start, end, period, growth, decay, progress):
-    radius = Restarts(start, end, period, growth, decay)
-    low, high = radius.range
-    assert low * (1 - 1e-12) <= radius.resolved(TrainingState(progress=progress)) <= high * (1 + 1e-12)
-    assert radius.resolved(TrainingState(progress=1.0)) == pytest.approx(end)
 
 
 def test_per_token_by_hand():
@@ -407,9 +384,6 @@ def test_the_share_of_a_radius_that_differs_by_token():
         (lambda: Cosine(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
         (lambda: Polynomial(0.1, 0.2, power=0), ValueError, "power must be"),
         (lambda: Polynomial(0.1, 0.2, hold=1.0), ValueError, r"hold must be in \[0, 1\).*got 1.0"),
-        (lambda: Restarts(0.1, 0.2, period=0.0), ValueError, r"period must be in \(0, 1\].*got 0.0"),
-        (lambda: Restarts(0.1, 0.2, growth=0.5), ValueError, "growth must be .* at least 1, got 0.5"),
-        (lambda: Restarts(0.1, 0.2, decay=1.5), ValueError, r"decay must be in \(0, 1\], got 1.5"),
         (lambda: BySurprisal(-1, 0.1), ValueError, "certain must be"),
         (lambda: ByEntropy(0.1, math.nan), ValueError, "uncertain must be"),
         (lambda: HoldKL(0.0, 0.05), ValueError, "target must be"),
