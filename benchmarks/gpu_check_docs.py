@@ -172,7 +172,7 @@ BODIES = {"speed": speed, "habits": habits, "trl": trl, "head": head, "accuracy"
 def block(results):
     """What stands between the marks, for the JSON of `gpu_check.py`, or None."""
     if results is None:
-        return f"On a GPU: {NOT_YET}.\n\n{goals({})}"
+        return f"On a GPU: {NOT_YET}."
     stamp = results["stamp"]
     packages = ("torch", "triton", "transformers", "trl", "liger-kernel", "verl")
     versions = ", ".join(f"{k} {stamp[k]}" for k in packages if stamp.get(k))
