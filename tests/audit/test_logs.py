@@ -47,6 +47,9 @@ def test_reads_three_formats_alike(tmp_path):
     (only,) = read_log(write(tmp_path / "verl.jsonl", verl))
     assert only.items() >= {"step": 1, "entropy": 0.7, "reward": 0.2, "clip": 0.03}.items()
     assert summarize([only]).clipped == 0.03
+    write(tmp_path / "other" / "metrics.jsonl", rows)
+    with pytest.raises(ValueError, match=r"holds 2 runs: name those .* bandpo study report"):
+        read_log(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,17 @@ def read_log(path: str | Path) -> Sequence[Row]:
     A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
 
     Raises:
-        ValueError: there is no such log, or it holds no metrics; the message says what was looked for. A line that
-            cannot be read; the message names it.
+        ValueError: there is no such log, or it holds no metrics, or the folder holds several runs; the message says
+            what was looked for. A line that cannot be read; the message names it.
     """
     path = Path(path)
     if path.is_dir():
+        runs = sorted({file.parent for file in path.rglob("metrics.jsonl")})
+        if len(runs) > 1 and path not in runs:
+            raise InvalidValue(
+                f"{path} holds {len(runs)} runs: name those that you mean, such as {runs[0]}, or if it is a study, "
+                f"bandpo study report {path}"
+            )
         candidates = [path / "metrics.jsonl", path / "trainer_state.json"]
         candidates += sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step, reverse=True)
         for kind in ("*.jsonl", *TRACKERS):
