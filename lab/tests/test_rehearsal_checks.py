@@ -22,7 +22,7 @@ LOSSES = files.LOSSES.format("first")
 
 
 def expected(loss_mode: str = "band", method: Method | None = BAND) -> Expected:
-    return Expected(loss_mode, method, answers={}, responses=4096, reward_workers=8)
+    return Expected(loss_mode, method, answers={})
 
 
 def record(
@@ -165,15 +165,3 @@ def test_where_verl_compares_no_probabilities_the_recorded_calls_do(shift, ok, t
     (call,) = by_hand.load(folder)
     by_hand.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.pt")
     assert ("weight sync" not in failed(tmp_path)) == ok
-
-
-@pytest.mark.parametrize(("seconds", "warned"), [(0.01, False), (20.0, True)])
-def test_a_slow_reward_is_a_warning_with_its_cost(seconds, warned, tmp_path):
-    write_run(tmp_path)
-    (tmp_path / files.REWARD_SECONDS).write_text(f'{{"seconds": {seconds}}}\n{{"seconds": 40}}\n')
-    found = {check.name: check for check in first_run_checks(tmp_path, 2, expected())}
-    assert ("time of the reward" in found) == warned
-    if warned:
-        check = found["time of the reward"]
-        assert (check.ok, check.warning) == (True, True)
-        assert check.detail.startswith("20 s an answer. A step on the cluster has 4096 answers, which is 2.8")

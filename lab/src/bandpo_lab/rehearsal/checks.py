@@ -18,8 +18,6 @@ from bandpo_lab.rehearsal.run import FATAL
 PROBABILITY_TOLERANCE = 2e-5
 """Largest difference of a token's probability between sampler and trainer, in fp32: 2e-6 is usual, and weights that
 are one step old show 1e-2."""
-SLOW_STEP = 60.0
-"""Seconds of a step from which the reward's share is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,6 @@ class Expected:
     """What its loss is made of; None for a loss that only verl or a plug-in knows."""
     answers: dict[str, str]
     """Planted right answers by prompt."""
-    responses: int
-    """Responses of one step on the cluster."""
-    reward_workers: int
-    """Processes that compute rewards there."""
 
 
 def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check]:
@@ -62,7 +56,6 @@ def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check
         Check("policy loss", *_loss(metrics, expected.loss_mode)),
         *_by_hand(metrics, losses, expected.method),
         Check("reward", *_reward(folder, expected.answers)),
-        *_reward_time(folder, expected),
         Check("gradient", *_gradient(metrics)),
         Check("weight sync", *_weight_sync(metrics, losses)),
         Check("validation", *_validation(metrics[steps])),
@@ -145,21 +138,6 @@ def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, method: Method 
         "its largest entry: the worker does not run the rule of the config"
     )
     return [clip, Check("loss by hand", same, agreement if same else disagreement)]
-
-
-def _reward_time(folder: Path, expected: Expected) -> list[Check]:
-    """A warning if rewards as slow as these would hold up each step on the cluster."""
-    took = [row["seconds"] for row in records(folder / files.REWARD_SECONDS)]
-    least = min(took, default=0.0)  # the others may have waited for their turn
-    step = least * expected.responses / expected.reward_workers
-    if step < SLOW_STEP:
-        return []
-    cost = (
-        f"{least:.2g} s an answer. A step on the cluster has {expected.responses} answers, which is "
-        f"{step / 3600:.2g} h in the {expected.reward_workers} processes of reward.num_workers if each works on "
-        "one at a time, while all GPUs wait"
-    )
-    return [Check("time of the reward", True, cost, warning=True)]
 
 
 def _reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:

@@ -2,16 +2,13 @@
 
 Importing this module registers a verl platform named `cpu` (chosen by `VERL_PLATFORM=cpu`) and a rollout
 backend named `transformers`. The trainer, the workers, the FSDP2 engine, the losses and the weight sync stay
-verl's own. Each call of a policy loss is written to a file, for `bandpo_lab.rehearsal.by_hand`,
-and so are the seconds that each reward takes.
+verl's own. Each call of a policy loss is written to a file, for `bandpo_lab.rehearsal.by_hand`.
 """
 
 import contextlib
 import functools
 import itertools
-import json
 import os
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed
-from verl.experimental.reward_loop import reward_loop
 from verl.models.transformers import monkey_patch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.workers.rollout import base as rollout_base
@@ -141,16 +137,6 @@ def _recorded(loss: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-async def _timed(worker: Any, data: Any) -> Any:
-    started = time.monotonic()
-    score = await _compute_score(worker, data)
-    with (Path(os.environ[files.FOLDER]) / files.REWARD_SECONDS).open("a") as file:
-        print(json.dumps({"seconds": time.monotonic() - started}), file=file)
-    return score
-
-
-_compute_score = reward_loop.RewardLoopWorker.compute_score
-reward_loop.RewardLoopWorker.compute_score = _timed  # type: ignore[method-assign]
 _calls = itertools.count()
 _by_name = losses.get_policy_loss_fn
 losses.get_policy_loss_fn = lambda name: _recorded(_by_name(name))
