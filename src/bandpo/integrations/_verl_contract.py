@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import verl
 from omegaconf import OmegaConf
 
 from bandpo.audit.watch import BandWarning
@@ -212,6 +211,8 @@ def new_settings(config: DictConfig) -> list[str]:
 @functools.cache
 def known_settings() -> set[str]:
     """verl's own settings, of each of its engines."""
+    import verl
+
     files = Path(verl.__path__[0], "trainer/config").glob("_generated_ppo*.yaml")
     return {key for file in files for key, _ in leaves(OmegaConf.to_container(OmegaConf.load(file)))}
 
