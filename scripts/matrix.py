@@ -102,8 +102,7 @@ ENVIRONMENTS = {
     ),
     "contrib and recipes": Environment(
         tests=("tests/contrib", "tests/integrations/test_framework_recipes.py"),
-        against="stand-ins for what slime, miles, ms-swift and prime-rl call, and for the classes that the "
-        "recipes for NeMo-RL, ROLL, AReaL and OpenRLHF extend, as their sources have them",
+        against="stand-ins",
     ),
     "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),
     "torch, newest": Environment(tests=CORE_TESTS, torch=admitted("torch"), about="torch", against="the core"),
