@@ -19,12 +19,13 @@ pytest.importorskip("pyarrow")
 PROMPTS, GROUP, VOCABULARY, UPDATES = 8, 4, 24, 3
 
 
-def simulate(folder, seed=0, *, batches=8, length=12, move=0.05, **fault):
+def simulate(folder, seed=0, *, batches=8, length=12, move=0.05, parts=False, **fault):
     """Logits that are drawn anew for each prompt and place, so that every entropy is exact; an engine of its own.
 
     ``fault`` names functions that replace what a healthy run has: ``engine(z, batch, g)`` the engine's logits,
     ``reports(z, batch)`` those whose log-probabilities it tells, ``old(z, g)`` and ``new(z, g)`` the trainer's,
-    ``ids(drawn, g)`` the tokens, ``reward(ids, g)`` theirs, ``spoil(given)`` what is recorded.
+    ``ids(drawn, g)`` the tokens, ``reward(ids, g)`` theirs, ``spoil(given)`` what is recorded. With ``parts`` each
+    update has a part of the batch, and only steps and versions tell of which.
     """
     g, same = torch.Generator().manual_seed(seed), lambda z, *_: z
     with Recorder(folder, method="FixedClip(0.2)", anchor=fault.get("anchor", "trainer")) as recorder:
@@ -58,7 +59,11 @@ def simulate(folder, seed=0, *, batches=8, length=12, move=0.05, **fault):
                     "version": batch,
                 }
                 given = fault.get("spoil", same)(given)
-                recorder.add(**given, step=batch, generation=batch, update=update)
+                if parts:
+                    given = {name: x[update::UPDATES] for name, x in given.items() if name != "version"}
+                    recorder.add(**given, step=batch * UPDATES + update, version=batch * UPDATES)
+                else:
+                    recorder.add(**given, step=batch, generation=batch, update=update)
     return folder
 
 
@@ -179,6 +184,14 @@ def test_where_the_old_policy_is_meant_to_be_the_engine_rounding_is_no_fault(anc
     spoil = changed(logp_old=lambda d: d["logp_rollout"])
     found = diagnose(simulate(tmp_path, anchor=anchor, engine=engine, spoil=spoil))
     assert found.headline.partition(":")[0].split()[0] == code
+
+
+@pytest.mark.parametrize(("size", "code"), [(0.0, "ok"), (0.01, "engine-mismatch")])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_later_part_of_a_batch_is_not_stale(size, code, seed, tmp_path):
+    spoil = changed(logp_old=lambda d: d["logp_rollout"])
+    found = diagnose(simulate(tmp_path, seed, length=4, engine=noise(size), spoil=spoil, parts=True))
+    assert found.headline.partition(":")[0] in (code, code.replace("ok", "rare-tokens-blocked"))
 
 
 def test_what_cannot_be_tested_is_named(tmp_path):

@@ -129,13 +129,15 @@ class Looks:
         known: set[int] = set()
         begun: dict[int, int] = {}
         moved: dict[int, float] = {}
-        bad = kept = losses = again = 0
+        bad = kept = losses = again = rows = 0
         meant = False
         for number, call in enumerate(calls):
             told, bad, where = call.batch, bad + call.bad, call.batch.mask.bool()
             meant = call.anchor == "rollout"
             step = number if call.step is None else call.step
             batch = step if call.generation is None else call.generation
+            if call.generation is None is call.update and call.lag is not None and where.any():
+                batch = step - int(call.lag[where].min())  # the newest version that drew it
             first = batch not in begun if call.update is None else call.update == 0
             begun.setdefault(batch, step)
             keys = [
@@ -144,7 +146,8 @@ class Looks:
             ]
             new = torch.tensor([key not in known for key in keys]) & where.any(1)
             known.update(keys)
-            losses, again = losses + (call.update is None), again + int((~new & where.any(1)).sum())
+            losses, rows = losses + (call.update is None), rows + int(where.any(1).sum())
+            again += int((~new & where.any(1)).sum())
             if where.any() and call.known:
                 moved[batch] = float(told.log_ratio[where].abs().mean())
             if kept > TOKENS or not new.any():
@@ -191,7 +194,7 @@ class Looks:
             near = off <= ROUNDING
             if near.any() and (meant or not found.bypass):
                 found.before &= near
-            elif not again:
+            elif 2 * again < rows:  # one pass; some answers are alike
                 found.before &= found.batch == found.batch[:1]
         return found
 
@@ -311,7 +314,10 @@ def engine(d: Looks) -> Finding:
     distance = weight - g.clamp(-20, 20)
     kl, (surplus, z) = d.by_batch(distance, given), d.clustered(weight, given)
     seen = Finding.of(f"{tested} (KL, nats per token)", kl, n)
-    if float(kl.mean()) <= FAR_APART and (abs(surplus) < OFF or abs(z) < SURE):
+    slope, fit = d.temperature(d.old, d.engine, given)
+    other_temperature = fit > FIT and abs(slope) > OFF  # which shows in a policy that is nearly sure too
+    near = float(kl.mean()) <= FAR_APART and (abs(surplus) < OFF or abs(z) < SURE)
+    if near and not other_temperature:
         return seen
     shift, left, whole = d.shifted(d.old, d.engine)
     if shift and left < AWAY * whole:
@@ -327,16 +333,15 @@ def engine(d: Looks) -> Finding:
     if surplus < 0 and -z > SURE and above < max(OFF, AWAY * below):
         cause = f"π_old/π_rollout is {1 + surplus:.3f} on average and hardly ever above 1"
         return seen.named("top-p", f"{cause}: the engine drew from a part of the vocabulary")
-    slope, fit = d.temperature(d.old, d.engine, given)
-    if fit > FIT:
+    if other_temperature:
         cause = (
             f"the trainer is at {1 / (1 + slope):.2f} times the temperature of the engine's log-probabilities"
         )
         return seen.named("temperature", f"{cause} (R² {fit:.2f}, slope {slope:+.3f})")
     fresh, old = given & (d.lag == 0), given & (d.lag > 0)
-    near, far = (float(distance[of].mean()) if of.any() else 0.0 for of in (fresh, old))
-    if old.any() and near < AWAY * far:
-        cause = f"KL {near:.2g} at a lag of 0, {far:.2g} at {int(d.lag[old].max())} and less"
+    at_once, late = (float(distance[of].mean()) if of.any() else 0.0 for of in (fresh, old))
+    if old.any() and at_once < AWAY * late:
+        cause = f"KL {at_once:.2g} at a lag of 0, {late:.2g} at {int(d.lag[old].max())} and less"
         return seen.named("stale", cause)
     if _grows(kl) and fresh.any():
         return seen.named("weight-sync", "weights are called fresh, but the distance grows batch by batch")
