@@ -113,7 +113,7 @@ OTHERS = {  # options that the pages name of other programs
     "--varied": "benchmarks/doctor/run.py",
     "--dry-run": "recipes/launch.sh",
     **dict.fromkeys(("--no-deps", "--no-build-isolation"), "pip"),
-    **dict.fromkeys(("--cpus-per-task", "--mem", "--requeue", "--signal"), "Slurm"),
+    **dict.fromkeys(("--requeue", "--signal"), "Slurm"),
 }
 
 
