@@ -1,8 +1,9 @@
 """The map of clip rules: its tables against a loop over samples, its file, and what it says."""
 
+import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -131,19 +132,34 @@ def of_cells(cells, **terms):
 
 
 @pytest.mark.slow
-def test_a_map_is_read_as_it_was_written(tmp_path):
-    made = Map.made(TINY, run_map(TINY, workers=2))
-    made.save(tmp_path / "map.jsonl")
-    found = Map.from_file(tmp_path / "map.jsonl")
+def test_a_map_is_resumed_to_the_same_file_and_refuses_other_terms(tmp_path):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    assert [count for count, _ in run_map(TINY, whole, workers=1)] == list(range(1, len(TINY.todo) + 1))
+    lines = whole.read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[:4]) + lines[4][:30])  # killed while it wrote
+    with pytest.warns(UserWarning, match="cut off"):
+        assert [count for count, _ in run_map(TINY, cut, workers=1)] == [4, 5, 6, 7]
+    assert cut.read_text() == whole.read_text()
+    found = Map.from_file(whole)
     assert found.terms["versions"]["bandpo"]
-    assert {*found.cells} == {*TINY.todo}
     place = TINY.places[0]
     assert found.cells[place, BASELINE] == run_cell(TINY, place, BASELINE)  # the same whoever runs it
+    with pytest.raises(ValueError, match=r"other terms \(quick, 4 seeds\)"):
+        next(run_map(replace(TINY, seeds=5), whole, workers=1))
     (tmp_path / "other.jsonl").write_text('{"reward": 1}\n')
     with pytest.raises(ValueError, match="is no map"):
         Map.from_file(tmp_path / "other.jsonl")
     with pytest.raises(RuntimeError, match="failed under clip"):
-        list(run_map(replace(TINY, batches=0), workers=1))
+        list(run_map(replace(TINY, batches=0), tmp_path / "none.jsonl", workers=1))
+
+
+@pytest.mark.slow
+def test_an_interrupted_map_keeps_what_has_ended(tmp_path):
+    running = run_map(TINY, tmp_path / "map.jsonl", workers=1)
+    next(running)
+    with pytest.raises(KeyboardInterrupt):
+        running.throw(KeyboardInterrupt)
+    assert len(Map.from_file(tmp_path / "map.jsonl").cells) == 1
 
 
 @pytest.mark.parametrize("size", ["quick", "full"])
@@ -201,12 +217,26 @@ def test_the_figure_and_the_table_show_every_place(drawn):
 # The commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_draws_and_tells(tmp_path, monkeypatch, drawn):
-    monkeypatch.setattr("bandpo_lab.study.cells.run_map", lambda plan, workers: drawn)
+def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, drawn):
+    def some(plan, file, workers):
+        yield 1, drawn[0]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bandpo_lab.study.cells.run_map", some)
+    result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "interrupted; the same command goes on" in str(result.exception) + result.output
+
+    def whole(plan, file, workers):
+        lines = [{"versions": {}, "seeds": 8}, *map(asdict, drawn)]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        yield from enumerate(drawn, 1)
+
+    monkeypatch.setattr("bandpo_lab.study.cells.run_map", whole)
     result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "map.md").read_text() == map_text(of_cells(drawn, seeds=40))
+    assert (tmp_path / "map.md").read_text() == map_text(of_cells(drawn, seeds=8))
 
 
 def test_a_study_file_needs_no_subcommand(tmp_path):

@@ -89,20 +89,27 @@ def map_command(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
 ) -> None:
-    """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags."""
+    """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags; again, it resumes."""
     from rich.console import Console
     from tqdm import tqdm
 
-    from bandpo_lab.files import replacing
+    from bandpo_lab.files import locked, replacing
     from bandpo_lab.study.cells import Map, Plan, run_map
     from bandpo_lab.study.map_page import draw_map, map_text
     from bandpo_lab.style import save_figure
 
     plan = Plan.of_size(size)
     folder = output_dir or Path("runs") / f"map-{size}"
+    file = folder / "map.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    found = Map.made(plan, tqdm(run_map(plan, workers), total=len(plan.todo), unit="cell"))
-    found.save(folder / "map.jsonl")
+    try:
+        with locked(folder), tqdm(total=len(plan.todo), unit="cell") as bar:
+            for count, cell in run_map(plan, file, workers):
+                bar.update(count - bar.n)
+                bar.set_postfix_str(f"{cell.setting}; {cell.rule}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; the same command goes on with what is in {file}")
+    found = Map.from_file(file)
     save_figure(draw_map(found), folder / "map.png")
     tables = map_text(found)
     with replacing(folder / "map.md") as unfinished:

@@ -1,13 +1,14 @@
 """The map: clip rules over starts, tails, batch sizes, updates and lags in the worlds of `bandpo_lab.study.tabular`.
 
-A cell is one place under one rule, at all learning rates and seeds. Cells run side by side.
+A cell is one place under one rule, at all learning rates and seeds. Cells run side by side, and each is a line of
+one file as soon as it ends, so a map that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -24,7 +25,7 @@ from bandpo.divergences import TotalVariation
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.methods import BandAbove
 from bandpo.rules import Band, FixedClip, Sides, Union
-from bandpo_lab.files import replacing
+from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.study.jobs import on_cores
 from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
 from bandpo_lab.study.tabular import RATES, World, dominant, rare_arm, simulate, two_stages, zipf
@@ -130,6 +131,12 @@ class Plan:
         """Every cell."""
         return [*product(self.places, RULES)]
 
+    @property
+    def header(self) -> dict[str, Any]:
+        """The terms of the map: the first line of its file, apart from versions."""
+        terms = {name: getattr(self, name) for name in ("size", "seeds", "batches")}
+        return {**terms, "cells": len(self.todo)}
+
 
 def run_cell(plan: Plan, place: Place, rule: str) -> Cell:
     """Simulate one cell."""
@@ -157,18 +164,46 @@ def _run_alone(plan: Plan, place: Place, rule: str) -> Cell:
     return run_cell(plan, place, rule)
 
 
-def run_map(plan: Plan, workers: int) -> Iterator[Cell]:
-    """Run all cells, side by side; each is yielded as it ends.
+def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
+    """Run what ``file`` does not hold yet, cells side by side; each is in the file before it is yielded.
+
+    Yields:
+        How many cells the file holds by now, and the latest.
 
     Raises:
+        ValueError: the file holds a map on other terms, or none.
         RunProblem: a cell failed.
     """
-    calls = [partial(_run_alone, plan, *key) for key in plan.todo]
-    for place, outcome in on_cores(calls, workers, preload=[__name__]):
-        if outcome.code:
-            where, rule = plan.todo[place]
-            raise RunProblem(f"{where} failed under {rule}, with status {outcome.code}")
-        yield outcome.value
+    done: Mapping[tuple[Place, str], Cell] = {}
+    if file.exists():
+        known = Map.from_file(file)
+        if {name: known.terms.get(name) for name in plan.header} != plan.header:
+            raise InvalidValue(
+                f"{file} holds a map on other terms ({known.terms.get('size')}, {known.terms.get('seeds')} seeds); "
+                "choose another --output_dir"
+            )
+        done = known.cells
+        drop_unfinished_line(file)
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        versions = {"bandpo": bandpo.__version__, "torch": torch.__version__, "numpy": np.__version__}
+        file.write_text(_line({**plan.header, "versions": versions}))
+    todo = [key for key in plan.todo if key not in done]
+    calls = [partial(_run_alone, plan, *key) for key in todo]
+    with file.open("a") as lines:
+        ended = on_cores(calls, workers, preload=[__name__])
+        for count, (place, outcome) in enumerate(ended, len(done) + 1):
+            if outcome.code:
+                raise RunProblem(
+                    f"{todo[place][0]} failed under {todo[place][1]}, with status {outcome.code}"
+                )
+            lines.write(_line(asdict(outcome.value)))
+            lines.flush()
+            yield count, outcome.value
+
+
+def _line(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 # What a map says ------------------------------------------------------------------------------------------------------
@@ -176,7 +211,7 @@ def run_map(plan: Plan, workers: int) -> Iterator[Cell]:
 
 @dataclass(frozen=True)
 class Map:
-    """A map."""
+    """A map, or what there is of it so far."""
 
     terms: Mapping[str, Any]
     cells: Mapping[tuple[Place, str], Cell]
@@ -194,21 +229,6 @@ class Map:
             raise InvalidValue(f"{file} is no map that `bandpo study map` has written")
         cells = [Cell(**{**line, "setting": Place(**line["setting"])}) for line in lines[1:]]
         return cls(lines[0], {(cell.setting, cell.rule): cell for cell in cells})
-
-    @classmethod
-    def made(cls, plan: Plan, cells: Iterable[Cell]) -> Map:
-        """From what has run."""
-        terms = {name: getattr(plan, name) for name in ("size", "seeds", "batches")}
-        versions = {"bandpo": bandpo.__version__, "torch": torch.__version__, "numpy": np.__version__}
-        found = {(cell.setting, cell.rule): cell for cell in cells}
-        return cls({**terms, "cells": len(found), "versions": versions}, found)
-
-    def save(self, file: Path) -> None:
-        """Write it, a cell a line."""
-        lines = [self.terms, *map(asdict, self.cells.values())]
-        text = [json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in lines]
-        with replacing(file) as unfinished:
-            unfinished.write_text("\n".join(text) + "\n")
 
     @property
     def places(self) -> list[Place]:
