@@ -193,14 +193,15 @@ class Study(FileModel):
         ]
 
     def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[PlannedRun]:
-        """The runs that are reported.
+        """The runs that are reported: all experiments with one seed before the next seed.
 
         ``chosen`` has, for each experiment that tunes and each of its arms, the values chosen.
         """
         return [
             self._run(e, arm, seed, chosen[e.tuned_in or e.name, arm] if e.tune or e.tuned_in else {})
+            for seed in dict.fromkeys(seed for e in self.experiments.values() for seed in e.seeds)
             for e in self.experiments.values()
-            for seed in e.seeds
+            if seed in e.seeds
             for arm in self.arms_of(e)
         ]
 
