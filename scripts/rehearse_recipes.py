@@ -23,7 +23,7 @@ from typing import Any
 import bandpo
 from bandpo_lab.authors import STYLES
 from bandpo_lab.cli.recipes import SHIPPED
-from bandpo_lab.rehearsal import CannotRehearse, rehearse
+from bandpo_lab.rehearsal import rehearse
 from bandpo_lab.rehearsal.inputs import write_rows
 from bandpo_lab.rehearsal.preflight import validate
 from bandpo_lab.rehearsal.shrink import compose
@@ -126,7 +126,7 @@ def result(recipe: str, folder: Path) -> dict[str, Any]:
                 "verdict": f"settings {'accepted' if check.ok else check.detail}; not rehearsed: {why}",
             }
         found = rehearse(chosen, config_dir=SHIPPED, stand_in=True)
-    except (CannotRehearse, ValueError) as error:
+    except ValueError as error:
         return {"ok": False, "verdict": str(error)}
     failed = [f"{check.name}: {check.detail}" for check in found.checks if not check.ok]
     print("\n".join([f"   {found.verdict}; {found.folder}", *failed]), flush=True)

@@ -93,7 +93,7 @@ def test_an_adapter_has_tests_that_need_its_framework_and_the_table_has_their_ve
     tests = (ROOT / f"tests/integrations/test_{adapter.module}.py").read_text()
     needed = rf'^(from|import) {adapter.package}\b|^pytest\.importorskip\("{adapter.package}"'
     assert re.search(needed, tests, re.M)
-    name = {"trl": "trl, newest", "verl": "verl"}.get(adapter.module, adapter.framework)
+    name = {"trl": "trl, newest", "verl": "verl, newest"}.get(adapter.module, adapter.framework)
     assert f"| {name} | {adapter.tested} |" in MATRIX
 
 

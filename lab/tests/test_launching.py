@@ -80,7 +80,7 @@ def small(folder: Path, steps: int) -> list[str]:
     for split in ("train", "val"):
         write_rows(prompts.rows, folder / f"{split}.parquet")
     (folder / files.ANSWERS).write_text("{}")
-    made = changes(config, folder, ranks=1, steps=steps)
+    made = changes(config, folder, steps)
     return [*(c.override for c in made if not c.key.startswith("ray_kwargs")), "trainer.nnodes=2"]
 
 

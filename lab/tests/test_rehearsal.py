@@ -14,7 +14,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 import psutil
 from omegaconf import OmegaConf
 
-from bandpo_lab.rehearsal import CannotRehearse, rehearse
+from bandpo_lab.rehearsal import rehearse
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
 from bandpo_lab.rehearsal.preflight import validate
 from bandpo_lab.rehearsal.shrink import changes, compose
@@ -168,7 +168,7 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "more than data.train_batch_size"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "one update for each batch"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
         ("actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
         ("data.train_files=null", "data.train_files names no file"),
@@ -239,28 +239,27 @@ def test_a_folder_of_an_earlier_rehearsal_is_cleared_and_another_refused(folder,
 
 
 @pytest.mark.parametrize(
-    ("overrides", "ranks", "error", "message"),
+    ("override", "message"),
     [
-        (["algorithm.adv_estimator=gae"], 2, CannotRehearse, "a critic"),
-        (["actor_rollout_ref.model.lora_rank=8"], 2, CannotRehearse, "LoRA"),
-        (["model_engine=megatron"], 2, CannotRehearse, "megatron"),
-        (["actor_rollout_ref.actor.ppo_mini_batch_sise=64"], 2, ValueError, "ppo_mini_batch_sise"),
-        ([], 3, ValueError, r"ranks=3 cannot share the 8 responses .*: choose 1, 2, 4 or 8"),
+        ("algorithm.adv_estimator=gae", "cannot be rehearsed on a CPU: .*a critic"),
+        ("actor_rollout_ref.model.lora_rank=8", "LoRA"),
+        ("model_engine=megatron", "megatron"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_sise=64", "ppo_mini_batch_sise"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_refused(overrides, ranks, error, message):
-    with pytest.raises(error, match=message):
-        rehearse([*RECIPE, *overrides], ranks=ranks, stand_in=True)
+def test_what_cannot_be_rehearsed_is_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        rehearse([*RECIPE, override], stand_in=True)
 
 
 def test_changes_keep_what_the_recipe_is_about(composed, folder):
-    made = changes(composed, folder, ranks=2, steps=3)
+    made = changes(composed, folder, steps=3)
     shrunk = compose([*RECIPE, *[change.override for change in made]], None, "ppo_trainer")
     assert shrunk.actor_rollout_ref.actor.policy_loss == composed.actor_rollout_ref.actor.policy_loss
     assert shrunk.algorithm == composed.algorithm
     assert shrunk.reward.custom_reward_function == composed.reward.custom_reward_function
     assert shrunk.data.train_batch_size > shrunk.actor_rollout_ref.actor.ppo_mini_batch_size
-    assert shrunk.trainer.n_gpus_per_node == shrunk.ray_kwargs.ray_init.num_gpus == 2
+    assert shrunk.trainer.n_gpus_per_node == shrunk.ray_kwargs.ray_init.num_gpus == 1
 
 
 @pytest.mark.parametrize("source", ["deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen2.5-7B"])
@@ -302,17 +301,14 @@ def test_prompts_come_from_the_recipes_files_and_know_their_answers(tmp_path):
         choose_prompts([str(path)], "prompt", byte_tokenizer(), max_tokens=512, count=8)
 
 
-def command(*arguments: str):
+def test_the_command_reports_and_exits_by_what_it_found(folder):
     from typer.testing import CliRunner
 
     from bandpo.cli.app import app
 
-    return CliRunner().invoke(app, ["rehearse", *arguments])
-
-
-def test_the_command_reports_and_exits_by_what_it_found(folder):
     misspelt = "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
-    found = command("--output-dir", str(folder), "--", *RECIPE[:-2], misspelt)
+    words = ["rehearse", "--output-dir", str(folder), "--", *RECIPE[:-2], misspelt]
+    found = CliRunner().invoke(app, words)
     assert found.exit_code == 1
     assert (
         "FAIL settings: actor_rollout_ref.actor.policy_loss.loss_mode: no policy loss is named 'bnad'"
@@ -321,9 +317,3 @@ def test_the_command_reports_and_exits_by_what_it_found(folder):
     lines = found.output.strip().splitlines()
     assert lines[0] == lines[-1] == "REHEARSAL FAILED: settings"
     assert "  vLLM and SGLang" in found.output[found.output.index("Not covered") :]
-
-
-def test_the_command_says_what_it_cannot_rehearse():
-    found = command(*RECIPE, "algorithm.adv_estimator=gae")
-    assert found.exit_code == 2
-    assert "a critic" in found.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from statistics import fmean, median
+from typing import Any
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.tables import Table
@@ -20,6 +21,9 @@ ROWS = {
     "perf/cpu_memory_used_gb": ("GB of the machine's memory in use, at most", max),
 }
 """verl's metrics of cost: their names here, and how the steps' values are summed up."""
+
+PRICE = 2.5
+"""Dollars for an hour of a GPU, as in the recipes' table."""
 
 
 def read_steps(lines: Iterable[str]) -> dict[int, dict[str, float]]:
@@ -110,3 +114,23 @@ def summed_up(steps: dict[int, dict[str, float]]) -> str:
             [f"{name.removeprefix('timing_s/')}, {len(values)} times", f"{median(values):.4g} s{share}"]
         )
     return Table([f"{len(steps)} steps, {min(steps)} to {max(steps)}", ""], rows, prose=True).markdown()
+
+
+def whole_run(steps: dict[int, dict[str, float]], config: Any, checkpoint: int, free: int) -> str:
+    """What a run will cost by its first step. ``checkpoint`` and ``free`` are bytes."""
+    import pyarrow.parquet
+
+    from bandpo_lab.rehearsal.preflight import data_files
+
+    trainer = config.trainer
+    rows = sum(pyarrow.parquet.read_metadata(path).num_rows for path in data_files(config, "train"))
+    count = trainer.total_training_steps or rows // config.data.train_batch_size * trainer.total_epochs
+    hours = count * steps[1]["perf/time_per_step"] / 3600
+    gpus = hours * trainer.nnodes * trainer.n_gpus_per_node
+    kept = trainer.max_actor_ckpt_to_keep or count // trainer.save_freq
+    one, whole, free = (round(size / 1e9) for size in (checkpoint, kept * checkpoint, free))
+    return f"""{summed_up(steps)}
+
+Each response had {config.data.max_response_length} tokens; shorter ones cost less.
+{count} steps: at most {hours:.0f} h, {gpus:.0f} GPU hours, ${PRICE * gpus:,.0f} at ${PRICE:.2f} an hour
+{one} GB a checkpoint, {whole} GB for {kept}; {free} GB are free{": too few" if whole > free else ""}"""

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from bandpo_lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
+from bandpo_lab.data.prepare import INSTRUCTION, prepare_data
 from bandpo_lab.data.sets import GENERATED
 from bandpo_lab.evals.grading import compute_score, reward
 
@@ -125,18 +125,6 @@ def test_an_evaluation_set_that_an_earlier_training_set_repeats_is_refused(sets,
     assert sorted(out.rglob("*")) == before
     prepare_data(["multiplication"], out, size=3)
     assert prepare_data(sets, out, overwrite=True)["my-train"]["rows"] == 1
-
-
-def test_prompt_forms_and_plain_prompts_which_verl_takes_as_messages(sets, tmp_path):
-    form = PromptForm(instruction="Box it.", system="You add.")
-    system, user = form.messages("1+1?")
-    assert system == {"role": "system", "content": "You add."}
-    assert user == {"role": "user", "content": "1+1?\nBox it."}
-    assert form.text("1+1?") == "You add.\n1+1?\nBox it.\n"
-    assert PromptForm(instruction="").text("1+1?") == "1+1?\n"
-    prepare_data(sets[1:], tmp_path, form=PromptForm(plain=True))
-    assert rows(tmp_path, "trl", "held")[0]["prompt"] == f"What is $1+1$?\n{INSTRUCTION}\n"
-    assert rows(tmp_path, "verl", "held")[0]["prompt"][0]["role"] == "user"
 
 
 def test_the_packages_own_tasks(tmp_path):

@@ -32,10 +32,6 @@ def prepare_command(
     instruction: Annotated[
         str | None, typer.Option(help="Says how to answer; added to each problem. Empty for none.")
     ] = None,
-    system: Annotated[str, typer.Option(help="System message; none if empty.")] = "",
-    plain: Annotated[
-        bool, typer.Option("--plain", help="TRL's prompts as text, for models without a chat template.")
-    ] = False,
     role: Annotated[
         Role | None,
         typer.Option(
@@ -69,7 +65,7 @@ def prepare_command(
 
     from bandpo_lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
 
-    form = PromptForm(INSTRUCTION if instruction is None else instruction, system, plain)
+    form = PromptForm(INSTRUCTION if instruction is None else instruction)
     manifest = prepare_data(
         sets,
         output_dir,

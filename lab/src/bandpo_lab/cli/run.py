@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -30,9 +30,15 @@ def run_command(
     output_dir: Annotated[str, typer.Option(help="For checkpoints; every node sees it.")] = "runs",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="On this machine's CPU, small.")] = False,
+    one_step: Annotated[bool, typer.Option("--one-step", help="`bandpo doctor --gpu`.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command alone.")] = False,
 ) -> None:
-    """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
+    """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them.
+
+    `bandpo doctor --gpu` takes the same, and makes one step with responses as long as they may get.
+    """
+    from bandpo_lab.rehearsal import gpu
+
     chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
     chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}", *(overrides or ())]
     command, recipes = [sys.executable, "-m"], ["--config-dir", str(config_dir.resolve())]
@@ -41,24 +47,29 @@ def run_command(
     else:
         wandb = f"{{WANDB_MODE:{os.environ.get('WANDB_MODE', 'offline')},WANDB_DIR:{output}}}"
         command += ["verl.trainer.main_ppo", *recipes, *chosen]
+        command += gpu.one_step(output) if one_step else []
         command.append(f"+ray_kwargs.ray_init.runtime_env.env_vars={wandb}")
     typer.echo(shlex.join(command))
     sys.stdout.flush()
     if dry_run:
         return
-    if not rehearse:
-        _check(chosen, config_dir)
+    config = None if rehearse else _checked(chosen, config_dir)
+    if one_step:
+        typer.echo(gpu.tried(command, config, output))
+        return
     os.execv(command[0], command)  # noqa: S606  # its exit status and signals are then ours
 
 
-def _check(overrides: list[str], recipes: Path) -> None:
+def _checked(overrides: list[str], recipes: Path) -> Any:
     from omegaconf import OmegaConf
 
     from bandpo_lab.rehearsal.preflight import misread
     from bandpo_lab.rehearsal.shrink import compose
 
-    if why := misread(overrides, OmegaConf.to_yaml(compose(overrides, recipes, "ppo_trainer"))):
+    config = compose(overrides, recipes, "ppo_trainer")
+    if why := misread(overrides, OmegaConf.to_yaml(config)):
         raise InvalidValue(why)
+    return config
 
 
 def experiment(model: str, method: str, task: str, settings: str, recipes: Path) -> list[str]:

@@ -32,18 +32,13 @@ class PromptForm:
 
     Attributes:
         instruction: Added after the problem on a line of its own; empty adds nothing.
-        system: Content of a system message; empty for none, which lets a chat template add its own.
-        plain: TRL's prompts are text, for models without a chat template. verl's are always messages: it applies the
-            model's chat template itself.
         template: Text around ``{problem}``, in place of the instruction.
 
-    >>> PromptForm(instruction="In a box.").text("1+1?")
-    '1+1?\\nIn a box.\\n'
+    >>> PromptForm(instruction="In a box.").messages("1+1?")
+    [{'role': 'user', 'content': '1+1?\\nIn a box.'}]
     """
 
     instruction: str = INSTRUCTION
-    system: str = ""
-    plain: bool = False
     template: str = ""
 
     def messages(self, problem: str) -> list[dict[str, str]]:
@@ -51,12 +46,7 @@ class PromptForm:
         asked = f"{problem}\n{self.instruction}".removesuffix("\n")
         if self.template:
             asked = self.template.replace("{problem}", problem)
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": asked}]
-
-    def text(self, problem: str) -> str:
-        """The prompt as text to be continued."""
-        return "".join(f"{message['content']}\n" for message in self.messages(problem))
+        return [{"role": "user", "content": asked}]
 
 
 @dataclass(frozen=True)
@@ -150,7 +140,7 @@ def prepare_data(
     sifted = [_sift(problems, evaluation, golds) for problems in sets]
     for problems, (kept, gone, unusable) in zip(sets, sifted, strict=True):
         dropped += gone
-        written, asked = problems, replace(form, instruction="", system="") if problems.complete else form
+        written, asked = problems, replace(form, instruction="") if problems.complete else form
         if authors:
             style = STYLES[problems.name]
             written = replace(problems, data_source=style.data_source)
@@ -232,8 +222,7 @@ def _verl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) 
 
 
 def _trl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) -> list[dict[str, Any]]:
-    whole = form.text if form.plain else form.messages
-    prompts = [p.problem if problems.complete else whole(p.problem) for p in kept]
+    prompts = [p.problem if problems.complete else form.messages(p.problem) for p in kept]
     return [
         {"prompt": prompt, "answer": p.answer, "data_source": problems.data_source, "id": p.id}
         for prompt, p in zip(prompts, kept, strict=True)

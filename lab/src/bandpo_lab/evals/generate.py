@@ -107,7 +107,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
     elif tokenizer.chat_template is None:
         raise InvalidValue(
             "the prompts are messages and the model's tokenizer has no chat template: "
-            "give one (--chat-template FILE), or prepare the data as plain text (--plain)"
+            "give one (--chat-template FILE)"
         )
     else:
         messages = [dict(message) for message in prompt]

@@ -1,7 +1,7 @@
 """Rehearses a recipe for stock verl on two CPU cores, before you pay for GPUs. See `rehearse`."""
 
 from bandpo_lab.rehearsal.checks import Check
-from bandpo_lab.rehearsal.shrink import CannotRehearse, Change
+from bandpo_lab.rehearsal.shrink import Change
 from bandpo_lab.rehearsal.stages import NOT_COVERED, Rehearsal, rehearse
 
-__all__ = ["NOT_COVERED", "CannotRehearse", "Change", "Check", "Rehearsal", "rehearse"]
+__all__ = ["NOT_COVERED", "Change", "Check", "Rehearsal", "rehearse"]

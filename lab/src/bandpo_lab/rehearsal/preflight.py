@@ -58,11 +58,6 @@ def _refused(config: Any) -> str | None:
         # verl does not check these where use_dynamic_bsz is set, or finds them in the first update only.
         gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
         prompts, responses = settings.actor.ppo_mini_batch_size, settings.rollout.n
-        if prompts > config.data.train_batch_size:
-            raise InvalidValue(
-                f"actor.ppo_mini_batch_size = {prompts} is more than data.train_batch_size = "
-                f"{config.data.train_batch_size}"
-            )
         if prompts * responses % gpus:
             raise InvalidValue(
                 f"actor.ppo_mini_batch_size × rollout.n = {prompts} × {responses} responses cannot be split evenly "
@@ -83,8 +78,7 @@ def _impossible(config: Any) -> str | None:
     from omegaconf import OmegaConf
 
     rollout = "actor_rollout_ref.rollout"
-    counts = ("trainer.nnodes", "trainer.n_gpus_per_node", f"{rollout}.n", f"{rollout}.val_kwargs.n")
-    for key in counts:
+    for key in ("trainer.nnodes", "trainer.n_gpus_per_node", f"{rollout}.n", f"{rollout}.val_kwargs.n"):
         value = OmegaConf.select(config, key)
         if not isinstance(value, int) or value < 1:
             return f"{key} must be a whole number of at least 1, got {value!r}"

@@ -29,10 +29,6 @@ class Change:
         return f"++{self.key}={self.value}"
 
 
-class CannotRehearse(Exception):
-    """The recipe needs something that no CPU rehearsal can stand in for."""
-
-
 def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> Any:
     """The recipe's whole config, as `python -m verl.trainer.main_ppo` composes it.
 
@@ -65,7 +61,7 @@ def refuse(config: Any) -> None:
     """Stops at a recipe whose core part would not be rehearsed.
 
     Raises:
-        CannotRehearse: with the part and the reason.
+        ValueError: with the part and the reason.
     """
     from omegaconf import OmegaConf
 
@@ -83,7 +79,7 @@ def refuse(config: Any) -> None:
     }
     found = [reason for reason, applies in reasons.items() if applies]
     if found:
-        raise CannotRehearse("; ".join(found))
+        raise InvalidValue(f"this recipe cannot be rehearsed on a CPU: {'; '.join(found)}")
 
 
 def samples(config: Any) -> int:
@@ -92,7 +88,7 @@ def samples(config: Any) -> int:
     return min(max(wanted, 2), SAMPLES) if isinstance(wanted, int) else SAMPLES
 
 
-def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
+def changes(config: Any, folder: Path, steps: int) -> list[Change]:
     """Every setting of `config` that the rehearsal replaces, in groups with one reason each."""
     from omegaconf import OmegaConf
 
@@ -102,7 +98,7 @@ def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
         "no GPU": {
             "trainer.device": "cpu",
             "trainer.nnodes": 1,
-            "trainer.n_gpus_per_node": ranks,
+            "trainer.n_gpus_per_node": 1,
             f"{actor}.strategy": "fsdp2",
             f"{actor}.ulysses_sequence_parallel_size": 1,
             f"{actor}.fsdp_config.ulysses_sequence_parallel_size": 1,
@@ -186,8 +182,8 @@ def changes(config: Any, folder: Path, ranks: int, steps: int) -> list[Change]:
         },
         "a private Ray on this machine": {
             "ray_kwargs.ray_init.address": "local",
-            "ray_kwargs.ray_init.num_gpus": ranks,
-            "ray_kwargs.ray_init.num_cpus": 8 + ranks,
+            "ray_kwargs.ray_init.num_gpus": 1,
+            "ray_kwargs.ray_init.num_cpus": 9,
             "ray_kwargs.ray_init.include_dashboard": False,
             "ray_kwargs.ray_init.object_store_memory": 300_000_000,
             "ray_kwargs.ray_init._temp_dir": folder / "ray",

@@ -21,26 +21,21 @@ from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_mode
 from bandpo_lab.rehearsal.processes import Forks
 from bandpo_lab.rehearsal.run import environment, train
 from bandpo_lab.rehearsal.shrink import (
-    MINI_BATCH,
     PROMPT_TOKENS,
     PROMPTS,
     Change,
     changes,
     compose,
     refuse,
-    samples,
 )
 
 NOT_COVERED = (
     "vLLM and SGLang: transformers generates, and weights reach it by another way",
-    "CUDA, FlashAttention, fused kernels, torch.compile",
-    "bf16: everything is fp32",
-    "FSDP1, Megatron, off-loading, and sharding over more processes than --ranks",
-    "more than one node",
-    "memory and speed",
+    "CUDA, FlashAttention, fused kernels, torch.compile, bf16",
+    "FSDP1, Megatron, off-loading, sharding over processes",
     "the import of verl in each process: one imports, the others are forked from it",
     "the tokenizer and the chat template, unless the model is a folder on this machine",
-    "whether the recipe learns anything",
+    "more than one node, memory, speed, and whether the recipe learns anything",
 )
 """What a rehearsal says nothing about."""
 
@@ -65,11 +60,8 @@ class Rehearsal:
         """One line."""
         failed = [check.name for check in self.checks if not check.ok]
         warned = [check.name for check in self.checks if check.warning]
-        words = (
-            f"REHEARSAL FAILED: {', '.join(failed)}"
-            if failed
-            else f"REHEARSAL PASSED: {len(self.checks)} checks"
-        )
+        passed = f"REHEARSAL PASSED: {len(self.checks)} checks"
+        words = f"REHEARSAL FAILED: {', '.join(failed)}" if failed else passed
         return words + (f", with warnings: {', '.join(warned)}" if warned else "")
 
 
@@ -77,14 +69,11 @@ def rehearse(
     overrides: Sequence[str],
     *,
     config_dir: Path | None = None,
-    config_name: str = "ppo_trainer",
     steps: int = 2,
-    ranks: int = 1,
     timeout: float = 300.0,
     right_answer: str = RIGHT_ANSWER,
     stand_in: bool = False,
     folder: Path | None = None,
-    report: Callable[[str], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
     """Runs a recipe for verl end to end on the CPU, small.
@@ -98,21 +87,14 @@ def rehearse(
             model of the family that the path names. Without it such a path is a failure.
         folder: Where to leave logs, metrics and checkpoints; a new one under the system's by default. It is empty or
             an earlier rehearsal's, which is cleared. Ray puts sockets there, so its path must be short.
-        report, say: Called with a short text at every stage; with what the run is at full size, line by line.
+        say: Called with what the run is at full size, line by line, and with each stage.
 
     Raises:
-        CannotRehearse: The recipe needs what no CPU can stand in for.
-        ValueError: The config cannot be composed, the folder holds something else, or the ranks cannot share an update.
+        ValueError: No CPU can stand in for what the recipe needs, the config cannot be composed, or the folder holds
+            something else.
     """
-    config = compose(list(overrides), config_dir, config_name)
+    config = compose(list(overrides), config_dir, "ppo_trainer")
     refuse(config)
-    responses = MINI_BATCH * samples(config)
-    if responses % ranks:
-        shares = [str(n) for n in range(1, responses + 1) if responses % n == 0]
-        raise InvalidValue(
-            f"ranks={ranks} cannot share the {responses} responses of an update: choose {', '.join(shares[:-1])} or "
-            f"{shares[-1]}"
-        )
     folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
     # The fork server imports the same modules as this process, at the same time, on another core.
     with Forks(folder, environment(folder)) as forks:
@@ -126,7 +108,7 @@ def rehearse(
         if not checks[-1].ok:
             return Rehearsal([], checks, "", folder)
 
-        report("writing a tiny model")
+        say("writing a tiny model")
         tokenizer = write_model(config.actor_rollout_ref.model.path, folder / "model")
         key = config.data.prompt_key
         answers: dict[str, str] = {}
@@ -143,17 +125,17 @@ def rehearse(
             origins.append(f"{split} prompts: {prompts.origin}")
         (folder / files.ANSWERS).write_text(json.dumps(answers))
 
-        made = changes(config, folder, ranks, steps)
+        made = changes(config, folder, steps)
         search = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
-        command = ["-m", "verl.trainer.main_ppo", "--config-name", config_name, *search, *overrides]
+        command = ["-m", "verl.trainer.main_ppo", *search, *overrides]
         command += [change.override for change in made]
         expected = Expected(*preflight.loss(config), answers)
-        report("first run")
+        say("first run")
         train(forks, command, folder, "first", timeout)
         checks += first_run_checks(folder, steps, expected)
         if all(check.ok for check in checks):
             command.append(f"++trainer.total_training_steps={steps + 1}")
-            report("resumed run")
+            say("resumed run")
             train(forks, command, folder, "resumed", timeout)
             checks.append(resumed_run_check(folder, steps))
     return Rehearsal(made, checks, "; ".join(origins), folder)

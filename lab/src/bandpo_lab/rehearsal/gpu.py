@@ -1,0 +1,86 @@
+"""One step of a recipe on a node's GPUs: `bandpo doctor --gpu`. It was not yet run on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from bandpo.errors import RunProblem
+from bandpo_lab.rehearsal import files
+from bandpo_lab.rehearsal.checks import explain
+
+FLASH = (
+    "verl's default attention needs flash-attn: pip install --no-build-isolation flash-attn==2.8.3, or add "
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+)
+ROLLOUT = "actor_rollout_ref.rollout."
+KNOWN = {
+    r"No module named '(?:flash_attn)|FlashAttention2 has been toggled on": FLASH,
+    r"No space left on device": "The disk is full: name another by --output-dir",
+    r"Free memory on device .* is less than desired GPU memory utilization": "vLLM finds less free memory than it was "
+    f"promised: end what else is on the GPU (nvidia-smi), or lower {ROLLOUT}gpu_memory_utilization",
+    r"No available memory for the cache blocks|larger than the available KV cache memory": "vLLM has no room for its "
+    f"cache beside the model: raise {ROLLOUT}gpu_memory_utilization, or set {ROLLOUT}tensor_model_parallel_size=2",
+    r"(?m)^.*(?:vLLM|EngineCore|Worker_TP).*OutOfMemoryError": "The rollout ran out of memory: lower "
+    f"{ROLLOUT}gpu_memory_utilization or {ROLLOUT}max_num_seqs, or set {ROLLOUT}tensor_model_parallel_size=2",
+    r"OutOfMemoryError|CUDA out of memory": "Training ran out of memory: lower actor_rollout_ref.actor."
+    "ppo_max_token_len_per_gpu, or set actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
+    r"Engine core initialization failed|EngineDeadError": "vLLM did not start: its own error stands further up",
+}
+"""What a log has, and what to do; the first that is found."""
+
+
+def one_step(output: Path) -> list[str]:
+    """Overrides for a single step, in which all responses get as long as they may, and a checkpoint of it."""
+    trainer = ("total_training_steps=1", "val_before_train=false", "test_freq=-1", "save_freq=1")
+    trainer += ("resume_mode=disable", "logger=[console]", f"default_local_dir={output / 'doctor-gpu'}")
+    return ["actor_rollout_ref.rollout.ignore_eos=true", *(f"trainer.{word}" for word in trainer)]
+
+
+def tried(command: list[str], config: Any, output: Path) -> str:
+    """What the command of a single step costs, and by that the whole run of the config.
+
+    Raises:
+        RuntimeError: it cannot be run here, or failed; with what to change.
+    """
+    from bandpo_lab.cost import read_steps, whole_run
+
+    if why := missing(config):
+        raise RunProblem(f"not started: {why}")
+    folder = output / "doctor-gpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    log, checkpoint = folder / files.LOG.format("gpu"), folder / "global_step_1"
+    with log.open("w") as file:
+        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+    text = log.read_text(errors="replace")
+    size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    steps = read_steps(text.splitlines())
+    if 1 in steps:
+        return whole_run(steps, config, size, shutil.disk_usage(folder).free)
+    for pattern, words in KNOWN.items():
+        if re.search(pattern, text):
+            raise RunProblem(f"{words}. Its log is {log}")
+    raise RunProblem(explain(folder, "gpu"))
+
+
+def missing(config: Any) -> str | None:
+    """What this node lacks for the run, known at once."""
+    import torch
+    from omegaconf import OmegaConf
+
+    engine, wanted = config.actor_rollout_ref.rollout.name, config.trainer.n_gpus_per_node
+    attention = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU: is this the node, and torch built for its driver (nvidia-smi)?"
+    if (here := torch.cuda.device_count()) < wanted:
+        return f"trainer.n_gpus_per_node is {wanted}, and {here} GPUs are here"
+    if importlib.util.find_spec(engine) is None:
+        return f"{ROLLOUT}name is {engine}, which is not installed: pip install -r recipes/gpu.txt"
+    if importlib.util.find_spec("flash_attn") is None and attention in (None, "flash_attention_2"):
+        return FLASH
+    return None
