@@ -52,8 +52,7 @@ def _verl_does_not_load_it() -> str:
 def doctor_command() -> None:
     """Say what runs here, which installed frameworks Band works in, at which version, and why not.
 
-    Exits with 1 if a framework is installed and its adapter does not load. `bandpo doctor --gpu`, of bandpo-lab, makes
-    one step of a run of verl on this node's GPUs.
+    Exits with 1 if a framework is installed and its adapter does not load. `--gpu`, of bandpo-lab: one step with verl.
     """
     import torch
 

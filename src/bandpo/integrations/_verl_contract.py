@@ -81,8 +81,10 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     if method is None or mode != "band":
         return
     distilled = config.distillation.enabled and not config.distillation.distillation_loss.use_task_rewards
-    key = "distillation.distillation_loss.use_task_rewards"
-    _refuse(distilled, f"{key}=false leaves out the policy loss, {method}: set it to true")
+    _refuse(
+        distilled,
+        f"distillation.distillation_loss.use_task_rewards=false leaves out the policy loss, {method}",
+    )
     written = config.actor_rollout_ref.actor.policy_loss
     for name in ("method", "clip"):
         empty = name in written and written[name] is None

@@ -120,13 +120,11 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
     def __post_init__(self) -> None:
         if self.certify not in ("stop", "warn", "off"):
             raise InvalidValue(f"{WHERE}certify must be 'stop', 'warn' or 'off', got {self.certify!r}")
-        if self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
+        if self.audited or self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
             raise InvalidValue(
-                f"{WHERE}loss_mode: {self.loss_mode!r} reads no method: write loss_mode=band, or leave _target_ out; "
+                f"{WHERE}loss_mode: {self.audited or self.loss_mode!r} reads no method: write loss_mode=band, or leave _target_ out; "
                 "AuditedPolicyLossConfig in its place audits a loss of verl's own"
             )
-        if self.audited:
-            raise InvalidValue(f"{WHERE}audited: this audits its own loss: leave it out")
         object.__setattr__(self, "loss_mode", "band")
         read_method(WHERE, self.method, self.clip, whole=True)
 
