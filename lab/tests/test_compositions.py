@@ -88,7 +88,7 @@ band   | +L.method='BAPO()' actor_rollout_ref.rollout.n=2 | ppo_micro_batch_size
 band   | +L.method='BAPO()' A.use_dynamic_bsz=true | use_dynamic_bsz=false
 band   | +L.rule='FixedClip()'                  | unexpected keyword argument 'rule'
 band   | +L.certify=false                       | certify must be 'stop', 'warn' or 'off', got False
-band   | +L.audited=gspo                        | loss_mode: gspo reads no method
+band   | +L.audited=gspo                        | loss_mode: 'gspo' reads no method
 band   | A.clip_ratio=0.1                       | clip_ratio=0.1 has no effect beside Method\(clip=Band
 band   | A.clip_ratio_high=0.28                 | clip_ratio_high=0.28 has no effect
 band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2 has no effect beside SAPO

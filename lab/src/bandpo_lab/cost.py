@@ -59,24 +59,6 @@ BESIDE = {
 }
 
 
-def step_seconds(parameters: float, response: float, prompt: float = 169) -> tuple[float, float]:
-    """Seconds of generation and of training in a step of 4096 responses on 8 H200s or H100s.
-
-    Fitted to the 16 steps behind `AUTHORS`, of one model at one length: each within 6 % of what was logged, their mean
-    within 1 %. Others are extrapolated by parameters and tokens. The rest of a step took 4 s.
-
-    >>> [round(seconds) for seconds in step_seconds(3.1e9, 704)]
-    [36, 68]
-    """
-    rate = (
-        3.1e13 / parameters
-    )  # tokens per second and GPU: 2N FLOP a token at 6 % of a bf16 peak of 989 TFLOP/s
-    trained = (
-        12 * parameters * 4096 * (response + prompt)
-    )  # reference, old log-probabilities, update recomputed
-    return 4096 * response / (8 * rate), trained / (8 * 989e12 * 0.246)
-
-
 def beside_authors(steps: dict[int, dict[str, float]]) -> str:
     """The first four steps of a run beside those of the authors', as a Markdown table."""
     first = [metrics for step, metrics in sorted(steps.items()) if 1 <= step <= 4]

@@ -95,10 +95,8 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
         other = getattr(given, name) != getattr(type(given), name)
         _refuse(other, f"{said} has no effect beside {method}: leave it out, or write {instead}")
     kind = OmegaConf.select(config, "algorithm.rollout_correction.loss_type", default="ppo_clip")
-    _refuse(
-        _bypasses(config) and kind != "ppo_clip",
-        f"algorithm.rollout_correction.loss_type={kind} has no effect beside {method}: leave it out",
-    )
+    ignored = _bypasses(config) and kind != "ppo_clip"
+    _refuse(ignored, f"algorithm.rollout_correction.loss_type={kind} has no effect beside {method}")
     _check_acts(method, config)
     _refuse(
         method.old_policy == "rollout" and not _bypasses(config),
@@ -169,10 +167,10 @@ def _updates(config: DictConfig) -> int:
     old policy of its own, unless rollouts are on separate GPUs.
     """
     actor, critic, trainer = config.actor_rollout_ref.actor, config.critic, config.trainer
-    several = OmegaConf.select(trainer, f"v1.{trainer.v1.trainer_mode}.parameter_sync_step", default=1)
-    parts = several if trainer.use_v1 else 1
-    mini, learns = actor.ppo_mini_batch_size, critic.enable
-    learns = config.algorithm.adv_estimator == "gae" if learns is None else learns
+    of_mode = trainer.v1.get(trainer.v1.trainer_mode) or {}  # none of a mode that verl does not know
+    parts = of_mode.get("parameter_sync_step", 1) if trainer.use_v1 else 1
+    default, mini = config.algorithm.adv_estimator == "gae", actor.ppo_mini_batch_size
+    learns = default if critic.enable is None else critic.enable
     whole = math.lcm(mini, critic.ppo_mini_batch_size) if learns else mini
     updates = math.ceil(config.data.train_batch_size / parts / whole) * whole // mini * actor.ppo_epochs
     return updates * parts if trainer.v1.trainer_mode == "separate_async" else updates
@@ -186,7 +184,8 @@ def identity(method: Method | None, actor: ActorConfig, config: DictConfig) -> d
     ends = zip(PROBABILITIES, *_allowed(method).tolist(), strict=True) if method else ()
     data, trainer, rollout = config.data, config.trainer, config.actor_rollout_ref.rollout
     late = f", from step {trainer.critic_warmup}" if trainer.critic_warmup > 1 else ""
-    said = {
+    new = ", ".join(new_settings(config))
+    return {
         "loss": ", ".join(loss),
         "ratios": ", ".join(f"{low:.5g} to {high:.5g} at p = {p}" for p, low, high in ends),
         "average": mode_of(method, actor.loss_agg_mode) if method and mode == "band" else actor.loss_agg_mode,
@@ -195,9 +194,7 @@ def identity(method: Method | None, actor: ActorConfig, config: DictConfig) -> d
         "training": f"advantages of {config.algorithm.adv_estimator}, learning rate {actor.optim.lr:g}, KL loss "
         f"{actor.use_kl_loss and actor.kl_loss_coef:g}, entropy {actor.entropy_coeff:g}, "
         f"{trainer.total_epochs} epochs, {trainer.nnodes} × {trainer.n_gpus_per_node} GPUs",
-    }
-    new = ", ".join(new_settings(config))
-    return said | ({"not verl's": f"{new}: verl has no settings of these names"} if new else {})
+    } | ({"not verl's": f"{new}: verl has no settings of these names"} if new else {})
 
 
 def new_settings(config: DictConfig) -> list[str]:

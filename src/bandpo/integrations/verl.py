@@ -120,9 +120,10 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
     def __post_init__(self) -> None:
         if self.certify not in ("stop", "warn", "off"):
             raise InvalidValue(f"{WHERE}certify must be 'stop', 'warn' or 'off', got {self.certify!r}")
-        if self.audited or self.loss_mode not in ("band", PolicyLossConfig.loss_mode):
+        other = self.audited or self.loss_mode
+        if other not in ("band", PolicyLossConfig.loss_mode):
             raise InvalidValue(
-                f"{WHERE}loss_mode: {self.audited or self.loss_mode!r} reads no method: write loss_mode=band, or leave _target_ out; "
+                f"{WHERE}loss_mode: {other!r} reads no method: write loss_mode=band, or leave _target_ out; "
                 "AuditedPolicyLossConfig in its place audits a loss of verl's own"
             )
         object.__setattr__(self, "loss_mode", "band")

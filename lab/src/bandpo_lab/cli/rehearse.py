@@ -13,24 +13,16 @@ from bandpo_lab.cli.recipes import SHIPPED
 
 def rehearse_command(
     overrides: Annotated[
-        list[str],
-        typer.Argument(
-            help="verl's overrides: what follows `python -m verl.trainer.main_ppo` on the cluster."
-        ),
+        list[str], typer.Argument(help="What follows verl.trainer.main_ppo on the cluster.")
     ],
-    config_dir: Annotated[
-        Path | None, typer.Option(help="The recipe's --config-dir; bandpo's own recipes if not given.")
-    ] = None,
+    config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for each of the two runs.")] = 300.0,
     right_answer: Annotated[
         str | None, typer.Option(help="An answer that your reward accepts; {0} stands for the ground truth.")
     ] = None,
     stand_in: Annotated[
-        bool,
-        typer.Option(
-            "--stand-in", help="Make up data files and a model for those that are not on this machine."
-        ),
+        bool, typer.Option("--stand-in", help="Make up data files and a model that are not here.")
     ] = False,
     output_dir: Annotated[
         Path | None,
@@ -47,7 +39,7 @@ def rehearse_command(
     form = {} if right_answer is None else {"right_answer": right_answer}
     found = rehearse(
         overrides,
-        config_dir=config_dir or SHIPPED,
+        config_dir=config_dir,
         steps=steps,
         timeout=timeout,
         stand_in=stand_in,
