@@ -84,7 +84,7 @@ def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_
     assert json.loads(json.dumps(found.table)) == compare(methods, **QUICK).table
     assert torch.get_num_threads() == threads
     assert str(found).splitlines()[1].startswith("4    Closed()")
-    assert found._repr_html_().startswith('<img src="data:image/svg+xml;base64,')
+    assert found._repr_html_().startswith('<div><img src="data:image/svg+xml;base64,')
     left, right = found.figure().axes
     assert "Closed() loses" in left.get_title()
     assert len(right.lines) == 4

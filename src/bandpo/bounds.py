@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 
 from bandpo import _checks
+from bandpo._shown import as_html
 from bandpo.divergences import Divergence
 from bandpo.errors import InvalidType
 
@@ -44,6 +46,10 @@ class RatioBounds:
     def upper(self) -> Float[Tensor, "*shape"]:
         """Upper bound on the ratio, in [1, 1/p]."""
         return self.log_upper.exp()
+
+    def _repr_html_(self) -> str:
+        rows = ([f"{x.item():.4g}" for x in pair] for pair in zip(*map(torch.flatten, self), strict=True))
+        return as_html("bounds on the ratio of each token", ["lower", "upper"], islice(rows, 50))
 
 
 @torch.no_grad()
@@ -84,14 +90,11 @@ def ratio_bounds(
     logp = _checks.as_logp("logp_old", logp_old)
     if not _checks.is_a(divergence, Divergence):
         raise InvalidType(f"divergence must be a Divergence such as KL(), got {divergence!r}")
-    radius = _radius_tensor(radius, logp)
+    if isinstance(radius, torch.Tensor):
+        radius = _checks.as_radius(radius, logp)
+    else:
+        _checks.positive("radius", radius)
+        radius = torch.full((), radius, dtype=logp.dtype, device=logp.device)
     log_lower, log_upper = divergence.log_bounds(logp, radius)
     # The root itself lies inside the simplex; its last digit need not.
     return RatioBounds(log_lower.clamp(max=0.0), torch.minimum(log_upper.clamp(min=0.0), -logp))
-
-
-def _radius_tensor(radius: float | Tensor, logp: Tensor) -> Tensor:
-    if isinstance(radius, torch.Tensor):
-        return _checks.as_radius(radius, logp)
-    _checks.positive("radius", radius)
-    return torch.full((), radius, dtype=logp.dtype, device=logp.device)

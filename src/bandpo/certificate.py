@@ -179,7 +179,11 @@ def compare(
     error = apart.max().item() if apart.numel() else 0.0
     cause, examples = "", ()
     if error > TOLERANCE:
-        others = {f"that of {other!r}": expected(other).double() for other in _suspects(method)}
+        # What is most often in a method's place: the fixed clips, none, a dual clip around it.
+        clips = FixedClip(0.2), FixedClip(0.2, 0.28), Unclipped()
+        suspects = [Method(rule, level=method.level) for rule in clips]
+        suspects.append(replace(method, objective=DualClip(3.0, method.objective)))
+        others = {f"that of {other!r}": expected(other).double() for other in suspects}
         cause = _cause(found, wanted, counted, batch.mask, lambda *x: difference(*x).max().item(), others)
         worst = apart.flatten().topk(min(3, apart.numel())).indices
         rows, columns = worst // apart.shape[-1], worst % apart.shape[-1]
@@ -190,12 +194,6 @@ def compare(
         )
     blocked = counted & (method.weight(method.tokens(batch)) <= 0) & (batch.advantages != 0)
     return Certificate(repr(method), int(counted.sum()), int(blocked.sum()), error, cause, examples)
-
-
-def _suspects(method: Method) -> list[Method]:
-    """What is most often in a method's place: the fixed clips, none, a dual clip around it."""
-    plain = [Method(rule, level=method.level) for rule in (FixedClip(0.2), FixedClip(0.2, 0.28), Unclipped())]
-    return [*plain, replace(method, objective=DualClip(3.0, method.objective))]
 
 
 def _cause(

@@ -64,7 +64,8 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
     >>> parse("Band(KL, radius=0.1)", ClipRule)
     Band(divergence=KL(), radius=0.1, max_ratio=10.0)
     """
-    return _parse(text, kind, imports)
+    read = _parse.__wrapped__ if "__main__" in text else _parse  # a cell may define its class anew
+    return read(text, kind, imports)
 
 
 def as_method(
@@ -96,9 +97,10 @@ def as_method(
 def as_text(setting: Setting) -> str:
     """The text from which a fresh process reads ``setting`` back; a class of your own comes with its module.
 
+    A class of a notebook or script is ``__main__.Mine()``, which only that process reads back.
+
     Raises:
-        ValueError: no text can say it: it holds a tensor or a function, or its class is not at the top level of a
-            module that can be imported.
+        ValueError: no text can say it: it holds a tensor or a function, or its class stands within a function.
 
     >>> as_text(Band(KL(), 0.05)), as_text(DAPO())
     ('Band(divergence=KL(), radius=0.05, max_ratio=10.0)', 'DAPO(low=0.2, high=0.28)')
@@ -108,10 +110,9 @@ def as_text(setting: Setting) -> str:
     cls = type(setting)
     name = cls.__name__
     if not cls.__module__.startswith("bandpo."):
-        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        if "<locals>" in cls.__qualname__:
             raise InvalidValue(
-                f"{cls.__qualname__} has no text form, since no other process can import it; move it to the top level "
-                "of a module of its own"
+                f"{cls.__qualname__} has no text form, since it cannot be imported; move it out of the function"
             )
         name = f"{cls.__module__}.{cls.__qualname__}"
     values = {f.name: getattr(setting, f.name) for f in fields(setting)} if is_dataclass(setting) else {}

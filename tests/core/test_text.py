@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -118,10 +119,19 @@ def test_a_class_of_ones_own_does_not_take_the_name_of_ours():
         pass
 
     assert parse("Band(KL(), 0.05)", ClipRule) == Band()
-    with pytest.raises(
-        ValueError, match="no other process can import it; move it to the top level of a module"
-    ):
+    with pytest.raises(ValueError, match="cannot be imported; move it out of the function"):
         as_text(Band(KL(), 0.1))
+
+
+def test_a_class_of_a_notebook_is_read_back_as_it_was_last_defined(monkeypatch):
+    cell = "@dataclass(frozen=True)\nclass InACell(FixedClip):\n    number: int = {}"
+    main = {"dataclass": dataclass, "FixedClip": FixedClip, "__name__": "__main__"}
+    for number in (1, 2):
+        exec(cell.format(number), main)
+        monkeypatch.setattr(sys.modules["__main__"], "InACell", main["InACell"], raising=False)
+        read = parse("__main__.InACell(0.3)", ClipRule)
+        assert (read, read.number) == (main["InACell"](0.3), number)
+    assert as_text(read) == "__main__.InACell(low=0.3, high=0.3, number=2)"
 
 
 def test_what_has_no_text():

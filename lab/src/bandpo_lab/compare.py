@@ -232,7 +232,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         picture = Picture("compare", self.figure(), "").data_uri()
-        return f'<img src="{picture}" alt="">{as_html(self.sentence, *self._cells())}'
+        return f'<div><img src="{picture}" alt="">{as_html(self.sentence, *self._cells())}</div>'
 
 
 def _at(curve: Curve, place: int) -> Curve:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bandpo._shown import as_html
 from bandpo.audit.configs import setup_of
 from bandpo.audit.dumps import dump_files, read_dumps
 from bandpo.audit.invariants import EXACT, SURE, Finding, Looks, tested_invariants, untested
@@ -85,6 +86,10 @@ class Diagnosis:
             return f"ok: nothing is wrong in what could be tested ({len(self.passed)} tests)"
         first = self.findings[0]
         return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
+
+    def _repr_html_(self) -> str:
+        rows = ((f.code, f.cause, f.advice) for f in self.findings)
+        return as_html(self.headline, ["", "found", "do"], rows)
 
     def as_json(self) -> dict[str, Any]:
         """With the codes that docs/diagnose.md lists."""

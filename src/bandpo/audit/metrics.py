@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bandpo import _checks
+from bandpo._shown import as_html
 from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -21,7 +22,7 @@ from bandpo.rules import DCPO, Band, ClipRule, FixedClip, bands
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
 EDGES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -155,6 +156,11 @@ class Audit:
             sums[name], flat = flat[: x.numel()].view(x.shape), flat[x.numel() :]
         return Audit(self.counterfactuals, sums)
 
+    def _repr_html_(self) -> str:
+        found = self.metrics()
+        rows = [(name, f"{found[name]:.4g}") for name in LOGGED if name in found]
+        return as_html("What a method did to the tokens of a batch", ["metric", "value"], rows)
+
     def metrics(self) -> dict[str, float]:
         """Everything that docs/record.md lists, without what is undefined (a rate over no tokens, an infinite mean)."""
         s = self.reduced(lambda flat: flat).sums
@@ -222,7 +228,8 @@ def _sums(
     """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
     own = views[0]
     advantages = own.advantages
-    bins = bin_of(own.logp_anchor)
+    edges = own.logp_anchor.new_tensor(EDGES).log()
+    bins = torch.bucketize(own.logp_anchor, edges, right=True)
     # 1 where a counted token has this sign of advantage and lies in this bin of probability
     signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
     cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask.to(
@@ -262,11 +269,6 @@ def _sums(
         "inert": 1 - changed.flatten(1).amax(1),
     }
     return {name: x.to(_checks.widest_float(x.device)) for name, x in sums.items()}
-
-
-def bin_of(logp: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-    """For each log-probability the number of its bin in `BINS`."""
-    return torch.bucketize(logp, logp.new_tensor(EDGES).log(), right=True)
 
 
 def _radius_used(tokens: Tokens) -> Tensor:
