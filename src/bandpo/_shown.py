@@ -12,5 +12,4 @@ def as_html(said: str, header: Sequence[str], rows: Iterable[Sequence[object]]) 
     """
     lines = ["".join(f"<th>{escape(name)}</th>" for name in header)]
     lines += ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
-    table = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<p>{escape(said)}</p><table>{table}</table>"
+    return f"<p>{escape(said)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,8 +47,9 @@ class RatioBounds:
         return self.log_upper.exp()
 
     def _repr_html_(self) -> str:
-        rows = ([f"{x.item():.4g}" for x in pair] for pair in zip(*map(torch.flatten, self), strict=True))
-        return as_html("bounds on the ratio of each token", ["lower", "upper"], islice(rows, 50))
+        pairs = zip(*(x.flatten()[:50] for x in self), strict=True)
+        rows = ([f"{x.item():.4g}" for x in pair] for pair in pairs)
+        return as_html("bounds on the ratio of each token", ["lower", "upper"], rows)
 
 
 @torch.no_grad()

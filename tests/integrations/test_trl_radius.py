@@ -190,11 +190,6 @@ def test_a_batch_that_measures_nothing_leaves_the_radius(tmp_path, monkeypatch):
     assert list(trainer._held_radii.values()) == [0.05]
 
 
-def test_refuses_a_rule_without_a_text(tmp_path):
-    with pytest.raises(ValueError, match="Tensor has no text form"):
-        BandGRPOConfig(str(tmp_path), clip=Band(KL(), torch.tensor([0.1])), use_cpu=True, bf16=False)
-
-
 TWO_PROCESSES = """
 import json, sys
 from pathlib import Path

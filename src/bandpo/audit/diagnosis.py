@@ -88,8 +88,7 @@ class Diagnosis:
         return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
 
     def _repr_html_(self) -> str:
-        rows = ((f.code, f.cause, f.advice) for f in self.findings)
-        return as_html(self.headline, ["", "found", "do"], rows)
+        return as_html(self.headline, ["", "do"], ((f.cause, f.advice) for f in self.findings))
 
     def as_json(self) -> dict[str, Any]:
         """With the codes that docs/diagnose.md lists."""

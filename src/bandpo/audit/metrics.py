@@ -228,8 +228,7 @@ def _sums(
     """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
     own = views[0]
     advantages = own.advantages
-    edges = own.logp_anchor.new_tensor(EDGES).log()
-    bins = torch.bucketize(own.logp_anchor, edges, right=True)
+    bins = torch.bucketize(own.logp_anchor, own.logp_anchor.new_tensor(EDGES).log(), right=True)
     # 1 where a counted token has this sign of advantage and lies in this bin of probability
     signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
     cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask.to(
