@@ -194,7 +194,7 @@ class Comparison:
         from matplotlib.figure import Figure
 
         lags, names = (list(dict.fromkeys(part)) for part in zip(*self.curves, strict=True))
-        figure, looks = Figure(figsize=(8, 1 + 3 * len(lags))), looks_of(names)
+        figure, looks = Figure(figsize=(6.4, 1 + 2.8 * len(lags))), looks_of(names)
         seeds = next(iter(self.outcomes.values())).rewards.shape[1]
         for lag, (left, right) in zip(lags, figure.subplots(len(lags), 2, squeeze=False), strict=True):
             ends: list[float] = []
@@ -207,7 +207,7 @@ class Comparison:
                 batches, ends = np.arange(1, len(means) + 1), [*ends, means[-1]]
                 right.plot(batches, means, **look, markevery=0.2)
                 right.fill_between(batches, low, high, color=look["color"], alpha=0.15, linewidth=0)
-            left.set_title(textwrap.fill(f"{data_name(lag)}: {self._said(lag, '{method} {verdict}')}", 44))
+            left.set_title(textwrap.fill(f"{data_name(lag)}: {self._said(lag, '{method} {verdict}')}", 36))
             left.set(xscale="log", xlabel="learning rate", ylabel=f"mean reward (n = {seeds} seeds)")
             right.set_title(f"at its best rate\neach ends at {spread(ends)}")
             right.set(xlabel="batch", ylabel="reward", ylim=(0, 1))
