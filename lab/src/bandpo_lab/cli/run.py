@@ -37,8 +37,6 @@ def run_command(
 
     `bandpo doctor --gpu` takes the same, and makes one step with responses as long as they may get.
     """
-    from bandpo_lab.rehearsal import gpu
-
     chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
     chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}", *(overrides or ())]
     command, recipes = [sys.executable, "-m"], ["--config-dir", str(config_dir.resolve())]
@@ -47,7 +45,7 @@ def run_command(
     else:
         wandb = f"{{WANDB_MODE:{os.environ.get('WANDB_MODE', 'offline')},WANDB_DIR:{output}}}"
         command += ["verl.trainer.main_ppo", *recipes, *chosen]
-        command += gpu.one_step(output) if one_step else []
+        command += _single_step(output) if one_step else []
         command.append(f"+ray_kwargs.ray_init.runtime_env.env_vars={wandb}")
     typer.echo(shlex.join(command))
     sys.stdout.flush()
@@ -55,9 +53,18 @@ def run_command(
         return
     config = None if rehearse else _checked(chosen, config_dir)
     if one_step:
+        from bandpo_lab.rehearsal import gpu
+
         typer.echo(gpu.tried(command, config, output))
         return
     os.execv(command[0], command)  # noqa: S606  # its exit status and signals are then ours
+
+
+def _single_step(output: Path) -> list[str]:
+    """Overrides for a single step, in which all responses get as long as they may, and a checkpoint of it."""
+    trainer = ("total_training_steps=1", "val_before_train=false", "test_freq=-1", "save_freq=1")
+    trainer += ("resume_mode=disable", "logger=[console]", f"default_local_dir={output / 'doctor-gpu'}")
+    return ["actor_rollout_ref.rollout.ignore_eos=true", *(f"trainer.{word}" for word in trainer)]
 
 
 def _checked(overrides: list[str], recipes: Path) -> Any:

@@ -34,13 +34,6 @@ KNOWN = {
 """What a log has, and what to do; the first that is found."""
 
 
-def one_step(output: Path) -> list[str]:
-    """Overrides for a single step, in which all responses get as long as they may, and a checkpoint of it."""
-    trainer = ("total_training_steps=1", "val_before_train=false", "test_freq=-1", "save_freq=1")
-    trainer += ("resume_mode=disable", "logger=[console]", f"default_local_dir={output / 'doctor-gpu'}")
-    return ["actor_rollout_ref.rollout.ignore_eos=true", *(f"trainer.{word}" for word in trainer)]
-
-
 def tried(command: list[str], config: Any, output: Path) -> str:
     """What the command of a single step costs, and by that the whole run of the config.
 
