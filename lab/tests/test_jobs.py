@@ -28,7 +28,6 @@ def test_a_failing_job_does_not_disturb_the_others(tmp_path, monkeypatch):
 
 
 def test_side_by_side_each_keeps_its_exit_code():
-    # Threads once took each other's exit codes: one in nine was 255.
     ended = on_cores([partial(sys.exit, 3)] * 60, 8, preload=[])
     assert [outcome.code for _, outcome in ended] == [3] * 60
 

@@ -24,8 +24,7 @@ def simulate(folder, seed=0, *, batches=8, length=12, move=0.05, parts=False, **
 
     ``fault`` names functions that replace what a healthy run has: ``engine(z, batch, g)`` the engine's logits,
     ``reports(z, batch)`` those whose log-probabilities it tells, ``old(z, g)`` and ``new(z, g)`` the trainer's,
-    ``ids(drawn, g)`` the tokens, ``reward(ids, g)`` theirs, ``spoil(given)`` what is recorded. With ``parts`` each
-    update has a part of the batch, and only steps and versions tell of which.
+    ``ids(drawn, g)`` the tokens, ``reward(ids, g)`` theirs, ``spoil(given)`` what is recorded; ``parts``: an update has a part.
     """
     g, same = torch.Generator().manual_seed(seed), lambda z, *_: z
     with Recorder(folder, method="FixedClip(0.2)", anchor=fault.get("anchor", "trainer")) as recorder:
@@ -108,6 +107,7 @@ def at_the(end):
     )
 
 
+CUT = {"truncated": lambda d: torch.ones(32).bool()}
 NO_VERSION = changed(version=None)
 FAULTS = {
     "colder engine": ("temperature", {"engine": lambda z, *_: z / 0.7}),
@@ -148,10 +148,11 @@ FAULTS = {
         },
     ),
     "flat": ("reward-flat", {"spoil": changed(reward=lambda d: 0 * d["reward"])}),
+    "flat and cut off": ("truncated", {"spoil": changed(reward=lambda d: 0 * d["reward"], **CUT)}),
     "random": ("reward-noise", {"length": 1, "reward": lambda ids, g: torch.rand(len(ids), generator=g)}),
     "nan": ("nan", {"spoil": changed(logp=lambda d: d["logp"].index_fill(0, torch.tensor(2), math.nan))}),
     "far": ("step-too-large", {"move": 4.0}),
-    "cut off": ("truncated", {"spoil": changed(truncated=lambda d: torch.ones(32).bool())}),
+    "cut off": ("truncated", {"spoil": changed(**CUT)}),
 }
 
 

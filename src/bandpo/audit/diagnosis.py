@@ -14,7 +14,7 @@ import numpy as np
 from bandpo._shown import as_html
 from bandpo.audit.configs import setup_of
 from bandpo.audit.dumps import dump_files, read_dumps
-from bandpo.audit.invariants import EXACT, SURE, Finding, Looks, tested_invariants, untested
+from bandpo.audit.invariants import EXACT, MOST, SURE, Finding, Looks, tested_invariants, untested
 from bandpo.audit.logs import Row, read_log, summarize
 from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import record_files
@@ -30,8 +30,6 @@ ENTROPY_RISE = 2.0
 TOO_FAR = 2.5
 """Mean abs log-ratio (nats) at the last look at a batch: tokens twelve
 times as likely or unlikely as when they were drawn, an effective sample of next to none."""
-MOST = 0.5
-"""Share of answers cut off, or of groups without signal, that is a cause."""
 RARE = 0.1
 """Share of tokens clipped up to which the clip is no cause of a plateau."""
 KEPT = "entropy is kept, or falls as the reward rises"

@@ -45,6 +45,8 @@ UNCENTRED = 0.05
 """Share of the advantages' square that is their groups' means; 0 with the right groups, 1/G with wrong ones."""
 OFF = 0.01
 """How far from 1 a mean weight must be to matter, and the share of tokens that is none."""
+MOST = 0.5
+"""Share of answers cut off, or of groups without signal, that is a cause."""
 PAIRS = 20
 """Pairs of equal answers from which their rewards are compared."""
 TOKENS = 2**21
@@ -290,9 +292,8 @@ def ratio(d: Looks) -> Finding:
         cause = f"logp_old is at {1 + slope:.2f} times the temperature of logp (R² {fit:.2f})"
         return seen.named("temperature", cause)
     if d.bypass and (_grows(off) or bool((d.lag[first] > 0).any())):
-        return seen.named(
-            "stale", "logp_old is the engine's, of other weights than the trainer's", "weight-sync"
-        )
+        cause = "logp_old is the engine's, of other weights than the trainer's"
+        return seen.named("stale", cause, "weight-sync")
     if float(off.mean()) > ROUNDING:
         cause = "two passes over the same tokens differ, and no shift or temperature explains it"
         return seen.named("dropout", cause, "engine-mismatch", *_untold(d))
@@ -396,14 +397,15 @@ def signal(d: Looks) -> Finding:
     none = torch.stack([(a[d.batch[known] == b] == 0).double().mean() for b in d.batch[known].unique()])
     seen, largest = Finding.of(tested, none, len(a)), float(a.abs().max())
     if len(r) > 1 and bool((r == r[0]).all()):
-        return seen.named("reward-flat", f"every reward is {float(r[0]):g}, so nothing can be learned")
+        flat, cut = f"every reward is {float(r[0]):g}", float((d.truncated == 1).double().mean())
+        if cut > MOST:
+            return seen.named("truncated", f"{cut:.0%} of answers are cut off, and {flat}")
+        return seen.named("reward-flat", f"{flat}, so nothing can be learned")
     if bool((none >= NO_SIGNAL).all()):
         cause = f"{float(none.mean()):.0%} of advantages are 0"
         return seen.named("no-signal", cause, *([] if len(r) else ["reward-flat"]))
     if largest > HUGE:
-        cause = (
-            f"the largest advantage is {largest:.3g}; no normalisation of a group gives more than √(its size)"
-        )
+        cause = f"the largest advantage is {largest:.3g}; a normalised group gives √(its size) at most"
         return seen.named("advantage-scale", cause)
     return seen
 
