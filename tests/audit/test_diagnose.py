@@ -24,7 +24,7 @@ def simulate(folder, seed=0, *, batches=8, length=12, move=0.05, parts=False, **
 
     ``fault`` names functions that replace what a healthy run has: ``engine(z, batch, g)`` the engine's logits,
     ``reports(z, batch)`` those whose log-probabilities it tells, ``old(z, g)`` and ``new(z, g)`` the trainer's,
-    ``ids(drawn, g)`` the tokens, ``reward(ids, g)`` theirs, ``spoil(given)`` what is recorded; ``parts``: an update has a part.
+    ``ids(drawn, g)`` the tokens, ``reward(ids, g)`` theirs, ``spoil(given)`` the record. ``parts`` splits a batch.
     """
     g, same = torch.Generator().manual_seed(seed), lambda z, *_: z
     with Recorder(folder, method="FixedClip(0.2)", anchor=fault.get("anchor", "trainer")) as recorder:
