@@ -27,6 +27,8 @@ def find(words):
     """The command that words name, and its arguments."""
     if words[0] == "study" and not {*words[1:2]} <= GROUP.commands["study"].commands.keys():
         words = ["study", "run", *words[1:]]  # which may be left out
+    if words[:2] == ["doctor", "--gpu"]:
+        words = ["run", *(words[2:] and ["verl", "--one-step", *words[2:]])]
     depth = 2 if words[0] in GROUPS else 1
     command = GROUP
     for name in words[:depth]:

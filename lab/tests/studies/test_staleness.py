@@ -176,14 +176,11 @@ def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_pat
     staleness_report.main([str(tmp_path / "runs.jsonl.gz")])
     assert (tmp_path / "report.md").read_text() == report
 
-    def rows(text):
-        return [line.strip("| ").split(" | ") for line in text.splitlines() if line[:2] == "| "]
-
     def first_table(section):
-        return {arm: cells for arm, *cells in rows("| " + section.partition("\n| ")[2].partition("\n\n")[0])}
+        lines = section.partition("\n| ")[2].partition("\n\n")[0].splitlines()
+        return {arm: cells for arm, *cells in (line.strip("| ").split(" | ") for line in lines)}
 
-    page = (ROOT / "docs" / "when.md").read_text()
-    quoted = first_table(page.split("### Stale data, in a network\n")[1])
+    quoted = first_table((ROOT / "docs/when.md").read_text().split("### Stale data, in a network\n")[1])
     in_report = {world: first_table(report.split(f"\n## {world}\n")[1]) for world in quoted["arm"]}
     for arm in quoted.keys() - {"arm", "---"}:
         for world, cell in zip(quoted["arm"], quoted[arm], strict=False):  # not every arm is in every world
