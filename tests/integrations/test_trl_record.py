@@ -82,8 +82,7 @@ from test_trl import LOG, make
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 
 out = sys.argv[1]
-settings = LOG | {"steps_per_generation": 4, "record": out + "/tokens"}
-make(BandGRPOTrainer, BandGRPOConfig, out + "/run", **settings).train()
+make(BandGRPOTrainer, BandGRPOConfig, out + "/run", **LOG, steps_per_generation=4, record=out + "/tokens").train()
 """
 
 
