@@ -26,7 +26,7 @@ from swift.rlhf_trainers import GRPOTrainer
 from swift.trainers.trainer_factory import TrainerFactory
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import clamping_at, epsilons, read_rule, record
+from bandpo.integrations._adapt import epsilons, read_rule, record
 from bandpo.loss import TRL_LOSS_TYPES
 from bandpo.methods import Method
 
@@ -63,9 +63,12 @@ class BandGRPOTrainer(GRPOTrainer):
         self._training_on = grpo_batch if self.model.training else None
         if grpo_batch.old_per_token_logps is None:
             return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
-        _, low, high = epsilons(self._rule, grpo_batch.old_per_token_logps, grpo_batch.completion_mask)
-        with clamping_at(self, low, high):
+        stock, old = (self.epsilon_low, self.epsilon_high), grpo_batch.old_per_token_logps
+        _, self.epsilon_low, self.epsilon_high = epsilons(self._rule, old, grpo_batch.completion_mask)
+        try:
             return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
+        finally:
+            self.epsilon_low, self.epsilon_high = stock
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         logp, entropy = super()._get_per_token_logps_and_entropies(*arguments, **named)

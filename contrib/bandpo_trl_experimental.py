@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-from bandpo.integrations._adapt import clamping_at, epsilons, read_rule
+from bandpo.integrations._adapt import epsilons, read_rule
 from bandpo.integrations._trl_config import MethodSettings
 from bandpo.methods import Method
 
@@ -46,6 +46,9 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         counted = inputs["token_index"] >= 0  # TRL's own selection: packed tokens, without padding
-        _, low, high = epsilons(read_rule(method=self.args.method), inputs["old_log_probs"][counted])
-        with clamping_at(self, low, high):
+        stock, rule = (self.epsilon_low, self.epsilon_high), read_rule(method=self.args.method)
+        _, self.epsilon_low, self.epsilon_high = epsilons(rule, inputs["old_log_probs"][counted])
+        try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        finally:
+            self.epsilon_low, self.epsilon_high = stock

@@ -9,7 +9,6 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -145,19 +144,11 @@ class Placement:
         return 1 - min(1, (1 + more) / every)
 
 
-class Measured(NamedTuple):
-    """What a run's audit saw of rare winners: tokens with A > 0 and p < 0.1."""
+def measured_in(run: Path) -> tuple[float, int, ClipRule | None]:
+    """What a log or a record tells of rare winners, tokens with A > 0 and p < 0.1; it is read as by `bandpo audit`.
 
-    share: float
-    """Share of their gradient that the rule blocked."""
-    winners: int
-    """How many there were, each counted once for every look."""
-    rule: ClipRule | None
-    """The run's, where it is told."""
-
-
-def measured_in(run: Path) -> Measured:
-    """What a log or a record tells, read as by `bandpo audit`.
+    Returns:
+        The share of their gradient that the rule blocked, their number (once for every look), and the rule, if told.
 
     Raises:
         ValueError: it cannot be read, or does not tell.
@@ -172,7 +163,7 @@ def measured_in(run: Path) -> Measured:
             f"{run} does not tell what the clip blocked of rare winners (A > 0, p < 0.1): none was drawn, or the run "
             "was not audited; log with bandpo's adapter, or write a record of it"
         )
-    return Measured(share, int(seen.rare[0]), method and method.clip)
+    return share, int(seen.rare[0]), method and method.clip
 
 
 def advice(run: Placement | None, measured: float | None = None) -> list[tuple[str, str]]:

@@ -52,18 +52,9 @@ VERL = {
         {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.5},
         partial(reference.ppo, low=0.2, high=0.28, dual=1.5),
     ),
-    "gspo": (
-        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2},
-        partial(reference.gspo, low=0.1, high=0.2),
-    ),
-    "geo_mean": (
-        {"clip_ratio_low": 0.3, "clip_ratio_high": 0.4},
-        partial(reference.gmpo, low=0.3, high=0.4),
-    ),
-    "cispo": (
-        {"clip_ratio_low": 0.3, "clip_ratio_high": 0.5},
-        partial(reference.cispo, low=0.3, high=0.5),
-    ),
+    "gspo": ({"clip_ratio_low": 0.1, "clip_ratio_high": 0.2}, partial(reference.gspo, low=0.1, high=0.2)),
+    "geo_mean": ({"clip_ratio_low": 0.3, "clip_ratio_high": 0.4}, partial(reference.gmpo, low=0.3, high=0.4)),
+    "cispo": ({"clip_ratio_low": 0.3, "clip_ratio_high": 0.5}, partial(reference.cispo, low=0.3, high=0.5)),
     "dppo_tv": (
         {"clip_ratio_low": 0.1, "clip_ratio_high": 0.15, "clip_ratio_c": 2.0},
         partial(reference.dppo_tv, low=0.1, high=0.15, max_weight=2.0),
@@ -72,10 +63,7 @@ VERL = {
         {"clip_ratio_low": 0.02, "clip_ratio_high": 0.05, "clip_ratio_c": 2.0},
         partial(reference.dppo_kl, low=0.02, high=0.05, max_weight=2.0),
     ),
-    "sapo": (
-        {"tau_pos": 1.5, "tau_neg": 3.0},
-        partial(reference.sapo, positive=1.5, negative=3.0),
-    ),
+    "sapo": ({"tau_pos": 1.5, "tau_neg": 3.0}, partial(reference.sapo, positive=1.5, negative=3.0)),
     "gpg": ({}, reference.gpg),
 }
 OF_SEQUENCES = ("gspo", "geo_mean")

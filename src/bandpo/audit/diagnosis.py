@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,13 @@ LONG = 30
 """Log steps below which no plateau is looked for."""
 FLAT = 0.5
 """Share of a run that is flat, from which it is a plateau."""
+SOLVED = 0.95
+"""Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
+STILL = 1e-9
+"""Learning rate up to which weights stand still: Adam moves each by about as much; 0.02 + 1e-9 is 0.02 in float32."""
+RATE = re.compile(r"(^|/)(learning_rate|lr|policy_lr)$")
+FELL_WITH = re.compile(r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$")
+"""Ends of names: of learning rates, and of what is compared before and after a fall of the reward."""
 
 
 @dataclass(frozen=True)
@@ -136,21 +144,24 @@ def course(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:
     plateau, turn = _plateau(rows)
     found = [
         _numbers(rows),
+        _rate(rows),
         _step(rows),
         _share(rows, "cut", "truncated", "answers are finished", "of answers are cut off"),
         _share(rows, "dead", "no-signal", "groups carry signal", "of groups carry no signal", FEW),
         _entropy(rows, turn),
     ]
+    if plateau.code == "plateau" and plateau.ok is None:  # then dead groups and a sure policy are right
+        found = [f for f in found if f.code not in ("no-signal", "entropy-collapse")]
     causes = [f.cause for f in found if f.ok is False]
     if plateau.ok is False:
         clip = _clip(rows, updates)
-        why = "; ".join(causes) or "nothing that is logged explains it"
-        spared = ""
+        why = causes or ["nothing that is logged explains it"] * (plateau.code == "plateau")
         if clip.figure and clip.figure < RARE:
-            spared = f"; the clip drops {clip.figure:.1%} and is not the cause"
+            why = [*why, f"the clip drops {clip.figure:.1%} and is not the cause"]
         elif clip.code == "on-policy" and not clip.or_else:
-            spared = f"; {clip.cause}"
-        return [plateau._replace(cause=f"{plateau.cause}: {why}{spared}"), *found]
+            why = [*why, clip.cause]
+        cause = ": ".join(filter(None, [plateau.cause, "; ".join(why)]))
+        return [plateau._replace(cause=cause), *found]
     return [*found, plateau] if causes else [*found, plateau, _clip(rows, updates)]
 
 
@@ -173,6 +184,16 @@ def _numbers(rows: Sequence[Row]) -> Finding:
         f"{len(lost)} of {len(rows)} log steps hold NaN or infinite values, first step {min(lost, default=0)}"
     )
     return seen.named("nan", cause) if lost else seen
+
+
+def _rate(rows: Sequence[Row]) -> Finding:
+    tested, rates = "weights move", [x for row in rows for name, x in row.items() if RATE.search(name)]
+    if len(rates) < FEW:  # a warm-up begins at 0
+        return untested(tested)
+    seen = Finding("ok", True, tested, max(rates), None, len(rates))
+    return (
+        seen.named("no-step", f"the learning rate is {max(rates):g} at most") if max(rates) <= STILL else seen
+    )
 
 
 def _step(rows: Sequence[Row]) -> Finding:
@@ -246,16 +267,44 @@ def _plateau(rows: Sequence[Row]) -> tuple[Finding, float]:
     turn = 0 if rise < SURE * noise / max(turn, 1) ** 0.5 else turn  # no rise that is more than noise
     late = reward[turn:]
     seen = Finding("ok", True, tested, float(late.mean()), noise, n)
+    if fell := _fall(rows, steps, reward):
+        return seen.named("collapse", fell[0]), fell[1]
     if len(late) < FLAT * n or _rises(late):
         return seen, -np.inf
     since = f"since step {steps[turn]:.0f}" if turn else "from the start"
-    return seen.named("plateau", f"reward {late.mean():.3g}, flat {since}"), float(steps[turn])
+    cause, ok = f"reward {late.mean():.3g}, flat {since}", False
+    if late.mean() >= SOLVED and reward.min() >= 0 and reward.max() <= 1:
+        cause, ok = f"{cause}: if 1 is the most that it gives, these prompts are solved", None
+    return seen.named("plateau", cause, ok=ok), float(steps[turn])
+
+
+def _fall(rows: Sequence[Row], steps: Any, reward: Any) -> tuple[str, float] | None:
+    """If the last tenth of a run has lost half of its best tenth's reward: what happened, and the step of the best.
+
+    What else has doubled or halved by then is named; a log does not tell whether it is the cause.
+    """
+    means = _tenths(reward)
+    best, noise = int(means.argmax()), float(np.diff(reward).std()) / (len(reward) / 10) ** 0.5
+    if means[best] - means[-1] <= max((means[best] - min(0.0, reward.min())) / 2, SURE * noise):
+        return None
+    told = {name: _series(rows, name)[1] for name in rows[-1] if FELL_WITH.search(name)}
+    ends = {name: _tenths(x)[[best, -1]] for name, x in told.items() if len(x) == len(reward)}
+    times = {name: (abs(pair).max() + 0.01) / (abs(pair).min() + 0.01) for name, pair in ends.items()}
+    most = [name for name in sorted(times, key=times.__getitem__, reverse=True) if times[name] > 2][:3]
+    course = {"reward": means[[best, -1]]} | {name: ends[name] for name in most}
+    step = float(np.array_split(steps, 10)[best][-1])
+    said = ", ".join(f"{name} {before:.3g} → {now:.3g}" for name, (before, now) in course.items())
+    return f"from step {step:.0f} on {said}", step
+
+
+def _tenths(values: Any) -> Any:
+    """Means of ten blocks."""
+    return np.array([block.mean() for block in np.array_split(values, 10)])
 
 
 def _rises(values: Any) -> bool:
-    """By two standard errors of a line's slope; through means of ten blocks, as neighbours are alike."""
-    blocks = np.array([block.mean() for block in np.array_split(values, 10)])
-    (slope, _), covariance = np.polyfit(np.arange(10), blocks, 1, cov=True)
+    """By two standard errors of a line's slope; through blocks, as neighbours are alike."""
+    (slope, _), covariance = np.polyfit(np.arange(10), _tenths(values), 1, cov=True)
     return bool(slope > 2 * covariance[0, 0] ** 0.5 + EXACT * abs(values).max())  # more than rounding
 
 
@@ -273,9 +322,8 @@ def _clip(rows: Sequence[Row], updates: float | None) -> Finding:
         cause = "no token was clipped, as with one update on each batch"
         return seen.named("on-policy", cause, "clip-idle", ok=None)
     if d.clipped == 0 and d.metrics.get("inert", 1) == 1:
-        return seen.named(
-            "clip-idle", "no token was clipped: steps are smaller than the rule allows", ok=None
-        )
+        cause = "no token was clipped: steps are smaller than the rule allows"
+        return seen.named("clip-idle", cause, ok=None)
     if interval and interval[0] > STARVED:
         share = f"{d.metrics['blocked_mass_below_0.1']:.0%} [{interval[0]:.0%}, {interval[1]:.0%}]"
         cause = f"it blocks {share} of the gradient that would raise tokens below p = 0.1"

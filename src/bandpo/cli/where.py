@@ -15,8 +15,7 @@ def where_command(
     run: Annotated[
         Path | None,
         typer.Argument(
-            help="A run to read the blocked share and the rule from, as for bandpo audit.",
-            show_default=False,
+            help="A run to read the blocked share and the rule from, as for bandpo audit.", show_default=False
         ),
     ] = None,
     blocked_share: Annotated[

@@ -158,17 +158,6 @@ def epsilons(
     return Epsilons(logp_old, -torch.expm1(bounds.log_lower), torch.expm1(bounds.log_upper))
 
 
-@contextmanager
-def clamping_at(trainer: Any, low: Tensor, high: Tensor) -> Iterator[None]:
-    """A trainer's ``epsilon_low`` and ``epsilon_high`` replaced by a batch's tensors, for one loss."""
-    stock = trainer.epsilon_low, trainer.epsilon_high
-    trainer.epsilon_low, trainer.epsilon_high = low, high
-    try:
-        yield
-    finally:
-        trainer.epsilon_low, trainer.epsilon_high = stock
-
-
 def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     """Metrics as numbers, read from the device at once; 0 where no token counts, as a framework's own means are."""
     return dict(zip(metrics, torch.stack([*metrics.values()]).nan_to_num(nan=0.0).tolist(), strict=True))

@@ -131,11 +131,9 @@ class AuditMixin(GRPOTrainer):
         are others only with vLLM.
         """
         method, threshold = self.loss_method(), cast("Any", self.args).off_policy_mask_threshold
-        return (
-            method
-            if threshold is None
-            else replace(method, objective=SequenceMask(threshold, method.objective))
-        )
+        if threshold is None:
+            return method
+        return replace(method, objective=SequenceMask(threshold, method.objective))
 
     @property
     def training(self) -> bool:

@@ -35,22 +35,22 @@ class _Replaced(float):
         cls()._refuse()
 
 
+def _setting(default: Any, told: str) -> Any:
+    return field(default=default, metadata={"help": told})
+
+
 @dataclass
 class MethodSettings:
     """What every config of TRL's gets: a method, by either of its names, in place of two epsilons."""
 
-    method: str | None = field(
-        default=None,
-        metadata={
-            "help": "A clip rule or a method: 'Band(KL(), 0.05)' (the default), 'Band(KL(), Linear(0.05, 0.01))', "
-            "'FixedClip(0.2, 0.28)', 'Unclipped()', 'DPPO()', 'SAPO(1.0, 1.05)', "
-            "'Method(FixedClip(0.2), Masked(20))', ..."
-        },
+    method: str | None = _setting(
+        None,
+        "A clip rule or a method: 'Band(KL(), 0.05)' (the default), 'Band(KL(), Linear(0.05, 0.01))', "
+        "'FixedClip(0.2, 0.28)', 'Unclipped()', 'DPPO()', 'SAPO(1.0, 1.05)', "
+        "'Method(FixedClip(0.2), Masked(20))', ...",
     )
-    clip: str | None = field(default=None, metadata={"help": "Another name of method."})
-    epsilon: float | None = field(
-        default=None, metadata={"help": "Refused; the interval is part of method, as in 'FixedClip(0.2)'."}
-    )
+    clip: str | None = _setting(None, "Another name of method.")
+    epsilon: float | None = _setting(None, "Refused; the interval is part of method, as in 'FixedClip(0.2)'.")
 
     def settle(self, method: Method) -> None:
         """Put a method into ``method``, as text, and refuse epsilons beside it."""
@@ -106,47 +106,29 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     'FixedClip(low=0.2, high=0.28)'
     """
 
-    loss_type: str | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None,
-        metadata={"help": "The average; by default the method's own, and 'dapo' for a clip rule alone."},
+    loss_type: str | None = _setting(  # pyright: ignore[reportIncompatibleVariableOverride]
+        None, "The average; by default the method's own, and 'dapo' for a clip rule alone."
     )
-    anchor: str = field(
-        default="trainer",
-        metadata={
-            "help": "Whose log-probabilities the bounds surround: 'trainer', or 'rollout' (vLLM's or a rollout_func's)."
-        },
+    anchor: str = _setting(
+        "trainer",
+        "Whose log-probabilities the bounds surround: 'trainer', or 'rollout' (vLLM's or a rollout_func's).",
     )
-
-    fused_logits: bool = field(
-        default=False,
-        metadata={"help": "Compute log-probabilities straight from hidden states, without holding logits."},
+    fused_logits: bool = _setting(
+        False, "Compute log-probabilities straight from hidden states, without holding logits."
     )
-    certify: str = field(
-        default="stop",
-        metadata={
-            "help": "What happens where the gradient is not the method's: 'stop', 'warn', or 'off' (not compared)."
-        },
+    certify: str = _setting(
+        "stop",
+        "What happens where the gradient is not the method's: 'stop', 'warn', or 'off' (not compared).",
     )
-    audit_steps: int = field(
-        default=1,
-        metadata={"help": "Audit the losses of every so-many-th optimiser step; 0 for none."},
+    audit_steps: int = _setting(1, "Audit the losses of every so-many-th optimiser step; 0 for none.")
+    audit_detail: bool = _setting(
+        False, "Send all audit metrics to the console and trackers, not only the twelve that matter."
     )
-    audit_detail: bool = field(
-        default=False,
-        metadata={
-            "help": "Send all audit metrics to the console and trackers, not only the twelve that matter."
-        },
+    record: str | None = _setting(
+        None, "Folder for the tokens of every loss, which `bandpo audit` replays under any rule."
     )
-    record: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder for the tokens of every loss, which `bandpo audit` replays under any rule."
-        },
-    )
-
-    watched: str = field(
-        default="warn",
-        metadata={"help": "What happens where the tests of `bandpo diagnose` fail: 'warn', 'stop' or 'off'."},
+    watched: str = _setting(
+        "warn", "What happens where the tests of `bandpo diagnose` fail: 'warn', 'stop' or 'off'."
     )
 
     def __post_init__(self) -> None:
@@ -214,16 +196,14 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     @property
     def updates_per_batch(self) -> int:
         """Optimiser steps made on each generated batch."""
-        return max(
-            1, (self.steps_per_generation or 1) * self.num_iterations // self.gradient_accumulation_steps
-        )
+        losses = (self.steps_per_generation or 1) * self.num_iterations
+        return max(1, losses // self.gradient_accumulation_steps)
 
     @property
     def ratio_moves(self) -> bool:
         """Whether some loss has another policy than that which its batch was generated with, as TRL decides it."""
-        return (
-            self.gradient_accumulation_steps % ((self.steps_per_generation or 1) * self.num_iterations) != 0
-        )
+        losses = (self.steps_per_generation or 1) * self.num_iterations
+        return self.gradient_accumulation_steps % losses != 0
 
     @property
     def other_average(self) -> bool:

@@ -27,11 +27,7 @@ from bandpo import _checks
 from bandpo.audit.metrics import Audit
 from bandpo.batch import Batch, Tokens, at_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.integrations._trl_audit import (
-    AuditedGRPOTrainer,
-    AuditMixin,
-    counted_tokens,
-)
+from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin, counted_tokens
 from bandpo.integrations._trl_certificate import by_entropy, warn_of_an_unknown_loss
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
