@@ -275,7 +275,7 @@ COURSES = [
     (FALLS | {"completions/clipped_ratio": lambda t: t}, "collapse: .*: 75% of answers are cut off", False),
     (
         {"learning_rate": lambda t: 0.0, "reward": lambda t: 0.3},
-        "plateau: .*the learning rate is 0 at most",
+        "plateau: .*the learning rate never exceeds 0",
         False,
     ),
     ({"learning_rate": lambda t: 1e-6}, "ok: ", True),

@@ -150,14 +150,15 @@ def course(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:
         _share(rows, "dead", "no-signal", "groups carry signal", "of groups carry no signal", FEW),
         _entropy(rows, turn),
     ]
-    if plateau.code == "plateau" and plateau.ok is None:  # then dead groups and a sure policy are right
+    if (plateau.code, plateau.ok) == ("plateau", None):  # then dead groups and a sure policy are right
         found = [f for f in found if f.code not in ("no-signal", "entropy-collapse")]
     causes = [f.cause for f in found if f.ok is False]
     if plateau.ok is False:
         clip = _clip(rows, updates)
         why = causes or ["nothing that is logged explains it"] * (plateau.code == "plateau")
-        if clip.figure and clip.figure < RARE:
-            why = [*why, f"the clip drops {clip.figure:.1%} and is not the cause"]
+        if clip.figure:
+            is_it = "is not" if clip.figure < RARE else "may be"
+            why = [*why, f"the clip drops {clip.figure:.1%} and {is_it} the cause"]
         elif clip.code == "on-policy" and not clip.or_else:
             why = [*why, clip.cause]
         cause = ": ".join(filter(None, [plateau.cause, "; ".join(why)]))
@@ -190,10 +191,8 @@ def _rate(rows: Sequence[Row]) -> Finding:
     tested, rates = "weights move", [x for row in rows for name, x in row.items() if RATE.search(name)]
     if len(rates) < FEW:  # a warm-up begins at 0
         return untested(tested)
-    seen = Finding("ok", True, tested, max(rates), None, len(rates))
-    return (
-        seen.named("no-step", f"the learning rate is {max(rates):g} at most") if max(rates) <= STILL else seen
-    )
+    seen, most = Finding("ok", True, tested, max(rates), None, len(rates)), max(rates)
+    return seen.named("no-step", f"the learning rate never exceeds {most:g}") if most <= STILL else seen
 
 
 def _step(rows: Sequence[Row]) -> Finding:
@@ -225,7 +224,7 @@ def _entropy(rows: Sequence[Row], turn: float) -> Finding:
     if len(entropy) < 2:
         return untested(KEPT, "log the entropy")
     (first, last), reward = _ends(entropy, 10), reward[steps >= turn]
-    answer, because, rose = f"{first:.3g} → {last:.3g} nats per token", "no reward is known", False
+    answer, because, rose = f"entropy {first:.3g} → {last:.3g} nats per token", "no reward is known", False
     if len(reward) > 1:
         # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
         error = float(np.diff(reward).std()) / max(1, len(reward) // 3) ** 0.5
