@@ -275,10 +275,11 @@ COURSES = [
     (FALLS | {"completions/clipped_ratio": lambda t: t}, "collapse: .*: 75% of answers are cut off", False),
     (
         {"learning_rate": lambda t: 0.0, "reward": lambda t: 0.3},
-        "plateau: .*the learning rate never exceeds 0",
+        "plateau: .*learning_rate never exceeds 0",
         False,
     ),
     ({"learning_rate": lambda t: 1e-6}, "ok: ", True),
+    ({"grad_norm": lambda t: 0.0, "reward": lambda t: 0.3}, "plateau: .*: grad_norm never exceeds 0;", False),
     (
         {"reward": lambda t: 1.0, "frac_reward_zero_std": lambda t: 0.9},
         "plateau: .* these prompts are solved",

@@ -45,11 +45,10 @@ FLAT = 0.5
 """Share of a run that is flat, from which it is a plateau."""
 SOLVED = 0.95
 """Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
-STILL = 1e-9
-"""Learning rate up to which weights stand still: Adam moves each by about as much; 0.02 + 1e-9 is 0.02 in float32."""
-RATE = re.compile(r"(^|/)(learning_rate|lr|policy_lr)$")
+STILL = {r"(^|/)(learning_rate|lr|policy_lr)$": 1e-9, r"(^|/)grad_norm$": 0.0}
+"""By its name's end, up to what weights stand still: Adam moves them by the rate, and float32 rounds 0.02 + 1e-9."""
 FELL_WITH = re.compile(r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$")
-"""Ends of names: of learning rates, and of what is compared before and after a fall of the reward."""
+"""Ends of names of what is compared before and after a fall of the reward."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def course(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:
     plateau, turn = _plateau(rows)
     found = [
         _numbers(rows),
-        _rate(rows),
+        _moves(rows),
         _step(rows),
         _share(rows, "cut", "truncated", "answers are finished", "of answers are cut off"),
         _share(rows, "dead", "no-signal", "groups carry signal", "of groups carry no signal", FEW),
@@ -181,18 +180,20 @@ def _ends(values: Any, part: int) -> tuple[float, float]:
 def _numbers(rows: Sequence[Row]) -> Finding:
     lost = [int(row["step"]) for row in rows if row.get("not_finite")]
     seen = Finding("ok", True, "the log holds numbers", len(lost) / len(rows), None, len(rows))
-    cause = (
-        f"{len(lost)} of {len(rows)} log steps hold NaN or infinite values, first step {min(lost, default=0)}"
-    )
-    return seen.named("nan", cause) if lost else seen
+    cause = f"{len(lost)} of {len(rows)} log steps hold NaN or infinite values"
+    return seen.named("nan", f"{cause}, first step {min(lost)}") if lost else seen
 
 
-def _rate(rows: Sequence[Row]) -> Finding:
-    tested, rates = "weights move", [x for row in rows for name, x in row.items() if RATE.search(name)]
-    if len(rates) < FEW:  # a warm-up begins at 0
-        return untested(tested)
-    seen, most = Finding("ok", True, tested, max(rates), None, len(rates)), max(rates)
-    return seen.named("no-step", f"the learning rate never exceeds {most:g}") if most <= STILL else seen
+def _moves(rows: Sequence[Row]) -> Finding:
+    seen = untested("weights move")
+    for end, least in STILL.items():
+        logged = [(x, name) for row in rows for name, x in row.items() if re.search(end, name)]
+        if len(logged) >= FEW:  # a warm-up begins at 0
+            most, name = max(logged)
+            seen = Finding("ok", True, seen.tested, most, None, len(logged))
+            if most <= least:
+                return seen.named("no-step", f"{name} never exceeds {most:g}")
+    return seen
 
 
 def _step(rows: Sequence[Row]) -> Finding:
