@@ -73,7 +73,9 @@ def stale_data() -> Figure:
     right.axhline(0, color=looks_of(ARMS)[CLIP].colour, linewidth=1)
     ages = [f"{world.cell.lag}\n(n = {len(world.seeds)})" for world in worlds]
     right.set_xticks(range(len(worlds)), ages)
-    right.set(title="Fresh data: no gain.\nOld data: a gain", xlabel="age of the data in batches")
+    gains = [world.difference("BandAbove", CLIP).value for world in (worlds[0], lag_4)]
+    right.set(title=f"BandAbove minus clip 0.2:\n{gains[0]:+.3f} (fresh), {gains[1]:+.3f} (4 batches old)")
+    right.set_xlabel("age of the data in batches")
     right.set(ylabel="mean reward minus that of clip 0.2")
     add_legend(figure)
     return figure

@@ -188,6 +188,7 @@ def page(rows: Mapping[Run, Row]) -> Page:
         [
             Section("Predictions", _predictions(compared)),
             *([Section("Blocked share", _blocked(compared))] if compared else []),
+            Section("Broken runs", [_broken(compared)]),
             *(Section(w.name, _world(w)) for w in worlds.values() if w.compared or w.name == w.cell.name),
         ],
     )
@@ -228,7 +229,10 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
     ]
     if len(pairs) > 2:
         rho = rank_correlation([(blocked, gap.value) for blocked, _, gap in pairs])
-        found.append(f"Rank correlation over these {len(pairs)}: {rho:.2f}.")
+        found.append(
+            f"Rank correlation over these {len(pairs)}: {rho:.2f}. Predicted: above 0.5; a gain below {SMALLEST} where "
+            "up to 0.11 is blocked, and above it from 0.5 on."
+        )
     at_one_rate = sorted(
         (float(blocked.mean()), w.name, f"{rate:g}", signed(gap))
         for w in single
@@ -244,6 +248,18 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
         )
     )
     return found
+
+
+def _broken(worlds: Mapping[str, World]) -> Table:
+    """How many runs of each rule broke, over all rates."""
+    arms = (CLIP, "clip [.8, 2]", ABOVE, "no upper bound")
+    rows = [
+        [w.name, *(f"{w.curve(a, 'broken').scores.sum():.0f}" for a in arms), f"{w.curve(CLIP).scores.size}"]
+        for w in worlds.values()
+        if w.name == w.cell.name and {*arms} <= {*w.cell.arms}
+    ]
+    caption = "Runs whose reward fell by half after its maximum. Predicted: most without an upper bound."
+    return Table(["setting", *arms, "of"], rows, caption)
 
 
 def _world(world: World) -> list[Any]:

@@ -137,7 +137,7 @@ PLACE = ["--probability", "0.002", "--batch", "128", "--minibatches", "4", "--ep
             "Not known. Your rule blocks 90% of rare winners' gradient. With fresh",
         ),
         ([*PLACE, 1, "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
-        ([*PLACE, 4, "--blocked-share", 0.4], "Yes. Your rule blocks 40%"),
+        ([*PLACE, 4, "--blocked-share", 0.4], "used more than once tables gained, and one network of two"),
         ([*PLACE, 1, "--blocked-share", 0.4, "--lag", 4], "Not known. Your rule blocks 40%"),
         (["--blocked-share", 0.2], "Not known. Your rule blocks 20% of rare winners' gradient"),
         (["--blocked-share", 0.08], "No. Your rule blocks 8% of rare winners' gradient"),
@@ -158,13 +158,13 @@ def test_the_command_reads_a_log_and_a_record(tmp_path):
     winners = {"audit/tokens": 9, "audit/tokens_positive_below_0.1": 7, "audit/mass_positive_below_0.1": 3.0}
     log = tmp_path / "verl.jsonl"
     log.write_text(json.dumps(fresh | winners | {"audit/blocked_mass_below_0.1": 0.6}))
-    assert "Yes. Your rule blocks 60%" in told(log)
+    assert "Yes, if your data are stale. Your rule blocks 60%" in told(log)
     assert "7 rare winners" in told(log, *PLACE, 1)
     old = torch.tensor([[0.01, 0.02, 0.5]]).log()
     with Recorder(tmp_path / "record", clip="FixedClip(0.2, 0.6)") as recorder:
         moved = torch.tensor([[2.0, 1.5, 1.5]]).log()  # of rare winners' gradient 2 in 3.5 is blocked
         recorder.add(logp=old + moved, logp_old=old, advantages=torch.ones(1))
-    assert "Yes. Your rule blocks 57%" in told(tmp_path / "record")
+    assert "stale. Your rule blocks 57%" in told(tmp_path / "record")
     assert "The bound of 1.6 acts" not in told(tmp_path / "record", *PLACE, 4)  # measured, so no theory
     log.write_text(json.dumps(fresh))
     for arguments, message in (

@@ -170,19 +170,18 @@ class Audit:
         found = {name: s[name] / counted for name in means}
         found |= {"tokens": counted, "calls": calls, "on_policy": s["on_policy"] / calls}
         for rule, prefix in enumerate(["", *(f"if/{name}/" for name in self.counterfactuals)]):
-            blocked, blocked_mass = s["blocked"][rule], s["blocked_mass"][rule, positive]
+            blocked, whole = s["blocked"][rule], mass[rule, positive]
+            blocked_mass = s["blocked_mass"][rule, positive]
             found |= {
                 f"{prefix}clip_high": blocked[positive].sum() / counted,
                 f"{prefix}clip_low": blocked[negative].sum() / counted,
                 f"{prefix}softened": s["softened"][rule] / counted,
                 f"{prefix}amplified": s["amplified"][rule] / counted,
                 f"{prefix}inert": s["inert"][rule] / calls,
-                f"{prefix}blocked_mass": blocked_mass.sum() / mass[rule, positive].sum(),
+                f"{prefix}blocked_mass": blocked_mass.sum() / whole.sum(),
             }
             for name, rare in RARE.items():
-                found[f"{prefix}blocked_mass_{name}"] = (
-                    blocked_mass[:rare].sum() / mass[rule, positive, :rare].sum()
-                )
+                found[f"{prefix}blocked_mass_{name}"] = blocked_mass[:rare].sum() / whole[:rare].sum()
         ends = {f"_{name}": slice(rare) for name, rare in RARE.items()}
         ends |= {f"/{name}": slice(k, k + 1) for k, name in enumerate(BINS)}
         for end, bins in ends.items():

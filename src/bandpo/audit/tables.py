@@ -54,11 +54,10 @@ def _cells(columns: Iterable[Mapping[str, float]], key: str, over: str = "") -> 
 def clip_table(runs: Mapping[str, Summary]) -> Table:
     """What each run's rule clipped, and what others would have: a column for each run; rows no run has are left out."""
     each = [d.metrics for d in runs.values()]
+    sided = [m if "clip_low" in m else {} for m in each]  # else clip_high is of both sides
     rows = {
         "clip rate": [share(d.clipped) for d in runs.values()],
-        "  clip-high": _cells(
-            [m if "clip_low" in m else {} for m in each], "clip_high"
-        ),  # else it is of both sides
+        "  clip-high": _cells(sided, "clip_high"),
         "  clip-low": _cells(each, "clip_low"),
     }
     for name in (*BINS, "below_0.1"):

@@ -20,14 +20,7 @@ from bandpo_lab.rehearsal.checks import Check, Expected, first_run_checks, resum
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.processes import Forks
 from bandpo_lab.rehearsal.run import environment, train
-from bandpo_lab.rehearsal.shrink import (
-    PROMPT_TOKENS,
-    PROMPTS,
-    Change,
-    changes,
-    compose,
-    refuse,
-)
+from bandpo_lab.rehearsal.shrink import PROMPT_TOKENS, PROMPTS, Change, changes, compose, refuse
 
 NOT_COVERED = (
     "vLLM and SGLang: transformers generates, and weights reach it by another way",
