@@ -187,13 +187,11 @@ def advice(run: Placement | None, measured: float | None = None) -> list[tuple[s
             "give a run (its folder, log or record), --blocked-share, or its place: --probability, --batch, --epochs "
             "and --minibatches"
         )
+    lower = "Keep yours. Band's gained nowhere in a network, and with fresh data it cost."
     return [
         ("Can the upper side matter?", f"{word}. {why}"),
         ("What to set", _SETTINGS[word.partition(",")[0]]),
-        (
-            "And the lower side?",
-            "Keep yours. Band's gained nowhere in a network, and with fresh data it cost.",
-        ),
+        ("And the lower side?", lower),
         ("How sure", sure),
     ]
 

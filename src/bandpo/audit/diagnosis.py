@@ -47,7 +47,7 @@ SOLVED = 0.95
 """Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
 STILL = {r"(^|/)(learning_rate|lr|policy_lr)$": 1e-9, r"(^|/)grad_norm$": 0.0}
 """By its name's end, up to what weights stand still: Adam moves them by the rate, and float32 rounds 0.02 + 1e-9."""
-FELL_WITH = re.compile(r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$")
+FELL_WITH = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
 """Ends of names of what is compared before and after a fall of the reward."""
 
 
@@ -171,6 +171,11 @@ def _series(rows: Sequence[Row], name: str) -> Any:
     return np.array(told).reshape(-1, 2).T
 
 
+def _names(rows: Sequence[Row], pattern: str) -> list[str]:
+    """What is logged under such a name."""
+    return [name for name in dict.fromkeys(chain.from_iterable(rows)) if re.search(pattern, name)]
+
+
 def _ends(values: Any, part: int) -> tuple[float, float]:
     """Means of the first and of the last part, say tenth."""
     n = max(1, len(values) // part)
@@ -187,7 +192,7 @@ def _numbers(rows: Sequence[Row]) -> Finding:
 def _moves(rows: Sequence[Row]) -> Finding:
     seen = untested("weights move")
     for end, least in STILL.items():
-        logged = [(x, name) for row in rows for name, x in row.items() if re.search(end, name)]
+        logged = [(float(x), name) for name in _names(rows, end) for x in _series(rows, name)[1]]
         if len(logged) >= FEW:  # a warm-up begins at 0
             most, name = max(logged)
             seen = Finding("ok", True, seen.tested, most, None, len(logged))
@@ -287,7 +292,7 @@ def _fall(rows: Sequence[Row], steps: Any, reward: Any) -> tuple[str, float] | N
     best, noise = int(means.argmax()), float(np.diff(reward).std()) / (len(reward) / 10) ** 0.5
     if means[best] - means[-1] <= max((means[best] - min(0.0, reward.min())) / 2, SURE * noise):
         return None
-    told = {name: _series(rows, name)[1] for name in rows[-1] if FELL_WITH.search(name)}
+    told = {name: _series(rows, name)[1] for name in _names(rows, FELL_WITH)}
     ends = {name: _tenths(x)[[best, -1]] for name, x in told.items() if len(x) == len(reward)}
     times = {name: (abs(pair).max() + 0.01) / (abs(pair).min() + 0.01) for name, pair in ends.items()}
     most = [name for name in sorted(times, key=times.__getitem__, reverse=True) if times[name] > 2][:3]

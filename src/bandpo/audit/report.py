@@ -101,9 +101,7 @@ def _run(
     path: Path, tried: Mapping[str, Method | str], own: Method | None, tokenizer: str | None
 ) -> dict[str, Any]:
     """What the page holds of one run; ``lacks`` says why it holds no tokens, if so."""
-    records = (
-        [path] if record_files(path) else sorted({file.parent for file in path.glob("*/tokens-*.arrow")})
-    )
+    records = [path] if record_files(path) else sorted({f.parent for f in path.glob("*/tokens-*.arrow")})
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         looked = [diagnose(part, method=own) for part in dict.fromkeys([*records[:1], path])]
