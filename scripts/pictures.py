@@ -19,6 +19,7 @@ from matplotlib.image import imread, imsave
 
 from bandpo import KL, Band, FixedClip
 from bandpo.audit.files import read_jsonl
+from bandpo_lab.study.statistics import Curve, difference
 from bandpo_lab.style import add_legend, house_style, looks_of, save_figure
 from studies.staleness import Run
 from studies.staleness_report import CLIP, worlds_of
@@ -35,12 +36,10 @@ RULES = {
 
 
 def mean_curve(rewards: np.ndarray, groups: Sequence[int]) -> np.ndarray:
-    """Mean of rows (seeds, batches) and its 95 % interval (3, batches), by seeds drawn anew within each group."""
-    draws = np.random.default_rng(0)
-    parts = [np.flatnonzero(np.array(groups) == group) for group in np.unique(groups)]
-    drawn = [np.concatenate([draws.choice(part, len(part)) for part in parts]) for _ in range(1000)]
-    low, high = np.percentile([rewards[seeds].mean(0) for seeds in drawn], [2.5, 97.5], axis=0)
-    return np.stack([rewards.mean(0), low, high])
+    """Mean of rows (seeds, batches) and its 95 % interval, (3, batches): their difference from nothing."""
+    nothing = Curve([0.0], np.zeros((1, len(groups)))).drawn
+    each = [difference(Curve([0.0], scores[None]).drawn, nothing, groups) for scores in rewards.T]
+    return np.array(each).T
 
 
 @house_style()
@@ -52,8 +51,8 @@ def stale_data() -> Figure:
     [lag_4] = [world for world in worlds if world.name == "lag 4"]
     figure = Figure(figsize=(8, 4.2))
     left, right = figure.subplots(1, 2)
-    learned = {arm: lag_4.curve(arm) for arm in ARMS}
-    for place, (arm, look) in enumerate(looks_of(ARMS).items()):
+    learned, looks = {arm: lag_4.curve(arm) for arm in ARMS}, looks_of(ARMS)
+    for place, (arm, look) in enumerate(looks.items()):
         runs = [Run("lag 4", arm, learned[arm].rates[learned[arm].best], seed) for seed in lag_4.seeds]
         mean, low, high = mean_curve(np.array([rows[run]["reward"] for run in runs]), lag_4.groups)
         batches = np.arange(1, len(mean) + 1)
@@ -70,13 +69,12 @@ def stale_data() -> Figure:
         title=f"Data four batches old: mean reward\n{scores[0]:.2f} (clip 0.2), {scores[1]:.2f} (BandAbove)"
     )
     left.set(xlabel=f"batch (n = {len(lag_4.seeds)} runs a rule)", ylabel="reward", ylim=(0, None))
-    right.axhline(0, color=looks_of(ARMS)[CLIP].colour, linewidth=1)
+    right.axhline(0, color=looks[CLIP].colour, linewidth=1)
     ages = [f"{world.cell.lag}\n(n = {len(world.seeds)})" for world in worlds]
     right.set_xticks(range(len(worlds)), ages)
     gains = [world.difference("BandAbove", CLIP).value for world in (worlds[0], lag_4)]
     right.set(title=f"BandAbove minus clip 0.2:\n{gains[0]:+.3f} (fresh), {gains[1]:+.3f} (4 batches old)")
-    right.set_xlabel("age of the data in batches")
-    right.set(ylabel="mean reward minus that of clip 0.2")
+    right.set(xlabel="age of the data in batches", ylabel="mean reward minus that of clip 0.2")
     add_legend(figure)
     return figure
 
