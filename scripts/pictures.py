@@ -18,10 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 
 from bandpo import KL, Band, FixedClip
-from bandpo.audit.files import read_jsonl
 from bandpo_lab.study.statistics import Curve, difference
 from bandpo_lab.style import add_legend, house_style, looks_of, save_figure
-from studies.staleness import Run
+from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
 RUNS = Path(__file__).parents[1] / "results/staleness/runs.jsonl.gz"
@@ -45,7 +44,7 @@ def mean_curve(rewards: np.ndarray, groups: Sequence[int]) -> np.ndarray:
 @house_style()
 def stale_data() -> Figure:
     """What is learned from data four batches old, and what each rule adds to clip 0.2 at other ages."""
-    rows = {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(RUNS)}
+    rows = read_runs(RUNS)
     worlds = [world for name, world in worlds_of(rows).items() if name in BY_AGE and world.compared]
     worlds.sort(key=lambda world: world.cell.lag)
     [lag_4] = [world for world in worlds if world.name == "lag 4"]

@@ -283,6 +283,11 @@ def runs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Run]]:
                     yield cell, Run(cell.name, arm, rate, seed)
 
 
+def read_runs(file: Path) -> dict[Run, dict[str, Any]]:
+    """Those that have ended, with what `train` gave."""
+    return {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(file)}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make what a file does not hold yet, one run after the other, in one thread."""
     parser = argparse.ArgumentParser(prog="python -m studies.staleness")
@@ -292,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     asked.results.touch()
     drop_unfinished_line(asked.results)
-    done = {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(asked.results)}
+    done = read_runs(asked.results)
     if asked.count:
         for cell in CELLS:
             mine = [run in done for _, run in runs([cell])]

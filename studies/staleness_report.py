@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bandpo.audit.files import read_jsonl
 from bandpo.audit.interval import Interval
 from bandpo.errors import InvalidValue
 from bandpo_lab.page import Page, Section
@@ -30,7 +29,7 @@ from bandpo_lab.study.statistics import (
 )
 from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
-from studies.staleness import CELLS, Cell, Run, runs
+from studies.staleness import CELLS, Cell, Run, read_runs, runs
 
 SMALLEST = 0.05
 """The smallest effect of interest, in AUC, pass@32 or nats."""
@@ -307,8 +306,7 @@ def _world(world: World) -> list[Any]:
 def main(arguments: Sequence[str]) -> None:
     """The command line."""
     [file] = map(Path, arguments)
-    rows = {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(file)}
-    for written in page(rows).save(file.parent / "report.md"):
+    for written in page(read_runs(file)).save(file.parent / "report.md"):
         print(f"wrote {written}")
 
 

@@ -23,10 +23,7 @@ PANELS = {
     "rare_wins": "share of tokens with p < 0.1, A > 0",
     "rare_blocked": "share of their gradient blocked",
 }
-UNITS = {
-    "AUC": "AUC (mean reward in training)",
-    "mean entropy": "mean entropy (nats per token)",
-}
+UNITS = {"AUC": "AUC (mean reward in training)", "mean entropy": "mean entropy (nats per token)"}
 RESAMPLES = 400
 """Of the seeds, for the interval of a point: its ends move by less than the width of a line from 400 on."""
 
