@@ -184,14 +184,12 @@ def advice(run: Placement | None, measured: float | None = None) -> list[tuple[s
         sure = "This is a theory of one answer. A measured share tells more: bandpo where RUN, or --blocked-share."
     else:
         raise InvalidValue(
-            "give a run (its folder, log or record), --blocked-share, or its place: --probability, --batch, --epochs "
-            "and --minibatches"
+            "give a run's folder, log or record; --blocked-share; or --probability, --batch, --epochs and --minibatches"
         )
-    lower = "Keep yours. Band's gained nowhere in a network, and with fresh data it cost."
     return [
         ("Can the upper side matter?", f"{word}. {why}"),
-        ("What to set", _SETTINGS[word.partition(",")[0]]),
-        ("And the lower side?", lower),
+        ("What to set", _SETTINGS[word]),
+        ("And the lower side?", "Keep yours. Band's gained in no network, and with fresh data it cost."),
         ("How sure", sure),
     ]
 
@@ -214,14 +212,14 @@ def _measured(share: float, run: Placement | None) -> tuple[str, str]:
 
 def expected(run: Placement) -> tuple[str, str]:
     """What the theory says of the upper side: ``No``, ``Probably not`` or ``Perhaps``; and the reason."""
-    draws = f"A batch draws the answer {run.draws:.2g} times"
     bound, threshold = run.bounds(run.rule)[1], run.binding_rise
     if math.isinf(bound):
         return "No", "Your rule has no upper bound, so it holds nothing back."
     if run.updates == 1 and not run.lag:
         return "No", "With one update on a fresh batch every ratio is 1, and no rule acts."
     binds = (
-        f"{draws}. The bound of {bound:.3g} acts if one gradient raises it by more than {threshold:.2g} nats"
+        f"A batch draws the answer {run.draws:.2g} times. The bound of {bound:.3g} acts if one gradient raises it by "
+        f"more than {threshold:.2g} nats"
     )
     if run.rise is None:
         return "Perhaps", f"{binds}. --rise is not known."
@@ -235,6 +233,9 @@ _SETTINGS = {
     **dict.fromkeys(("No", "Probably not"), "Keep your rule. More samples find a rare answer sooner."),
     "Perhaps": "Nothing yet. Audit a run: its blocked share decides.",
     "Not known": 'Keep your rule, or compare it with "BandAbove()" over seeds and rates.',
-    "Yes": 'method "BandAbove()", at your rate, half, and twice; if one wrong answer dominates, "FixedClip(0.2, inf)".',
+    **dict.fromkeys(
+        ("Yes", "Yes, if your data are stale"),
+        'method "BandAbove()", at your rate, half, and twice; if one wrong answer dominates, "FixedClip(0.2, inf)".',
+    ),
 }
-"""What to set, by the answer up to its comma."""
+"""What to set, by the answer."""

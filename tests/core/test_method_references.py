@@ -156,15 +156,9 @@ def test_the_off_policy_mask_drops_sequences():
 # --- SkyRL ------------------------------------------------------------------------------------------------------------
 
 SKYRL = {
-    "regular": (
-        {"eps_clip_low": 0.2, "eps_clip_high": 0.28},
-        partial(reference.ppo, low=0.2, high=0.28),
-    ),
+    "regular": ({"eps_clip_low": 0.2, "eps_clip_high": 0.28}, partial(reference.ppo, low=0.2, high=0.28)),
     "dual_clip": ({"clip_ratio_c": 1.5}, partial(reference.ppo, dual=1.5)),
-    "gspo": (
-        {"eps_clip_low": 0.1, "eps_clip_high": 0.2},
-        partial(reference.gspo, low=0.1, high=0.2),
-    ),
+    "gspo": ({"eps_clip_low": 0.1, "eps_clip_high": 0.2}, partial(reference.gspo, low=0.1, high=0.2)),
     "cispo": (
         {"cispo.cispo_eps_clip_low": 0.3, "cispo.cispo_eps_clip_high": 0.5},
         partial(reference.cispo, low=0.3, high=0.5),

@@ -23,15 +23,7 @@ from bandpo import (
 )
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_method
-from bandpo.radius import (
-    ByEntropy,
-    BySurprisal,
-    Cosine,
-    HoldClipRate,
-    HoldEntropy,
-    HoldKL,
-    Polynomial,
-)
+from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Polynomial
 from bandpo.rules import Intersection, bands
 
 sizes = st.floats(1e-4, 1.0)

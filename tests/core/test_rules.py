@@ -48,10 +48,7 @@ def test_the_cap_bounds_rare_tokens_only():
     ]
     assert Band(max_ratio=10.0).outside(
         torch.tensor([11.0, 9.0]).log(), logp[:1].expand(2)
-    ).above.tolist() == [
-        True,
-        False,
-    ]
+    ).above.tolist() == [True, False]
 
 
 def test_a_ratio_on_the_bound_is_inside():

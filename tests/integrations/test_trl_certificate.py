@@ -16,12 +16,7 @@ from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPO
 from bandpo_lab.tasks import multiplication
 
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
-OTHERS = {
-    "per_device_train_batch_size": 4,
-    "learning_rate": 4e-3,
-    "seed": 3,
-    "max_steps": 4,
-}
+OTHERS = {"per_device_train_batch_size": 4, "learning_rate": 4e-3, "seed": 3, "max_steps": 4}
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,7 @@ def where_command(
     ] = None,
     probability: Annotated[
         float | None,
-        typer.Option(
-            help="Probability, in one sample, of a prompt's rare token, or of the strategy it opens."
-        ),
+        typer.Option(help="Probability, in one sample, of a rare token, or of the strategy that it opens."),
     ] = None,
     batch: Annotated[
         int | None,
