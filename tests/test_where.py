@@ -74,7 +74,7 @@ def test_stale_data_are_not_told_that_no_rule_matters(minibatches, lag, share):
     run = Placement(0.002, 128, 1, minibatches, lag)
     assert expected(run)[0] == "Perhaps"
     assert run.blocked_share(0.3) == pytest.approx(share, abs=0.25)
-    said = dict(advice(run, share))
+    said = dict(advice(run, (share,) * 3, stale=True))
     assert said["Can the upper side matter?"].startswith("Yes. Your rule blocks")
 
 
@@ -133,11 +133,11 @@ PLACE = ["--probability", "0.002", "--batch", "128", "--minibatches", "4", "--ep
             "Yes. Your rule blocks 90% of rare winners' gradient",
         ),
         (
-            [*PLACE, 1, "--blocked-share", 0.9],
-            "Not known. Your rule blocks 90% of rare winners' gradient. With fresh",
+            ["--blocked-share", 0.9, "--lag", 0],
+            "Not known. Your rule blocks 90% of rare winners' gradient. Used more",
         ),
+        (["--blocked-share", 0.9], "Yes, if your data are stale. Your rule"),
         ([*PLACE, 1, "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
-        ([*PLACE, 4, "--blocked-share", 0.4], "used more than once tables gained, and one network of two"),
         ([*PLACE, 1, "--blocked-share", 0.4, "--lag", 4], "Not known. Your rule blocks 40%"),
         (["--blocked-share", 0.2], "Not known. Your rule blocks 20% of rare winners' gradient"),
         (["--blocked-share", 0.08], "No. Your rule blocks 8% of rare winners' gradient"),
@@ -156,21 +156,28 @@ def test_the_answers_as_json():
 def test_the_command_reads_a_log_and_a_record(tmp_path):
     fresh = {"step": 1, "entropy": 1.0}
     winners = {"audit/tokens": 9, "audit/tokens_positive_below_0.1": 7, "audit/mass_positive_below_0.1": 3.0}
-    log = tmp_path / "verl.jsonl"
-    log.write_text(json.dumps(fresh | winners | {"audit/blocked_mass_below_0.1": 0.6}))
+    log, line = tmp_path / "verl.jsonl", json.dumps(fresh | winners | {"audit/blocked_mass_below_0.1": 0.6})
+    log.write_text(line)
+    assert "Not known. Your rule blocks 60% [0%, 100%]" in told(log)  # one step shows no differences
+    log.write_text("\n".join([line] * 10))
     assert "Yes, if your data are stale. Your rule blocks 60%" in told(log)
-    assert "7 rare winners" in told(log, *PLACE, 1)
+    assert "70 rare winners" in told(log, *PLACE, 1)
+    (tmp_path / "config.yaml").write_text("importance_sampling_level: token\nlag: 4")
+    assert "Yes. Your rule blocks 60%" in told(log)  # as the configuration tells
+    assert "Not known. Your rule blocks 60%" in told(log, "--lag", 0)
     old = torch.tensor([[0.01, 0.02, 0.5]]).log()
-    with Recorder(tmp_path / "record", clip="FixedClip(0.2, 0.6)") as recorder:
-        moved = torch.tensor([[2.0, 1.5, 1.5]]).log()  # of rare winners' gradient 2 in 3.5 is blocked
-        recorder.add(logp=old + moved, logp_old=old, advantages=torch.ones(1))
-    assert "stale. Your rule blocks 57%" in told(tmp_path / "record")
-    assert "The bound of 1.6 acts" not in told(tmp_path / "record", *PLACE, 4)  # measured, so no theory
+    ratios = torch.tensor([[2.0, 1.5, 1.5]]).log()  # of rare winners' gradient 2 in 3.5 is blocked
+    for age, word in {None: "Yes, if your data are stale", 4: "Yes", 0: "Not known"}.items():
+        with Recorder(tmp_path / f"{age}", clip="FixedClip(0.2, 0.6)") as recorder:
+            for step in range(10):
+                told_age = {"step": step, "version": None if age is None else step - age}
+                recorder.add(logp=old + ratios, logp_old=old, advantages=torch.ones(1), **told_age)
+        assert f"{word}. Your rule blocks 57%" in told(tmp_path / f"{age}")
+    assert "The bound of 1.6 acts" not in told(tmp_path / "None", *PLACE, 4)  # measured, so no theory
     log.write_text(json.dumps(fresh))
     for arguments, message in (
         ([log], "does not tell what the clip blocked of rare winners"),
         ([log, "--blocked-share", 0.1], "say the same; leave one out"),
-        (["--blocked-share", 1.1], "it is a share"),
         (["--probability", 0.1], "give a run"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -54,9 +54,7 @@ class RatioBounds:
 
 @torch.no_grad()
 def ratio_bounds(
-    logp_old: Float[Tensor, "*shape"],
-    divergence: Divergence,
-    radius: float | Float[Tensor, "*#shape"],
+    logp_old: Float[Tensor, "*shape"], divergence: Divergence, radius: float | Float[Tensor, "*#shape"]
 ) -> RatioBounds:
     """Bounds ``lower ≤ r ≤ upper`` on the ratio ``r = π/π_old`` of each token that keep the divergence ≤ radius.
 

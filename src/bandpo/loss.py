@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LossOutputs", "aggregate", "policy_loss"]
 
-AGGREGATIONS = (
-    "token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-    "sum",
-)
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "sum")
 
 TRL_LOSS_TYPES = {
     "grpo": "seq-mean-token-mean",

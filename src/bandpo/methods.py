@@ -214,10 +214,7 @@ def BandPO(
 
 @_published("2603.04918")
 def BandAbove(
-    divergence: Divergence = KL(),
-    radius: float | None = None,
-    low: float = 0.2,
-    max_ratio: float = 10.0,
+    divergence: Divergence = KL(), radius: float | None = None, low: float = 0.2, max_ratio: float = 10.0
 ) -> Method:
     """Band above, a fixed clip below: rare winners may rise further, rare losers fall no faster.
 
@@ -435,11 +432,7 @@ def TRM(max_kl: float = 0.01, drift: str = "mean_k3") -> Method:
 
 @_published("2603.19835")
 def FIPO(
-    low: float = 0.2,
-    high: float = 0.28,
-    dual_clip: float = 10.0,
-    decay: float = 32.0,
-    boost: float = 0.2,
+    low: float = 0.2, high: float = 0.28, dual_clip: float = 10.0, decay: float = 32.0, boost: float = 0.2
 ) -> Method:
     """PPO's clip, weights raised where the rest of the response gains, see `FutureKL`. As its script for 32B."""
     objective = FutureKL(decay, boost, dual_clip, DualClip(dual_clip, Surrogate()))

@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 
 from bandpo.audit.configs import setup_of
-from bandpo.audit.logs import read_log, summarize
+from bandpo.audit.invariants import Looks
+from bandpo.audit.logs import Summary, read_log, summarize
+from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import record_files
 from bandpo.audit.replay import replay_record
 from bandpo.errors import InvalidValue
@@ -95,10 +97,10 @@ class Placement:
         """Optimizer steps on a batch."""
         return self.epochs * self.minibatches
 
-    def bounds(self, rule: ClipRule) -> tuple[float, float]:
-        """A rule's bounds on the answer's ratio."""
-        found = rule.bounds(torch.tensor([self.probability], dtype=torch.float64).log())
-        return float(found.lower), float(found.upper)
+    @property
+    def bound(self) -> float:
+        """The rule's upper bound on the answer's ratio."""
+        return float(self.rule.bounds(torch.tensor(self.probability, dtype=torch.float64).log()).upper)
 
     @property
     def looks(self) -> float:
@@ -126,7 +128,7 @@ class Placement:
     def binding_rise(self) -> float:
         """Nats from which the rule holds the answer back; infinite where its ratio never leaves 1."""
         moved = self.moved()
-        return math.log(self.bounds(self.rule)[1]) / moved if moved > 0 else math.inf
+        return math.log(self.bound) / moved if moved > 0 else math.inf
 
     def blocked_share(self, rise: float) -> float:
         """Share of the looks, and so of the answer's gradient, that find its ratio beyond the upper bound.
@@ -137,47 +139,47 @@ class Placement:
         >>> Placement(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 3 of 16 are kept, a rise of 1.8 nats
         0.8125
         """
-        rises, every = math.log(self.bounds(self.rule)[1]) / rise, self.looks + self.stale_looks
+        rises, every = math.log(self.bound) / rise, self.looks + self.stale_looks
         more = bisect_right(
             range(2, math.ceil(every) + 1), rises, key=lambda n: self.moved(min(1, n / every))
         )
         return 1 - min(1, (1 + more) / every)
 
 
-def measured_in(run: Path) -> tuple[float, int, ClipRule | None]:
-    """What a log or a record tells of rare winners, tokens with A > 0 and p < 0.1; it is read as by `bandpo audit`.
-
-    Returns:
-        The share of their gradient that the rule blocked, their number (once for every look), and the rule, if told.
+def measured_in(run: Path) -> tuple[Summary, ClipRule | None, bool | None]:
+    """What a log or a record tells, read as by `bandpo audit`; its rule, and whether most data were some batches old.
 
     Raises:
         ValueError: it cannot be read, or does not tell.
     """
     replay = replay_record(run) if record_files(run) else None
     rows = replay.rows if replay else read_log(run)
-    method = (replay.setup if replay else setup_of(run, rows)).method
-    seen = summarize(rows)
-    share = seen.metrics.get("blocked_mass_below_0.1")
-    if share is None:
+    setup, seen = replay.setup if replay else setup_of(run, rows), summarize(rows)
+    stale = Looks.of(read_calls(run)).stale if replay else setup.stale
+    if "blocked_mass_below_0.1" not in seen.metrics:
         raise InvalidValue(
             f"{run} does not tell what the clip blocked of rare winners (A > 0, p < 0.1): none was drawn, or the run "
             "was not audited; log with bandpo's adapter, or write a record of it"
         )
-    return share, int(seen.rare[0]), method and method.clip
+    return seen, setup.method and setup.method.clip, stale
 
 
-def advice(run: Placement | None, measured: float | None = None) -> list[tuple[str, str]]:
+def advice(
+    run: Placement | None, measured: tuple[float, float, float] | None = None, stale: bool | None = None
+) -> list[tuple[str, str]]:
     """Headed sentences: whether the rule can matter, which side of it, what to set, how sure, what would tell more.
 
     Args:
         run: Its place, where that is known.
-        measured: The share of rare winners' gradient that its rule blocked. It overrules the theory.
+        measured: The share of rare winners' gradient that its rule blocked, and the ends of its interval. It overrules
+            the theory.
+        stale: Whether its data are some batches old, if that is known.
 
     Raises:
-        ValueError: neither is given, or the share is none.
+        ValueError: neither is given.
     """
     if measured is not None:
-        word, why = _measured(measured, run)
+        word, why = _measured(*measured, stale)
         sure = "The blocked share was measured. What follows from it was seen in tables and in one small network."
     elif run is not None:
         word, why = expected(run)
@@ -194,36 +196,33 @@ def advice(run: Placement | None, measured: float | None = None) -> list[tuple[s
     ]
 
 
-def _measured(share: float, run: Placement | None) -> tuple[str, str]:
-    if not 0 <= share <= 1:
-        raise InvalidValue(f"--blocked-share {share:g}: it is a share, so choose it from 0 to 1")
-    said = f"Your rule blocks {share:.0%} of rare winners' gradient. "
-    if share <= IDLE:
+def _measured(share: float, low: float, high: float, stale: bool | None) -> tuple[str, str]:
+    within = "" if low == high else f" [{low:.0%}, {high:.0%}]"
+    said = f"Your rule blocks {share:.0%}{within} of rare winners' gradient. "
+    if high <= IDLE:
         return "No", f"{said}Where clip 0.2 blocked up to {IDLE:.0%}, Band's upper side changed nothing."
-    if run is not None and not run.lag:
-        reused = "used more than once tables gained, and one network of two from 30 % on"
-        seen = reused if run.epochs > 1 else "used once tables gained nothing. A network may"
-        return "Not known", f"{said}With fresh data {seen}."
-    if share >= STALE:
-        word = "Yes" if run else "Yes, if your data are stale"
+    if stale is False:
+        seen = "Used more than once, fresh data gained in tables and in one network of two; used once, not in tables."
+        return "Not known", f"{said}{seen}"
+    if low >= STALE:
+        word = "Yes" if stale else "Yes, if your data are stale"
         return word, f"{said}On data some batches old Band's upper side then gained."
     return "Not known", f"{said}On old data a network gained 0.02 at 47 %, elsewhere 0.1 at 37 %."
 
 
 def expected(run: Placement) -> tuple[str, str]:
     """What the theory says of the upper side: ``No``, ``Probably not`` or ``Perhaps``; and the reason."""
-    bound, threshold = run.bounds(run.rule)[1], run.binding_rise
-    if math.isinf(bound):
+    if math.isinf(run.bound):
         return "No", "Your rule has no upper bound, so it holds nothing back."
     if run.updates == 1 and not run.lag:
         return "No", "With one update on a fresh batch every ratio is 1, and no rule acts."
     binds = (
-        f"A batch draws the answer {run.draws:.2g} times. The bound of {bound:.3g} acts if one gradient raises it by "
-        f"more than {threshold:.2g} nats"
+        f"A batch draws the answer {run.draws:.2g} times. The bound of {run.bound:.3g} acts if one gradient raises it "
+        f"by more than {run.binding_rise:.2g} nats"
     )
     if run.rise is None:
         return "Perhaps", f"{binds}. --rise is not known."
-    if run.rise <= threshold:
+    if run.rise <= run.binding_rise:
         return "Probably not", f"{binds}. Yours is {run.rise:.2g}."
     share = run.blocked_share(run.rise)
     return "Perhaps", f"{binds}. Yours is {run.rise:.2g}, so it should block {share:.0%} of its gradient."

@@ -95,7 +95,8 @@ def trained_with(run: Path, given: Method | None = None) -> Setup:
             continue
         for name in _STOCK:
             if at(said, FRAMEWORKS[name]["own"]) is not None:
-                return Setup(name, _method(name, said, file, given), _updates(name, said))
+                stale = bool(said.get("lag")) if name == "trl" else None  # which only `bandpo train` sets
+                return Setup(name, _method(name, said, file, given), _updates(name, said), stale)
     return Setup(method=given)
 
 

@@ -207,6 +207,12 @@ class Looks:
         return bool(given.any() and torch.equal(self.old[given], self.engine[given]))
 
     @property
+    def stale(self) -> bool | None:
+        """Whether most tokens were some batches old before any update on theirs; None where no version tells."""
+        lag = self.lag[self.first]
+        return bool(lag.nanmedian() > 0) if lag.isfinite().any() else None
+
+    @property
     def excess(self) -> Tensor:
         """Surprisal less entropy, whose mean is 0 where tokens are drawn from the policy; 0 where it is not known."""
         return (-torch.where(self.logp.isnan(), self.old, self.logp) - self.entropy).nan_to_num(0.0)

@@ -29,6 +29,8 @@ class Setup:
     method: Method | None = None
     updates: float | None = None
     """Optimiser steps on each batch."""
+    stale: bool | None = None
+    """Whether it was trained on data some batches old."""
 
     def __str__(self) -> str:
         told = [self.framework] if self.framework else []

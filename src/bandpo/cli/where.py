@@ -21,8 +21,10 @@ def where_command(
     blocked_share: Annotated[
         float | None,
         typer.Option(
+            min=0,
+            max=1,
             help="The share itself, from 0 to 1: audit/blocked_mass_below_0.1, of the gradient on tokens with A > 0 "
-            "and p < 0.1 what the clip drops. It overrules the theory."
+            "and p < 0.1 what the clip drops. It overrules the theory.",
         ),
     ] = None,
     probability: Annotated[
@@ -41,8 +43,9 @@ def where_command(
         int | None, typer.Option(help="Optimizer steps each time: all samples over those per step.")
     ] = None,
     lag: Annotated[
-        int, typer.Option(help="Batches trained on between a batch's sampling and its use; 0: fresh.")
-    ] = 0,
+        int | None,
+        typer.Option(min=0, help="Batches trained on between a batch's sampling and its use; 0: fresh."),
+    ] = None,
     clip: Annotated[
         str | None, typer.Option(help="The clip rule in use, else the run's, else FixedClip(0.2).")
     ] = None,
@@ -63,17 +66,22 @@ def where_command(
 
     if run is not None and blocked_share is not None:
         raise InvalidValue("a run and --blocked-share say the same; leave one out")
-    rule, seen = None, []
+    rule, stale, found = None, None, []
+    measured = None if blocked_share is None else (blocked_share, blocked_share, blocked_share)
     if run is not None:
-        blocked_share, winners, rule = measured_in(run)
-        seen = [("Seen in the run", f"{winners:,d} rare winners (A > 0, p < 0.1)")]
+        seen, rule, stale = measured_in(run)
+        measured = (seen.metrics["blocked_mass_below_0.1"], *(seen.blocked_interval() or (0.0, 1.0)))
+        winners = (
+            f"{seen.rare[0]:,.0f} rare winners (A > 0, p < 0.1); log steps with some: {len(seen.blocked)}"
+        )
+        found = [("Seen in the run", winners)]
     place = None
     if not (probability is None or batch is None or epochs is None or minibatches is None):
         rule = parse(clip, ClipRule) if clip else rule or FixedClip()
-        place = Placement(probability, batch, epochs, minibatches, lag, beta1, rise, rule)
-    answers = [*seen, *advice(place, blocked_share)]
+        place = Placement(probability, batch, epochs, minibatches, lag or 0, beta1, rise, rule)
+    answers = [*found, *advice(place, measured, stale if lag is None else lag > 0)]
     if as_json:
-        print(json.dumps({"blocked_share": blocked_share} | dict(answers)))
+        print(json.dumps({"blocked_share": measured and measured[0]} | dict(answers)))
         return
     table = Table.grid(padding=(0, 3, 1, 0))
     for head, text in answers:
