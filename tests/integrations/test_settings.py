@@ -19,7 +19,7 @@ def test_trl_s_settings_are_called_so():
 def test_trl_s_own_arguments_are_read(tmp_path):
     trl = pytest.importorskip("trl")
     torch.save(trl.GRPOConfig("out", use_cpu=True, bf16=False), tmp_path / "training_args.bin")
-    assert trained_with(tmp_path) == Setup("trl", Method(FixedClip(0.2)), 1)
+    assert trained_with(tmp_path) == Setup("trl", Method(FixedClip(0.2)), 1, stale=False)
 
 
 def test_verl_s_settings_are_called_so(tmp_path):
