@@ -76,8 +76,8 @@ def trained_with(run: Path, given: Method | None = None) -> Setup:
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
     >>> _ = (run / "config.yaml").write_text("loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, ratio_clip_c: null}")
-    >>> trained_with(run)
-    Setup(framework='nemo-rl', method=FixedClip(low=0.2, high=0.28), updates=None)
+    >>> trained_with(run).method
+    FixedClip(low=0.2, high=0.28)
     """
     if run.suffix == ".jsonl":  # whose first line our driver writes in verl's file logger
         with suppress(OSError, StopIteration, ValueError), run.open() as lines:
