@@ -140,7 +140,8 @@ PLACE = ["--probability", "0.002", "--batch", "128", "--minibatches", "4", "--ep
         ([*PLACE, 1, "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
         ([*PLACE, 1, "--blocked-share", 0.4, "--lag", 4], "Not known. Your rule blocks 40%"),
         (["--blocked-share", 0.2], "Not known. Your rule blocks 20% of rare winners' gradient"),
-        (["--blocked-share", 0.08], "No. Your rule blocks 8% of rare winners' gradient"),
+        (["--blocked-share", 0.08, "--lag", 0], "No. Your rule blocks 8% of rare winners' gradient"),
+        (["--blocked-share", 0.08], "Not at this rate. Your rule blocks 8% of rare winners' gradient"),
     ],
 )
 def test_the_command_says_whether_the_rule_can_matter(options, said):
