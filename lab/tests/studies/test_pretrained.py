@@ -34,6 +34,6 @@ def test_every_figure_of_the_page_is_the_data_s():
     assert verdicts == {"held": 6, "undecided": 3}
     assert len(runs) == 16
     said = " ".join((ROOT / "docs" / "when.md").read_text().split())
-    assert "Six of nine predictions held, three were left undecided" in said
+    assert "Of nine predictions six held, three are undecided" in said
     apart = [gap for e in plan.experiments for gap in found.gaps(e, "Band", "AUC").values()]
     assert f"differs from clip 0.2's by {signed(student(apart))}" in said
