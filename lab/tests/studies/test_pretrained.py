@@ -36,4 +36,4 @@ def test_every_figure_of_the_page_is_the_data_s():
     said = " ".join((ROOT / "docs" / "when.md").read_text().split())
     assert "Of nine predictions six held, three are undecided" in said
     apart = [gap for e in plan.experiments for gap in found.gaps(e, "Band", "AUC").values()]
-    assert f"differs from clip 0.2's by {signed(student(apart))}" in said
+    assert f"Band adds {signed(student(apart))} to its AUC" in said
