@@ -125,7 +125,7 @@ def made(cell, seeds):
 def test_predictions_are_about_arms_that_run():
     predictions = read_predictions(PREDICTIONS)
     arms = {cell.name: cell.arms for cell in CELLS}
-    assert len(predictions) == 29
+    assert len(predictions) == 32
     assert all({p.arm, p.minus} <= {*arms[p.world.split(", model")[0]]} for p in predictions)
 
 
