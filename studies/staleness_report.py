@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,7 +30,7 @@ from bandpo_lab.study.statistics import (
 )
 from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
-from studies.staleness import CELLS, Cell, Run, read_runs, runs
+from studies.staleness import CELLS, FURTHER, Cell, Run, read_runs, runs
 
 SMALLEST = 0.05
 """The smallest effect of interest, in AUC, pass@32 or nats."""
@@ -165,22 +166,27 @@ def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:
     return {world.name: world for world in found if world.seeds}
 
 
+def _wider(rows: Mapping[Run, Row]) -> list[World]:
+    """Cells with the rates that were added to them."""
+    planned = {cell.name: cell for cell in CELLS}
+    each = [(planned[more.name], more.rates) for more in FURTHER]
+    return [World(replace(cell, rates=sorted([*cell.rates, *more])), "", rows) for cell, more in each]
+
+
 # The page -------------------------------------------------------------------------------------------------------------
 
 
 def page(rows: Mapping[Run, Row]) -> Page:
     """The whole report."""
-    worlds, done = worlds_of(rows), sum(run in rows for _, run in runs(CELLS))
+    worlds = worlds_of(rows)
     compared = {name: world for name, world in worlds.items() if world.compared}
-    planned = sum(1 for _ in runs(CELLS))
+    ended = [run in rows for _, run in runs([*CELLS, *FURTHER])]
     lead = [
         "Which upper bound suits data some batches old? A model of 335k parameters, products of numbers, two base "
         "models; the terms and predictions were committed before the first run.",
     ]
-    if done < planned:
-        lead.append(
-            f"**The study is running: {done} of {planned} runs have ended. All verdicts are provisional.**"
-        )
+    if not all(ended):
+        lead.append(f"**{sum(ended)} of {len(ended)} runs have ended. All verdicts are provisional.**")
     return Page(
         "Stale data: where the clip acts",
         lead,
@@ -189,6 +195,7 @@ def page(rows: Mapping[Run, Row]) -> Page:
             *([Section("Blocked share", _blocked(compared))] if compared else []),
             Section("Broken runs", [_broken(compared)]),
             *(Section(w.name, _world(w)) for w in worlds.values() if w.compared or w.name == w.cell.name),
+            *(Section(f"{w.name}, with further rates", _world(w)) for w in _wider(rows) if w.compared),
         ],
     )
 

@@ -49,27 +49,25 @@ def simulated(rise, beta, epochs, minibatches, lag, draws, *, adam, batches=600)
 
 
 def test_the_theory_gives_the_blocked_share_of_a_simulation():
-    """Over optimizers, rises, epochs × minibatches, lags and draws; fresh batches find rare answers at rest."""
+    """Over optimizers, rises, epochs × minibatches, lags and draws."""
     uses = [(1, 1), (1, 4), (4, 1), (4, 4), (1, 16), (16, 1)]
     gaps, without_lag = [], []
     for beta, (epochs, minibatches), lag, draws, rise in itertools.product(
         (0.0, 0.9), uses, (0, 1, 4, 8), (0.1, 0.25, 1.0, 10.0), (0.01, 0.05, 0.2, 0.5)
     ):
-        if not lag and draws > 0.25:
-            continue
         run = Placement(draws / 128, 128, epochs, minibatches, lag, beta)
         seen = simulated(rise, beta, epochs, minibatches, lag, draws, adam=beta == 0.9 and lag == 4)
         gaps.append(run.blocked_share(rise) - seen)
         without_lag.append(replace(run, lag=0).blocked_share(rise) - seen)
-    assert sum(map(abs, gaps)) / len(gaps) < 0.05
-    assert sum(map(abs, without_lag)) / len(gaps) > 0.2
+    assert sum(map(abs, gaps)) / len(gaps) < 0.04
+    assert abs(sum(gaps)) / len(gaps) < 0.01
+    assert sum(map(abs, without_lag)) / len(gaps) > 0.15
 
 
-STALE = [(4, 4, 0.65), (4, 4, 0.59), (4, 8, 0.68), (4, 8, 0.76), (1, 4, 0.70), (1, 4, 0.52)]
-"""What a program written apart from this one saw clip 0.2 block."""
-
-
-@pytest.mark.parametrize(("minibatches", "lag", "share"), STALE)
+@pytest.mark.parametrize(
+    ("minibatches", "lag", "share"),
+    [(4, 4, 0.65), (4, 4, 0.59), (4, 8, 0.68), (4, 8, 0.76), (1, 4, 0.70), (1, 4, 0.52)],
+)  # what a program written apart from this one saw clip 0.2 block
 def test_stale_data_are_not_told_that_no_rule_matters(minibatches, lag, share):
     run = Placement(0.002, 128, 1, minibatches, lag)
     assert expected(run)[0] == "Perhaps"
@@ -122,26 +120,34 @@ def told(*options):
 
 
 PLACE = ["--probability", "0.002", "--batch", "128", "--minibatches", "4", "--epochs"]
+STALE = ["--blocked-share", 0.6, "--lag", 4]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([*PLACE, 4], "0.26 times. The bound of 1.2 acts if one gradient raises it by more than 0.099 nats"),
         (
-            [*PLACE, 1, "--blocked-share", 0.9, "--lag", 4],
-            "Yes. Your rule blocks 90% of rare winners' gradient",
+            [*PLACE, 4],
+            "0.26 times. From rest, the bound of 1.2 acts if one gradient raises it by more than 0.099",
         ),
-        (
-            ["--blocked-share", 0.9, "--lag", 0],
-            "Not known. Your rule blocks 90% of rare winners' gradient. Used more",
-        ),
-        (["--blocked-share", 0.9], "Yes, if your data are stale. Your rule"),
-        ([*PLACE, 1, "--clip", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
+        ([*PLACE, 1, "--run-method", "FixedClip(0.2, inf)"], "Your rule has no upper bound"),
+        ([*PLACE, 1, "--blocked-share", 0.9, "--lag", 4], "Yes. Your rule blocks 90% of rare winners'"),
         ([*PLACE, 1, "--blocked-share", 0.4, "--lag", 4], "Not known. Your rule blocks 40%"),
-        (["--blocked-share", 0.2], "Not known. Your rule blocks 20% of rare winners' gradient"),
-        (["--blocked-share", 0.08, "--lag", 0], "No. Your rule blocks 8% of rare winners' gradient"),
-        (["--blocked-share", 0.08], "Not at this rate. Your rule blocks 8% of rare winners' gradient"),
+        (["--blocked-share", 0.9, "--lag", 0], "Not known. Your rule blocks 90%"),
+        (["--blocked-share", 0.9], "Yes, if your data are stale. Your rule"),
+        (["--blocked-share", 0.2], "Not known. Your rule blocks 20%"),
+        (["--blocked-share", 0.08, "--lag", 0], "No. Your rule blocks 8%"),
+        (["--blocked-share", 0.08], "Not at this rate. Your rule blocks 8%"),
+        ([*STALE, "--run-method", "DAPO()"], "Yes. Your rule blocks 60%"),
+        (
+            [*STALE, "--run-method", "BandAbove()"],
+            "Not known. Your rule blocks 60% of rare winners' gradient. It lets",
+        ),
+        ([*STALE, "--run-method", "Band(KL(), ByEntropy(0.02, 0.1))"], "Yes. Your rule"),
+        (
+            [*STALE, "--run-method", "GSPO()"],
+            "Not known. Your rule blocks 60% of rare winners' gradient. It clips",
+        ),
     ],
 )
 def test_the_command_says_whether_the_rule_can_matter(options, said):

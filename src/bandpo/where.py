@@ -1,6 +1,6 @@
 """When a clip rule can matter: how much of a rare winner's gradient it blocks, as measured, or by a short theory.
 
-docs/measured/theory.md argues it; docs/when.md has what was measured. `advice` says all of it of one run.
+docs/when.md has what was measured, and the steps of the theory. `advice` says all of it of one run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import record_files
 from bandpo.audit.replay import replay_record
 from bandpo.errors import InvalidValue
+from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
 
 IDLE, STALE = 0.11, 0.5
 """Shares of rare winners' gradient that clip 0.2 blocks. Up to the first Band's upper side changed nothing in networks
 at the same rate. From the second on it gained with stale data, in every network setting and in most tables."""
+WIDE, RARE = 2.0, torch.tensor(0.01, dtype=torch.float64).log()
+"""An upper bound at this old log-probability from which another added 0.06 at most, on data 8 batches old."""
 NEVER = 1e-4
 """Draws of the rare answer in a batch below which a run of 10,000 batches would not meet it."""
 
@@ -44,8 +47,8 @@ class Placement:
     """A run's place in the theory.
 
     The theory assumes that each gradient of an answer raises its log-probability by the same amount, ``rise``, which
-    momentum spreads over later updates. It assumes that other answers and prompts move it neither up nor down; that a
-    batch which draws it finds it at rest; and, where data are stale, that the batches before draw it as often.
+    momentum spreads over later updates. It assumes that other answers and prompts move it neither up nor down, and
+    that the batches before draw it as often.
 
     Args:
         probability: Probability of the rare token, or of the strategy that it opens, in one sample.
@@ -105,29 +108,37 @@ class Placement:
     @property
     def looks(self) -> float:
         """Updates of a batch that hold the answer, in a batch that draws it; fewer than all if it is rare."""
-        return self.updates * self._chance(self.batch / self.minibatches) / self._chance(self.batch)
+        return self.updates * self._held / self._chance(self.batch)
 
     @property
     def stale_looks(self) -> float:
         """Updates that hold it in the batches between the sampling and the first update; 0 without a lag."""
-        return self.lag * self.updates * self._chance(self.batch / self.minibatches)
+        return self.lag * self.updates * self._held
+
+    @property
+    def _held(self) -> float:
+        """The chance that an update holds it."""
+        return self._chance(self.batch / self.minibatches)
 
     def _chance(self, samples: float) -> float:
         """That so many samples hold it: 1 − (1 − p)^n."""
         return -math.expm1(samples * math.log1p(-self.probability))
 
-    def moved(self, kept: float = 1.0) -> float:
+    def moved(self, kept: float = 1.0, *, rest: bool = False) -> float:
         """How many rises the ratio has moved by at the last look that is kept, where such a share of all looks is.
 
-        Stale ones have arrived. Of the batch's own, which are ``updates / looks`` updates apart, momentum owes some.
+        Stale ones have arrived. Of the batch's own, which are ``updates / looks`` updates apart, momentum owes some. It
+        pays meanwhile what it owed of earlier batches, unless they left the answer at ``rest``.
         """
-        momentum = self.momentum ** (self.updates / self.looks)
-        return kept * self.stale_looks + arrived(kept * self.looks - 1, momentum)
+        apart, own = self.updates / self.looks, max(0.0, kept * self.looks - 1)
+        owed = own * apart - arrived(own * apart, self.momentum)
+        paid = 0.0 if rest else kept * self._held * owed
+        return kept * self.stale_looks + arrived(own, self.momentum**apart) + paid
 
     @property
     def binding_rise(self) -> float:
-        """Nats from which the rule holds the answer back; infinite where its ratio never leaves 1."""
-        moved = self.moved()
+        """Nats from which the rule holds back an answer that was at rest; infinite where its ratio never leaves 1."""
+        moved = self.moved(rest=True)
         return math.log(self.bound) / moved if moved > 0 else math.inf
 
     def blocked_share(self, rise: float) -> float:
@@ -136,8 +147,8 @@ class Placement:
         What is blocked moves nothing. So of all looks, stale ones and the batch's own, as many are kept as bring the
         ratio to the bound; the first always is.
 
-        >>> Placement(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 3 of 16 are kept, a rise of 1.8 nats
-        0.8125
+        >>> Placement(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 2 of 16 are kept
+        0.875
         """
         rises, every = math.log(self.bound) / rise, self.looks + self.stale_looks
         more = bisect_right(
@@ -146,26 +157,38 @@ class Placement:
         return 1 - min(1, (1 + more) / every)
 
 
-def measured_in(run: Path) -> tuple[Summary, ClipRule | None, bool | None]:
-    """What a log or a record tells, read as by `bandpo audit`; its rule, and whether most data were some batches old.
+Answer = tuple[str, str, str]
+"""Whether the upper side can matter, why, and what to set."""
+KEEP = "Keep your rule."
+COMPARE = 'Keep your rule, or compare it with "BandAbove()" over seeds and rates.'
+AUDIT = "Nothing yet. Audit a run: its blocked share decides."
+
+
+def measured_in(run: Path, method: Method | None = None) -> tuple[Summary, Method | None, bool | None]:
+    """What a log or a record tells, read as by `bandpo audit`; its method, and whether most data were some batches old.
+
+    ``method`` is the run's own, where neither tells it.
 
     Raises:
         ValueError: it cannot be read, or does not tell.
     """
-    replay = replay_record(run) if record_files(run) else None
+    replay = replay_record(run, method=method) if record_files(run) else None
     rows = replay.rows if replay else read_log(run)
-    setup, seen = replay.setup if replay else setup_of(run, rows), summarize(rows)
+    setup, seen = replay.setup if replay else setup_of(run, rows, method), summarize(rows)
     stale = Looks.of(read_calls(run)).stale if replay else setup.stale
     if "blocked_mass_below_0.1" not in seen.metrics:
         raise InvalidValue(
             f"{run} does not tell what the clip blocked of rare winners (A > 0, p < 0.1): none was drawn, or the run "
             "was not audited; log with bandpo's adapter, or write a record of it"
         )
-    return seen, setup.method and setup.method.clip, stale
+    return seen, setup.method, stale
 
 
 def advice(
-    run: Placement | None, measured: tuple[float, float, float] | None = None, stale: bool | None = None
+    run: Placement | None,
+    measured: tuple[float, float, float] | None = None,
+    stale: bool | None = None,
+    method: Method | None = None,
 ) -> list[tuple[str, str]]:
     """Headed sentences: whether the rule can matter, which side of it, what to set, how sure, what would tell more.
 
@@ -174,15 +197,16 @@ def advice(
         measured: The share of rare winners' gradient that its rule blocked, and the ends of its interval. It overrules
             the theory.
         stale: Whether its data are some batches old, if that is known.
+        method: The one that blocked that share, if it is known.
 
     Raises:
         ValueError: neither is given.
     """
     if measured is not None:
-        word, why = _measured(*measured, stale)
+        word, why, setting = _measured(*measured, stale, method)
         sure = "The blocked share was measured. What follows from it was seen in tables and in one small network."
     elif run is not None:
-        word, why = expected(run)
+        word, why, setting = expected(run)
         sure = "This is a theory of one answer. A measured share tells more: bandpo where RUN, or --blocked-share."
     else:
         raise InvalidValue(
@@ -190,50 +214,58 @@ def advice(
         )
     return [
         ("Can the upper side matter?", f"{word}. {why}"),
-        ("What to set", _SETTINGS[word.partition(",")[0]]),
+        ("What to set", setting),
         ("And the lower side?", "Keep yours. Band's gained in no network, and with fresh data it cost."),
         ("How sure", sure),
     ]
 
 
-def _measured(share: float, low: float, high: float, stale: bool | None) -> tuple[str, str]:
+def _measured(share: float, low: float, high: float, stale: bool | None, method: Method | None) -> Answer:
     within = "" if low == high else f" [{low:.0%}, {high:.0%}]"
-    said = f"Your rule blocks {share:.0%}{within} of rare winners' gradient. "
+    said, setting = f"Your rule blocks {share:.0%}{within} of rare winners' gradient. ", KEEP
+    if method is not None and method.level != "token":
+        return "Not known", f"{said}It clips whole sequences. The studies clipped tokens.", COMPARE
     if high <= IDLE:
-        seen = f"Where clip 0.2 blocked up to {IDLE:.0%}, Band's upper side changed nothing at the same rate."
-        return "No" if stale is False else "Not at this rate", f"{said}{seen}"
+        why = f"{said}Where clip 0.2 blocked up to {IDLE:.0%}, Band's upper side changed nothing at the same rate."
+        if stale is False:
+            return "No", why, KEEP
+        setting += ' On stale data "BandAbove()" gained at four times the rate in one case of two.'
+        return "Not at this rate", why, setting
+    if method is not None and (room := _room(method.clip)) >= WIDE:
+        why = f"{said}It lets a token of p = 0.01 rise {room:.3g}-fold. No bound at all added 0.06 at most, at lag 8."
+        setting += "" if stale is False else ' From lag 8 on, compare it with "FixedClip(0.2, inf)".'
+        return "Not known", why, setting
     if stale is False:
-        seen = "Used more than once, fresh data gained in tables and in one network of two; used once, not in tables."
-        return "Not known", f"{said}{seen}"
+        why = f"{said}Fresh data used more than once gained in tables, and in one network of two."
+        return "Not known", why, COMPARE
     if low >= STALE:
-        word = "Yes" if stale else "Yes, if your data are stale"
-        return word, f"{said}On data some batches old Band's upper side then gained."
-    return "Not known", f"{said}On old data a network gained 0.02 at 47 %, elsewhere 0.1 at 36 %."
+        why = f"{said}On data some batches old Band's upper side then gained."
+        setting = '"BandAbove()", at 1, 2 and 4 times your rate. If one wrong answer dominates, no bound.'
+        return "Yes" if stale else "Yes, if your data are stale", why, setting
+    return "Not known", f"{said}On old data a network gained 0.02 at 47 %, elsewhere 0.1 at 36 %.", COMPARE
 
 
-def expected(run: Placement) -> tuple[str, str]:
+def _room(clip: ClipRule) -> float:
+    """What it lets a rare token's ratio rise to; 1 where that depends on more than the probability."""
+    try:
+        return float(clip.bounds(RARE).upper)
+    except InvalidValue:
+        return 1.0
+
+
+def expected(run: Placement) -> Answer:
     """What the theory says of the upper side: ``No``, ``Probably not`` or ``Perhaps``; and the reason."""
+    more = f"{KEEP} More samples find a rare answer sooner."
     if math.isinf(run.bound):
-        return "No", "Your rule has no upper bound, so it holds nothing back."
+        return "No", "Your rule has no upper bound, so it holds nothing back.", more
     if run.updates == 1 and not run.lag:
-        return "No", "With one update on a fresh batch every ratio is 1, and no rule acts."
+        return "No", "With one update on a fresh batch every ratio is 1, and no rule acts.", more
     binds = (
-        f"A batch draws the answer {run.draws:.2g} times. The bound of {run.bound:.3g} acts if one gradient raises it "
-        f"by more than {run.binding_rise:.2g} nats"
+        f"A batch draws the answer {run.draws:.2g} times. From rest, the bound of {run.bound:.3g} acts if one gradient "
+        f"raises it by more than {run.binding_rise:.3g} nats."
     )
     if run.rise is None:
-        return "Perhaps", f"{binds}. --rise is not known."
-    if run.rise <= run.binding_rise:
-        return "Probably not", f"{binds}. Yours is {run.rise:.2g}."
-    share = run.blocked_share(run.rise)
-    return "Perhaps", f"{binds}. Yours is {run.rise:.2g}, so it should block {share:.0%} of its gradient."
-
-
-_SETTINGS = {
-    **dict.fromkeys(("No", "Probably not"), "Keep your rule. More samples find a rare answer sooner."),
-    "Perhaps": "Nothing yet. Audit a run: its blocked share decides.",
-    "Not known": 'Keep your rule, or compare it with "BandAbove()" over seeds and rates.',
-    "Not at this rate": 'Keep your rule. On stale data "BandAbove()" gained at four times the rate in one case of two.',
-    "Yes": '"BandAbove()", at one, two and four times your rate; if one wrong answer dominates, "FixedClip(0.2, inf)".',
-}
-"""What to set, by the answer."""
+        return "Perhaps", f"{binds} --rise is not known.", AUDIT
+    if not (share := run.blocked_share(run.rise)):
+        return "Probably not", f"{binds} Yours is {run.rise:.3g}.", more
+    return "Perhaps", f"{binds} With {run.rise:.3g} it should block {share:.0%} of its gradient.", AUDIT

@@ -97,11 +97,7 @@ TRL = {
         partial(reference.ppo, low=0.2, high=0.28),
         sequence_mean,
     ),
-    "delta": (
-        {"loss_type": "grpo", "delta": 1.5},
-        partial(reference.ppo, dual=1.5),
-        sequence_mean,
-    ),
+    "delta": ({"loss_type": "grpo", "delta": 1.5}, partial(reference.ppo, dual=1.5), sequence_mean),
     "sequence": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_high": 0.3},
         partial(reference.gspo, low=0.2, high=0.3),
@@ -167,10 +163,7 @@ SKYRL = {
         {"dppo.delta_low": 0.1, "dppo.delta_high": 0.15},
         partial(reference.dppo_tv, low=0.1, high=0.15, max_weight=torch.inf),
     ),
-    "sapo": (
-        {"sapo.tau_pos": 1.5, "sapo.tau_neg": 3.0},
-        partial(reference.sapo, positive=1.5, negative=3.0),
-    ),
+    "sapo": ({"sapo.tau_pos": 1.5, "sapo.tau_neg": 3.0}, partial(reference.sapo, positive=1.5, negative=3.0)),
     "rollout_is": (
         {"eps_clip_low": 0.5, "eps_clip_high": 1.0},
         partial(reference.icepop, lower=0.5, upper=2.0),

@@ -128,10 +128,7 @@ REFERENCES = {
     "soft clip": (Method(CLIP, Surrogate(beyond=0.1)), partial(bent, slope=0.1)),
     "rollback": (Method(CLIP, Surrogate(beyond=-0.3)), partial(bent, slope=-0.3)),
     "DPPO": ("DPPO()", reference.dppo_kl),
-    "DPPO-TV": (
-        "DPPO(TotalVariation(), 0.15, 2)",
-        partial(reference.dppo_tv, max_weight=2.0),
-    ),
+    "DPPO-TV": ("DPPO(TotalVariation(), 0.15, 2)", partial(reference.dppo_tv, max_weight=2.0)),
     "IcePop": ("IcePop()", reference.icepop),
     "ipo": (
         Method(Band(TotalVariation(), 0.1, torch.inf), Masked(torch.inf, both_sides=True)),
@@ -145,10 +142,7 @@ REFERENCES = {
     "UPGRPO": ("UPGRPO()", reference.up),
     "SPO": ("SPO()", reference.spo),
     "DRPO": ("DRPO()", reference.drpo),
-    "DRPO of a band": (
-        Method(Unclipped(), ProbabilityPenalty(0.3)),
-        partial(reference.drpo, delta=0.3),
-    ),
+    "DRPO of a band": (Method(Unclipped(), ProbabilityPenalty(0.3)), partial(reference.drpo, delta=0.3)),
     "Band-KL with a penalty": (Method(Band(KL(), 0.05), Quadratic()), penalty_of_band),
     "SAPO": ("SAPO()", reference.sapo),
     "SAPO(2, 3)": ("SAPO(2, 3)", partial(reference.sapo, positive=2.0, negative=3.0)),
@@ -334,10 +328,7 @@ def shares(metrics):
         # weight 1 of 2, of ½ and of 1
         ("GPG()", (0, 0, 1 / 3, 1 / 3, 1 / 3.5)),
         # outside [0.8, 1.2] on either side
-        (
-            Method(FixedClip(0.2), Masked(torch.inf, both_sides=True)),
-            (2 / 3, 0, 0, 0, 2.5 / 3.5),
-        ),
+        (Method(FixedClip(0.2), Masked(torch.inf, both_sides=True)), (2 / 3, 0, 0, 0, 2.5 / 3.5)),
     ],
     ids=str,
 )

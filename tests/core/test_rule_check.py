@@ -79,9 +79,7 @@ rules = st.recursive(
         st.builds(DCPO, st.floats(0, 2), st.floats(0, 2), caps),
         st.just(Unclipped()),
     ),
-    lambda inner: st.one_of(
-        *(st.builds(kind, inner, inner) for kind in (Sides, Union, Intersection)),
-    ),
+    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (Sides, Union, Intersection))),
     max_leaves=4,
 )
 

@@ -72,10 +72,7 @@ def letter(text: str) -> str | None:
 
 
 def compute_score(
-    data_source: str,
-    solution_str: str,
-    ground_truth: str,
-    extra_info: Mapping[str, Any] | None = None,
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None
 ) -> dict[str, float | str]:
     """Reward function for verl: ``reward.custom_reward_function.path=pkg://bandpo_lab.authors``.
 

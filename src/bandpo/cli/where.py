@@ -46,8 +46,9 @@ def where_command(
         int | None,
         typer.Option(min=0, help="Batches trained on between a batch's sampling and its use; 0: fresh."),
     ] = None,
-    clip: Annotated[
-        str | None, typer.Option(help="The clip rule in use, else the run's, else FixedClip(0.2).")
+    run_method: Annotated[
+        str | None,
+        typer.Option(help="The run's method, if nothing tells it; else FixedClip(0.2).", show_default=False),
     ] = None,
     beta1: Annotated[float, typer.Option(help="Adam's β1, or another optimizer's momentum.")] = 0.9,
     rise: Annotated[
@@ -60,16 +61,16 @@ def where_command(
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.rules import ClipRule, FixedClip
-    from bandpo.text import parse
+    from bandpo.rules import FixedClip
+    from bandpo.text import as_method
     from bandpo.where import Placement, advice, measured_in
 
     if run is not None and blocked_share is not None:
         raise InvalidValue("a run and --blocked-share say the same; leave one out")
-    rule, stale, found = None, None, []
+    method, stale, found = as_method(run_method) if run_method else None, None, []
     measured = None if blocked_share is None else (blocked_share, blocked_share, blocked_share)
     if run is not None:
-        seen, rule, stale = measured_in(run)
+        seen, method, stale = measured_in(run, method)
         measured = (seen.metrics["blocked_mass_below_0.1"], *(seen.blocked_interval() or (0.0, 1.0)))
         winners = (
             f"{seen.rare[0]:,.0f} rare winners (A > 0, p < 0.1); log steps with some: {len(seen.blocked)}"
@@ -77,9 +78,9 @@ def where_command(
         found = [("Seen in the run", winners)]
     place = None
     if not (probability is None or batch is None or epochs is None or minibatches is None):
-        rule = parse(clip, ClipRule) if clip else rule or FixedClip()
+        rule = method.clip if method else FixedClip()
         place = Placement(probability, batch, epochs, minibatches, lag or 0, beta1, rise, rule)
-    answers = [*found, *advice(place, measured, stale if lag is None else lag > 0)]
+    answers = [*found, *advice(place, measured, stale if lag is None else lag > 0, method)]
     if as_json:
         print(json.dumps({"blocked_share": measured and measured[0]} | dict(answers)))
         return

@@ -27,9 +27,8 @@ class Surrogate(Objective):
 
     Source: arXiv 1707.06347.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> Surrogate().weight(tokens), Surrogate(beyond=0.25).weight(tokens)
     (tensor([[0.0000, 1.1250]]), tensor([[0.5000, 1.1250]]))
     """
@@ -59,12 +58,8 @@ class Masked(Objective):
 
     Source: arXiv 2602.04879; both sides: arXiv 2510.18855.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.16]]).log(),
-    ...     torch.full((1, 2), 0.08).log(),
-    ...     torch.tensor([[1.0, -1.0]]),
-    ...     rule=FixedClip(0.2),
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.16]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> Masked(1.5).weight(tokens), Masked(both_sides=True).weight(tokens)
     (tensor([[0.0000, 1.5000]]), tensor([[0., 0.]]))
     """
@@ -91,9 +86,8 @@ class ClippedWeight(Objective):
 
     Source: arXiv 2506.13585.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.04]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> ClippedWeight().weight(tokens)
     tensor([[1.2000, 0.8000]])
     """
@@ -117,12 +111,8 @@ class KeepBound(Objective):
 
     Source: GPPO, arXiv 2508.07629 (both shares 1); CE-GPPO, arXiv 2509.20712.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.04]]).log(),
-    ...     torch.full((1, 2), 0.08).log(),
-    ...     torch.tensor([[1.0, -1.0]]),
-    ...     rule=FixedClip(0.2),
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> KeepBound(keep_low=0.75).weight(tokens)
     tensor([[1.2000, 0.6000]])
     """
@@ -154,12 +144,8 @@ class InverseRatio(Objective):
 
     Source: arXiv 2510.06062.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.04, 0.01]]).log(),
-    ...     torch.full((1, 3), 0.08).log(),
-    ...     torch.ones(1, 3),
-    ...     rule=FixedClip(0.2),
-    ... )
+    >>> old, advantages = torch.full((1, 3), 0.08).log(), torch.ones(1, 3)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04, 0.01]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> InverseRatio().weight(tokens)
     tensor([[0., 2., 3.]])
     """
@@ -184,9 +170,8 @@ class GeometricMean(Objective):
 
     Source: arXiv 2507.20673.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=FixedClip(0.2)
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> GeometricMean().weight(tokens)  # √(1.2 · 1.125)
     tensor([[0.0000, 1.1619]])
     """

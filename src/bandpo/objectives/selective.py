@@ -76,9 +76,8 @@ class DualClip(_Apart):
 
     Source: arXiv 1912.09729.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.72, 0.16]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=Unclipped()
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.72, 0.16]]).log(), old, advantages, rule=Unclipped())
     >>> DualClip(3.0).weight(tokens)
     tensor([[0., 2.]])
     """
@@ -103,9 +102,8 @@ class TwoSided(Objective):
     Args:
         max_ratio: TRL's ``delta``, > 0.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.09]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=FixedClip(0.2)
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> TwoSided(1.1).weight(tokens)
     tensor([[0.0000, 1.1250]])
     """
@@ -140,9 +138,8 @@ class SequenceMask(_Apart):
 
     Source: off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556; the other drifts, arXiv 2512.23075.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.02, 0.08]]).log(), torch.full((1, 2), 0.08).log(), -torch.ones(1, 2), rule=Unclipped()
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.02, 0.08]]).log(), old, advantages, rule=Unclipped())
     >>> SequenceMask(0.5).weight(tokens), SequenceMask(1.0).weight(tokens)
     (tensor([[0., 0.]]), tensor([[0.2500, 1.0000]]))
     """
@@ -177,12 +174,8 @@ class SelfAnchored(_Apart):
 
     Source: arXiv 2607.06987.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.16]]).log(),
-    ...     torch.full((1, 2), 0.08).log(),
-    ...     torch.tensor([[1.0, -1.0]]),
-    ...     rule=FixedClip(0.2),
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.16]]).log(), old, advantages, rule=FixedClip(0.2))
     >>> SelfAnchored().weight(tokens)
     tensor([[1., 2.]])
     """
@@ -199,9 +192,8 @@ class LogRatioPenalty(_Around):
 
     Source: Kimi-K2.5, arXiv 2602.02276.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16]]).log(), torch.tensor([[0.08]]).log(), torch.zeros(1, 1), rule=Unclipped()
-    ... )
+    >>> old = torch.tensor([[0.08]]).log()
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16]]).log(), old, torch.zeros(1, 1), rule=Unclipped())
     >>> LogRatioPenalty(0.5).pull(tokens), LogRatioPenalty(0.5).penalty(tokens)  # −log 2 and ½·log² 2
     (tensor([[-0.6931]]), tensor([[0.2402]]))
     """
@@ -231,9 +223,8 @@ class FutureKL(_Around):
 
     Source: arXiv 2603.19835. The authors' code also drops sequences with several tokens above ``max_ratio``.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.08, 0.084]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=Unclipped()
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.08, 0.084]]).log(), old, advantages, rule=Unclipped())
     >>> FutureKL(decay=1.0).weight(tokens)  # √1.05 and 1.05·1.05
     tensor([[1.0247, 1.1025]])
     """
@@ -271,9 +262,8 @@ class Unweighted(Objective):
 
     Source: GPG, arXiv 2504.02546.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16]]).log(), torch.tensor([[0.08]]).log(), torch.ones(1, 1), rule=Unclipped()
-    ... )
+    >>> old = torch.tensor([[0.08]]).log()
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16]]).log(), old, torch.ones(1, 1), rule=Unclipped())
     >>> Unweighted().weight(tokens)
     tensor([[1.]])
     """
@@ -291,9 +281,8 @@ class CovariancePenalty(Objective):
     Source: arXiv 2505.22617, and its authors' script for 7B. For 32B it has a share of 0.0002; verl's defaults are
     0.0002 and a coefficient of 0.1.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.04]]).log(), torch.full((1, 2), 0.08).log(), torch.eye(2)[:1], rule=Unclipped()
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.eye(2)[:1]
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=Unclipped())
     >>> CovariancePenalty(0.5).pull(tokens)
     tensor([[-1.,  0.]])
     """
@@ -352,12 +341,8 @@ class Balanced(Objective):
     moves the upper bound first, by 0.05, then the lower one by 0.02, weighs tokens in its sums by their old
     probability, and wants a share of 0.4.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.056]]).log(),
-    ...     torch.full((1, 2), 0.08).log(),
-    ...     torch.tensor([[1.0, -1.0]]),
-    ...     rule=Unclipped(),
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.056]]).log(), old, advantages, rule=Unclipped())
     >>> Balanced().weight(tokens)  # 1.2 against 0.7: the first bounds, [0.6, 1.2], will do
     tensor([[0.0000, 0.7000]])
     """

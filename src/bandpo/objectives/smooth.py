@@ -35,12 +35,8 @@ class Quadratic(Objective):
     where ``u = (π − π_old)/δ``, it is DRPO's penalty, see `ProbabilityPenalty`. With ``Band(KL(), δ)`` the gradient
     falls to 0 at the edge of the KL trust region. That form is ours; we know of no paper that has it.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.10, 0.16]]).log(),
-    ...     torch.full((1, 2), 0.08).log(),
-    ...     torch.ones(1, 2),
-    ...     rule=FixedClip(0.5, 0.5),
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.10, 0.16]]).log(), old, advantages, rule=FixedClip(0.5, 0.5))
     >>> Quadratic().weight(tokens)  # half of the interval used; twice as much as there is
     tensor([[ 0.6250, -2.0000]])
     """
@@ -66,9 +62,8 @@ class ProbabilityPenalty(Objective):
 
     Source: arXiv 2606.09821.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.58]]).log(), torch.tensor([[0.08]]).log(), torch.ones(1, 1), rule=Unclipped()
-    ... )
+    >>> old = torch.tensor([[0.08]]).log()
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.58]]).log(), old, torch.ones(1, 1), rule=Unclipped())
     >>> ProbabilityPenalty(1.0).weight(tokens) / tokens.ratio
     tensor([[0.5000]])
     """
@@ -102,9 +97,8 @@ class SigmoidGate(Objective):
 
     Source: arXiv 2511.20347.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.08, 0.16]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=Unclipped()
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.08, 0.16]]).log(), old, advantages, rule=Unclipped())
     >>> SigmoidGate().weight(tokens)
     tensor([[1.0000, 1.5729]])
     """
@@ -245,9 +239,8 @@ class GammaWeight(Objective):
 
     Source: arXiv 2602.10693.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.08]]).log(), torch.full((1, 2), 0.08).log(), torch.ones(1, 2), rule=Unclipped()
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.08]]).log(), old, advantages, rule=Unclipped())
     >>> GammaWeight().weight(tokens)  # e³ · 2² · e⁻⁶
     tensor([[0.1991, 0.1991]])
     """

@@ -53,8 +53,7 @@ def eval_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Completions drawn at once: 64; requests in flight: 32."),
+        int | None, typer.Option(min=1, help="Completions drawn at once: 64; requests in flight: 32.")
     ] = None,
     golds: Annotated[
         Golds, typer.Option(help="What to do with problems whose right answer cannot be graded.")
@@ -169,11 +168,7 @@ def _report(folder: Path, scores: Mapping[str, Scores]) -> None:
 
 
 def _generator(
-    model: str,
-    sampling: Sampling,
-    server: str | None,
-    batch_size: int | None,
-    template: str | None,
+    model: str, sampling: Sampling, server: str | None, batch_size: int | None, template: str | None
 ) -> Sampler:
     if server is not None:
         from bandpo_lab.evals.server import ServerSampler

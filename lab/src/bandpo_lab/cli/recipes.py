@@ -30,9 +30,7 @@ app = typer.Typer(cls=FirstUnlessTold, help="Recipes for verl and TRL; without a
 
 
 @app.command("copy")
-def copy_command(
-    folder: Annotated[Path, typer.Argument(help="Folder to make.")] = Path("recipes"),
-) -> None:
+def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to make.")] = Path("recipes")) -> None:
     """Copy the recipes for verl and TRL, and their launchers, into a folder of yours."""
     if folder.exists():
         raise InvalidValue(f"{folder} is there already, and nothing was copied; name another folder")

@@ -228,9 +228,7 @@ def _grade_multiplication(completion: str, gold: str) -> Grade:
     return Grade(score, answer, "right" if score else "no answer" if answer is None else "wrong")
 
 
-RULES: Mapping[str, Callable[[str, str], Grade]] = {
-    "multiplication": _grade_multiplication,
-}
+RULES: Mapping[str, Callable[[str, str], Grade]] = {"multiplication": _grade_multiplication}
 """How completions of the package's own tasks are graded, by `data_source`; everything else is mathematics."""
 
 

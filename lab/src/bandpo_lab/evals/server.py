@@ -35,13 +35,7 @@ class ServerSampler:
     """
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        sampling: Sampling,
-        *,
-        concurrency: int = 32,
-        attempts: int = 6,
+        self, url: str, model: str, sampling: Sampling, *, concurrency: int = 32, attempts: int = 6
     ) -> None:
         try:
             valid = urlsplit(url).port != 0 and re.match(r"https?://[\w.\[]", url) and url.isprintable()

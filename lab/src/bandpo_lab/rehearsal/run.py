@@ -42,13 +42,7 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def train(
-    forks: Forks,
-    command: list[str],
-    folder: Path,
-    run: str,
-    timeout: float,
-) -> None:
+def train(forks: Forks, command: list[str], folder: Path, run: str, timeout: float) -> None:
     """Runs one training to its end, or to its first fatal message, and leaves no process behind.
 
     Whether it succeeded is for the metrics to say: verl exits 0 after runs that went wrong.
