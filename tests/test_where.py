@@ -165,7 +165,8 @@ def test_the_command_reads_a_log_and_a_record(tmp_path):
     winners = {"audit/tokens": 9, "audit/tokens_positive_below_0.1": 7, "audit/mass_positive_below_0.1": 3.0}
     log, line = tmp_path / "verl.jsonl", json.dumps(fresh | winners | {"audit/blocked_mass_below_0.1": 0.6})
     log.write_text(line)
-    assert "Not known. Your rule blocks 60% [0%, 100%]" in told(log)  # one step shows no differences
+    few = told(log)  # one step shows no differences
+    assert "Not known. Your rule blocks 60% [0%, 100%] of rare winners' gradient. So wide an interval" in few
     log.write_text("\n".join([line] * 10))
     assert "Yes, if your data are stale. Your rule blocks 60%" in told(log)
     assert "70 rare winners" in told(log, *PLACE, 1)

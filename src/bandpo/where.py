@@ -242,6 +242,8 @@ def _measured(share: float, low: float, high: float, stale: bool | None, method:
         why = f"{said}On data some batches old Band's upper side then gained."
         setting = '"BandAbove()", at 1, 2 and 4 times your rate. If one wrong answer dominates, no bound.'
         return "Yes" if stale else "Yes, if your data are stale", why, setting
+    if high >= STALE or low <= IDLE:
+        return "Not known", f"{said}So wide an interval says nothing yet.", f"{KEEP} Audit more steps of it."
     return "Not known", f"{said}On old data a network gained 0.02 at 47 %, elsewhere 0.1 at 36 %.", COMPARE
 
 
