@@ -101,10 +101,11 @@ def test_what_the_theory_expects_of_a_run(change, word):
     [
         ({"probability": 0.0}, "--probability 0: choose one between"),
         ({"probability": 1e-300}, "--probability 1e-300: a batch of 128 draws it 1.3e-298 times, so no run"),
-        ({"batch": 0}, "--batch 0: choose at least 1"),
-        ({"lag": -4}, "--lag -4: choose at least 0"),
+        ({"batch": 0}, "--batch 0: choose 1 to inf"),
+        ({"lag": -4}, "--lag -4: choose 0 to 10000"),
         ({"momentum": 1.0}, "--beta1 1: choose at least 0 and below 1"),
-        ({"rise": 0.0}, "--rise 0: it must be finite and above 0"),
+        ({"rise": 6.3}, "--rise 6.3: choose nats above 0, up to −log p = 6.2"),
+        ({"rise": 0.0}, "--rise 0: choose nats above 0, up to −log p = 6.2"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(change, message):

@@ -27,8 +27,8 @@ IDLE, STALE = 0.11, 0.5
 at the same rate. From the second on it gained with stale data, in every network setting and in most tables."""
 WIDE, RARE = 2.0, torch.tensor(0.01, dtype=torch.float64).log()
 """An upper bound at this old log-probability from which another added 0.06 at most, on data 8 batches old."""
-NEVER = 1e-4
-"""Draws of the rare answer in a batch below which a run of 10,000 batches would not meet it."""
+LONG = 10_000
+"""Batches of a long run. It does not meet an answer that is drawn less than once in so many."""
 
 
 def arrived(updates: float, momentum: float) -> float:
@@ -78,17 +78,19 @@ class Placement:
         if not 0 < self.probability < 1:
             raise InvalidValue(f"--probability {self.probability:g}: choose one between 0 and 1")
         for name, least in {"batch": 1, "epochs": 1, "minibatches": 1, "lag": 0}.items():
-            if (value := getattr(self, name)) < least:
-                raise InvalidValue(f"--{name} {value}: choose at least {least}")
+            most = math.inf if name == "batch" else LONG
+            if not least <= (value := getattr(self, name)) <= most:
+                raise InvalidValue(f"--{name} {value}: choose {least} to {most}")
         if not 0 <= self.momentum < 1:
             raise InvalidValue(f"--beta1 {self.momentum:g}: choose at least 0 and below 1")
-        if self.draws < NEVER:
+        if self.draws < 1 / LONG:
             raise InvalidValue(
                 f"--probability {self.probability:g}: a batch of {self.batch} draws it {self.draws:.2g} times, so no "
                 "run would meet it; count all samples that could draw it in --batch, or ask for a likelier one"
             )
-        if self.rise is not None and not 0 < self.rise < math.inf:
-            raise InvalidValue(f"--rise {self.rise:g}: it must be finite and above 0")
+        room = -math.log(self.probability)
+        if self.rise is not None and not 0 < self.rise <= room:
+            raise InvalidValue(f"--rise {self.rise:g}: choose nats above 0, up to −log p = {room:.2g}")
 
     @property
     def draws(self) -> float:
