@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from bandpo.audit.configs import setup_of
+from bandpo.audit.diagnosis import STARVED
 from bandpo.audit.invariants import Looks
 from bandpo.audit.logs import Summary, read_log, summarize
 from bandpo.audit.record import read_calls
@@ -22,9 +23,8 @@ from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
 
-IDLE, STALE = 0.11, 0.5
-"""Shares of rare winners' gradient that clip 0.2 blocks. Up to the first Band's upper side changed nothing in networks
-at the same rate. From the second on it gained with stale data, in every network setting and in most tables."""
+STALE = 0.5
+"""Share from which on Band's upper side gained with stale data, in every network setting and in most tables."""
 WIDE, RARE = 2.0, torch.tensor(0.01, dtype=torch.float64).log()
 """An upper bound at this old log-probability from which another added 0.06 at most, on data 8 batches old."""
 LONG = 10_000
@@ -227,8 +227,8 @@ def _measured(share: float, low: float, high: float, stale: bool | None, method:
     said, setting = f"Your rule blocks {share:.0%}{within} of rare winners' gradient. ", KEEP
     if method is not None and method.level != "token":
         return "Not known", f"{said}It clips whole sequences. The studies clipped tokens.", COMPARE
-    if high <= IDLE:
-        why = f"{said}Where clip 0.2 blocked up to {IDLE:.0%}, Band's upper side changed nothing at the same rate."
+    if high <= STARVED:
+        why = f"{said}Where clip 0.2 blocked up to {STARVED:.0%}, Band's upper side changed nothing at the same rate."
         if stale is False:
             return "No", why, KEEP
         setting += ' On stale data "BandAbove()" gained at four times the rate in one case of two.'
@@ -244,7 +244,7 @@ def _measured(share: float, low: float, high: float, stale: bool | None, method:
         why = f"{said}On data some batches old Band's upper side then gained."
         setting = '"BandAbove()", at 1, 2 and 4 times your rate. If one wrong answer dominates, no bound.'
         return "Yes" if stale else "Yes, if your data are stale", why, setting
-    if high >= STALE or low <= IDLE:
+    if high >= STALE or low <= STARVED:
         return "Not known", f"{said}So wide an interval says nothing yet.", f"{KEEP} Audit more steps of it."
     return "Not known", f"{said}On old data a network gained 0.02 at 47 %, elsewhere 0.1 at 36 %.", COMPARE
 

@@ -34,8 +34,8 @@ times as likely or unlikely as when they were drawn, an effective sample of next
 RARE = 0.1
 """Share of tokens clipped up to which the clip is no cause of a plateau."""
 KEPT = "entropy is kept, or falls as the reward rises"
-STARVED = 0.05
-"""Share of the gradient on rare tokens from which blocking it is worth a word: a rule of thumb."""
+STARVED = 0.11
+"""Share of the gradient on rare winners up to which blocking it changed nothing in networks at the same rate."""
 FEW = 8
 """Log steps below which groups are not judged: where half of them have no signal and a step has one, the four of the
 later half have none by chance once in 16."""
