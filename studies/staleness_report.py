@@ -30,7 +30,7 @@ from bandpo_lab.study.statistics import (
 )
 from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
-from studies.staleness import CELLS, FURTHER, Cell, Run, read_runs, runs
+from studies.staleness import ARMS, CELLS, FURTHER, Cell, Run, read_runs, runs
 
 SMALLEST = 0.05
 """The smallest effect of interest, in AUC, pass@32 or nats."""
@@ -192,6 +192,7 @@ def page(rows: Mapping[Run, Row]) -> Page:
         lead,
         [
             Section("Predictions", _predictions(compared)),
+            Section("Each rule", [_each_rule([w for w in compared.values() if w.name == w.cell.name])]),
             *([Section("Blocked share", _blocked(compared))] if compared else []),
             Section("Broken runs", [_broken(compared)]),
             *(Section(w.name, _world(w)) for w in worlds.values() if w.compared or w.name == w.cell.name),
@@ -220,6 +221,17 @@ def _predictions(worlds: Mapping[str, World]) -> list[Any]:
             f"{covered:.0%} of cases."
         )
     return found
+
+
+def _each_rule(worlds: Sequence[World]) -> Table:
+    """What it adds to clip 0.2 in each cell."""
+    header = [arm for arm in ARMS if arm != CLIP]
+    rows = []
+    for world in worlds:
+        gains = {arm: signed(world.difference(arm, CLIP)) for arm in header if arm in world.cell.arms}
+        clip = f"{world.curve(CLIP).best_scores.mean():.3f}"
+        rows.append([world.name, clip, *(gains.get(arm, "") for arm in header)])
+    return Table(["setting", CLIP, *header], rows, "AUC, and what a rule adds to it, each at its best rate.")
 
 
 def _blocked(worlds: Mapping[str, World]) -> list[Any]:

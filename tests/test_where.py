@@ -13,6 +13,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from bandpo import Band, FixedClip, Recorder
+from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
 from bandpo.where import Placement, advice, expected
 
@@ -72,7 +73,7 @@ def test_stale_data_are_not_told_that_no_rule_matters(minibatches, lag, share):
     run = Placement(0.002, 128, 1, minibatches, lag)
     assert expected(run)[0] == "Perhaps"
     assert run.blocked_share(0.3) == pytest.approx(share, abs=0.25)
-    said = dict(advice(run, (share,) * 3, stale=True))
+    said = dict(advice(run, (share,) * 3, Setup(stale=True)))
     assert said["Can the upper side matter?"].startswith("Yes. Your rule blocks")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from bandpo.audit.logs import Summary, read_log, summarize
 from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import record_files
 from bandpo.audit.replay import replay_record
+from bandpo.audit.settings import Setup
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
@@ -162,14 +163,14 @@ class Placement:
 Answer = tuple[str, str, str]
 """Whether the upper side can matter, why, and what to set."""
 KEEP = "Keep your rule."
-COMPARE = 'Keep your rule, or compare it with "BandAbove()" over seeds and rates.'
+COMPARE = 'Keep your rule, or compare it over seeds and rates with "BandAbove()"{band}.'
+FASTER = 'Keep your rule. On stale data "BandAbove()"{band} gained at four times the rate in one case of two.'
+HIGHER = '"BandAbove()"{band}, at 1, 2 and 4 times your rate. If one wrong answer dominates, no bound.'
 AUDIT = "Nothing yet. Audit a run: its blocked share decides."
 
 
-def measured_in(run: Path, method: Method | None = None) -> tuple[Summary, Method | None, bool | None]:
-    """What a log or a record tells, read as by `bandpo audit`; its method, and whether most data were some batches old.
-
-    ``method`` is the run's own, where neither tells it.
+def measured_in(run: Path, method: Method | None = None) -> tuple[Summary, Setup]:
+    """What a log or a record tells, as `bandpo audit` reads it, and what was trained: ``method``, if they do not tell.
 
     Raises:
         ValueError: it cannot be read, or does not tell.
@@ -177,20 +178,18 @@ def measured_in(run: Path, method: Method | None = None) -> tuple[Summary, Metho
     replay = replay_record(run, method=method) if record_files(run) else None
     rows = replay.rows if replay else read_log(run)
     setup, seen = replay.setup if replay else setup_of(run, rows, method), summarize(rows)
-    stale = Looks.of(read_calls(run)).stale if replay else setup.stale
+    if replay:
+        setup = replace(setup, stale=Looks.of(read_calls(run)).stale)
     if "blocked_mass_below_0.1" not in seen.metrics:
         raise InvalidValue(
             f"{run} does not tell what the clip blocked of rare winners (A > 0, p < 0.1): none was drawn, or the run "
             "was not audited; log with bandpo's adapter, or write a record of it"
         )
-    return seen, setup.method, stale
+    return seen, setup
 
 
 def advice(
-    run: Placement | None,
-    measured: tuple[float, float, float] | None = None,
-    stale: bool | None = None,
-    method: Method | None = None,
+    run: Placement | None, measured: tuple[float, float, float] | None, setup: Setup
 ) -> list[tuple[str, str]]:
     """Headed sentences: whether the rule can matter, which side of it, what to set, how sure, what would tell more.
 
@@ -198,14 +197,13 @@ def advice(
         run: Its place, where that is known.
         measured: The share of rare winners' gradient that its rule blocked, and the ends of its interval. It overrules
             the theory.
-        stale: Whether its data are some batches old, if that is known.
-        method: The one that blocked that share, if it is known.
+        setup: What it was trained with: the method that blocked the share, and whether its data were old.
 
     Raises:
         ValueError: neither is given.
     """
     if measured is not None:
-        word, why, setting = _measured(*measured, stale, method)
+        word, why, setting = _measured(*measured, setup)
         sure = "The blocked share was measured. What follows from it was seen in tables and in one small network."
     elif run is not None:
         word, why, setting = expected(run)
@@ -216,37 +214,39 @@ def advice(
         )
     return [
         ("Can the upper side matter?", f"{word}. {why}"),
-        ("What to set", setting),
-        ("And the lower side?", "Keep yours. Band's gained in no network, and with fresh data it cost."),
+        ("What to set", setup.filled(setting)),
+        (
+            "And the lower side?",
+            "Keep a fixed one, such as 0.2. Band's gained in no network, and cost with fresh data.",
+        ),
         ("How sure", sure),
     ]
 
 
-def _measured(share: float, low: float, high: float, stale: bool | None, method: Method | None) -> Answer:
+def _measured(share: float, low: float, high: float, setup: Setup) -> Answer:
     within = "" if low == high else f" [{low:.0%}, {high:.0%}]"
-    said, setting = f"Your rule blocks {share:.0%}{within} of rare winners' gradient. ", KEEP
+    said = f"Your rule blocks {share:.0%}{within} of rare winners' gradient."
+    method, stale = setup.method, setup.stale
+    room = 1.0 if method is None else _room(method.clip)
     if method is not None and method.level != "token":
-        return "Not known", f"{said}It clips whole sequences. The studies clipped tokens.", COMPARE
+        return "Not known", f"{said} It clips whole sequences. The studies clipped tokens.", COMPARE
     if high <= STARVED:
-        why = f"{said}Where clip 0.2 blocked up to {STARVED:.0%}, Band's upper side changed nothing at the same rate."
-        if stale is False:
+        why = f"{said} Where clip 0.2 blocked up to {STARVED:.0%}, Band's upper side changed nothing at the same rate."
+        if stale is False or room >= WIDE:
             return "No", why, KEEP
-        setting += ' On stale data "BandAbove()" gained at four times the rate in one case of two.'
-        return "Not at this rate", why, setting
-    if method is not None and (room := _room(method.clip)) >= WIDE:
-        why = f"{said}It lets a token of p = 0.01 rise {room:.3g}-fold. No bound at all added 0.06 at most, at lag 8."
-        setting += "" if stale is False else ' From lag 8 on, compare it with "FixedClip(0.2, inf)".'
-        return "Not known", why, setting
+        return "Not at this rate", why, FASTER
+    if room >= WIDE:
+        why = f"{said} It lets p = 0.01 rise {room:.3g}-fold. A wider bound, or none, added 0.06 at most."
+        return "Not known", why, f'{KEEP} From lag 8 on, compare it with "FixedClip(0.2, inf)".'
     if stale is False:
-        why = f"{said}Fresh data used more than once gained in tables, and in one network of two."
+        why = f"{said} Fresh data used more than once gained in tables, and in one network of two."
         return "Not known", why, COMPARE
     if low >= STALE:
-        why = f"{said}On data some batches old Band's upper side then gained."
-        setting = '"BandAbove()", at 1, 2 and 4 times your rate. If one wrong answer dominates, no bound.'
-        return "Yes" if stale else "Yes, if your data are stale", why, setting
+        why = f"{said} On data some batches old Band's upper side then gained."
+        return "Yes" if stale else "Yes, if your data are stale", why, HIGHER
     if high >= STALE or low <= STARVED:
-        return "Not known", f"{said}So wide an interval says nothing yet.", f"{KEEP} Audit more steps of it."
-    return "Not known", f"{said}On old data a network gained 0.02 at 47 %, elsewhere 0.1 at 36 %.", COMPARE
+        return "Not known", f"{said} So wide an interval says nothing yet.", f"{KEEP} Audit more steps of it."
+    return "Not known", f"{said} On old data a network gained 0.02 at 47 %, elsewhere 0.1 at 36 %.", COMPARE
 
 
 def _room(clip: ClipRule) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -61,26 +62,28 @@ def where_command(
     from rich.console import Console
     from rich.table import Table
 
+    from bandpo.audit.settings import Setup
     from bandpo.rules import FixedClip
     from bandpo.text import as_method
     from bandpo.where import Placement, advice, measured_in
 
     if run is not None and blocked_share is not None:
         raise InvalidValue("a run and --blocked-share say the same; leave one out")
-    method, stale, found = as_method(run_method) if run_method else None, None, []
-    measured = None if blocked_share is None else (blocked_share, blocked_share, blocked_share)
+    method, found = as_method(run_method) if run_method else None, []
+    setup, share = Setup(method=method), blocked_share
+    measured = None if share is None else (share, share, share)
     if run is not None:
-        seen, method, stale = measured_in(run, method)
+        seen, setup = measured_in(run, method)
         measured = (seen.metrics["blocked_mass_below_0.1"], *(seen.blocked_interval() or (0.0, 1.0)))
-        winners = (
-            f"{seen.rare[0]:,.0f} rare winners (A > 0, p < 0.1); log steps with some: {len(seen.blocked)}"
-        )
+        winners = f"{seen.rare[0]:,.0f} rare winners (A > 0, p < 0.1), in {len(seen.blocked)} log steps"
         found = [("Seen in the run", winners)]
+    if lag is not None:
+        setup = replace(setup, stale=lag > 0)
     place = None
     if not (probability is None or batch is None or epochs is None or minibatches is None):
-        rule = method.clip if method else FixedClip()
+        rule = setup.method.clip if setup.method else FixedClip()
         place = Placement(probability, batch, epochs, minibatches, lag or 0, beta1, rise, rule)
-    answers = [*found, *advice(place, measured, stale if lag is None else lag > 0, method)]
+    answers = [*found, *advice(place, measured, setup)]
     if as_json:
         print(json.dumps({"blocked_share": measured and measured[0]} | dict(answers)))
         return
