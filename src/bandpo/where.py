@@ -217,7 +217,7 @@ def advice(
         ("What to set", setup.filled(setting)),
         (
             "And the lower side?",
-            "Keep a fixed one, such as 0.2. Band's gained in no network, and cost with fresh data.",
+            "Keep a fixed one. Band's gained in no network, and with fresh data it cost.",
         ),
         ("How sure", sure),
     ]
