@@ -215,10 +215,7 @@ def advice(
     return [
         ("Can the upper side matter?", f"{word}. {why}"),
         ("What to set", setup.filled(setting)),
-        (
-            "And the lower side?",
-            "Keep a fixed one. Band's gained in no network, and with fresh data it cost.",
-        ),
+        ("And the lower side?", "Keep a fixed one. Band's gained in no network, and cost on fresh data."),
         ("How sure", sure),
     ]
 
