@@ -10,6 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fresh_network
+
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
 from bandpo.audit.settings import Setup
@@ -267,6 +269,10 @@ def test_every_place_on_the_page_is_the_map_s():
     assert re.search(r"rank correlation of ([\d.]+\d)", table)[1] in page
     covered = re.search(r"held the truth in (\d+)%", table)[1]
     assert f"In a simulation they held the truth in {covered} %" in " ".join(page.split())
+
+
+def test_the_table_of_fresh_data_is_the_study_s():
+    assert "\n".join(fresh_network.rows()) in (ROOT / "docs/when.md").read_text()
 
 
 def of_the_map():

@@ -236,7 +236,7 @@ def _measured(share: float, low: float, high: float, setup: Setup) -> Answer:
         why = f"{said} It lets p = 0.01 rise {room:.3g}-fold. A wider bound, or none, added 0.06 at most."
         return "Not known", why, f'{KEEP} From lag 8 on, compare it with "FixedClip(0.2, inf)".'
     if stale is False:
-        why = f"{said} Fresh data used more than once gained in tables, and in one network of two."
+        why = f"{said} Fresh data used more than once gained in tables. In networks no gain was sure."
         return "Not known", why, COMPARE
     if low >= STALE:
         why = f"{said} On data some batches old Band's upper side then gained."
