@@ -20,7 +20,7 @@ STUDIES := lab/tests/studies studies
 # Where Python must not keep what it compiled, each process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test test-frameworks test-lab test-studies slow-test nightly test-matrix conformance rehearsals coverage \
+.PHONY: demo setup test test-frameworks test-lab test-studies slow-test nightly test-matrix conformance rehearsals figures coverage \
   mutation lint docs release-check audit-deps gpu-check lock clean
 
 demo: $(DEMO)
@@ -62,6 +62,12 @@ test-matrix: $(DEMO)
 # Each loss that a framework ships, against the method here: docs/measured/conformance.md. Environments under build/conformance.
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
+
+# What pages show of the committed studies: README's pictures, the report on stale data, two tables of docs/when.md.
+figures: $(TEST)
+	PYTHONPATH=. $(BIN)/python scripts/pictures.py docs/figures
+	$(BIN)/python -m studies.staleness_report results/staleness/runs.jsonl.gz
+	PYTHONPATH=. $(BIN)/python scripts/when_tables.py
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
 rehearsals: $(TEST)

@@ -1,6 +1,6 @@
 """The pictures of README, which has a light and a dark one, and of the landing page.
 
-    python scripts/pictures.py docs/figures
+    PYTHONPATH=. python scripts/pictures.py docs/figures
 
 The dark one, `…-dark.png` beside it, is the light one with its lightness turned round. On the landing page the explorer
 takes the place of `allowed_change.png` where a page can run scripts.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import fresh_network
+import when_tables
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
@@ -271,8 +271,9 @@ def test_every_place_on_the_page_is_the_map_s():
     assert f"In a simulation they held the truth in {covered} %" in " ".join(page.split())
 
 
-def test_the_table_of_fresh_data_is_the_study_s():
-    assert "\n".join(fresh_network.rows()) in (ROOT / "docs/when.md").read_text()
+@pytest.mark.parametrize("rows", [when_tables.fresh, when_tables.matched])
+def test_tables_that_no_report_has_are_the_data_s(rows):
+    assert "\n".join(rows()) in (ROOT / "docs/when.md").read_text()
 
 
 def of_the_map():

@@ -1,25 +1,33 @@
-"""Write the table of fresh data in docs/when.md: means, intervals that choose rates anew, and interquartile means.
+"""Write the two tables of docs/when.md that no report has.
 
-    python scripts/fresh_network.py
+    PYTHONPATH=. python scripts/when_tables.py
 
-The report of that study has interquartile means alone, and intervals that take the chosen rates for granted.
+The older study of fresh data, with means, interquartile means, and intervals that choose rates anew, which its report
+has not. And pass@32 and entropy at matched reward, of all runs of the study of stale data.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from bandpo.audit.interval import bootstrap
 from bandpo_lab.file_models import checked
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.statistics import Curve, difference, interquartile_mean
 from bandpo_lab.study.tables import signed
 from marked import write_between_marks
+from studies.staleness import read_runs
 
 ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "results/staleness/runs.jsonl.gz"
+ARMS = {"clip 0.2": ("clip 0.2",), "Band or BandAbove": ("Band", "BandAbove")}
+ENDS = (0.3, 0.5, 0.7, 0.85, 0.95)
+"""Of the groups of runs, by their reward at the end."""
 WORLDS = {"paper": "1 × 4", "plenty": "4 × 4", "active": "4 × 4", "two stages": "4 × 4"}
 """Those in which something can be learned, and their epochs × minibatches."""
 RULES = {
@@ -47,8 +55,8 @@ def _curve(scores: Mapping[float, Mapping[int, float]]) -> Curve:
     return Curve(rates, np.array([[scores[rate][seed] for seed in sorted(scores[rate])] for rate in rates]))
 
 
-def rows() -> Iterator[str]:
-    """The table's lines."""
+def fresh() -> Iterator[str]:
+    """What each rule adds on fresh data."""
     yield f"| setting | updates | seeds | clip 0.2 | {' | '.join(RULES.values())} |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     for world, updates in WORLDS.items():
@@ -62,5 +70,23 @@ def rows() -> Iterator[str]:
         yield f"| {world} | {updates} | {seeds} | {clip.best_scores.mean():.3f} | {' | '.join(cells)} |"
 
 
+def matched() -> Iterator[str]:
+    """pass@32, entropy and number of the runs of each group, and what Band's pass@32 is above clip 0.2's."""
+    rows = [*read_runs(RUNS).values()]
+    yield f"| reward at the end | {' | '.join(ARMS)} | difference |"
+    yield "|---|---:|---:|---:|"
+    for low, high in pairwise(ENDS):
+        groups = [[r for r in rows if r["arm"] in arms and low <= r["end"] < high] for arms in ARMS.values()]
+        solved = [[r["pass@32"] for r in found] for found in groups]
+        entropies = [np.mean([r["entropy"][-1] for r in found]) for found in groups]
+        cells = [f"{np.mean(x):.3f}, {h:.2f} ({len(x)})" for x, h in zip(solved, entropies, strict=True)]
+        yield f"| {low} to {high} | {' | '.join(cells)} | {signed(bootstrap(solved[::-1], _gap))} |"
+
+
+def _gap(ours: np.ndarray, theirs: np.ndarray, axis: int) -> np.ndarray:
+    return ours.mean(axis) - theirs.mean(axis)
+
+
 if __name__ == "__main__":
-    write_between_marks(ROOT / "docs/when.md", "fresh", [*rows()])
+    write_between_marks(ROOT / "docs/when.md", "fresh", [*fresh()])
+    write_between_marks(ROOT / "docs/when.md", "matched", [*matched()])
