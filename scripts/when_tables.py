@@ -9,23 +9,22 @@ has not. And pass@32 and entropy at matched reward, of all runs of the study of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
-from bandpo.audit.interval import bootstrap
 from bandpo_lab.file_models import checked
 from bandpo_lab.study.collect import RunResult
-from bandpo_lab.study.statistics import Curve, difference, interquartile_mean
+from bandpo_lab.study.statistics import Curve, difference, interquartile_mean, student
 from bandpo_lab.study.tables import signed
 from marked import write_between_marks
 from studies.staleness import read_runs
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results/staleness/runs.jsonl.gz"
-ARMS = {"clip 0.2": ("clip 0.2",), "Band or BandAbove": ("Band", "BandAbove")}
+ARMS = {"clip 0.2": "clip", "Band": "Band", "BandAbove": "Band"}
 ENDS = (0.3, 0.5, 0.7, 0.85, 0.95)
 """Of the groups of runs, by their reward at the end."""
 WORLDS = {"paper": "1 × 4", "plenty": "4 × 4", "active": "4 × 4", "two stages": "4 × 4"}
@@ -39,20 +38,18 @@ RULES = {
 
 def curves(world: str) -> dict[str, Curve]:
     """The AUC of each arm over rates and seeds."""
-    found: dict[str, dict[float, dict[int, float]]] = {}
+    rows: list[dict[str, object]] = []
     for folder in ("network", "network-more"):
         content = json.loads((ROOT / "results" / folder / "results.json").read_text())
         for run in checked(list[RunResult], content["runs"], folder):
             of, _, rate = run.experiment.partition(", learning_rate ")
             if of == world:
-                by_rate = found.setdefault(run.arm, {})
-                by_rate.setdefault(float(rate), {})[run.seed] = run.metric("AUC")
-    return {arm: _curve(scores) for arm, scores in found.items()}
-
-
-def _curve(scores: Mapping[float, Mapping[int, float]]) -> Curve:
-    rates = sorted(scores)
-    return Curve(rates, np.array([[scores[rate][seed] for seed in sorted(scores[rate])] for rate in rates]))
+                rows.append({"arm": run.arm, "rate": float(rate), "seed": run.seed, "AUC": run.metric("AUC")})
+    grids = {
+        arm: mine.pivot(index="rate", columns="seed", values="AUC")
+        for arm, mine in pd.DataFrame(rows).groupby("arm")
+    }
+    return {str(arm): Curve([*grid.index], grid.to_numpy()) for arm, grid in grids.items()}
 
 
 def fresh() -> Iterator[str]:
@@ -71,20 +68,19 @@ def fresh() -> Iterator[str]:
 
 
 def matched() -> Iterator[str]:
-    """pass@32, entropy and number of the runs of each group, and what Band's pass@32 is above clip 0.2's."""
-    rows = [*read_runs(RUNS).values()]
-    yield f"| reward at the end | {' | '.join(ARMS)} | difference |"
+    """pass@32, entropy and number of the runs that end alike, and what Band's pass@32 is above clip 0.2's, by seed."""
+    runs = pd.DataFrame([*read_runs(RUNS).values()])
+    runs["rule"] = runs["arm"].map(ARMS)
+    runs["entropy"] = runs["entropy"].str[-1]
+    yield "| reward at the end | clip 0.2 | Band or BandAbove | difference |"
     yield "|---|---:|---:|---:|"
     for low, high in pairwise(ENDS):
-        groups = [[r for r in rows if r["arm"] in arms and low <= r["end"] < high] for arms in ARMS.values()]
-        solved = [[r["pass@32"] for r in found] for found in groups]
-        entropies = [np.mean([r["entropy"][-1] for r in found]) for found in groups]
-        cells = [f"{np.mean(x):.3f}, {h:.2f} ({len(x)})" for x, h in zip(solved, entropies, strict=True)]
-        yield f"| {low} to {high} | {' | '.join(cells)} | {signed(bootstrap(solved[::-1], _gap))} |"
-
-
-def _gap(ours: np.ndarray, theirs: np.ndarray, axis: int) -> np.ndarray:
-    return ours.mean(axis) - theirs.mean(axis)
+        alike = runs[(runs["end"] >= low) & (runs["end"] < high)]
+        told = alike.groupby("rule").agg({"pass@32": "mean", "entropy": "mean", "seed": "count"})
+        cells = ["{:.3f}, {:.2f} ({:.0f})".format(*told.loc[rule]) for rule in ("clip", "Band")]
+        by_seed = alike.pivot_table("pass@32", "seed", "rule").dropna()
+        gap = student(by_seed["Band"] - by_seed["clip"])
+        yield f"| {low} to {high} | {' | '.join(cells)} | {signed(gap)} |"
 
 
 if __name__ == "__main__":
