@@ -45,11 +45,11 @@ def curves(world: str) -> dict[str, Curve]:
             of, _, rate = run.experiment.partition(", learning_rate ")
             if of == world:
                 rows.append({"arm": run.arm, "rate": float(rate), "seed": run.seed, "AUC": run.metric("AUC")})
-    grids = {
-        arm: mine.pivot(index="rate", columns="seed", values="AUC")
-        for arm, mine in pd.DataFrame(rows).groupby("arm")
-    }
-    return {str(arm): Curve([*grid.index], grid.to_numpy()) for arm, grid in grids.items()}
+    found: dict[str, Curve] = {}
+    for arm, mine in pd.DataFrame(rows).groupby("arm"):
+        grid = mine.pivot(index="rate", columns="seed", values="AUC")
+        found[str(arm)] = Curve([*grid.index], grid.to_numpy())
+    return found
 
 
 def fresh() -> Iterator[str]:
