@@ -137,7 +137,6 @@ STALE = ["--blocked-share", 0.6, "--lag", 4]
         ([*PLACE, 1, "--blocked-share", 0.4, "--lag", 4], "Not known. Your rule blocks 40%"),
         (["--blocked-share", 0.9, "--lag", 0], "Not known. Your rule blocks 90%"),
         (["--blocked-share", 0.9], "Yes, if your data are stale. Your rule"),
-        (["--blocked-share", 0.2], "Not known. Your rule blocks 20%"),
         (["--blocked-share", 0.08, "--lag", 0], "No. Your rule blocks 8%"),
         (["--blocked-share", 0.08], "Not at this rate. Your rule blocks 8%"),
         ([*STALE, "--run-method", "DAPO()"], "Yes. Your rule blocks 60%"),
