@@ -166,6 +166,7 @@ KEEP = "Keep your rule."
 COMPARE = 'Keep your rule, or compare it over seeds and rates with "BandAbove()"{band}.'
 FASTER = 'Keep your rule. On stale data "BandAbove()"{band} gained at four times the rate in one case of two.'
 HIGHER = '"BandAbove()"{band}, at 1, 2 and 4 times your rate. If one wrong answer dominates, no bound.'
+WIDER = 'Keep your rule. From lag 8 on, compare it with "FixedClip(0.2, inf)".'
 AUDIT = "Nothing yet. Audit a run: its blocked share decides."
 
 
@@ -234,7 +235,7 @@ def _measured(share: float, low: float, high: float, setup: Setup) -> Answer:
         return "Not at this rate", why, FASTER
     if room >= WIDE:
         why = f"{said} It lets p = 0.01 rise {room:.3g}-fold. A wider bound, or none, added 0.06 at most."
-        return "Not known", why, f'{KEEP} From lag 8 on, compare it with "FixedClip(0.2, inf)".'
+        return "Not known", why, KEEP if stale is False else WIDER
     if stale is False:
         why = f"{said} Fresh data used more than once gained in tables. In networks no gain was sure."
         return "Not known", why, COMPARE
