@@ -155,9 +155,8 @@ class World:
 
     def at_one_rate(self, arm: str, minus: str) -> list[Interval]:
         """Both arms at the same rate, for each of the cell's."""
-        pairs = zip(self.curve(arm).scores, self.curve(minus).scores, strict=True)
-        alone = [[Curve([0.0], scores[None]).drawn for scores in pair] for pair in pairs]
-        return [difference(ours, theirs, self.groups) for ours, theirs in alone]
+        ours, theirs, places = self.curve(arm), self.curve(minus), range(len(self.cell.rates))
+        return [difference(ours.at(k).drawn, theirs.at(k).drawn, self.groups) for k in places]
 
 
 def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:

@@ -160,14 +160,14 @@ class Comparison:
     def by_rate(self) -> list[dict[str, Any]]:
         """A row for each lag, method and rate: the difference at that rate, with an interval of 95 % of its own."""
         places = range(len(self.rates))
-        return [self._row(*key, k, _at(curve, k)) for key, curve in self.curves.items() for k in places]
+        return [self._row(*key, k, curve.at(k)) for key, curve in self.curves.items() for k in places]
 
     def _row(
         self, lag: int, name: str, place: int, curve: Curve, level: float = 0.95, draws: int = 1000
     ) -> dict[str, Any]:
         """What a curve says of a method, all of its curve or one rate alone."""
         base, seeds = self.curves[lag, self.baseline], curve.scores.shape[1]
-        base = base if len(curve.rates) == len(self.rates) else _at(base, place)
+        base = base if len(curve.rates) == len(self.rates) else base.at(place)
         gap = difference(curve.drawn, base.drawn, [0] * seeds, draws=draws, level=level)
         row = {"lag": lag, "method": name, "rate": self.rates[place]}
         row |= {"reward": float(curve.drawn(np.ones((1, seeds)))[0])}
@@ -233,11 +233,6 @@ class Comparison:
     def _repr_html_(self) -> str:
         picture = Picture("compare", self.figure(), "").data_uri()
         return f'<div><img src="{picture}" alt="">{as_html(self.sentence, *self._cells())}</div>'
-
-
-def _at(curve: Curve, place: int) -> Curve:
-    """A curve of one rate alone."""
-    return Curve(curve.rates[place : place + 1], curve.scores[place : place + 1])
 
 
 def verdict(gap: Interval) -> str:

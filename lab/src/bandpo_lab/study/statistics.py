@@ -180,6 +180,10 @@ class Curve:
         """Whether no greater, or no smaller, rate was tried than the best."""
         return self.best in (0, len(self.rates) - 1)
 
+    def at(self, place: int) -> Curve:
+        """The curve of one of its rates alone."""
+        return Curve(self.rates[place : place + 1], self.scores[place : place + 1])
+
     def drawn(self, times: np.ndarray, by: Curve | None = None) -> np.ndarray:
         """Mean scores of seeds drawn so many times, each at the rate that is best on the other half of the seeds.
 
