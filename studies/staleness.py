@@ -96,7 +96,7 @@ CELLS = [
     ),
     Cell("lag 8, long run", 8, 1, 4, [7e-5, 1.4e-4, 2.8e-4], _FOUR, batches=140),
 ]
-"""In the order in which they are made."""
+"""In the order in which they are made. The last was added after a look at the others."""
 FURTHER = [replace(CELLS[1], rates=[3.5e-5, 5.6e-4]), replace(CELLS[2], rates=[7e-5])]
 """Rates that were added after a look, since the best ones stood at an end. No verdict uses them."""
 

@@ -245,7 +245,7 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
         )
     ]
     if len(pairs) > 2:
-        planned = [pair for pair in pairs if not pair[1].startswith(CELLS[-1].name)]  # which was added
+        planned = [pair for pair in pairs if not pair[1].startswith(CELLS[-1].name)]  # which was added later
         both, rho = (rank_correlation([(x, gap.value) for x, _, gap in some]) for some in (pairs, planned))
         found.append(
             f"Rank correlation over these {len(pairs)}: {both:.2f}; {rho:.2f} without what was added. Predicted: above "
