@@ -78,7 +78,6 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/codespell src lab contrib tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
-	$(BIN)/python scripts/size.py
 
 # Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
 mutation: $(DEV)

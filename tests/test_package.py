@@ -3,7 +3,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from contextlib import nullcontext
 from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +13,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import bandpo
-import size
 from pages import ROOT
 
 SRC = Path(bandpo.__file__).parent
@@ -206,15 +204,3 @@ def test_one_version():
     assert f"## {bandpo.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'__version__ = "{bandpo.__version__}"' in (ROOT / "lab/src/bandpo_lab/__init__.py").read_text()
     assert f"bandpo[cli,recorder]=={bandpo.__version__}" in LAB["project"]["dependencies"]
-
-
-@pytest.mark.parametrize(("lines", "over"), [(11_500, False), (11_501, True)])
-def test_a_house_over_its_budget_fails(lines, over, tmp_path, monkeypatch, capsys):
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src/a.py").write_text("pass\n" * lines)
-    for command in (["init", "--quiet"], ["add", "."]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    monkeypatch.setattr(size, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match="over budget") if over else nullcontext():
-        size.main()
-    assert f"{lines:,d} of 11,500" in capsys.readouterr().out

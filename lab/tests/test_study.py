@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from functools import partial
 from itertools import product
 
@@ -113,7 +114,6 @@ def test_a_sweep_is_an_experiment_at_each_point():
     ("change", "message"),
     [
         ({"baseline": "clap"}, "baseline 'clap' is none of the arms clip, band"),
-        ({"arms": {"clip": {"clip": "FixdClip(0.2)"}}}, "FixedClip"),
         ({"arms": {"clip": {}}}, "arm 'clip' names no method"),
         ({"arms": {"clip": {"clip": "Band()", "objective": "Masked(20)"}}}, "write one method of both"),
         ({"experiments": {}}, "the study: experiments: Value should have at least 1 item"),
@@ -130,6 +130,28 @@ def test_a_sweep_is_an_experiment_at_each_point():
 def test_a_study_that_cannot_work_is_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         study_with(change)
+
+
+def test_a_study_with_a_misspelt_method_does_not_begin():
+    study = study_with({"arms": {"clip": {"clip": "FixdClip(0.2)"}, "band": {"clip": "Band()"}}})
+    with pytest.raises(ValueError, match=r"arm 'clip': in 'FixdClip.*did you mean FixedClip\?"):
+        study.check_methods()
+
+
+@pytest.mark.parametrize("arm", ["evil_study.Rule()", "evil_study.__doc__()", "Band(evil_study.__init__(), 1)"])
+def test_a_report_imports_nothing_that_the_results_name(arm, tmp_path, monkeypatch):
+    (tmp_path / "evil_study.py").write_text("open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    change = {"arms": {"clip": {"clip": arm}, "band": {"clip": arm}}, **one(seeds=[0, 1, 2])}
+    text = yaml.safe_dump(yaml.safe_load(SMALL) | change, sort_keys=False)
+    runs = [vars(record(name, seed, 0.5, experiment="m")) for name in ("clip", "band") for seed in range(3)]
+    results = {"study": text, "chosen": [], "failed": [], "versions": {}, "commit": "", "unfinished": False}
+    (tmp_path / "results.json").write_text(json.dumps({**results, "runs": runs}))
+    result = CliRunner().invoke(app, ["study", "report", "."])
+    assert not (tmp_path / "ran").exists()
+    assert "evil_study" not in sys.modules
+    assert result.exit_code == 0, result.output
 
 
 def study_on(*experiments: str) -> Study:

@@ -1,5 +1,13 @@
 """``python -m bandpo``: the `bandpo` command of this interpreter."""
 
+import os
+import sys
+
+# Python puts the current folder first on the path of ``python -m``. A run that is being read may lie there, and no module
+# of it may take the place of a package.
+if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+    del sys.path[0]
+
 from bandpo.cli import main
 
 if __name__ == "__main__":

@@ -7,20 +7,23 @@ import functools
 import importlib
 import inspect
 import math
+import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from bandpo import _checks
-from bandpo.divergences import Divergence
+from bandpo.divergences import KL, Divergence, PearsonChi2, TotalVariation
 from bandpo.errors import InvalidType, InvalidValue, did_you_mean
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import Objective
 from bandpo.radius import Radius
-from bandpo.rules import ClipRule
+from bandpo.rules import Band, ClipRule, FixedClip, Union
 
-__all__ = ["as_method", "as_text", "parse"]
+__all__ = ["as_method", "as_text", "importable_current_folder", "parse"]
 
 Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
 Setting = ClipRule | Divergence | Objective | Method | Radius
@@ -37,25 +40,40 @@ EXAMPLES: dict[type, str] = {
 }
 """What has a text form, and how to name it in an error."""
 
+PAPER_DIVERGENCES: dict[str, Callable[[], Divergence]] = {
+    "bandkl": KL,
+    "bandtv": TotalVariation,
+    "bandchi2": PearsonChi2,
+}
+"""The divergence of each ``tokenwise_ratio_bounds_method`` of the BandPO authors' scripts."""
+
+PAPER_NAME = re.compile(r"(bandkl|bandtv|bandchi2)(?:0(\d\d))?(_relax)?")
+"""A name in these scripts: the method, the decimals of its radius (``005`` is 0.05), and whether it is relaxed."""
+
 
 def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind:
-    """The setting written as ``text``: what its ``repr`` prints, or shorter.
+    """Return the setting written as ``text``: what its ``repr`` prints, or a shorter form.
 
-    Names of methods, rules, objectives, divergences and radii, numbers, ``inf``, words in quotes, positional and
-    keyword arguments; a name without parentheses means its defaults. A class of your own is named by its import path,
-    ``Band(my_module.MyDivergence(), 0.05)``; so is a function of your own that is annotated to return a `Method`. Its
-    module is imported. Nothing else is evaluated.
+    The text may hold names of methods, rules, objectives, divergences and radii, numbers, ``inf``, quoted words, and
+    positional and keyword arguments. A name without parentheses means its defaults. A class of your own is named by its
+    import path, ``Band(my_module.MyDivergence(), 0.05)``, and so is a function of your own that is annotated to return
+    a `Method`; its module is imported. Nothing else is evaluated.
+
+    The names of the BandPO authors' scripts are read too: ``bandkl``, ``bandtv`` and ``bandchi2`` are `Band` under
+    their divergence with a radius of 0.05 and a cap of 10. ``bandkl005`` names the radius, and ``bandkl005_relax`` is
+    the union with Clip-Higher's interval.
 
     Args:
         text: The text.
-        kind: What it should name: `Method`, `ClipRule`, `Objective`, `Divergence` or `Radius`. Where a method is asked
-            for, a clip rule will do.
-        imports: Whether modules may be imported. If not, for a text that somebody else wrote, a class of your own is
-            known only where its module is loaded already.
+        kind: What it should name: `Method`, `ClipRule`, `Objective`, `Divergence` or `Radius`. Where a method is
+            expected, a clip rule is accepted.
+        imports: Whether the text may name classes outside of bandpo. Pass False for a text that somebody else wrote,
+            such as the configuration of a downloaded run: names are then looked up among bandpo's own classes, no
+            module is imported, and no loaded module is consulted.
 
     Raises:
-        ValueError: the text names no such setting, a module cannot or may not be imported, or an argument is refused;
-            the message names the part at fault.
+        ValueError: if the text names no such setting, a module cannot or may not be imported, or an argument is
+            refused. The message names the part at fault.
 
     >>> parse("SAPO"), parse("FixedClip(0.2)")
     (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.2))
@@ -63,19 +81,44 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
     'sequence'
     >>> parse("Band(KL, radius=0.1)", ClipRule)
     Band(divergence=KL(), radius=0.1, max_ratio=10.0)
+    >>> parse("bandtv005", ClipRule)
+    Band(divergence=TotalVariation(), radius=0.05, max_ratio=10.0)
     """
     read = _parse.__wrapped__ if "__main__" in text else _parse  # a cell may define its class anew
     return read(text, kind, imports)
 
 
+@contextmanager
+def importable_current_folder() -> Iterator[None]:
+    """Let a text name modules of the current folder while the block runs.
+
+    Commands use it where they read an option, which the user has typed. The folder is not on ``sys.path`` at any other
+    time, so no module that lies in it is imported unless an option names it. It is appended, so no file in it takes the
+    place of an installed package.
+
+    >>> with importable_current_folder():
+    ...     rule = parse("FixedClip(0.2)")
+    """
+    folder = os.getcwd()
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(folder)
+
+
 def as_method(
     method: Method | ClipRule | str | None = None, clip: Method | ClipRule | str | None = None
 ) -> Method:
-    """What is given as ``method``, or by its other name ``clip``; by default PPO's surrogate under `Band`.
+    """Return the method passed as ``method``, or as its other name ``clip``; by default PPO's surrogate under `Band`.
 
     Raises:
-        TypeError: it is of another kind.
-        ValueError: both are given, or a text cannot be read.
+        TypeError: if it is neither a method, a clip rule nor a text.
+        ValueError: if both are passed, or a text cannot be read.
 
     >>> as_method("DPPO()").objective, as_method(clip=FixedClip(0.2)).clip
     (Masked(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
@@ -156,22 +199,44 @@ def _build(node: ast.expr, imports: bool) -> Any:
             named = {str(keyword.arg): _build(keyword.value, imports) for keyword in keywords}
             if len(named) < len(keywords):
                 raise InvalidValue("an argument is given twice")
-            return _named(func, imports)(*(_build(arg, imports) for arg in args), **named)
+            function = _named(func, imports)
+            _check_arguments(function, named)
+            return function(*(_build(arg, imports) for arg in args), **named)
         case _:
             raise _cannot_read(node)
 
 
-def _vocabulary() -> dict[str, Callable[..., Any]]:
-    """Every method, and every concrete class with a text form by its bare name; where two have one name, ours."""
-    found: dict[str, Callable[..., Any]] = {"Method": Method}
+def _check_arguments(function: Callable[..., Any], named: dict[str, Any]) -> None:
+    """Raise an error that lists the arguments of ``function`` if a keyword is none of them."""
+    parameters = [name for name in inspect.signature(function).parameters if not name.startswith("_")]
+    for name in named:
+        if name not in parameters:
+            known = f"it takes {', '.join(parameters)}" if parameters else "it takes no arguments"
+            raise InvalidValue(
+                f"{function.__name__} has no argument {name!r}{did_you_mean(name, parameters)}; {known}"
+            )
+
+
+def _vocabulary(*, only_bandpo: bool) -> dict[str, Callable[..., Any]]:
+    """Return each method and each concrete class with a text form by its name.
+
+    Where a user's class and one of bandpo's have the same name, it stands for bandpo's.
+
+    Args:
+        only_bandpo: Whether to leave out the classes of users.
+    """
+    vocabulary: dict[str, Callable[..., Any]] = {"Method": Method}
     pending: list[type] = [*EXAMPLES]
     while pending:
         for cls in pending.pop().__subclasses__():
             pending.append(cls)
-            if not (inspect.isabstract(cls) or cls.__name__.startswith("_")):
-                ours = cls.__module__.startswith("bandpo.")
-                found[cls.__name__] = cls if ours else found.get(cls.__name__, cls)
-    return found | {name: paper.method for name, paper in METHODS.items()}
+            if inspect.isabstract(cls) or cls.__name__.startswith("_"):
+                continue
+            if cls.__module__.startswith("bandpo."):
+                vocabulary[cls.__name__] = cls
+            elif not only_bandpo:
+                vocabulary.setdefault(cls.__name__, cls)
+    return vocabulary | {name: paper.method for name, paper in METHODS.items()}
 
 
 def _named(node: ast.expr, imports: bool) -> Callable[..., Any]:
@@ -180,14 +245,28 @@ def _named(node: ast.expr, imports: bool) -> Callable[..., Any]:
         raise _cannot_read(node)
     module, _, name = path.rpartition(".")
     if module:
-        if not imports and name not in vars(sys.modules.get(module, object)):  # no look-up that could import
+        if not imports:
             raise InvalidValue(f"{path} would have to be imported, which this text may not ask for")
         return _imported(module, name)
-    known = _vocabulary()
+    known = _vocabulary(only_bandpo=not imports)
     if name in known:
         return known[name]
-    hint = did_you_mean(name, known) or f"; known are {', '.join(sorted(known))}"
+    if paper_name := PAPER_NAME.fullmatch(name):
+        return _paper_rule(*paper_name.groups())
+    hint = did_you_mean(name, [*known, *PAPER_DIVERGENCES]) or f"; known are {', '.join(sorted(known))}"
     raise InvalidValue(f"unknown name {name!r}{hint}; write module.Name for a class of your own")
+
+
+def _paper_rule(name: str, decimals: str | None, relaxed: str | None) -> Callable[..., ClipRule]:
+    """Return the function that a name of `PAPER_NAME` stands for."""
+    default_radius = 0.05 if decimals is None else float(f"0.{decimals}")
+
+    def rule(radius: float = default_radius, max_ratio: float = 10.0) -> ClipRule:
+        band = Band(PAPER_DIVERGENCES[name](), radius, max_ratio)
+        return Union(band, FixedClip(0.2, 0.28)) if relaxed else band
+
+    rule.__name__ = name
+    return rule
 
 
 def _imported(module: str, name: str) -> Callable[..., Any]:

@@ -17,13 +17,16 @@ from bandpo import (
     Masked,
     Method,
     Objective,
+    Sides,
     TotalVariation,
     Unclipped,
+    Union,
     as_text,
     parse,
 )
 from bandpo.divergences import PearsonChi2
 from bandpo.objectives import SequenceMask
+from bandpo.text import as_method
 
 RULES = [
     Band(),
@@ -51,7 +54,12 @@ def test_short_forms():
         ("Bnd(KL)", "unknown name 'Bnd'; did you mean Band?"),
         ("Band(kl)", "unknown name 'kl'; did you mean KL?"),
         ("Band(KL(), -1)", "radius must be a finite number above 0, got -1"),
-        ("Band(KL(), rad=1)", "unexpected keyword argument 'rad'"),
+        ("Band(KL(), raduis=1)", "Band has no argument 'raduis'; did you mean radius?; it takes divergence, radius"),
+        ("DAPO(hihg=0.28)", "DAPO has no argument 'hihg'; did you mean high?; it takes low, high"),
+        ("Band(KL(x=1), 0.1)", "KL has no argument 'x'; it takes no arguments"),
+        ("bandkl(raduis=1)", "bandkl has no argument 'raduis'; did you mean radius?; it takes radius, max_ratio"),
+        ("bndkl", "unknown name 'bndkl'; did you mean bandkl?"),
+        ("bandkl5", "unknown name 'bandkl5'; did you mean bandkl?"),
         ("Band(KL()", "cannot be read; write a clip rule"),
         ("KL()", "is not a clip rule"),
         ("", "cannot be read; write a clip rule"),
@@ -85,6 +93,25 @@ def test_a_class_of_ones_own_by_its_import_path(tmp_path, monkeypatch):
     read = f"from bandpo import ClipRule, parse; print(parse({as_text(rule)!r}, ClipRule))"
     fresh = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True)
     assert fresh.stdout.strip() == "Band(divergence=Wider(), radius=0.1, max_ratio=10.0)"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("bandkl", Band(KL(), 0.05, 10.0)),
+        ("bandtv", Band(TotalVariation(), 0.05, 10.0)),
+        ("bandchi2", Band(PearsonChi2(), 0.05, 10.0)),
+        ("bandkl005", Band(KL(), 0.05, 10.0)),
+        ("bandchi2010", Band(PearsonChi2(), 0.1, 10.0)),
+        ("bandkl(0.03, max_ratio=5)", Band(KL(), 0.03, 5)),
+        ("bandkl005_relax", Union(Band(KL(), 0.05, 10.0), FixedClip(0.2, 0.28))),
+        ("Sides(FixedClip(0.2), bandtv003)", Sides(FixedClip(0.2), Band(TotalVariation(), 0.03, 10.0))),
+    ],
+)
+def test_names_of_the_authors_scripts(text, rule):
+    assert parse(text, ClipRule) == rule
+    assert parse(text, ClipRule, imports=False) == rule
+    assert parse(text) == as_method(text) == Method(rule)
 
 
 def test_a_text_of_somebody_else_s_imports_nothing(tmp_path, monkeypatch):

@@ -90,10 +90,10 @@ class Call:
 
 
 def told_method(text: str | None, place: object, given: Method | None = None) -> Method | None:
-    """The run's method as a file tells it. If it tells none, or one that cannot be read, ``given``.
+    """Return the run's method as a file names it; if it names none, or one that cannot be read, ``given``.
 
-    Nothing is imported for it: a class of the user's own is known only where its module is loaded already. A warning
-    says what cannot be read, unless a method is given.
+    The text is a stranger's, so it may only name classes of bandpo. A warning says what cannot be read, unless a method
+    is given.
 
     Args:
         text: What the file says.

@@ -26,6 +26,7 @@ from bandpo.audit.words import RULES, costliest, decoder, in_text, kept_by
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rule_check import check
+from bandpo.rules import ClipRule
 from bandpo.text import as_method
 
 SHOWN = 12_000
@@ -38,7 +39,7 @@ def write_report(
     runs: Sequence[str | Path],
     output: str | Path,
     *,
-    methods: Sequence[Method | str] = (),
+    methods: Mapping[str, Method | ClipRule | str] | Sequence[Method | ClipRule | str] = (),
     method: Method | str | None = None,
     tokenizer: str | None = None,
 ) -> Path:
@@ -49,7 +50,8 @@ def write_report(
     Args:
         runs: Whatever `diagnose` reads. A record that lies in a folder within a run's is shown with its log.
         output: The file to write; its folder is made if need be, and an earlier file stays if that fails.
-        methods: Rules and methods to try on recorded tokens, beside those of `bandpo.audit.words.RULES`.
+        methods: Rules and methods to try on recorded tokens, beside those of `bandpo.audit.words.RULES`. They are
+            called by their text, or by the keys of a mapping.
         method: The runs' own, where they do not tell it.
         tokenizer: What decodes recorded ids, as for `bandpo.audit.words.decoder`.
 
@@ -59,7 +61,8 @@ def write_report(
     output, own = Path(output), as_method(method) if method else None
     if output.suffix != ".html":
         raise InvalidValue(f"{output}: the report is written as .html")
-    tried = RULES | {str(m): as_method(m) for m in methods}
+    labelled = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
+    tried = RULES | {label: as_method(m) for label, m in labelled.items()}
     for one in tried.values():
         check(as_method(one))
     bins = [name.replace("_", " ") for name in BINS]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from bandpo.errors import BandpoError
+
+if TYPE_CHECKING:
+    from bandpo.methods import Method
 
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit statuses, beside 1 for what failed otherwise."""
@@ -33,9 +36,6 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that knows no π prints a ? in its place
     if not sys.stderr.isatty():  # a bar in a log is a line now and then
         os.environ.setdefault("TQDM_MININTERVAL", "10")
-    # A rule, divergence or reward may be named by the import path of a module in the current folder. At the end of the
-    # path, so that no file there takes the place of a package.
-    sys.path.append(os.getcwd())
     try:
         from bandpo.cli.app import app
 
@@ -50,6 +50,16 @@ def main() -> None:
             f"error: this command needs the package {package}; in a clone of bandpo, pip install {OPTIONAL[package]}",
             BAD_INPUT,
         )
+
+
+def read_method(text: str | None) -> Method | None:
+    """Return the method or rule that an option names, from the current folder if need be; None without one."""
+    from bandpo.text import as_method, importable_current_folder
+
+    if text is None:
+        return None
+    with importable_current_folder():
+        return as_method(text)
 
 
 def stop(line: str, status: int) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bandpo.cli import read_method
 from bandpo.errors import InvalidValue
 
 
@@ -41,7 +42,6 @@ def audit_command(
     """
     from rich.console import Console
 
-    from bandpo import parse
     from bandpo.audit.configs import setup_of
     from bandpo.audit.logs import read_log, summarize
     from bandpo.audit.metrics import COUNTERFACTUALS
@@ -55,8 +55,9 @@ def audit_command(
         raise InvalidValue(
             f"{next(iter(logs))} is a log, whose tokens are gone; --method is for records of bandpo.Recorder"
         )
-    tried = {text: parse(text) for text in method or ()} or COUNTERFACTUALS
-    replays = {path: replay_record(path, tried, method=run_method) for path in records}
+    tried = {text: read_method(text) for text in method or ()} or COUNTERFACTUALS
+    run_rule = read_method(run_method)
+    replays = {path: replay_record(path, tried, method=run_rule) for path in records}
     summaries = {label: summarize(rows) for label, rows in logs.items()}
     if as_json:
         tokens = {str(path): {m: a.metrics() for m, a in r.audits.items()} for path, r in replays.items()}

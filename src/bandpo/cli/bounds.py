@@ -37,12 +37,14 @@ def bounds_command(
     from rich.table import Table
 
     from bandpo import Band, Divergence, FixedClip, check, parse
+    from bandpo.text import importable_current_folder
 
     for p in probabilities or ():
         if not 0 < p <= 1:
             raise InvalidValue(f"probability {p} is not in (0, 1]")
     p_old = torch.tensor(probabilities or SPREAD, dtype=torch.float64)
-    trust_region = parse(divergence, Divergence)
+    with importable_current_folder():
+        trust_region = parse(divergence, Divergence)
     band = Band(trust_region, trust_region.default_radius if radius is None else radius, max_ratio)
     check(band)
     rules = {

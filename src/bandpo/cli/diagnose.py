@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from bandpo.cli import read_method
+
 
 def diagnose_command(
     run: Annotated[
@@ -41,7 +43,7 @@ def diagnose_command(
     """
     from bandpo.audit.diagnosis import diagnose
 
-    found = diagnose(run, method=run_method)
+    found = diagnose(run, method=read_method(run_method))
     if as_json:
         print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
     else:

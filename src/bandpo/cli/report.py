@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bandpo.cli import read_method
+
 
 def report_command(
     runs: Annotated[
@@ -31,4 +33,6 @@ def report_command(
 
     beside = runs[0] if runs[0].is_dir() else runs[0].parent
     file = output or beside / "report.html"
-    print(f"wrote {write_report(runs, file, methods=method or (), method=run_method, tokenizer=tokenizer)}")
+    methods = {text: read_method(text) for text in method or ()}
+    page = write_report(runs, file, methods=methods, method=read_method(run_method), tokenizer=tokenizer)
+    print(f"wrote {page}")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from bandpo.cli import read_method
 from bandpo.errors import InvalidValue
 from bandpo_lab.cli.recipes import SHIPPED
 
@@ -108,9 +109,7 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
         own = "verl.workers.config.PolicyLossConfig"
         chosen += ["+recipe.rule=vanilla", f"{LOSS}_target_={own}", f"{LOSS}loss_mode=vanilla"]
     elif not rule:
-        from bandpo.text import as_method
-
-        as_method(method)
+        read_method(method)
         chosen += [f"+recipe.rule={_named(method)}", f"+{LOSS}method={json.dumps(method)}"]
     return chosen
 

@@ -15,12 +15,14 @@ def train_command(context: typer.Context) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from bandpo.text import parse
+    from bandpo.text import importable_current_folder, parse
 
     words = [word for a in context.args for word in (a.split("=", 1) if a.startswith("--") else [a])]
     for flag, text in pairwise(words):
         if flag in ("--clip", "--method"):
-            parse(text)  # refuses a misspelt rule before TRL is imported, which takes seconds
+            # A misspelt rule is refused before TRL is imported, which takes seconds.
+            with importable_current_folder():
+                parse(text)
 
     from transformers.utils.logging import disable_progress_bar
 

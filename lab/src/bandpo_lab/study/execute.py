@@ -105,6 +105,7 @@ class Execution:
 
     def _check(self, runs: Sequence[PlannedRun]) -> None:
         """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
+        self.study.check_methods()
         from bandpo_lab.training.arguments import parse_arguments
 
         for run in runs:

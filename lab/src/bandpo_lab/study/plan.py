@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bandpo.errors import InvalidValue
-from bandpo.text import as_method
+from bandpo.text import as_method, importable_current_folder
 from bandpo_lab.file_models import FileModel, checked, read_yaml
 
 
@@ -164,7 +164,6 @@ class Study(FileModel):
                 raise InvalidValue(
                     f"arm {name!r} names no method; write `{name}: {{clip: 'Band(KL(), 0.05)'}}`"
                 )
-            as_method(options.get("method"), options.get("clip"))
         for e in self.experiments.values():
             if unknown := [arm for arm in e.arms if arm not in self.arms]:
                 raise InvalidValue(f"experiment {e.name!r}: unknown arms {', '.join(unknown)}")
@@ -176,6 +175,21 @@ class Study(FileModel):
             if taken:
                 raise InvalidValue(f"options may not set {', '.join(sorted(taken))}: the study does")
         return self
+
+    def check_methods(self) -> None:
+        """Read the method of each arm, which may be a class of your own in the current folder.
+
+        A study that is about to run calls this. A report does not, since the results may be a stranger's.
+
+        Raises:
+            ValueError: if one cannot be read; the message names the arm.
+        """
+        for name, options in self.arms.items():
+            try:
+                with importable_current_folder():
+                    as_method(options.get("method"), options.get("clip"))
+            except ValueError as error:
+                raise InvalidValue(f"arm {name!r}: {error}") from error
 
     def arms_of(self, experiment: Experiment) -> list[str]:
         """The arms that take part, in the study's order."""

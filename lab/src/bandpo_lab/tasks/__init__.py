@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 from types import ModuleType
 
+from bandpo.text import importable_current_folder
+
 EMBEDDED = "multiplication"
 """The task, and the model, that a run takes when none is named."""
 
@@ -22,9 +24,10 @@ def task_module(name: str) -> ModuleType | None:
     path = f"{__name__}.{name}" if name == EMBEDDED else name
     if "." not in path or not all(part.isidentifier() for part in path.split(".")):
         return None
-    try:
-        found = importlib.util.find_spec(path)
-    except ModuleNotFoundError:  # a package of the path does not exist
-        found = None
-    module = importlib.import_module(path) if found else None
+    with importable_current_folder():
+        try:
+            spec = importlib.util.find_spec(path)
+        except ModuleNotFoundError:  # a package of the path does not exist
+            spec = None
+        module = importlib.import_module(path) if spec else None
     return module if hasattr(module, "dataset") else None

@@ -18,6 +18,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from bandpo.errors import InvalidValue, did_you_mean
 from bandpo.integrations.trl import BandGRPOConfig
+from bandpo.text import importable_current_folder
 from bandpo_lab.file_models import read_yaml
 
 
@@ -195,7 +196,8 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         if "help_all" in named:
             print(TrlParser.format_help(parsing))
             raise SystemExit(0)
-        arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
+        with importable_current_folder():
+            arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
     except (ValueError, ImportError) as error:
         raise InvalidValue(str(error)) from error
     if arguments.run.data_dir:
@@ -255,7 +257,8 @@ def _reward_function(name: str) -> Callable[..., Any]:
         return getattr(trl.rewards, name)
     module, _, function = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), function)
+        with importable_current_folder():
+            return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidValue(
             f"reward_funcs: {name!r} is neither one of TRL's nor package.module.function ({error})"

@@ -28,6 +28,7 @@ from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 if TYPE_CHECKING:
     from transformers import Trainer
 
+    from bandpo.methods import Method
     from bandpo_lab.training.arguments import Arguments
 
 DAMAGED = "damaged"
@@ -197,11 +198,16 @@ class RunFolder:
             unfinished.replace(self.model)
             remove(unfinished.parent)
 
-    def finish(self) -> None:
-        """Write the report, and say by a manifest that everything else is there."""
+    def finish(self, method: Method | None = None) -> None:
+        """Write the report, and say by a manifest that everything else is there.
+
+        Args:
+            method: The run's method. The report reads the folder as it would a stranger's, so it does not import a
+                class of your own by itself.
+        """
         if self._main:
             if named_rows(self.history()):
-                write_report([self.path], self.report)
+                write_report([self.path], self.report, method=method)
             self._seal(self.metrics, *self.model.rglob("*"))
 
     def record_error(self) -> None:

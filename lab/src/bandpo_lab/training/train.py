@@ -107,7 +107,7 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         folder.save_model(trainer)
         evaluate("after")
-        folder.finish()
+        folder.finish(arguments.training.whole_method)
     except Unloadable:
         raise
     except Exception:
