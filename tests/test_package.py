@@ -26,7 +26,7 @@ CORE = [
     if str(path.relative_to(ROOT)) not in COVERED["omit"]
 ]
 """The core, as pyproject.toml defines it for the coverage report."""
-STOREYS = ("core", "audit", "where", "integrations", "cli")
+STOREYS = ("core", "audit", "integrations", "cli")
 """From the ground up: each may import from those before it."""
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}

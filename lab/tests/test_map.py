@@ -14,15 +14,12 @@ import when_tables
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
-from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
-from bandpo.where import Placement, advice
 from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, WORLDS, Cell, Map, Place, Plan, run_cell, run_map
 from bandpo_lab.study.map_page import draw_map, map_text
 from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
 from bandpo_lab.study.tabular import rare_arm, simulate, two_stages, zipf
 from pages import ROOT
-from studies.staleness import CELLS
 
 TINY = Plan("quick", seeds=4, batches=3, places=[Place("uniform", 0.05, 32, 2, 1, 0)])
 
@@ -274,40 +271,3 @@ def test_every_place_on_the_page_is_the_map_s():
 @pytest.mark.parametrize("rows", [when_tables.fresh, when_tables.matched])
 def test_tables_that_no_report_has_are_the_data_s(rows):
     assert "\n".join(rows()) in (ROOT / "docs/when.md").read_text()
-
-
-def of_the_map():
-    """Its settings: the place, what clip 0.2 blocks, BandAbove's gain and the upper end of that."""
-    table = (ROOT / "results/map/map.md").read_text()
-    for row in re.findall(r"^\| (.* updates, lag \d.*) \|$", table, re.M):
-        name, share, *gains = row.split(" | ")
-        p, *sizes = re.findall(r"[\d.]+", name)
-        gain, half = map(float, gains[4].split(" ± "))
-        yield Placement(float(p), *map(int, sizes)), float(share), gain, gain + half
-
-
-def of_the_network():
-    """The same of the study of stale data, each rule at its best rate and both at one rate."""
-    report = (ROOT / "results/staleness/report.md").read_text()
-    found = re.findall(
-        r"^\| (.*), model . (?:\| [\d.e-]+ )?\| (\S+) \| (\S+) \[\S+ (\S+)\] \|$", report, re.M
-    )
-    for name, *figures in found:
-        [cell] = [cell for cell in CELLS if cell.name == name]
-        yield Placement(0.01, 128, cell.epochs, cell.minibatches, cell.lag), *map(float, figures)
-
-
-@pytest.mark.parametrize("settings", [of_the_map, of_the_network])
-def test_where_agrees_with_what_was_measured(settings):
-    """No gain above 0.05 where it says no; where it says yes, most settings gain and none is sure to lose."""
-    yes = []
-    for place, share, gain, high in settings():
-        said = dict(advice(place, (share,) * 3, Setup(stale=place.lag > 0)))["Can the upper side matter?"]
-        word, _, _ = said.partition(".")
-        if word == "Yes":
-            yes.append(gain > 0)
-            assert high > 0, (place, share)
-        elif word == "No":
-            assert gain <= 0.05, (place, share)
-    assert len(yes) > 10
-    assert sum(yes) / len(yes) > 0.8

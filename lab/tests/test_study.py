@@ -138,7 +138,9 @@ def test_a_study_with_a_misspelt_method_does_not_begin():
         study.check_methods()
 
 
-@pytest.mark.parametrize("arm", ["evil_study.Rule()", "evil_study.__doc__()", "Band(evil_study.__init__(), 1)"])
+@pytest.mark.parametrize(
+    "arm", ["evil_study.Rule()", "evil_study.__doc__()", "Band(evil_study.__init__(), 1)"]
+)
 def test_a_report_imports_nothing_that_the_results_name(arm, tmp_path, monkeypatch):
     (tmp_path / "evil_study.py").write_text("open('ran', 'w').close()\n")
     monkeypatch.chdir(tmp_path)

@@ -54,10 +54,16 @@ def test_short_forms():
         ("Bnd(KL)", "unknown name 'Bnd'; did you mean Band?"),
         ("Band(kl)", "unknown name 'kl'; did you mean KL?"),
         ("Band(KL(), -1)", "radius must be a finite number above 0, got -1"),
-        ("Band(KL(), raduis=1)", "Band has no argument 'raduis'; did you mean radius?; it takes divergence, radius"),
+        (
+            "Band(KL(), raduis=1)",
+            "Band has no argument 'raduis'; did you mean radius?; it takes divergence, radius",
+        ),
         ("DAPO(hihg=0.28)", "DAPO has no argument 'hihg'; did you mean high?; it takes low, high"),
         ("Band(KL(x=1), 0.1)", "KL has no argument 'x'; it takes no arguments"),
-        ("bandkl(raduis=1)", "bandkl has no argument 'raduis'; did you mean radius?; it takes radius, max_ratio"),
+        (
+            "bandkl(raduis=1)",
+            "bandkl has no argument 'raduis'; did you mean radius?; it takes radius, max_ratio",
+        ),
         ("bndkl", "unknown name 'bndkl'; did you mean bandkl?"),
         ("bandkl5", "unknown name 'bandkl5'; did you mean bandkl?"),
         ("Band(KL()", "cannot be read; write a clip rule"),

@@ -15,7 +15,6 @@ from bandpo.cli.bounds import bounds_command
 from bandpo.cli.diagnose import diagnose_command
 from bandpo.cli.doctor import doctor_command
 from bandpo.cli.report import report_command
-from bandpo.cli.where import where_command
 
 LAB = ("compare", "data", "eval", "recipes", "rehearse", "run", "study", "train")
 """Commands of bandpo-lab."""
@@ -68,6 +67,5 @@ app.command("report")(report_command)
 app.command("audit")(audit_command)
 app.command("diagnose")(diagnose_command)
 app.command("doctor")(doctor_command)
-app.command("where")(where_command)
 for point in entry_points(group="bandpo.commands"):
     point.load()(app)
