@@ -66,7 +66,7 @@ conformance: $(DEMO)
 # What pages show of the committed studies: README's pictures, the report on stale data, two tables of docs/when.md.
 figures: $(TEST)
 	PYTHONPATH=. $(BIN)/python scripts/pictures.py docs/figures
-	$(BIN)/python -m studies.staleness_report results/staleness/runs.jsonl.gz
+	$(BIN)/python -m studies.staleness_report results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 	PYTHONPATH=. $(BIN)/python scripts/when_tables.py
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.

@@ -1,6 +1,6 @@
 """The page of the study of stale data: its predictions first, then every cell.
 
-    python -m studies.staleness_report results/staleness/runs.jsonl.gz      # writes report.md beside it
+    python -m studies.staleness_report results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 
 A page made before the end counts the seeds of which every run of a cell has ended.
 """
@@ -324,8 +324,8 @@ def _world(world: World) -> list[Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """The command line."""
-    [file] = map(Path, arguments)
-    for written in page(read_runs(file)).save(file.parent / "report.md"):
+    runs_file, report = map(Path, arguments)
+    for written in page(read_runs(runs_file)).save(report):
         print(f"wrote {written}")
 
 

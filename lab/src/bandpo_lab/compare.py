@@ -35,6 +35,8 @@ Given = Method | ClipRule | Objective | str
 WORLD = rare_arm(0.002)
 EQUAL = 0.02
 """Mean rewards that surely differ by less are called equal: one answer in fifty."""
+OPTIMIZER = "Adam with one second moment a table"
+"""How the optimizer is named in a sentence; the standard Adam, with one per parameter, may give another order."""
 WRONG = 0.05
 """How often a sentence makes any false claim."""
 GAP = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
@@ -54,9 +56,12 @@ def compare(
 
     A table is a policy of one decision: it chooses among 16 answers. One of them is rewarded 97 times in 100 and starts
     at p = 0.002, so it is a rare winner; the others are rewarded 5 times in 100. Training has 80 batches, each used
-    once in 4 minibatches, with GRPO's advantages in groups of 16, `bandpo.policy_loss` and Adam. Every method runs at
-    every learning rate with every seed, which draws the same random numbers for all. It runs on fresh data and on data
-    4 batches old, as asynchronous training has them. What holds here need not hold in a network: docs/when.md has both.
+    once in 4 minibatches, with GRPO's advantages in groups of 16 and `bandpo.policy_loss`. Every method runs at every
+    learning rate with every seed, which draws the same random numbers for all. It runs on fresh data and on data 4
+    batches old, as asynchronous training has them.
+
+    The optimizer is an Adam with one second moment for the whole table, not the standard Adam with one per parameter.
+    Which method wins can depend on that, and what holds in a table need not hold in a network: see docs/when.md.
 
     Args:
         methods: Whatever ``method=`` takes, and objectives alone, which get no clip. What a notebook defines will do.
@@ -185,7 +190,7 @@ class Comparison:
         form, lags = "{method} {verdict} (" + GAP + ")", dict.fromkeys(lag for lag, _ in self.curves)
         found = "; ".join(f"on {data_name(lag)} {self._said(lag, form)}" for lag in lags)
         rates, seeds, _ = next(iter(self.outcomes.values())).rewards.shape
-        terms = f"each at its best of {rates} learning rates, {seeds} seeds"
+        terms = f"each at its best of {rates} learning rates, {seeds} seeds, {OPTIMIZER}"
         return f"Mean reward against {self.baseline}, {terms}: {found}."
 
     @house_style()

@@ -166,9 +166,9 @@ def test_the_report_is_written_beside_its_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_path):
-    report = (ROOT / "results" / "staleness" / "report.md").read_text()
-    shutil.copy(ROOT / "results" / "staleness" / "runs.jsonl.gz", tmp_path)
-    staleness_report.main([str(tmp_path / "runs.jsonl.gz")])
+    report = (ROOT / "docs/studies/staleness/report.md").read_text()
+    runs = ROOT / "results/staleness/runs.jsonl.gz"
+    staleness_report.main([str(runs), str(tmp_path / "report.md")])
     assert (tmp_path / "report.md").read_text() == report
 
     def first_table(section):
@@ -181,12 +181,24 @@ def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_pat
     old = re.findall(r"^\| (?:lag [^0]|long).* \| (\S+) \| 0.[5-9]. \| (\S+) \[.*\|$", report, re.M)
     gains = [float(gain) for rate, gain in old if float(rate) < 5e-4]  # where most runs break
     assert f"in {sum(gain >= 0.07 for gain in gains)} of {len(gains)} places" in when
+    prose = " ".join(when.split())
+    breaks = re.findall(r"^\| [^|]+ \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", report, re.M)
+    clip, wide, above, none, runs_of_each = (sum(map(int, column)) for column in zip(*breaks, strict=True))
+    assert (
+        f"by half in {wide} of {runs_of_each} runs, against {above} under BandAbove, {none} without an upper bound "
+        f"(predicted: most there) and {clip} under clip 0.2"
+    ) in prose
+    fresh = first_table(report.split("\n## lag 0, 400 batches\n")[1])
+    for arm, name in (("Band", "Band"), ("relaxed Band", "relaxed Band"), ("BandAbove", "BandAbove")):
+        assert f"{name} {fresh[arm][1]}" in prose
+    assert f"clip 0.2's AUC of {fresh['clip 0.2'][0]}" in prose
     quoted = first_table(when.split("by the age of the data:\n")[1])
     in_report = {world: first_table(report.split(f"\n## {world}\n")[1]) for world in quoted["rule"][:-1]}
     for arm, cells in [*quoted.items()][2:]:
         for cell, (world, found) in zip(cells[:-1], in_report.items(), strict=True):
             texts = found.get(arm, ["–"] * 2)  # the AUC; the gain, and behind it its interval
             assert cell == texts[arm != "clip 0.2"].partition(" ")[0], (arm, world)
-    auc = {arm: f"{float(in_report['lag 4'][arm][0]):.2f}" for arm in ("clip 0.2", "BandAbove")}
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"BandAbove raises the mean reward from {auc['clip 0.2']} to {auc['BandAbove']}" in readme
+    at_lag_4 = in_report["lag 4"]
+    assert (
+        f"mean reward is {at_lag_4['clip 0.2'][0]} under clip 0.2 and {at_lag_4['BandAbove'][0]} under BandAbove"
+    ) in prose

@@ -1,0 +1,91 @@
+"""Every page can be reached from README by links that work on a plain code host, without the site's generator."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pages import ROOT
+
+LINK = re.compile(r"(?<!!)\[(?:[^][]|\[[^]]*\])*\]\(([^)\s]+)\)")
+IMAGE = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+"""All pages of the site."""
+
+
+def text_of(page: Path) -> str:
+    """Return a page's text without code blocks and code spans, in which brackets are no links."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.S | re.M)
+
+
+def targets(page: Path) -> list[tuple[Path, str]]:
+    """Return the file and the anchor of each relative link of a page."""
+    links = []
+    for link in LINK.findall(text_of(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        links.append(((page.parent / path).resolve() if path else page, anchor))
+    return links
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as code hosts and the site's generator form them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+
+
+def test_every_page_can_be_reached_from_readme():
+    pending = [ROOT / "README.md"]
+    reached = set()
+    while pending:
+        page = pending.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        pending += [path for path, _ in targets(page)]
+    missing = [page.relative_to(ROOT).as_posix() for page in PAGES if page not in reached]
+    assert missing == [], "link these pages from docs/index.md"
+
+
+def test_the_index_lists_every_page():
+    listed = {path for path, _ in targets(DOCS / "index.md")}
+    missing = [page.relative_to(DOCS).as_posix() for page in PAGES if page not in {*listed, DOCS / "index.md"}]
+    assert missing == [], "add these pages to the list of docs/index.md"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "lab/README.md", *PAGES],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_links_and_pictures_exist(page):
+    for path, anchor in targets(page):
+        assert path.exists(), f"{page.name} links to {path}, which is not there"
+        assert ROOT in path.parents
+        # An anchor with a dot is that of a name in the reference, which the site's generator makes.
+        if anchor and "." not in anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{path.name} has no heading #{anchor}"
+    for groups in IMAGE.findall(text_of(page)):
+        picture = next(filter(None, groups))
+        # The site's generator puts the explorer's scripts beside the pages.
+        if not re.match(r"[a-z]+:", picture) and not picture.startswith("explorer/"):
+            assert (page.parent / picture).exists(), f"{page.name} shows {picture}, which is not there"
+
+
+def test_no_page_is_a_link_or_made_of_others():
+    assert [path for path in DOCS.rglob("*") if path.is_symlink()] == []
+    assert [page.name for page in PAGES if re.search(r"^--8<--", page.read_text(), re.M)] == []
+
+
+def test_no_tracked_file_is_a_symbolic_link():
+    listed = subprocess.run(["git", "ls-files", "-sz"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    entries = [entry for entry in listed.stdout.split("\0") if entry.startswith("120000")]
+    assert entries == [], os.linesep.join(entries)
