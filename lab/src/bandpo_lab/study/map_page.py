@@ -41,6 +41,8 @@ def map_text(found: Map) -> str:
     middle = sorted(places, key=found.blocked)[len(places) // 2]
     lines = [
         map_table(found).markdown(),
+        "The optimizer is an Adam with one second moment for the whole table. Under the standard Adam, with one per "
+        "parameter, the order of the rules can be another.",
         f"{found.terms['seeds']} seeds. ± is half of a 95 % interval by the nested bootstrap. In a simulation of "
         f"“{middle}” such intervals of {ABOVE} minus {BASELINE} held the truth in "
         f"{found.coverage(middle, ABOVE):.0%} of cases.",
@@ -71,7 +73,7 @@ def draw_map(found: Map) -> Figure:
             )
         sure = sum(round(gap.value, 2) > round(gap.half, 2) for gap in gaps)  # of stale data, as in the table
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_title(f"{rule}: gains\nin {sure} of {len(gaps)} stale places")
+        axes.set_title(f"{rule}: above\nclip 0.2 in {sure} of {len(gaps)} stale")
         axes.set_xlabel("share that clip 0.2 blocks")
     panels[0].set_ylabel(f"change of mean reward\n({seeds} seeds a point, 95 %)")
     add_legend(figure)
