@@ -27,8 +27,10 @@ def report_command(
     ] = None,
 ) -> None:
     """Write one HTML page: what is wrong with runs, their curves, and what each rule would have blocked."""
+    from bandpo._terminal import printable
     from bandpo.audit.report import write_report
 
     beside = runs[0] if runs[0].is_dir() else runs[0].parent
     file = output or beside / "report.html"
-    print(f"wrote {write_report(runs, file, methods=method or (), method=run_method, tokenizer=tokenizer)}")
+    written = write_report(runs, file, methods=method or (), method=run_method, tokenizer=tokenizer)
+    print(f"wrote {printable(written)}")
