@@ -16,11 +16,15 @@ def train_command(context: typer.Context) -> None:
     from rich.table import Table
 
     from bandpo.text import parse
+    from bandpo_lab.files import PATHS, check_path
 
     words = [word for a in context.args for word in (a.split("=", 1) if a.startswith("--") else [a])]
     for flag, text in pairwise(words):
         if flag in ("--clip", "--method"):
             parse(text)  # refuses a misspelt rule before TRL is imported, which takes seconds
+        option = flag.removeprefix("--").replace("-", "_")
+        if option in PATHS:
+            check_path(option, text, PATHS[option])
 
     from transformers.utils.logging import disable_progress_bar
 
