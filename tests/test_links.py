@@ -55,7 +55,9 @@ def test_every_page_can_be_reached_from_readme():
 
 def test_the_index_lists_every_page():
     listed = {path for path, _ in targets(DOCS / "index.md")}
-    missing = [page.relative_to(DOCS).as_posix() for page in PAGES if page not in {*listed, DOCS / "index.md"}]
+    missing = [
+        page.relative_to(DOCS).as_posix() for page in PAGES if page not in {*listed, DOCS / "index.md"}
+    ]
     assert missing == [], "add these pages to the list of docs/index.md"
 
 

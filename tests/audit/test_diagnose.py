@@ -10,7 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from bandpo import Recorder
-from bandpo.audit.diagnosis import diagnose
+from bandpo.audit import invariants
+from bandpo.audit.diagnosis import Diagnosis, diagnose
 from bandpo.audit.record import read_calls
 from bandpo.audit.words import costliest
 from bandpo.cli.app import app
@@ -341,3 +342,74 @@ def test_the_costliest_blocked_words_in_their_answers(tmp_path):
     assert (common.answer[common.at], common.cost) == (6, pytest.approx(0.5, rel=1e-4))
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--words"])
     assert " 1. 7 ⟦8⟧ 9\n    step 3: p 0.01, ratio 4, A +2; gradient kept by the run 0%" in result.output
+
+
+TOKENS_OF_A_LOSS = PROMPTS * GROUP * 12
+
+
+def test_a_record_that_was_looked_at_as_a_whole_is_said_to_be(tmp_path):
+    found = diagnose(simulate(tmp_path))
+    losses = 8 * UPDATES
+    assert found.coverage.complete
+    assert found.coverage.as_json() == {
+        "tokens": losses * TOKENS_OF_A_LOSS,
+        "total_tokens": losses * TOKENS_OF_A_LOSS,
+        "losses": losses,
+        "total_losses": losses,
+    }
+    assert str(found.coverage) == "looked at all 9,216 tokens of 24 losses"
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    assert f"\n{found.coverage}\n" in result.output
+    assert "\npassed: values are numbers" in result.output
+
+
+def test_of_a_long_record_it_is_said_how_much_was_looked_at(tmp_path, monkeypatch):
+    # The fourth batch is the first that is left out.
+    monkeypatch.setattr(invariants, "TOKENS", 2 * TOKENS_OF_A_LOSS + 1)
+    found = diagnose(simulate(tmp_path))
+    assert not found.coverage.complete
+    assert found.coverage.as_json() == {
+        "tokens": 3 * UPDATES * TOKENS_OF_A_LOSS,
+        "total_tokens": 8 * UPDATES * TOKENS_OF_A_LOSS,
+        "losses": 3 * UPDATES,
+        "total_losses": 8 * UPDATES,
+    }
+    said = "looked at 3,456 of 9,216 tokens (the first 9 of 24 losses)"
+    assert str(found.coverage) == said
+    # Nothing that is said to be right is said of more than that.
+    assert (
+        found.headline
+        == "ok: nothing is wrong in what could be tested of the first 9 of 24 losses (10 tests)"
+    )
+    printed = CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
+    assert f"\n{said}\n" in printed
+    assert "\npassed in the first 9 of 24 losses: values are numbers" in printed
+    of_scripts = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json"]).output)
+    assert of_scripts["coverage"] == found.coverage.as_json()
+    assert said in found._repr_html_()
+
+
+def test_a_fault_in_a_long_record_is_said_beside_how_much_was_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(invariants, "TOKENS", 1)
+    folder = simulate(tmp_path, new=lambda z, g: z / 0.7)
+    result = CliRunner().invoke(app, ["diagnose", str(folder)])
+    assert result.exit_code == 1
+    assert "\nlooked at 1,152 of 9,216 tokens (the first 3 of 24 losses)\n" in result.output
+
+
+def test_tokens_of_sequences_that_are_left_out_do_not_count_as_looked_at(tmp_path):
+    old = torch.full((4, 6), -1.0)
+    spoilt = old.clone()
+    spoilt[1, 2] = math.nan
+    with Recorder(tmp_path) as recorder:
+        for logp in (old, spoilt):
+            recorder.add(logp=logp, logp_old=old, advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    assert str(diagnose(tmp_path).coverage) == "looked at all 42 tokens of 2 losses"
+
+
+def test_a_log_holds_no_tokens_to_look_at(tmp_path):
+    found = diagnose(trl_log(tmp_path))
+    assert found.coverage is None
+    assert found.as_json()["coverage"] is None
+    assert "looked at" not in CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
+    assert Diagnosis(found.tested).headline == found.headline

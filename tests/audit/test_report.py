@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from bandpo import DCPO, KL, Band, FixedClip, Recorder, ratio_bounds
 from bandpo import divergences as all_divergences
+from bandpo.audit import invariants
 from bandpo.audit.interval import bootstrap
 from bandpo.audit.record import read_calls
 from bandpo.audit.replay import replay_record
@@ -99,6 +100,20 @@ def test_nothing_in_a_run_is_read_as_html_and_nothing_is_loaded(tmp_path):
     assert not re.search(r"<(link|img|iframe)|<script src|url\(|@import", text)
 
 
+def test_the_page_says_how_much_of_a_record_was_looked_at(tmp_path, monkeypatch):
+    record = recorded(tmp_path / "run" / "record")
+    log(tmp_path / "run" / "metrics.jsonl", [{"step": k, "reward": k / 9} for k in range(3)])
+    (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
+    assert (run["looked_at"], run["part"]) == ("looked at all 1,728 tokens of 12 losses", "")
+    monkeypatch.setattr(invariants, "TOKENS", 300)
+    (run,) = held(write_report([record], tmp_path / "page.html"))["runs"]
+    assert run["looked_at"] == "looked at 432 of 1,728 tokens (the first 3 of 12 losses)"
+    assert run["part"] == "the first 3 of 12 losses"
+    assert run["coverage"]["total_tokens"] == 1728
+    (run,) = held(write_report([tmp_path / "run" / "metrics.jsonl"], tmp_path / "page.html"))["runs"]
+    assert (run["looked_at"], run["part"], run["coverage"]) == ("", "", None)
+
+
 @needs_browser
 def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     record = recorded(tmp_path / "a" / "record")
@@ -109,6 +124,7 @@ def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     page = write_report([tmp_path / "a", torn], tmp_path / "page.html")
     seen = opened(page, tmp_path)
     assert "Made by bandpo" in seen.text  # at the end: no script failed
+    assert "looked at all 1,728 tokens of 12 losses" in seen.text
     assert "img" not in [tag for tag, _ in seen.elements]
     assert HOSTILE in seen.text  # as a column's name
     assert {"reward", "entropy", "clip_high", "audit/approx_kl"} <= {*seen.having("data-panel")}

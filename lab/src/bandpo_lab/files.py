@@ -24,6 +24,9 @@ SEAL = "manifest.json"
 UNFINISHED = ".unfinished"
 """How the names of files and folders begin that are still being written."""
 
+PATHS = {"model_name_or_path": "folder", "dataset_name": "file or folder"}
+"""Options of `bandpo train` that name a path or something on a hub, and what the path has to lead to."""
+
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
@@ -99,6 +102,36 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise InvalidValue(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of a model or a data set can only be a path: no name of a hub begins or ends so.
+
+    >>> [is_path(name) for name in ("./qwen", "/models/qwen", "~/qwen", "qwen/", "Qwen/Qwen3-4B")]
+    [True, True, True, True, False]
+    """
+    return name.startswith((".", "/", "~")) or name.endswith("/")
+
+
+def check_path(option: str, name: str, what: str = "folder") -> None:
+    """Check that a name which can only be a path is there; names of a hub are not looked up.
+
+    Args:
+        option: The option that holds the name, for the message.
+        name: The name of a model or a data set.
+        what: What has to be there, ``folder`` or ``file or folder``.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    if not is_path(name):
+        return
+    path = Path(name).expanduser()
+    if not (path.is_dir() if what == "folder" else path.exists()):
+        raise InvalidValue(
+            f"{option} {name}: there is no such {what} (it would be {path.resolve()}); correct the path, or give a "
+            "name of the hub"
+        )
 
 
 def digest(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import Counter
 
 import pytest

@@ -15,7 +15,7 @@ import numpy as np
 from bandpo._shown import as_html
 from bandpo.audit.configs import setup_of
 from bandpo.audit.dumps import dump_files, read_dumps
-from bandpo.audit.invariants import EXACT, MOST, SURE, Finding, Looks, tested_invariants, untested
+from bandpo.audit.invariants import EXACT, MOST, SURE, Coverage, Finding, Looks, tested_invariants, untested
 from bandpo.audit.logs import Row, read_log, summarize
 from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import record_files
@@ -64,6 +64,8 @@ class Diagnosis:
     """Whose settings the advice names."""
     rows: Sequence[Row] = ()
     """The course that was looked at: the log's rows, or a record's by batch."""
+    coverage: Coverage | None = None
+    """How much of a record was looked at; None of a log, which is read as a whole and holds no tokens."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -88,17 +90,25 @@ class Diagnosis:
     def headline(self) -> str:
         """One line."""
         if not self.findings:
-            return f"ok: nothing is wrong in what could be tested ({len(self.passed)} tests)"
+            part = "" if self.coverage is None else self.coverage.part
+            where = f" of {part}" if part else ""
+            return f"ok: nothing is wrong in what could be tested{where} ({len(self.passed)} tests)"
         first = self.findings[0]
         return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
 
     def _repr_html_(self) -> str:
-        return as_html(self.headline, ["", "do"], ((f.cause, f.advice) for f in self.findings))
+        said = self.headline if self.coverage is None else f"{self.headline}; {self.coverage}"
+        return as_html(said, ["", "do"], ((f.cause, f.advice) for f in self.findings))
 
     def as_json(self) -> dict[str, Any]:
         """With the codes that docs/diagnose.md lists."""
         findings = [f._asdict() for f in self.findings]
-        return {"headline": self.headline, "findings": findings, "passed": self.passed}
+        return {
+            "headline": self.headline,
+            "coverage": None if self.coverage is None else self.coverage.as_json(),
+            "findings": findings,
+            "passed": self.passed,
+        }
 
 
 def diagnose(path: str | Path, *, method: Any = None) -> Diagnosis:
@@ -127,10 +137,10 @@ def diagnose(path: str | Path, *, method: Any = None) -> Diagnosis:
         found = tested_invariants(looks)
         by_batch = looks.course()
         if any(f.ok is False for f in found):
-            return Diagnosis(found, setup, by_batch)
+            return Diagnosis(found, setup, by_batch, looks.coverage)
         rows = replay_record(path, method=given).rows if looks.moved else []
     clip = [{name: x for name, x in row.items() if name != "entropy"} for row in rows]
-    return Diagnosis([*found, *course([*clip, *by_batch])], setup, by_batch)
+    return Diagnosis([*found, *course([*clip, *by_batch])], setup, by_batch, looks.coverage)
 
 
 def course(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:

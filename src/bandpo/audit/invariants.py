@@ -50,7 +50,7 @@ MOST = 0.5
 PAIRS = 20
 """Pairs of equal answers from which their rewards are compared."""
 TOKENS = 2**21
-"""Most tokens that are kept, so that memory is bounded; later batches are left out."""
+"""Tokens from which no more are kept, so that memory is bounded; `Coverage` counts those that are left out."""
 
 
 class Finding(NamedTuple):
@@ -84,6 +84,60 @@ class Finding(NamedTuple):
 def untested(tested: str, advice: str = "") -> Finding:
     """What the run does not tell, and what would."""
     return Finding("ok", None, tested, advice=advice)
+
+
+class Coverage(NamedTuple):
+    """How much of a record was looked at.
+
+    Losses are in the order in which they are read: by file, and so by process. A token counts in each loss that holds
+    it, as in `bandpo audit`; those of sequences that hold NaN do not count.
+
+    >>> str(Coverage(12288, 12288, 24, 24))
+    'looked at all 12,288 tokens of 24 losses'
+    >>> str(Coverage(2_097_152, 61_300_000, 34, 1000))
+    'looked at 2,097,152 of 61,300,000 tokens (the first 34 of 1,000 losses)'
+    """
+
+    tokens: int = 0
+    """Tokens of the losses that were looked at."""
+    total_tokens: int = 0
+    """Tokens of the record."""
+    losses: int = 0
+    """Losses that were looked at: the first of the record."""
+    total_losses: int = 0
+    """Losses of the record."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was left out."""
+        return self.losses == self.total_losses
+
+    @property
+    def part(self) -> str:
+        """The part of the record that was looked at, for a sentence; empty where it is all of it."""
+        if self.complete:
+            return ""
+        first = "the first" if self.losses == 1 else f"the first {self.losses:,}"
+        return f"{first} of {self.total_losses:,} losses"
+
+    def __str__(self) -> str:
+        if self.complete:
+            losses = "1 loss" if self.losses == 1 else f"{self.losses:,} losses"
+            return f"looked at all {self.tokens:,} tokens of {losses}"
+        return f"looked at {self.tokens:,} of {self.total_tokens:,} tokens ({self.part})"
+
+    def with_loss(self, tokens: int, looked_at: bool) -> Coverage:
+        """Count one more loss of the record."""
+        return Coverage(
+            self.tokens + tokens * looked_at,
+            self.total_tokens + tokens,
+            self.losses + looked_at,
+            self.total_losses + 1,
+        )
+
+    def as_json(self) -> dict[str, int]:
+        """Return the four counts by name."""
+        return self._asdict()
 
 
 NONE, NO_ROWS, NO_FLAGS = (torch.zeros(0, dtype=d) for d in (torch.float64, torch.int64, torch.bool))
@@ -122,6 +176,8 @@ class Looks:
     """Of each batch the mean abs log-ratio at its last look."""
     begun: Mapping[int, int] = field(default_factory=dict)
     """Of each batch the step of its first look."""
+    coverage: Coverage = field(default_factory=Coverage)
+    """How much of the record the tokens are of."""
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> Looks:
@@ -132,7 +188,8 @@ class Looks:
         begun: dict[int, int] = {}
         moved: dict[int, float] = {}
         bad = kept = losses = again = rows = 0
-        meant = False
+        meant = full = False
+        coverage = Coverage()
         for number, call in enumerate(calls):
             told, bad, where = call.batch, bad + call.bad, call.batch.mask.bool()
             meant = call.anchor == "rollout"
@@ -152,7 +209,11 @@ class Looks:
             again += int((~new & where.any(1)).sum())
             if where.any() and call.known:
                 moved[batch] = float(told.log_ratio[where].abs().mean())
-            if kept > TOKENS or not new.any():
+            # From the first loss that is left out on, none counts as looked at. Every loss is read in any case, for
+            # its bad sequences, so that the count of the record costs nothing.
+            full = full or (kept > TOKENS and bool(new.any()))
+            coverage = coverage.with_loss(int(where.sum()), looked_at=not full)
+            if full or not new.any():
                 continue
             where, advantage, token = where[new], told.advantages[new], call.token
             unknown, lengths = torch.full(where.shape, math.nan), where.sum(1)
@@ -190,7 +251,7 @@ class Looks:
             kept += len(columns["row"])
         whole = {name: torch.cat(some) for name, some in parts.items()}
         off = whole.pop("off", NONE)
-        found = cls(**whole, words=words, bad=bad, meant=meant, moved=moved, begun=begun)
+        found = cls(**whole, words=words, bad=bad, meant=meant, moved=moved, begun=begun, coverage=coverage)
         # Where steps count losses, any but the first may follow an update on its batch.
         if 1 < losses == len(begun):
             near = off <= ROUNDING

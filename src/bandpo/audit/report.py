@@ -108,8 +108,11 @@ def _run(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         looked = [diagnose(part, method=own) for part in dict.fromkeys([*records[:1], path])]
-        found = Diagnosis([f for one in looked for f in one.tested], looked[0].setup)
+        coverage = looked[0].coverage
+        found = Diagnosis([f for one in looked for f in one.tested], looked[0].setup, coverage=coverage)
         seen = {"name": str(path), **found.as_json(), "healthy": found.healthy, "lacks": ""}
+        seen["looked_at"] = "" if coverage is None else str(coverage)
+        seen["part"] = "" if coverage is None else coverage.part
         seen["untested"] = {what: how for what, how in found.untested.items() if what not in found.passed}
         rows, method = looked[-1].rows, next((one.setup.method for one in looked if one.setup.method), None)
         recorded = [*looked[0].rows] if records else []

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.table import Table
 
+from bandpo._terminal import printable
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
@@ -18,10 +20,15 @@ UNKNOWN = "–"
 
 def _drawn(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
     """Cells under a header; an empty row is a line between sections."""
-    table = Table(*header, title=title)
+
+    # Names of runs and rules are text of others: neither control characters nor rich's markup in them is obeyed.
+    def plain(text: str) -> str:
+        return escape(printable(text))
+
+    table = Table(*map(plain, header), title=plain(title))
     for cells in rows:
         if cells:
-            table.add_row(*cells)
+            table.add_row(*map(plain, cells))
         else:
             table.add_section()
     return table

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from bandpo._terminal import printable
 from bandpo.audit.metrics import tried_at
 from bandpo.audit.record import Call
+from bandpo.audit.recorder import record_files
+from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
 
@@ -24,6 +27,8 @@ RUN = "the run"
 """How its own is called beside them."""
 MOST, AROUND = 10, 8
 """Words that are shown, and tokens on either side of each."""
+RUN_FILES = ("metrics.jsonl", "trainer_state.json", "config.yaml")
+"""Files by which a folder is known to be a run's."""
 
 
 class Word(NamedTuple):
@@ -87,14 +92,93 @@ def costliest(
 
 
 def decoder(run: Path, tokenizer: str | None = None) -> Decode:
-    """What makes text of ids: a tokenizer by its folder or name, else one near the run, else their digits."""
-    folders = (run, *run.parents[:2], *sorted(run.parent.glob("*")))
-    near = (str(path) for path in folders if (path / "tokenizer.json").is_file())
-    if name := tokenizer or next(near, None):
-        from transformers import AutoTokenizer
+    """Return what makes text of ids: a given tokenizer, else the run's own, else one that shows the ids.
 
-        return AutoTokenizer.from_pretrained(name).decode
-    return lambda ids: " ".join(map(str, ids))
+    The run's own lies beside the record, in the run's folder, or in one of its checkpoints; see `tokenizer_file`.
+    Nothing that a run's files name is imported or called.
+
+    Args:
+        run: The record, a folder or a file.
+        tokenizer: A folder, or a name of the hub.
+
+    Raises:
+        ValueError: the tokenizer cannot be read.
+    """
+    if tokenizer is not None and not (Path(tokenizer) / "tokenizer.json").is_file():
+        return _of_transformers(tokenizer)
+    file = tokenizer_file(run) if tokenizer is None else Path(tokenizer) / "tokenizer.json"
+    if file is None:
+        return lambda ids: " ".join(map(str, ids))
+    from tokenizers import Tokenizer
+
+    # This reads the one file. AutoTokenizer would read the settings beside it too, which may name code of the run.
+    try:
+        decode = Tokenizer.from_file(str(file)).decode
+    except Exception as error:  # tokenizers raises no narrower class
+        raise InvalidValue(
+            f"{file} cannot be read ({error}); name another tokenizer by --tokenizer"
+        ) from error
+    return lambda ids: decode(list(ids), skip_special_tokens=False)
+
+
+def _of_transformers(name: str) -> Decode:
+    """Load the tokenizer of a hub name, or of a folder that holds it in another form than tokenizer.json."""
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise InvalidValue(
+            f"--tokenizer {name}: there is no such folder; name one that is there, or a hub name"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False).decode
+    except (OSError, ValueError) as error:
+        raise InvalidValue(f"--tokenizer {name} cannot be loaded: {error}") from error
+
+
+def tokenizer_file(run: Path) -> Path | None:
+    """Return the tokenizer.json of the run that wrote a record; None if it has none.
+
+    It is looked for in the record's folder, then in the run's folder around it, each followed by its checkpoints, the
+    newest first. Folders beside the run's may be of other runs, with other tokenizers, and are not looked at.
+
+    Args:
+        run: The record, a folder or a file.
+    """
+    record = (run if run.is_dir() else run.parent).resolve()
+    around = record.parent
+    folders = [record]
+    if not _is_run(record) and not _has_others(around, record):
+        folders.append(around)
+    for folder in folders:
+        places = [folder, *sorted(folder.glob("checkpoint-*"), key=_checkpoint_step, reverse=True)]
+        # `bandpo train` saves the final model there. Of other folders of this name nothing says whose they are.
+        if _is_run(folder):
+            places.append(folder / "model")
+        for place in places:
+            file = place / "tokenizer.json"
+            if file.is_file():
+                return file
+    return None
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder holds what a run writes at its top."""
+    return any((folder / name).is_file() for name in RUN_FILES)
+
+
+def _has_others(folder: Path, record: Path) -> bool:
+    """Whether a folder holds further runs or records, so that what lies in it belongs to none of them."""
+    try:
+        others = [other for other in folder.iterdir() if other.is_dir() and other != record]
+        others = [other for other in others if not other.name.startswith("checkpoint-")]
+        return any(_is_run(other) or record_files(other) for other in others)
+    except OSError:  # a folder that cannot be read may be a run
+        return True
+
+
+def _checkpoint_step(folder: Path) -> int:
+    tail = folder.name.rpartition("-")[2]
+    return int(tail) if tail.isdecimal() else -1
 
 
 def in_text(word: Word, decode: Decode) -> tuple[str, str, str]:
@@ -104,13 +188,13 @@ def in_text(word: Word, decode: Decode) -> tuple[str, str, str]:
 
 
 def shown(words: Sequence[Word], decode: Decode) -> str:
-    """The words as text, the blocked one in ⟦ ⟧."""
+    """Return the words as text for a terminal, the blocked one in ⟦ ⟧; control characters in them are escaped."""
     lines = []
     for number, w in enumerate(words, 1):
-        lines.append(f"{number:2d}. {{}} ⟦{{}}⟧ {{}}".format(*in_text(w, decode)))
+        before, word, after = map(printable, in_text(w, decode))
+        lines.append(f"{number:2d}. {before} ⟦{word}⟧ {after}")
         kept = ", ".join(f"{name} {share:.0%}" for name, share in w.kept.items())
         place = "" if w.step is None else f"step {w.step}: "
-        lines.append(
-            f"    {place}p {w.p:.2g}, ratio {w.ratio:.3g}, A {w.advantage:+.3g}; gradient kept by {kept}"
-        )
+        figures = f"p {w.p:.2g}, ratio {w.ratio:.3g}, A {w.advantage:+.3g}"
+        lines.append(printable(f"    {place}{figures}; gradient kept by {kept}"))
     return "\n".join(lines)

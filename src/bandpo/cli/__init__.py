@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from bandpo._terminal import escape_warnings, printable_lines
 from bandpo.errors import BandpoError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ BAD_INPUT, INTERRUPTED = 2, 130
 OPTIONAL = {
     **dict.fromkeys(("typer", "rich", "click"), "'.[cli]'"),
     "pyarrow": "'.[recorder]'",
-    **dict.fromkeys(("trl", "transformers", "datasets", "accelerate"), "'.[trl]'"),
+    **dict.fromkeys(("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'.[trl]'"),
     **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
     **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), "'.[verl]' './lab[verl]'"),
@@ -36,6 +37,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that knows no π prints a ? in its place
     if not sys.stderr.isatty():  # a bar in a log is a line now and then
         os.environ.setdefault("TQDM_MININTERVAL", "10")
+    escape_warnings()
     try:
         from bandpo.cli.app import app
 
@@ -64,7 +66,7 @@ def read_method(text: str | None) -> Method | None:
 
 def stop(line: str, status: int) -> NoReturn:
     """End the command with a line on standard error."""
-    print(line, file=sys.stderr)
+    print(printable_lines(line), file=sys.stderr)
     end = SystemExit(line)
     end.code = status
     raise end

@@ -42,6 +42,7 @@ def audit_command(
     """
     from rich.console import Console
 
+    from bandpo._terminal import printable
     from bandpo.audit.configs import setup_of
     from bandpo.audit.logs import read_log, summarize
     from bandpo.audit.metrics import COUNTERFACTUALS
@@ -67,10 +68,11 @@ def audit_command(
     for path, seen in replays.items():
         tokens = seen.audits[seen.judged].metrics()["tokens"]
         title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens"
-        console.print(title, highlight=False, soft_wrap=True)
+        console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
         console.print(methods_table(seen))
     for label, summary in summaries.items():
         told = f", {setup}" if str(setup := setup_of(Path(label), logs[label])) else ""
-        console.print(f"{label}, {summary.steps} steps{told}", highlight=False, soft_wrap=True)
+        title = printable(f"{label}, {summary.steps} steps{told}")
+        console.print(title, highlight=False, markup=False, soft_wrap=True)
     if summaries:
         console.print(clip_table(summaries))

@@ -29,10 +29,11 @@ def report_command(
     ] = None,
 ) -> None:
     """Write one HTML page: what is wrong with runs, their curves, and what each rule would have blocked."""
+    from bandpo._terminal import printable
     from bandpo.audit.report import write_report
 
     beside = runs[0] if runs[0].is_dir() else runs[0].parent
     file = output or beside / "report.html"
     methods = {text: read_method(text) for text in method or ()}
     page = write_report(runs, file, methods=methods, method=read_method(run_method), tokenizer=tokenizer)
-    print(f"wrote {page}")
+    print(f"wrote {printable(page)}")

@@ -53,8 +53,9 @@ function diagnosis() {
     main.append(element("div", { class: `run ${run.healthy ? "healthy" : ""}`, style: { "--run": `var(${hue(number)})` } },
       element("div", { class: "name" }, run.name, run.method ? ` · ${run.method}` : ""),
       element("div", { class: "headline" }, element("span", { class: "state" }, run.healthy ? "✓ " : "✗ "), run.headline),
+      run.looked_at ? element("div", { class: "soft" }, run.looked_at) : "",
       run.findings.length ? element("ol", { class: "findings" }, ...run.findings.map(finding)) : "",
-      folded(`Passed: ${run.passed.length}`, [...new Set(run.passed)]),
+      folded(`Passed${run.part ? ` in ${run.part}` : ""}: ${run.passed.length}`, [...new Set(run.passed)]),
       folded(`Cannot be tested: ${untested.length}`, untested),
       folded(`Said while reading: ${run.warned.length}`, run.warned)));
   });

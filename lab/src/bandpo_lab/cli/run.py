@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bandpo.cli import read_method
-from bandpo.errors import InvalidValue
+from bandpo.errors import InvalidValue, did_you_mean
 from bandpo_lab.cli.recipes import SHIPPED
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
@@ -32,7 +32,9 @@ def run_command(
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="On this machine's CPU, small.")] = False,
     one_step: Annotated[bool, typer.Option("--one-step", help="`bandpo doctor --gpu`.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command alone.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command alone; no file and no GPU is looked for.")
+    ] = False,
 ) -> None:
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them.
 
@@ -53,6 +55,8 @@ def run_command(
     if dry_run:
         return
     config = None if rehearse else _checked(chosen, config_dir)
+    if config is not None and not one_step:
+        _check_ready(config)
     if one_step:
         from bandpo_lab.rehearsal import gpu
 
@@ -80,6 +84,15 @@ def _checked(overrides: list[str], recipes: Path) -> Any:
     return config
 
 
+def _check_ready(config: Any) -> None:
+    """Refuse a run whose files or GPUs are not here, before Ray starts and takes minutes to say so."""
+    from bandpo_lab.rehearsal.preflight import unready
+
+    lacks = unready(config)
+    if lacks:
+        raise InvalidValue(f"not started: {'; '.join(lacks)}")
+
+
 def experiment(model: str, method: str, task: str, settings: str, recipes: Path) -> list[str]:
     """The overrides that name a run, refused where one of them is not known in the folder of the recipes.
 
@@ -90,17 +103,23 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
     """
 
     def known(kind: str, name: str) -> list[str]:
-        there = sorted(path.stem for path in (recipes / "paper" / kind).glob("*.yaml"))
-        there = [other for other in there if other not in ("accelerate", "trl")]  # which are TRL's
+        there = _names(recipes, kind)
         if name in there:
             return ["+" + f"paper/{kind}".rstrip("/") + f"={name}"]
         if kind in ("model", "rule"):
             return []
-        raise InvalidValue(f"{name!r} is none of {', '.join(there)} in {recipes}")
+        raise InvalidValue(f"{name!r} is none of {', '.join(there)} in {recipes}{did_you_mean(name, there)}")
 
+    # A name without a slash that is close to a recipe's is a slip: few models of the hub have such names.
+    hint = "" if "/" in model or Path(model).is_dir() else did_you_mean(model, _names(recipes, "model"))
+    if hint and not known("model", model):
+        raise InvalidValue(
+            f"{model!r} is no model of the recipes in {recipes}, and no folder{hint} A model of the hub is written "
+            "ORGANISATION/NAME"
+        )
     chosen = known("model", model) or [
         f"+recipe.model={_named(model)}",
-        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.model.path={_expanded(model)}",
     ]
     chosen += [*(rule := known("rule", method)), *known("", settings)]
     if task != "math":
@@ -109,9 +128,39 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
         own = "verl.workers.config.PolicyLossConfig"
         chosen += ["+recipe.rule=vanilla", f"{LOSS}_target_={own}", f"{LOSS}loss_mode=vanilla"]
     elif not rule:
-        read_method(method)
+        _check_method(method, recipes)
         chosen += [f"+recipe.rule={_named(method)}", f"+{LOSS}method={json.dumps(method)}"]
     return chosen
+
+
+def _expanded(model: str) -> str:
+    """Return the model with the user's folder for a leading ``~``, which hydra cannot read."""
+    return str(Path(model).expanduser()) if model.startswith("~") else model
+
+
+def _names(recipes: Path, kind: str) -> list[str]:
+    """The names of the recipes of a kind, such as ``model``; those of TRL are left out."""
+    names = sorted(path.stem for path in (recipes / "paper" / kind).glob("*.yaml"))
+    return [name for name in names if name not in ("accelerate", "trl")]
+
+
+def _check_method(method: str, recipes: Path) -> None:
+    """Check that a method which is no rule of the recipes can be read.
+
+    Raises:
+        ValueError: it cannot; the message has the nearest name where a single name was written.
+    """
+    from bandpo.methods import METHODS
+
+    try:
+        read_method(method)
+    except InvalidValue as error:
+        hint = did_you_mean(method, [*METHODS, *_names(recipes, "rule"), "vanilla"])
+        if hint and re.fullmatch(r"[\w.-]+", method):
+            raise InvalidValue(
+                f"{method!r} is no rule of the recipes in {recipes}, and no method{hint}"
+            ) from error
+        raise
 
 
 def _named(text: str) -> str:

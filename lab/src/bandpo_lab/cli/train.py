@@ -16,6 +16,7 @@ def train_command(context: typer.Context) -> None:
     from rich.table import Table
 
     from bandpo.text import importable_current_folder, parse
+    from bandpo_lab.files import PATHS, check_path
 
     words = [word for a in context.args for word in (a.split("=", 1) if a.startswith("--") else [a])]
     for flag, text in pairwise(words):
@@ -23,6 +24,9 @@ def train_command(context: typer.Context) -> None:
             # A misspelt rule is refused before TRL is imported, which takes seconds.
             with importable_current_folder():
                 parse(text)
+        option = flag.removeprefix("--").replace("-", "_")
+        if option in PATHS:
+            check_path(option, text, PATHS[option])
 
     from transformers.utils.logging import disable_progress_bar
 

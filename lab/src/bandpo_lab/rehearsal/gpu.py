@@ -12,6 +12,7 @@ from typing import Any
 from bandpo.errors import RunProblem
 from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.checks import explain
+from bandpo_lab.rehearsal.preflight import absent_files, lacking_gpus
 
 FLASH = (
     "verl's default attention needs flash-attn: pip install --no-build-isolation flash-attn==2.8.3, or add "
@@ -42,8 +43,9 @@ def tried(command: list[str], config: Any, output: Path) -> str:
     """
     from bandpo_lab.cost import read_steps, whole_run
 
-    if why := missing(config):
-        raise RunProblem(f"not started: {why}")
+    lacks = [*filter(None, [missing(config)]), *absent_files(config, remote=True)]
+    if lacks:
+        raise RunProblem(f"not started: {'; '.join(lacks)}")
     folder = output / "doctor-gpu"
     folder.mkdir(parents=True, exist_ok=True)
     log, checkpoint = folder / files.LOG.format("gpu"), folder / "global_step_1"
@@ -63,15 +65,12 @@ def tried(command: list[str], config: Any, output: Path) -> str:
 
 def missing(config: Any) -> str | None:
     """What this node lacks for the run, known at once."""
-    import torch
     from omegaconf import OmegaConf
 
     engine, wanted = config.actor_rollout_ref.rollout.name, config.trainer.n_gpus_per_node
     attention = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} sees no GPU: is this the node, and torch built for its driver (nvidia-smi)?"
-    if (here := torch.cuda.device_count()) < wanted:
-        return f"trainer.n_gpus_per_node is {wanted}, and {here} GPUs are here"
+    if few := lacking_gpus(wanted, f"trainer.n_gpus_per_node is {wanted}"):
+        return few
     if importlib.util.find_spec(engine) is None:
         return f"{ROLLOUT}name is {engine}, which is not installed: pip install -r recipes/gpu.txt"
     if importlib.util.find_spec("flash_attn") is None and attention in (None, "flash_attention_2"):

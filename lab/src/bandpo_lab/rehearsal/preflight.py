@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import io
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from typing import Any
 
 from bandpo.errors import BandpoError, InvalidValue
 from bandpo.methods import Method
+from bandpo_lab.files import is_path
 from bandpo_lab.rehearsal.checks import Check
 
 
@@ -123,20 +126,105 @@ def reward(config: Any) -> list[Check]:
 def data_files(config: Any, split: str) -> list[str]:
     """The recipe's files for `train` or `val`: verl takes one or a list."""
     named = config.data[f"{split}_files"]
-    return [named] if isinstance(named, str) else list(named)
+    return [named] if isinstance(named, str) else list(named or ())
+
+
+def absent_files(config: Any, *, remote: bool = False) -> list[str]:
+    """Name each data file and model folder of the recipe that is not on this machine.
+
+    A model may be a name on a hub instead, which nobody looks up here; what cannot be such a name is a path.
+
+    Args:
+        config: The recipe's whole config.
+        remote: Whether what has a scheme, such as ``hdfs://``, may stay where it is.
+    """
+    absent = []
+    for split in ("train", "val"):
+        for path in data_files(config, split):
+            if not _is_here(path, remote):
+                absent.append(f"data.{split}_files: {path} is not here")
+    key, model = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
+    folder = Path(model).expanduser()
+    if (is_path(model) or model.count("/") > 1) and not _is_here(model, remote):
+        absent.append(f"{key}: {model} is not here")
+    elif folder.is_dir() and not (folder / "config.json").is_file():
+        absent.append(f"{key}: {model} holds no config.json, so it is no model that transformers can load")
+    return absent
+
+
+def _is_here(path: str, remote: bool) -> bool:
+    return (remote and "://" in path) or Path(path).expanduser().exists()
 
 
 def missing(config: Any) -> list[Check]:
-    """The files of the recipe that are not on this machine, if there are such.
-
-    A model may be a name on a hub instead, which nobody looks up here; what cannot be such a name is a path.
-    """
-    paths = [
-        (f"data.{split}_files", path) for split in ("train", "val") for path in data_files(config, split)
-    ]
-    model = config.actor_rollout_ref.model.path
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        paths.append(("actor_rollout_ref.model.path", model))
-    absent = [f"{key}: {path} is not here" for key, path in paths if not Path(path).expanduser().exists()]
+    """The files of the recipe that are not on this machine, if there are such, as a check of a rehearsal."""
+    absent = absent_files(config)
     said = "; ".join(absent) + " (--stand-in: go on with made-up ones)"
     return [Check("files", False, said)] if absent else []
+
+
+def lacking_gpus(wanted: int, setting: str) -> str | None:
+    """Say what this machine lacks of so many GPUs; None if it has them.
+
+    Args:
+        wanted: How many.
+        setting: What asks for them, to begin the sentence.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU: is this the node, and torch built for its driver (nvidia-smi)?"
+    here = torch.cuda.device_count()
+    return f"{setting}, and {here} GPUs are here" if here < wanted else None
+
+
+def unready(config: Any) -> list[str]:
+    """Name what a launch of the recipe from this machine lacks: files, and GPUs where Ray starts on this machine alone.
+
+    Args:
+        config: The recipe's whole config.
+    """
+    lacks = []
+    # A client of a remote cluster does not see the cluster's files.
+    if "://" not in os.environ.get("RAY_ADDRESS", ""):
+        lacks += absent_files(config, remote=True)
+        if any(fault.startswith("data.") for fault in lacks):
+            lacks.append(
+                "`bandpo data prepare` writes the data of the recipes, and --data names their folder"
+            )
+    per_node, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
+    # Ray and verl judge what is no whole number.
+    if (
+        _trains_on_cuda(config)
+        and not _joins_cluster(config)
+        and isinstance(per_node, int)
+        and isinstance(nodes, int)
+    ):
+        wanted = per_node * nodes
+        setting = f"trainer.n_gpus_per_node × trainer.nnodes is {per_node} × {nodes} = {wanted}"
+        if few := lacking_gpus(wanted, setting):
+            lacks.append(f"{few}; to train on a cluster, set RAY_ADDRESS")
+    return lacks
+
+
+def _trains_on_cuda(config: Any) -> bool:
+    """Whether verl will look for CUDA's GPUs, none of another kind, and Ray was not told how many there are."""
+    from omegaconf import OmegaConf
+
+    platform = os.environ.get("VERL_PLATFORM") or config.trainer.device
+    counted_by_hand = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus") is not None
+    return platform == "cuda" and not counted_by_hand and importlib.util.find_spec("torch_npu") is None
+
+
+def _joins_cluster(config: Any) -> bool:
+    """Whether Ray will join a cluster, whose GPUs cannot be counted from here, instead of starting one."""
+    from omegaconf import OmegaConf
+
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    if address is not None:
+        return address != "local"
+    if os.environ.get("RAY_ADDRESS"):
+        return True
+    # `ray start` leaves the address of the cluster that it began on this machine, and Ray joins it.
+    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    return (Path(temporary) / "ray" / "ray_current_cluster").exists()

@@ -20,6 +20,7 @@ from bandpo.errors import InvalidValue, did_you_mean
 from bandpo.integrations.trl import BandGRPOConfig
 from bandpo.text import importable_current_folder
 from bandpo_lab.file_models import read_yaml
+from bandpo_lab.files import PATHS, check_path
 
 
 @dataclass
@@ -186,6 +187,11 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         task = _read(str(resources.files("bandpo_lab.tasks") / "multiplication.yaml"))
         config = _below(task, config) | config
     config = _below(config, named)
+    # Paths of the YAML file; the command has checked those of its flags before it imported TRL.
+    for option, what in PATHS.items():
+        name = config.get(option)
+        if option not in named and isinstance(name, str):
+            check_path(option, name, what)
     environment = config.pop("env", {})  # as in TRL's own scripts
     if not isinstance(environment, dict):
         raise InvalidValue(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")

@@ -1,0 +1,242 @@
+"""What the launchers refuse before Ray or a hub is asked: files and models that are not here, GPUs that are too few."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bandpo.cli.app import app
+
+RECIPE = ["--model", "qwen2.5-3b-instruct", "--method", "band-kl"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the data of the recipes, 8 GPUs, no Ray, and the command that a launch would have become."""
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "no-ray"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for name in files_of_the_recipe():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    started = []
+    monkeypatch.setattr("os.execv", lambda _, command: started.append(command))
+    return started
+
+
+def files_of_the_recipe() -> list[str]:
+    from bandpo_lab.cli.recipes import SHIPPED
+    from bandpo_lab.rehearsal.preflight import data_files
+    from bandpo_lab.rehearsal.shrink import compose
+
+    words = ["+paper/model=qwen2.5-3b-instruct", "+paper/rule=band-kl", "+paper=recommended"]
+    config = compose([*words, f"recipe.data={Path.cwd() / 'data'}"], SHIPPED, "ppo_trainer")
+    return [*data_files(config, "train"), *data_files(config, "val")]
+
+
+def launched(*words: str):
+    return CliRunner().invoke(app, ["run", "verl", *words])
+
+
+def refusal(*words: str) -> str:
+    """Why a launch is refused; the error that `bandpo` prints, with exit status 2."""
+    found = launched(*words)
+    assert isinstance(found.exception, ValueError), found.output
+    return str(found.exception)
+
+
+def test_a_run_whose_files_and_gpus_are_here_starts(here):
+    assert launched(*RECIPE).exception is None
+    assert len(here) == 1
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_data_file_that_is_missing_is_named(here, split):
+    name = f"data.{split}_files=[/nowhere/{split}.parquet]"
+    assert f"data.{split}_files: /nowhere/{split}.parquet is not here" in refusal(*RECIPE, name)
+    assert here == []
+
+
+def test_the_folder_of_the_data_is_named_with_what_makes_it(here):
+    why = refusal(*RECIPE, "--data", "elsewhere")
+    assert f"{Path.cwd()}/elsewhere/" in why
+    assert "bandpo data prepare" in why
+    assert "--stand-in" not in why
+    assert here == []
+
+
+@pytest.mark.parametrize("name", ["./missing", "../missing", "/nowhere/missing", "~/missing", "missing/"])
+def test_a_model_that_can_only_be_a_folder_and_is_none_is_refused(here, name):
+    path = str(Path(name).expanduser()) if name[0] == "~" else name
+    why = refusal("--model", name, "--method", "band-kl")
+    assert f"actor_rollout_ref.model.path: {path} is not here" in why
+    assert here == []
+
+
+def test_a_model_folder_needs_its_config(here, tmp_path):
+    (tmp_path / "mine").mkdir()
+    why = refusal("--model", "./mine", "--method", "band-kl")
+    assert "actor_rollout_ref.model.path: ./mine holds no config.json" in why
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert launched("--model", "./mine", "--method", "band-kl").exception is None
+    assert len(here) == 1
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-4B", "gpt2"])
+def test_a_name_of_the_hub_is_not_looked_up(here, name):
+    assert launched("--model", name, "--method", "GSPO(0.01)").exception is None
+    assert len(here) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "words"),
+    [
+        ("qwen2.5-3b-instuct", "band-kl", "is no model of the recipes.*did you mean qwen2.5-3b-instruct?"),
+        ("Qwen2.5-7B", "band-kl", "did you mean qwen2.5-7b?"),
+        ("qwen2.5-3b-instruct", "band-k", "'band-k' is no rule of the recipes.*did you mean band-kl?"),
+        ("qwen2.5-3b-instruct", "cliphigher", "did you mean clip-higher?"),
+        ("qwen2.5-3b-instruct", "vanila", "did you mean vanilla?"),
+        ("qwen2.5-3b-instruct", "GSPPO(0.01)", "did you mean GSPO?"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_misspelt_name_of_the_recipes_is_corrected(here, model, method, words, dry):
+    first, _, last = words.rpartition(".*")
+    why = refusal("--model", model, "--method", method, *dry)
+    assert first in why
+    assert last in why
+    assert here == []
+
+
+def test_a_folder_of_a_misspelt_name_is_a_model(here, tmp_path):
+    folder = tmp_path / "qwen2.5-3b-instuct"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert launched("--model", folder.name, "--method", "band-kl").exception is None
+
+
+def test_a_method_in_lower_case_is_the_rule_of_the_recipes_or_a_method(here):
+    assert launched("--model", "gpt2", "--method", "grpo", "--dry-run").exit_code == 0
+    assert launched("--model", "gpt2", "--method", "GSPO", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["trainer.n_gpus_per_node=16"], "trainer.nnodes is 16 × 1 = 16, and 8 GPUs are here"),
+        (["trainer.nnodes=2"], "trainer.nnodes is 8 × 2 = 16, and 8 GPUs are here"),
+    ],
+)  # fmt: skip
+def test_more_gpus_than_are_here_are_refused(here, overrides, words):
+    why = refusal(*RECIPE, *overrides)
+    assert words in why
+    assert "RAY_ADDRESS" in why
+    assert here == []
+
+
+def test_no_gpu_at_all_is_said(here, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "sees no GPU" in refusal(*RECIPE)
+    assert here == []
+
+
+def test_every_lack_is_named_at_once(here, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    why = refusal("--model", "./missing", "--method", "band-kl", "--data", "elsewhere")
+    assert why.startswith("not started: ")
+    assert all(words in why for words in ("./missing is not here", "elsewhere", "sees no GPU"))
+
+
+def test_the_gpus_of_a_cluster_are_rays_to_count(here, tmp_path, monkeypatch):
+    many = [*RECIPE, "trainer.nnodes=4"]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert launched(*many).exception is None
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert launched(*many, "+ray_kwargs.ray_init.address=auto").exception is None
+    # Ray joins the cluster that `ray start` has begun on this machine.
+    (tmp_path / "no-ray").mkdir()
+    (tmp_path / "no-ray" / "ray").mkdir()
+    (tmp_path / "no-ray" / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert launched(*many).exception is None
+    assert "8 GPUs are here" in refusal(*many, "+ray_kwargs.ray_init.address=local")
+    assert len(here) == 3
+
+
+def test_files_behind_a_ray_client_are_not_on_this_machine(here, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert launched(*RECIPE, "--data", "/shared/data").exception is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert "/shared/data" in refusal(*RECIPE, "--data", "/shared/data")
+
+
+def test_what_lies_in_other_storage_is_not_looked_up(here):
+    files = [f"data.{split}_files=hdfs://cluster/{split}.parquet" for split in ("train", "val")]
+    assert launched(*RECIPE, *files, "actor_rollout_ref.model.path=hdfs://cluster/qwen").exception is None
+
+
+def test_a_dry_run_looks_for_no_files_and_no_gpus(here, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = launched("--model", "./missing", "--method", "band-kl", "--data", "/nowhere", "--dry-run")
+    assert found.exit_code == 0
+    assert "verl.trainer.main_ppo" in found.output
+    assert here == []
+
+
+def test_a_rehearsal_needs_neither(here, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert launched(*RECIPE, "--data", "/nowhere", "--rehearse").exception is None
+    assert len(here) == 1
+
+
+def test_one_step_on_the_gpus_names_missing_files_too(here):
+    found = CliRunner().invoke(app, ["doctor", "--gpu", *RECIPE, "--data", "/nowhere"])
+    assert "not started: " in str(found.exception)
+    assert "/nowhere" in str(found.exception)
+
+
+FOLDERS = ["./missing", "../missing", "/nowhere/missing", "~/missing", "missing/"]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(
+    ("option", "what"), [("model_name_or_path", "folder"), ("dataset_name", "file or folder")]
+)
+@pytest.mark.parametrize("form", ["--{} {}", "--{}={}"])
+def test_train_names_a_missing_folder_before_trl_is_imported(tmp_path, monkeypatch, option, what, name, form):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "trl", None)  # importing it is an error
+    for spelled in (option, option.replace("_", "-")):
+        found = CliRunner().invoke(app, ["train", *form.format(spelled, name).split()])
+        assert isinstance(found.exception, ValueError), found.output
+        assert f"{option} {name}: there is no such {what}" in str(found.exception)
+
+
+def test_train_takes_folders_that_are_there_and_names_of_the_hub(tmp_path, monkeypatch):
+    from bandpo_lab.files import check_path
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "rows.json").write_text(json.dumps({}))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("./mine", "mine/", "~/mine", str(tmp_path / "mine"), "Qwen/Qwen3-4B", "missing", "a/b"):
+        check_path("model_name_or_path", name)
+    check_path("dataset_name", "./rows.json", "file or folder")
+    with pytest.raises(ValueError, match="there is no such folder"):
+        check_path("model_name_or_path", "./rows.json")
+
+
+def test_train_names_a_missing_folder_of_its_yaml_file(tmp_path, monkeypatch):
+    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    from bandpo_lab.training.arguments import parse_arguments
+
+    (tmp_path / "run.yaml").write_text("model_name_or_path: ./missing\ndataset_name: multiplication\n")
+    with pytest.raises(ValueError, match=r"model_name_or_path ./missing: there is no such folder"):
+        parse_arguments(["--config", str(tmp_path / "run.yaml")])
