@@ -1,4 +1,4 @@
-"""The picture of README, which has a light and a dark one and also stands on the landing page, and that of docs/when.md.
+"""The pictures of README, in light and dark, of the landing page, which shows the light one, and of docs/when.md.
 
     PYTHONPATH=. python scripts/pictures.py docs/figures
 

@@ -20,7 +20,8 @@ from bandpo.rules import ClipRule, FixedClip
 def arrived(updates: float, momentum: float) -> float:
     """Compute how many of ``updates`` equal gradients have moved the weights by now, from rest.
 
-    S(k) = k − β(1 − β^k)/(1 − β). Momentum moves the weights by the rest later, whether later tokens are blocked or not.
+    S(k) = k − β(1 − β^k)/(1 − β). Momentum moves the weights by the rest later, whether later tokens are blocked or
+    not.
 
     >>> arrived(3, momentum=0.0), round(arrived(3, momentum=0.9), 3)
     (3.0, 0.561)

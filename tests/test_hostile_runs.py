@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("typer")
-pa = pytest.importorskip("pyarrow")
 import torch
 
 from bandpo import Recorder
 from bandpo.audit.recorder import META
+
+pytest.importorskip("typer")
+pa = pytest.importorskip("pyarrow")
 
 PLANTED = ("evilmod", "cuda", "pynvml", "opt_einsum", "mlx", "trl", "tokenizers_extra")
 """Modules that lie in the stranger's folder: one that its texts name, and some that libraries try to import."""

@@ -83,7 +83,8 @@ def table(rows: list[dict]) -> str:
     faults = len(rows) - len(fine)
     lines += [
         "",
-        f"On this bench: right in {right} of {faults} runs with a fault, alarms in {alarms} of {len(fine)} healthy runs.",
+        f"On this bench: right in {right} of {faults} runs with a fault, "
+        f"alarms in {alarms} of {len(fine)} healthy runs.",
     ]
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import variants
 from bandpo.cli.app import app
 from bandpo_lab.rehearsal.shrink import compose
+from pages import ROOT
 from variants import PAPER, Difference, as_table, differences
 
 EXPERIMENT = ("+paper/model=qwen2.5-7b", "+paper/rule=band-tv", "+paper=authors")

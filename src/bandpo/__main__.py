@@ -3,8 +3,8 @@
 import os
 import sys
 
-# Python puts the current folder first on the path of ``python -m``. A run that is being read may lie there, and no module
-# of it may take the place of a package.
+# Python puts the current folder first on the path of ``python -m``. A run that is being read may lie there, and no
+# module of it may take the place of a package.
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 
