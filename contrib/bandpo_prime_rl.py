@@ -75,7 +75,8 @@ def loss(
     weights = getattr(inputs, "loss_weights", None)
     tensors = (logp, logp_old, inputs.advantages, mask)
     _adapt.record(record, "prime-rl", chosen, *(x[None] for x in tensors), sampler=True, update=0)
-    total, metrics = policy_loss(*tensors, method=chosen, weights=weights, aggregation="sum")
+    # prime-rl splits its packed rows and calls a loss once for each sequence.
+    total, metrics = policy_loss(*tensors, method=chosen, weights=weights, aggregation="sum", packed=False)
     if kl_tau:
         penalty = kl_tau * (logp - logp_old)[mask].square()
         total = total + (penalty if weights is None else penalty * weights[mask]).sum()

@@ -76,8 +76,11 @@ class Batch(NamedTuple):
             weights: Importance weights ≥ 0, one per token or sequence.
             state: What else is known of the tokens and of the training; ``entropy`` comes in if it has none.
 
+        Advantages, entropy and weights have the shape (batch, time), (batch,) or (batch, 1). A batch of several
+        sequences does not take those of one sequence: (1,) or (1, time).
+
         Raises:
-            TypeError: a tensor is not floating-point.
+            TypeError: a tensor is not floating-point, or is a nested tensor.
             ValueError: shapes differ; the mask holds another value than 0 and 1; at a counted token a log-probability
                 is NaN, infinite or above 0, an advantage or an entropy is not finite, or a weight is negative or not
                 finite. Values are read on the CPU only. Elsewhere, and under ``torch.compile``, such a token gets the
@@ -88,6 +91,10 @@ class Batch(NamedTuple):
         >>> batch.log_ratio, batch.advantages
         (tensor([[1., 0.]]), tensor([[1., 0.]]))
         """
+        named = {"logp": logp, "logp_old": logp_old, "advantages": advantages, "mask": mask}
+        named |= {"logp_anchor": logp_anchor, "entropy": entropy, "weights": weights}
+        for name, x in named.items():
+            _checks.check_dense(name, x)
         given, mask = mask, full_mask(logp, mask)
         padding = mask == 0
         advantages = _fitting("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
@@ -214,13 +221,14 @@ def _like_mask(name: str, logp: Tensor, padding: Tensor) -> Tensor:
 def _fitting(name: str, x: Tensor, padding: Tensor) -> Tensor:
     """What is given per token, (batch, time), or per sequence, (batch, 1)."""
     x = _checks.as_float(name, x).detach()
-    given = tuple(x.shape)
-    if x.dim() == padding.dim() - 1:
-        x = x.unsqueeze(-1)
-    if x.dim() != padding.dim() or not _checks.broadcasts_to(x, padding.shape):
+    sequences = padding.shape[:-1]
+    if x.shape == sequences:
+        return x.unsqueeze(-1)
+    # Broadcasting alone would also spread the values of one sequence over all of them.
+    if x.shape not in (padding.shape, (*sequences, 1)):
         raise InvalidValue(
-            f"{name} of shape {given} fit neither the tokens {tuple(padding.shape)} "
-            f"nor the sequences {tuple(padding.shape[:-1])}"
+            f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(padding.shape)} "
+            f"nor the sequences {tuple(sequences)}"
         )
     return x
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bandpo._packed import check_unpacked
 from bandpo.batch import Batch
 from bandpo.errors import RunProblem
 from bandpo.loss import aggregate
@@ -90,6 +91,7 @@ def certify(
     state: TrainingState | None = None,
     aggregation: str | None = None,
     normalizer: float | Tensor | None = None,
+    packed: bool | None = None,
 ) -> Certificate:
     """Whether any loss has a method's gradient.
 
@@ -121,9 +123,10 @@ def certify(
         weights=weights,
         state=state,
     )
+    average = aggregation or chosen.aggregation or "token-mean"
+    check_unpacked(batch, advantages, chosen, average, packed)
     leaf = logp.detach().clone().requires_grad_()
     (found,) = torch.autograd.grad(loss(leaf), leaf)
-    average = aggregation or chosen.aggregation or "token-mean"
     probe = torch.zeros_like(batch.log_ratio, requires_grad=True)
     (share,) = torch.autograd.grad(aggregate(probe, batch.mask, average, normalizer=normalizer), probe)
     return compare(found, chosen, batch, share).or_stop()

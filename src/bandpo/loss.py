@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from bandpo import _checks
+from bandpo._packed import check_unpacked
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -153,6 +154,7 @@ def policy_loss(
     state: TrainingState | None = None,
     aggregation: str | Callable[[Tensor], Tensor] | None = None,
     normalizer: float | Tensor | None = None,
+    packed: bool | None = None,
 ) -> LossOutputs:
     """The policy-gradient loss of any method: any clip rule, any objective, averaged over tokens.
 
@@ -188,6 +190,15 @@ def policy_loss(
         aggregation: See `aggregate`; by default what the method fixes, else ``token-mean``. Or a function that reduces
             the losses of the tokens, (batch, time), to one number.
         normalizer: See `aggregate`.
+        packed: Whether a row holds several sequences. False says that each row is one sequence, whatever its
+            advantages: give it for process rewards, or for the advantages of a critic at the level ``sequence``. True
+            is refused, as packed batches are not supported yet. If omitted, rows are checked where the method looks at
+            sequences. At the level ``sequence`` (of the ratio or of its bound) a row is refused if its advantages
+            change among counted tokens. Under an average over sequences, an objective with ``whole_sequence``, or a
+            number that depends on the position or the length, a row is refused if its advantages change, and are equal
+            between at least half of its neighbouring counted tokens. So are those of packed sequences, but not those of
+            a critic. Values are read on the CPU only, and only where advantages are one per token. Packed sequences
+            that all have the same advantage are not noticed.
 
     Returns:
         The loss, and metrics over counted tokens. Where no token counts the loss is 0, with a gradient of 0, and the
@@ -198,8 +209,9 @@ def policy_loss(
 
     Raises:
         TypeError: a tensor is not floating-point, or ``method`` is none.
-        ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; a text cannot be read; both ``method`` and
-            ``clip`` are given; a number of the method needs what ``state`` does not tell.
+        ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; a row holds several sequences, see ``packed``;
+            a text cannot be read; both ``method`` and ``clip`` are given; a number of the method needs what ``state``
+            does not tell.
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
     >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), clip=FixedClip())
@@ -218,6 +230,8 @@ def policy_loss(
         weights=weights,
         state=state,
     )
+    average = aggregation or chosen.aggregation or "token-mean"
+    check_unpacked(batch, advantages, chosen, None if callable(average) else average, packed)
     advantages, mask = batch.advantages, batch.mask
     with torch.no_grad():
         tokens = chosen.tokens(batch)
@@ -233,7 +247,6 @@ def policy_loss(
         if batch.weights is not None and not objective.weights_inside:
             slope, value = slope * batch.weights, value * batch.weights
     values = with_slope(_checks.as_float("logp", logp), value, slope)
-    average = aggregation or chosen.aggregation or "token-mean"
     loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)
 
     with torch.no_grad():

@@ -7,6 +7,7 @@ where it gets ``log u``, trains and clips nothing. A few points tell.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -47,7 +48,9 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     rule that holds a tensor is tried but for its bounds.
 
     - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and `outside`
-      says the same as `bounds`.
+      says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for some p, gets a
+      warning: no ratio exceeds 1/p, so the bound never binds there. An upper bound that is the same for every p gets
+      none, and neither do the rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published formula.
     - **Divergence**: ``f`` is convex with its minimum ``f(0) = 0``, ``df`` is its derivative, and both bounds spend the
       radius.
     - **Objective**: the weights are finite and in the tokens' shape.
@@ -86,6 +89,7 @@ def _check_rule(rule: ClipRule) -> None:
     bounds = now.bounds(LOGP)
     _check_bounds(rule, bounds)
     _check_outside(rule, now, bounds)
+    _warn_beyond_simplex(rule, bounds)
 
 
 def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
@@ -106,6 +110,28 @@ def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
             side = "log_lower must not be above 0" if lower > 0 else "log_upper must not be below 0"
             reason = f"{side}, else the ratio 1 is outside"
         _refuse(rule, f"at {_token(logp)} log_lower is {lower:g} and log_upper {upper:g}; {reason}")
+
+
+def _warn_beyond_simplex(rule: ClipRule, bounds: RatioBounds) -> None:
+    """Warn of an upper bound that depends on p and is above 1/p for some p."""
+    # What bandpo's own rules do is documented with them; a pair's parts were checked before it.
+    if type(rule).__module__.partition(".")[0] == "bandpo":
+        return
+    log_upper = bounds.log_upper.double()
+    constant = torch.isclose(log_upper, log_upper.flatten()[0].expand_as(log_upper), rtol=0.0, atol=ROUNDING)
+    beyond = log_upper > -LOGP + ROUNDING
+    if constant.all() or not beyond.any():
+        return
+    # Ascending in p, so the first is the rarest token of those.
+    logp, upper = LOGP[beyond], log_upper[beyond].exp()
+    least, greatest = logp.min().exp().item(), logp.max().exp().item()
+    span = f"for p = {least:.4g}" if least == greatest else f"for p from {least:.4g} to {greatest:.4g}"
+    warnings.warn(
+        f"{rule!r}: the upper bound is above 1/p {span} (at p = {least:.4g} it is {upper[0]:.5g}, 1/p is "
+        f"{1 / least:.5g}). No probability exceeds 1, so the bound never binds there; return "
+        "torch.minimum(log_upper, -logp_old) as log_upper. See docs/write-your-own.md",
+        stacklevel=2,
+    )
 
 
 def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:

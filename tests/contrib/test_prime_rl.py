@@ -55,6 +55,14 @@ def test_weights_multiply_and_the_penalty_is_prime_rls():
     torch.testing.assert_close(loss(inputs, clip="Unclipped()", kl_tau=0.3).loss, expected.sum())
 
 
+@pytest.mark.parametrize("method", ["GSPO()", "VESPO()"])
+def test_rewards_of_steps_are_no_packed_row(method):
+    """prime-rl gives a loss one sequence at a time, so advantages may change within it."""
+    inputs = next(sequences(make_batch(5)))
+    inputs.advantages = torch.where(torch.arange(len(inputs.advantages)) < 4, 1.0, -0.5)
+    assert loss(inputs, method=method).loss.isfinite()
+
+
 def test_a_sequence_without_counted_tokens_is_zero_and_has_the_same_metrics():
     batch = make_batch(6)
     inputs = next(sequences(batch))

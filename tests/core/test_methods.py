@@ -288,9 +288,9 @@ def test_a_bad_value_is_refused_where_it_is_written(text, said):
 def test_the_audit_takes_every_method(name):
     method, _ = REFERENCES[name]
     logp, old, advantages, mask = batch(5, dtype=torch.float32)
-    metrics = Audit.from_batch(logp, old, advantages, mask, method=method).metrics()
+    metrics = Audit.from_batch(logp, old, advantages, mask, method=method, packed=False).metrics()
     logp.requires_grad_()
-    loss, expected = policy_loss(logp, old, advantages, mask, method=method)
+    loss, expected = policy_loss(logp, old, advantages, mask, method=method, packed=False)
     (gradient,) = torch.autograd.grad(loss, logp)
     dropped = expected["clip_low"] + expected["dual_clip"]
     assert metrics["clip_high"] == pytest.approx(expected["clip_high"].item(), abs=1e-6)
@@ -427,7 +427,9 @@ def test_one_graph_by_name(name):
     compiled = torch.compile(
         lambda *x: policy_loss(*x, method=METHODS[name].method()).loss, backend="eager", fullgraph=True
     )
-    torch.testing.assert_close(compiled(logp, *rest), policy_loss(logp, *rest, method=name).loss)
+    torch.testing.assert_close(
+        compiled(logp, *rest), policy_loss(logp, *rest, method=name, packed=False).loss
+    )
 
 
 @pytest.mark.parametrize("objective", ONE_OF_EACH, ids=lambda x: type(x).__name__)
@@ -442,13 +444,13 @@ def test_no_value_is_read_on_an_accelerator(objective):
 def assert_one_graph(method):
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("eager")
-    compiled = torch.compile(
-        partial(policy_loss, method=method), backend=graphs, fullgraph=True, dynamic=True
-    )
+    # The batch has an advantage per token at every level.
+    loss_of_method = partial(policy_loss, method=method, packed=False)
+    compiled = torch.compile(loss_of_method, backend=graphs, fullgraph=True, dynamic=True)
     for rows in (3, 5):
         logp, *rest = batch(rows, shape=(rows, 2 * rows), dtype=torch.float32)
         both = []
-        for loss_fn in (compiled, partial(policy_loss, method=method)):
+        for loss_fn in (compiled, loss_of_method):
             leaf = logp.clone().requires_grad_()
             loss, metrics = loss_fn(leaf, *rest)
             loss.backward()

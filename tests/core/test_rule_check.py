@@ -258,6 +258,55 @@ def test_bounds_that_are_no_ratio_bounds_are_refused():
         check(Pair())
 
 
+# The simplex.
+
+
+@dataclass(frozen=True)
+class SquareRoot(ClipRule):
+    width: float = 0.1
+    within: bool = False
+
+    def bounds(self, logp_old):
+        h = self.width * (-logp_old / 2).exp()
+        upper = h.log1p()
+        if self.within:
+            upper = torch.minimum(upper, -logp_old)
+        return RatioBounds((-h).clamp(min=-1).log1p(), upper)
+
+
+@pytest.mark.parametrize(
+    "within", [lambda r: r, lambda r: Sides(FixedClip(), r), Method], ids=["", "part", "method"]
+)
+def test_a_bound_by_probability_beyond_the_simplex_is_warned_of(within):
+    message = (
+        r"SquareRoot\(.*\): the upper bound is above 1/p for p from 0\.99 to 0\.9999.*"
+        r"at p = 0\.99 it is 1\.1005, 1/p is 1\.0101.*never binds.*torch\.minimum\(log_upper, -logp_old\).*"
+        rf"{PAGE}"
+    )
+    with pytest.warns(UserWarning, match=message) as warned:
+        check(within(SquareRoot()))
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        SquareRoot(within=True),
+        rule(all_of(-0.2), all_of(0.2)),  # the same for every p, as PPO's
+        rule(all_of(-math.inf), all_of(math.inf)),
+        rule(lambda logp: logp.clamp(min=-1.0), lambda logp: -logp),  # 1/p itself
+        FixedClip(0.2, 0.28),
+        DCPO(),
+        Union(Band(), FixedClip(0.2)),
+        Unclipped(),
+    ],
+    ids=repr,
+)
+def test_no_warning_where_a_bound_keeps_the_simplex_or_makes_no_claim_about_p(silent, recwarn):
+    check(silent)
+    assert not recwarn.list
+
+
 # Divergences.
 
 

@@ -131,7 +131,9 @@ def test_every_method_is_the_cores_and_averages_as_it_does_unless_the_user_says_
     rest = (tensors["old_log_prob"], tensors["advantages"], tensors["response_mask"])
     average = None if mode == "token-mean" else mode
     weights = tensors["rollout_is_weights"]
-    loss, expected = bandpo.policy_loss(logp, *rest, weights=weights, method=method, aggregation=average)
+    loss, expected = bandpo.policy_loss(
+        logp, *rest, weights=weights, method=method, aggregation=average, packed=False
+    )
     torch.testing.assert_close(gradient, torch.autograd.grad(loss, logp)[0], check_dtype=False)
     for name, value in expected.items():
         assert metrics[f"actor/{name}"] == pytest.approx(value.item()), name

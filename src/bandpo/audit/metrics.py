@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bandpo import _checks
+from bandpo._packed import check_unpacked
 from bandpo._shown import as_html
 from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
@@ -85,6 +86,7 @@ class Audit:
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+        packed: bool | None = None,
     ) -> Audit:
         """The sums of one batch, on its device and without a synchronisation.
 
@@ -101,12 +103,17 @@ class Audit:
                 an unbiased estimate of the old policy's entropy.
             counterfactuals: Rules and methods to try on the same tensors, by name. A rule is tried with PPO's
                 surrogate at the run's level, a method as it is.
+            packed: Whether a row holds several sequences, as for `bandpo.policy_loss`. The run's method is checked with
+                its own average, the methods that are tried without theirs, as no figure depends on it.
 
         Raises:
             TypeError, ValueError: see `bandpo.policy_loss`.
         """
         run = as_method(method, clip)
         batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
+        check_unpacked(batch, advantages, run, run.aggregation, packed)
+        for other in counterfactuals.values():
+            check_unpacked(batch, advantages, tried_at(run.level, other), None, packed)
         return cls.of(batch, run, run.tokens(batch), counterfactuals)
 
     @classmethod

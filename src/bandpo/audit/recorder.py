@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bandpo
+from bandpo import _checks
 from bandpo.batch import full_mask
 from bandpo.errors import InvalidValue, MissingPackage
 from bandpo.methods import Method
@@ -207,6 +208,10 @@ class Recorder:
         call, self._calls = self._calls, self._calls + 1
         if (call if step is None else step) % self.every:
             return
+        named = {"logp_old": logp_old, "logp": logp, "advantages": advantages, "mask": mask}
+        named |= {"logp_rollout": logp_rollout, "entropy": entropy, "tokens": tokens}
+        for name, x in named.items():
+            _checks.check_dense(name, x)
         if logp_old.dim() != 2:
             raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
         counted = full_mask(logp_old, mask).cpu() != 0

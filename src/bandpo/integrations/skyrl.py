@@ -124,7 +124,10 @@ def band(
         old_log_probs = rollout_logprobs
     tensors = (log_probs, old_log_probs, advantages)
     record(config.record, "skyrl", method, *tensors, counted, logp_rollout=rollout_logprobs, sampler=sampler)
-    loss, metrics = policy_loss(*tensors, mask, method=method, weights=weights, aggregation="sum")
+    # SkyRL pads to one sequence a row; its advantages may change from token to token.
+    loss, metrics = policy_loss(
+        *tensors, mask, method=method, weights=weights, aggregation="sum", packed=False
+    )
     scalars = numbers(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}
 

@@ -60,7 +60,9 @@ def custom_loss(
 
         tensors = pad_sequence(logprobs, batch_first=True), *map(padded, ("logprobs", "advantages", "mask"))
         _adapt.record(record, "tinker", chosen, *tensors, sampler=True, tokens=padded("target_tokens"))
-        total, metrics = policy_loss(*tensors, method=chosen, aggregation=chosen.aggregation or "sum")
+        average = chosen.aggregation or "sum"
+        # A row is a datum, whose advantages may change from token to token.
+        total, metrics = policy_loss(*tensors, method=chosen, aggregation=average, packed=False)
         return total, numbers(metrics)
 
     return band

@@ -182,6 +182,8 @@ def band(
         state=state,
         # Other processes wait for the backward pass of a micro-batch without tokens too.
         aggregation=lambda x: agg_loss(x, response_mask, mode, **info) if response_mask.any() else x.sum(),
+        # verl pads to one sequence a row; advantages change within it with a critic, and with rewards of steps.
+        packed=False,
     )
     scalars = numbers(metrics)
     log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)

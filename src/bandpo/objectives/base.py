@@ -48,6 +48,11 @@ class Objective(Varies, ABC):
         return False
 
     @property
+    def whole_sequence(self) -> bool:
+        """Whether a token's weight depends on other tokens of its sequence: a row must then hold one sequence."""
+        return False
+
+    @property
     def whole_batch(self) -> bool:
         """Whether a token's weight depends on other sequences: the loss then needs all of an update at once."""
         return False

@@ -176,6 +176,10 @@ class GeometricMean(Objective):
     tensor([[0.0000, 1.1619]])
     """
 
+    @property
+    def whole_sequence(self) -> bool:
+        return True
+
     def weight(self, tokens: Tokens) -> Tensor:
         return self.value(tokens).masked_fill(tokens.blocked, 0.0)
 

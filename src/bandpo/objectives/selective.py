@@ -46,6 +46,10 @@ class _Around(Objective):
         return self.objective.weights_inside
 
     @property
+    def whole_sequence(self) -> bool:
+        return self.objective.whole_sequence
+
+    @property
     def whole_batch(self) -> bool:
         return self.objective.whole_batch
 
@@ -155,6 +159,10 @@ class SequenceMask(_Apart):
         if self.drift not in ("mean_k1", "mean_k3", "max_k2"):
             raise InvalidValue(f"drift must be 'mean_k1', 'mean_k3' or 'max_k2', got {self.drift!r}")
 
+    @property
+    def whole_sequence(self) -> bool:
+        return True
+
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         moved = tokens.log_ratio_anchor
         if self.drift == "max_k2":
@@ -237,6 +245,10 @@ class FutureKL(_Around):
     def __post_init__(self) -> None:
         above_0(decay=self.decay, boost=self.boost, max_ratio=self.max_ratio)
         super().__post_init__()
+
+    @property
+    def whole_sequence(self) -> bool:
+        return True
 
     def _factor(self, tokens: Tokens) -> Tensor:
         left_out = (tokens.ratio > self.max_ratio) | (tokens.mask == 0)

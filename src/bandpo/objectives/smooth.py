@@ -257,6 +257,10 @@ class GammaWeight(Objective):
     def weights_inside(self) -> bool:
         return True
 
+    @property
+    def whole_sequence(self) -> bool:
+        return True
+
     def weight(self, tokens: Tokens) -> Tensor:
         # TRL's limits: beyond them φ is 0 to float32 precision, but W itself would overflow.
         log_w = tokens.sequence_sum(tokens.log_ratio.clamp(-20.0, 20.0))
