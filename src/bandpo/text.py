@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
@@ -89,7 +89,7 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
 
 
 @contextmanager
-def importable_current_folder() -> Iterator[None]:
+def importable_current_folder() -> Generator[None]:
     """Let a text name modules of the current folder while the block runs.
 
     Commands use it where they read an option, which the user has typed. The folder is not on ``sys.path`` at any other

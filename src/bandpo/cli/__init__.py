@@ -54,12 +54,10 @@ def main() -> None:
         )
 
 
-def read_method(text: str | None) -> Method | None:
-    """Return the method or rule that an option names, from the current folder if need be; None without one."""
+def read_method(text: str) -> Method:
+    """Return the method or rule that an option names, from the current folder if need be."""
     from bandpo.text import as_method, importable_current_folder
 
-    if text is None:
-        return None
     with importable_current_folder():
         return as_method(text)
 

@@ -57,7 +57,7 @@ def audit_command(
             f"{next(iter(logs))} is a log, whose tokens are gone; --method is for records of bandpo.Recorder"
         )
     tried = {text: read_method(text) for text in method or ()} or COUNTERFACTUALS
-    run_rule = read_method(run_method)
+    run_rule = read_method(run_method) if run_method else None
     replays = {path: replay_record(path, tried, method=run_rule) for path in records}
     summaries = {label: summarize(rows) for label, rows in logs.items()}
     if as_json:

@@ -47,7 +47,7 @@ def diagnose_command(
     from bandpo._terminal import printable
     from bandpo.audit.diagnosis import diagnose
 
-    found = diagnose(run, method=read_method(run_method))
+    found = diagnose(run, method=read_method(run_method) if run_method else None)
     if as_json:
         # In ASCII, so that no control character of a log's keys reaches the terminal.
         print(json.dumps(found.as_json(), indent=1))

@@ -35,5 +35,6 @@ def report_command(
     beside = runs[0] if runs[0].is_dir() else runs[0].parent
     file = output or beside / "report.html"
     methods = {text: read_method(text) for text in method or ()}
-    page = write_report(runs, file, methods=methods, method=read_method(run_method), tokenizer=tokenizer)
+    run_rule = read_method(run_method) if run_method else None
+    page = write_report(runs, file, methods=methods, method=run_rule, tokenizer=tokenizer)
     print(f"wrote {printable(page)}")
