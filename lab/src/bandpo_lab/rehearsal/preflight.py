@@ -173,7 +173,10 @@ def lacking_gpus(wanted: int, setting: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        return f"torch {torch.__version__} sees no GPU: is this the node, and torch built for its driver (nvidia-smi)?"
+        return (
+            f"torch {torch.__version__} sees no GPU; check that this is the node, and that torch was built for its "
+            "driver (nvidia-smi)"
+        )
     here = torch.cuda.device_count()
     return f"{setting}, and {here} GPUs are here" if here < wanted else None
 
