@@ -47,8 +47,8 @@ def _loading(checkpoint: str | None) -> Generator[None, None, None]:
         message = " ".join(str(error).split())
         raise RunProblem(
             f"{checkpoint} is whole, but loading it raised {type(error).__name__}: {message}. Nothing was moved. "
-            "Resume with the versions of torch, transformers and trl and the number of processes that wrote it; or "
-            "move this folder elsewhere yourself to go on from the checkpoint before it"
+            "If other versions of torch, transformers or trl, or another number of processes, wrote it, resume with "
+            "those. To go on from the checkpoint before it, move this folder elsewhere"
         ) from error
 
 
