@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from bandpo.audit.logs import read_log
 from bandpo.audit.record import read_calls
-from bandpo.errors import FileProblem
+from bandpo.errors import FileProblem, RunProblem
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
@@ -206,15 +206,58 @@ def test_goes_on_from_what_is_whole(case, whole, copied, capsys):
     assert "made again" not in capsys.readouterr().err
 
 
-def test_a_sealed_checkpoint_that_cannot_be_loaded_is_set_aside(whole, copied, capsys):
+def unfinish(run):
+    """Remove what a run leaves only at its end."""
     for name in AT_THE_END:
-        shutil.rmtree(copied / name) if (copied / name).is_dir() else (copied / name).unlink()
-    newest = copied / "checkpoint-6"
-    (newest / "optimizer.pt").write_bytes(b"of another version")
-    seal(newest, [newest / "optimizer.pt", newest / "trainer_state.json"])
-    run_training(small(copied, "--resume"))
-    assert re.search(r"checkpoint-6 is damaged \(.*going on from step 4", capsys.readouterr().err, re.DOTALL)
-    assert_same(copied, whole)
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+
+
+def make_unloadable(checkpoint, name):
+    """Put something else into a file of a checkpoint, under a seal that agrees with it."""
+    (checkpoint / name).write_bytes(b"of another version")
+    seal(checkpoint, [file for file in checkpoint.iterdir() if file.name != "manifest.json"])
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "rng_state.pth", *slow("model.safetensors", "scheduler.pt")]
+)
+def test_a_whole_checkpoint_that_cannot_be_loaded_stops_the_run(name, copied):
+    """With that error, and it stays where it is: an older one is not taken in its place."""
+    unfinish(copied)
+    make_unloadable(copied / "checkpoint-6", name)
+    before = {path: path.stat().st_mtime_ns for path in copied.glob("checkpoint-*/*")}
+    for _ in range(2):
+        with pytest.raises(
+            RunProblem, match=r"checkpoint-6 is whole, but loading it raised \S+: .*"
+        ) as caught:
+            run_training(small(copied, "--resume"))
+        assert "\n" not in str(caught.value)
+        assert {path: path.stat().st_mtime_ns for path in copied.glob("checkpoint-*/*")} == before
+    assert not (copied / "damaged").exists()
+    assert "checkpoint-6 is whole, but" in (copied / "error.log").read_text()
+
+
+def test_the_command_says_in_one_line_which_checkpoint_cannot_be_loaded(copied):
+    unfinish(copied)
+    make_unloadable(copied / "checkpoint-6", "optimizer.pt")
+    command = [sys.executable, "-m", "bandpo", "train", *SMALL, "--output_dir", str(copied), "--resume"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert "checkpoint-6 is whole, but loading it raised " in ended.stderr.splitlines()[-1]
+
+
+def test_a_damaged_and_an_unloadable_checkpoint(copied, capsys):
+    """The damaged one is moved, and the next, which is whole, stops the run."""
+    unfinish(copied)
+    with (copied / "checkpoint-6" / "optimizer.pt").open("ab") as file:
+        file.write(b"more")
+    make_unloadable(copied / "checkpoint-4", "optimizer.pt")
+    with pytest.raises(RunProblem, match="checkpoint-4 is whole, but loading it raised"):
+        run_training(small(copied, "--resume"))
+    said = capsys.readouterr().err
+    assert "checkpoint-6 is damaged (optimizer.pt has changed)" in said
+    assert [path.name for path in copied.glob("checkpoint-*")] == ["checkpoint-4"]
 
 
 @pytest.mark.slow

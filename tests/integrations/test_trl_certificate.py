@@ -4,6 +4,7 @@ import inspect
 import textwrap
 
 import pytest
+import torch
 from test_trl import SETTINGS, varied_reward
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -11,8 +12,9 @@ from trl.trainer import grpo_trainer
 
 import byte_model
 from bandpo.audit.logs import named_rows
-from bandpo.integrations._trl_certificate import BY_WINDOW
-from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
+from bandpo.errors import RunProblem
+from bandpo.integrations._trl_certificate import BY_WINDOW, Watched
+from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
 
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
@@ -22,6 +24,27 @@ OTHERS = {"per_device_train_batch_size": 4, "learning_rate": 4e-3, "seed": 3, "m
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return byte_model.save(tmp_path_factory.mktemp("model"))
+
+
+class Uneven:
+    """Completions of several lengths, so that averages over tokens and over sequences differ."""
+
+    def _generate_and_score_completions(self, inputs):
+        outputs = super()._generate_and_score_completions(inputs)
+        mask = outputs["completion_mask"]
+        for row, counted in enumerate(mask):
+            counted[3 + 2 * (row % 4) :] = 0
+        outputs["num_items_in_batch"] = mask.sum()
+        return outputs
+
+
+def uneven(cls):
+    """A trainer with `Uneven` completions."""
+
+    class UnevenTrainer(Uneven, cls):
+        pass
+
+    return UnevenTrainer
 
 
 def train(folder, tmp_path, cls=BandGRPOTrainer, config=BandGRPOConfig, **settings):
@@ -67,7 +90,307 @@ def test_the_gradient_is_the_methods(settings, folder, tmp_path, monkeypatch, ca
     lines = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("bandpo: gradient equals ")
     ]
-    assert 1 <= len(lines) <= 2
+    at_one = [line for line in lines if line.endswith("; every ratio is 1")]
+    assert len(at_one) == 1
+    assert 1 <= len(lines) - len(at_one) <= 2
+
+
+ONCE = {"num_iterations": 1, "steps_per_generation": 1, "max_steps": 2}
+"""TRL's default of one update for each batch: TRL leaves out the old log-probabilities, and every ratio is 1."""
+ACCUMULATED = {"gradient_accumulation_steps": 2, "steps_per_generation": 2}
+
+
+@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "FixedClip(0.2)", "loss_type": "grpo"},
+        {"method": "FixedClip(0.2)", "loss_type": "cispo", "beta": 0.05},
+        {"method": "BandPO()", "bf16": True},
+        {"method": "GSPO()", **EVERYTHING, **ACCUMULATED},
+        {"method": "SAPO()", **ACCUMULATED},
+        {"method": "VESPO()"},
+        {"method": "BAPO()"},
+        {"method": "SPO()", "loss_type": "dr_grpo"},
+    ],
+    ids=str,
+)
+def test_the_gradient_is_compared_where_every_ratio_is_1(settings, folder, tmp_path, capsys):
+    train(folder, tmp_path, uneven(BandGRPOTrainer), **ONCE | settings)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bandpo: ")]
+    equal = [line for line in lines if line.startswith("bandpo: gradient equals ")]
+    assert len(equal) == 1
+    assert equal[0].endswith("; every ratio is 1")
+    assert not any("no gradient was compared" in line for line in lines)
+
+
+STOCK_LOSSES = [
+    {"loss_type": "grpo"},
+    {"loss_type": "bnpo"},
+    {"loss_type": "dr_grpo"},
+    {"loss_type": "dapo"},
+    pytest.param({"loss_type": "luspo", "importance_sampling_level": "sequence"}, marks=LUSPO),
+    {"loss_type": "cispo", "epsilon_high": 1.03},
+    {"loss_type": "sapo"},
+    {"loss_type": "vespo"},
+]
+STOCK_VARIATIONS = [
+    {},
+    ACCUMULATED,
+    {"beta": 0.05, "top_entropy_quantile": 0.5, "off_policy_mask_threshold": 1e-3},
+]
+
+
+@pytest.mark.filterwarnings("error:gradient differs")
+@pytest.mark.parametrize("moved", [False, True], ids=["ratio 1", "moved"])
+@pytest.mark.parametrize("variation", STOCK_VARIATIONS, ids=str)
+@pytest.mark.parametrize("loss", STOCK_LOSSES, ids=str)
+def test_every_stock_loss_equals_its_method(loss, variation, moved, folder, tmp_path, monkeypatch, capsys):
+    """Without a false alarm, whatever TRL's ``loss_type``."""
+    monkeypatch.setattr("bandpo.integrations._trl_certificate.EVERY", 1)
+    settings = ONCE | loss | variation | {"max_steps": 3}
+    if moved:
+        settings["num_iterations"] = 2
+    train(folder, tmp_path, uneven(AuditedGRPOTrainer), GRPOConfig, **settings)
+    said = capsys.readouterr().err
+    lines = [line for line in said.splitlines() if line.startswith("bandpo: gradient equals ")]
+    assert lines[0].endswith("; every ratio is 1")
+    assert (len(lines) > 1) == moved
+
+
+class WithWeights(AuditedGRPOTrainer):
+    """A stock trainer whose tokens have importance weights, as vLLM's correction gives them."""
+
+    def _compute_loss(self, model, inputs):
+        mask = inputs["completion_mask"]
+        drawn = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+        weights = torch.where(mask > 0, 0.8 + 0.5 * drawn, 1.0)
+        # TRL multiplies by the weights only where vLLM generates, which does not run here.
+        self.use_vllm = True
+        try:
+            return super()._compute_loss(model, {**inputs, "importance_sampling_ratio": weights})
+        finally:
+            self.use_vllm = False
+
+
+@pytest.mark.filterwarnings("error:gradient differs")
+@pytest.mark.parametrize("moved", [False, True], ids=["ratio 1", "moved"])
+@pytest.mark.parametrize("loss", STOCK_LOSSES, ids=str)
+def test_every_stock_loss_with_importance_weights(loss, moved, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bandpo.integrations._trl_certificate.EVERY", 1)
+    settings = ONCE | loss | {"max_steps": 3, "num_iterations": 1 + moved}
+    train(folder, tmp_path, uneven(WithWeights), GRPOConfig, **settings)
+    assert "bandpo: gradient equals " in capsys.readouterr().err
+
+
+class Doubled(BandGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return 2 * super()._compute_loss(model, inputs)
+
+
+class Flipped(BandGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return -super()._compute_loss(model, inputs)
+
+
+class DoubledOutside(BandGRPOTrainer):
+    def compute_loss(self, *arguments, **named):
+        return 2 * super().compute_loss(*arguments, **named)
+
+
+class Detached(BandGRPOTrainer):
+    """Every second token has no gradient."""
+
+    def _get_per_token_logps_and_entropies(self, *arguments, **named):
+        logp, *others = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        second = torch.arange(logp.shape[1]) % 2 == 1
+        return torch.where(second, logp.detach(), logp), *others
+
+
+class TokenMean(BandGRPOTrainer):
+    """The average over all tokens in the place of the one that ``loss_type`` names."""
+
+    def _compute_loss(self, model, inputs):
+        configured, self.loss_type = self.loss_type, "bnpo"
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.loss_type = configured
+
+
+class Added(BandGRPOTrainer):
+    """A term that knows no advantage."""
+
+    def _get_per_token_logps_and_entropies(self, *arguments, **named):
+        outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        self.logp = outputs[0]
+        return outputs
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) + 0.01 * self.logp.mean()
+
+
+SABOTAGES = [Doubled, Flipped, DoubledOutside, Detached, TokenMean, Added]
+
+
+@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
+@pytest.mark.parametrize("method", ["FixedClip(0.2)", "BandPO()", "SAPO()"])
+@pytest.mark.parametrize("accumulation", [{}, ACCUMULATED], ids=["", "accumulated"])
+@pytest.mark.parametrize("cls", SABOTAGES, ids=lambda cls: cls.__name__)
+def test_a_changed_loss_is_stopped_at_ratio_1(cls, accumulation, method, folder, tmp_path):
+    """Before the first update."""
+    if cls is Detached and method == "SAPO()":
+        pytest.skip("its gradient joins where the log-probabilities are computed, so nothing is detached")
+    steps = []
+
+    class Observed(cls):
+        def training_step(self, *arguments, **named):
+            steps.append(self.state.global_step)
+            return super().training_step(*arguments, **named)
+
+    settings = ONCE | accumulation | {"method": method, "loss_type": "grpo"}
+    with pytest.raises(RunProblem, match="gradient differs from "):
+        train(folder, tmp_path, uneven(Observed), **settings)
+    assert steps == [0]
+    train(folder, tmp_path, uneven(cls), **settings, certify="off")
+
+
+class Copied(BandGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, dict(inputs))
+
+
+class CopiedAndTimed(BandGRPOTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return super().compute_loss(model, dict(inputs), return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, model, inputs):
+        self._metrics["train"]["mine"].append(1.0)
+        return super()._compute_loss(model, {**inputs})
+
+
+class Split(BandGRPOTrainer):
+    """Sums over tokens of two halves of a batch, which add to that of the whole."""
+
+    def _compute_loss(self, model, inputs):
+        rows = len(inputs["advantages"])
+
+        def half(start):
+            return {
+                name: x[start::2] if isinstance(x, torch.Tensor) and x.dim() and len(x) == rows else x
+                for name, x in inputs.items()
+            }
+
+        return super()._compute_loss(model, half(0)) + super()._compute_loss(model, half(1))
+
+
+class SecondPass(BandGRPOTrainer):
+    """Asks for the log-probabilities again, after the loss, for a metric of its own."""
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        length = inputs["completion_ids"].shape[1]
+        logp = self._get_per_token_logps_and_entropies(model, ids, attention, length)[0]
+        self._metrics["train"]["mine"].append(logp.mean().item())
+        return loss
+
+
+class OwnLoss(BandGRPOTrainer):
+    """TRL's loss, not called through ``super()``."""
+
+    def _compute_loss(self, model, inputs):
+        return GRPOTrainer._compute_loss(self, model, inputs)
+
+
+@pytest.mark.parametrize(
+    "method", ["FixedClip(0.02, 0.03)", "BandPO()", "SAPO()", "Method(FixedClip(0.02), Masked())"]
+)
+@pytest.mark.parametrize(
+    "cls", [Copied, CopiedAndTimed, Split, SecondPass, OwnLoss], ids=lambda cls: cls.__name__
+)
+def test_a_subclass_that_leaves_the_loss_alone_trains_as_without_it(cls, method, folder, tmp_path):
+    """To the same weights; no bound or advantage of one loss is left in the next."""
+    settings = {"method": method, "loss_type": "dapo"}
+    subclass, plain = (train(folder, tmp_path, uneven(each), **settings) for each in (cls, BandGRPOTrainer))
+    for ours, theirs in zip(subclass.model.parameters(), plain.model.parameters(), strict=True):
+        if cls is Split:
+            torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+        else:
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("error:gradient differs")
+def test_a_mixin_sees_a_copy_that_the_trainer_below_makes(folder, tmp_path, capsys):
+    class Theirs(GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return super()._compute_loss(model, dict(inputs))
+
+    class Mine(AuditMixin, Theirs):
+        pass
+
+    train(folder, tmp_path, Mine, GRPOConfig, loss_type="grpo")
+    assert "bandpo: gradient equals " in capsys.readouterr().err
+
+
+class WithoutSuper:
+    """A training step of its own, after which nothing compares."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss = self.compute_loss(model, inputs)
+        self.accelerator.backward(loss)
+        self._step += 1
+        return loss.detach()
+
+
+NOT_COMPARED = "bandpo: no gradient was compared with that of "
+
+
+@pytest.mark.parametrize(
+    ("cls", "config"), [(BandGRPOTrainer, BandGRPOConfig), (AuditedGRPOTrainer, GRPOConfig)], ids=str
+)
+def test_the_end_of_training_says_that_nothing_was_compared(cls, config, folder, tmp_path, capsys):
+    class Mine(WithoutSuper, cls):
+        pass
+
+    class Off(Mine):
+        certify = "off"
+
+    class NothingToLearn(cls):
+        def _generate_and_score_completions(self, inputs):
+            outputs = super()._generate_and_score_completions(inputs)
+            outputs["advantages"] = torch.zeros_like(outputs["advantages"])
+            return outputs
+
+    train(folder, tmp_path, Mine, config)
+    assert capsys.readouterr().err.count(NOT_COMPARED) == 1
+    train(folder, tmp_path, NothingToLearn, config)
+    assert capsys.readouterr().err.count(NOT_COMPARED) == 1
+    train(folder, tmp_path, cls, config)
+    assert NOT_COMPARED not in capsys.readouterr().err
+    off = {"certify": "off"} if config is BandGRPOConfig else {}
+    train(folder, tmp_path, Off, config, **off)
+    assert NOT_COMPARED not in capsys.readouterr().err
+
+
+def test_a_loss_at_ratio_1_is_compared_again_only_after_many_steps(folder, tmp_path, monkeypatch):
+    """And one whose ratios have left 1 at once, after which losses at ratio 1 are not compared any more."""
+    compared, certificate = [], Watched.certificate
+
+    def noted(self, trainer, method):
+        compared.append((trainer.state.global_step, bool(self.batch.log_ratio.abs().max() > 1e-6)))
+        return certificate(self, trainer, method)
+
+    monkeypatch.setattr(Watched, "certificate", noted)
+    monkeypatch.setattr("bandpo.integrations._trl_certificate.EVERY", 4)
+    train(folder, tmp_path, AuditedGRPOTrainer, GRPOConfig, **ONCE | {"max_steps": 9})
+    assert compared == [(0, False), (4, False), (8, False)]
+    compared.clear()
+    train(folder, tmp_path, method="FixedClip(1e-6)", **ONCE | {"num_iterations": 2, "max_steps": 9})
+    assert compared == [(0, False), (1, True), (5, True)]
 
 
 def patched(old, new):

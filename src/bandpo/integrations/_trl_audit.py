@@ -6,6 +6,8 @@ TRL computes the log-probabilities inside its loss, so they are caught where the
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Loss:
-    """One call of `compute_loss`."""
+    """One call of `compute_loss`, or of `_compute_loss` within it."""
 
     inputs: dict[str, Any]
+    """The object that the loss reads: what is put into it, the loss takes."""
     seen: bool = False
     """Whether TRL has asked for the log-probabilities."""
+    computed: bool = False
+    """Whether `_compute_loss` has returned: log-probabilities that are asked for after are of another term."""
 
 
 class _KeepDetail(TrainerCallback):
@@ -49,6 +54,21 @@ class _KeepDetail(TrainerCallback):
         if self.detail:
             state.log_history[-1][DETAIL] = self.detail
             self.detail = {}
+
+
+class _EndOfTraining(TrainerCallback):
+    """Calls a function at the end of a training that has made an optimiser step."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._first_step = state.global_step
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step > self._first_step:
+            self._function()
 
 
 class AuditMixin(GRPOTrainer):
@@ -111,6 +131,7 @@ class AuditMixin(GRPOTrainer):
             self._watch = Watch("trl", how=self.watched, anchor=anchor)
         self._kept = _KeepDetail()
         self.add_callback(self._kept)
+        self.add_callback(_EndOfTraining(self._say_whether_compared))
         if self.record is not None:
             self._recorder = Recorder(
                 self.record,
@@ -143,21 +164,42 @@ class AuditMixin(GRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        self._loss = loss = _Loss(dict(inputs))  # a copy: a batch comes back in the next iteration
+        # A subclass may compute a loss of its own here, without TRL's `_compute_loss`.
+        inputs = dict(inputs)  # a batch comes back in the next iteration
+        with self._observed(inputs):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        # A subclass may hand on another object than `compute_loss` got. This one is what TRL's loss reads.
+        inputs = dict(inputs)
+        with self._observed(inputs):
+            return super()._compute_loss(model, inputs)
+
+    @contextmanager
+    def _observed(self, inputs: dict[str, Any]) -> Generator[None, None, None]:
+        """Take the log-probabilities that a loss asks for to be those of ``inputs``.
+
+        Raises:
+            RuntimeError: the loss did not ask for log-probabilities.
+        """
+        outer, loss = self._loss, _Loss(inputs)
+        self._loss = loss
         try:
-            value = super().compute_loss(model, loss.inputs, return_outputs, num_items_in_batch)
+            yield
         finally:
-            self._loss = None
+            self._loss = outer
         if not loss.seen:
             raise RunProblem(
                 "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could"
                 " act; is the trainer's loss replaced by a fused one?"
             )
-        return value
+        if outer is not None:
+            outer.seen = outer.computed = True
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
-        if self._loss is not None:  # not the old policy's, which TRL computes outside of the loss
+        # The old policy's log-probabilities are computed outside of the loss.
+        if self._loss is not None and not self._loss.computed:
             if outputs[0] is None:
                 raise RunProblem(
                     "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
@@ -202,9 +244,16 @@ class AuditMixin(GRPOTrainer):
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)
         # After the backward pass, to which subclasses may have added, and before the optimiser's step.
-        if line := self._certifier.settle(self, self.loss_method()):
+        line = self._certifier.settle(self, self.loss_method())
+        if line:
             self._say(line)
         return loss
+
+    def _say_whether_compared(self) -> None:
+        """Say at the end of training if no gradient was compared with the method's."""
+        line = self._certifier.summary(self, self.loss_method())
+        if line:
+            self._say(line)
 
     def _say(self, line: str) -> None:
         self.accelerator.print(f"bandpo: {line}", file=sys.stderr)

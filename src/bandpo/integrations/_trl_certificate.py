@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import warnings
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ MOVED = 1e-6
 EVERY = 100
 """Optimiser steps from one certificate to the next, so that its cost is < 0.1 % of a run's."""
 SEARCHED = 10
-"""Losses in which a token beyond a bound is looked for: a method without bounds has none."""
+"""Losses whose ratios have left 1, in which a token beyond a bound is looked for: a method without bounds has none."""
 
 
 def warn_of_an_unknown_loss() -> None:
@@ -58,6 +59,8 @@ class Watched:
     batch: Batch
     logp: Tensor
     entropy: Tensor | None
+    moved: bool
+    """Whether a ratio has left 1, in any process."""
     gradient: Tensor | None = None
 
     def keep(self, gradient: Tensor) -> None:
@@ -122,7 +125,7 @@ BY_WINDOW = tuple(map(int, trl.__version__.split(".")[:2])) >= (1, 10)
 def _average(trainer: Any, inputs: dict[str, Any], mask: Tensor) -> Tensor:
     """What a token counts for in TRL's average, by ``loss_type``."""
     rows, accumulated = len(mask), trainer.current_gradient_accumulation_steps
-    if trainer.loss_type == "grpo":
+    if trainer.loss_type in ("grpo", "sapo"):
         return mask / mask.sum(1, keepdim=True).clamp(min=1.0) / rows / accumulated
     if trainer.loss_type == "bnpo":
         return mask / mask.sum().clamp(min=1.0) / accumulated
@@ -134,30 +137,80 @@ def _average(trainer: Any, inputs: dict[str, Any], mask: Tensor) -> Tensor:
     return mask / (tokens * accumulated / trainer.args.steps_per_generation if BY_WINDOW else tokens)
 
 
+def _comparable(trainer: Any) -> bool:
+    """Whether the gradient of a trainer's loss can be told from the outside."""
+    # DeepSpeed scales losses by a number of its own; TRL 1.8's luspo averages over padding, by its ratio's shape.
+    return not trainer.is_deepspeed_enabled and (BY_WINDOW or trainer.loss_type != "luspo")
+
+
+class Tested(IntEnum):
+    """How much of a method a comparison has tested."""
+
+    NOTHING = 0
+    RATIO_ONE = 1
+    """The sign, the average, the masks and the KL term, at ratio 1."""
+    MOVED = 2
+    """The weights of ratios that have left 1, none of them beyond a bound."""
+    BEYOND = 3
+    """A token beyond a bound."""
+
+
+def _tested_by(moved: bool, beyond: bool) -> Tested:
+    """Return how much a comparison has tested, by what the losses of all processes hold."""
+    if not moved:
+        return Tested.RATIO_ONE
+    return Tested.BEYOND if beyond else Tested.MOVED
+
+
 class Certifier:
-    """When a trainer's losses are compared: once their ratios have left 1, and rarely after."""
+    """The schedule by which a trainer's losses are compared.
+
+    The first loss is compared, and one of every `EVERY` optimiser steps after, as long as all ratios are 1. The first
+    loss whose ratios have left 1 is compared again, and from then on only such losses are: up to `SEARCHED` of them
+    until a token is beyond a bound, then one of every `EVERY` steps.
+    """
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.watched: Watched | None = None
-        self._next, self._losses, self._told = 0, 0, -1
+        self.tested = Tested.NOTHING
+        """The most that a comparison has tested so far."""
+        self._next_at_one = 0
+        """The optimiser step from which a loss at ratio 1 is compared."""
+        self._next_moved = 0
+        """The optimiser step from which a loss whose ratios have left 1 is compared."""
+        self._searched = 0
+        """Losses compared whose ratios have left 1."""
 
-    def watch(self, trainer: Any, inputs: dict[str, Any], batch: Batch, logp: Tensor, entropy: Any) -> None:
+    def watch(
+        self, trainer: Any, inputs: dict[str, Any], batch: Batch, logp: Tensor, entropy: Tensor | None
+    ) -> None:
         """Hook a loss's log-probabilities, if it is time."""
-        due = self.mode != "off" and trainer.training and trainer.state.global_step >= self._next
-        due = due and inputs.get("old_per_token_logps") is not None  # else they are the current ones
-        # DeepSpeed scales losses by a number of its own; TRL 1.8's luspo averages over padding, by its ratio's shape.
-        known = not trainer.is_deepspeed_enabled and (BY_WINDOW or trainer.loss_type != "luspo")
-        if not due or not logp.requires_grad or not known:
+        if self.mode == "off" or not trainer.training or not logp.requires_grad or not _comparable(trainer):
             return
-        moved = (batch.log_ratio.abs() > MOVED).any() & (batch.advantages != 0).any()
-        if not trainer.accelerator.reduce(moved.float(), reduction="sum"):  # every process, or none
+        step = trainer.state.global_step
+        # What holds where ratios have left 1 holds at 1.
+        one_is_due = self.tested <= Tested.RATIO_ONE and step >= self._next_at_one
+        # TRL leaves the old log-probabilities out where they are the current ones, so every ratio is 1.
+        moved_is_due = inputs.get("old_per_token_logps") is not None and step >= self._next_moved
+        if not one_is_due and not moved_is_due:
             return
-        self.watched = Watched(dict(inputs), batch, logp.detach(), entropy)
+        # Without advantages there is nothing to compare. Every process compares a loss, or none does.
+        informative = (batch.advantages != 0).any()
+        moved = informative & (batch.log_ratio.abs() > MOVED).any()
+        flags = torch.stack([informative, moved]).float()
+        processes_informative, processes_moved = trainer.accelerator.reduce(flags, reduction="sum").tolist()
+        due = moved_is_due if processes_moved else one_is_due
+        if not processes_informative or not due:
+            return
+        self.watched = Watched(dict(inputs), batch, logp.detach(), entropy, bool(processes_moved))
         logp.register_hook(self.watched.keep)
 
     def settle(self, trainer: Any, method: Method) -> str:
-        """Compare what was watched; a line to say, or nothing.
+        """Compare what was watched.
+
+        Returns:
+            A line to say; empty if the comparison tested no more than an earlier one.
 
         Raises:
             RuntimeError: the gradient is not the method's, and the mode is ``stop``.
@@ -165,16 +218,39 @@ class Certifier:
         watched, self.watched = self.watched, None
         if watched is None:
             return ""
-        found = watched.certificate(trainer, method)
-        if not found.equal:
+        certificate = watched.certificate(trainer, method)
+        if not certificate.equal:
             remedy = "; certify='warn' goes on, where a change of the loss is meant"
             if self.mode == "stop":
-                raise RunProblem(f"{found}{remedy}")
-            warnings.warn(f"{found}{remedy}", stacklevel=3)
-        self._losses += 1
-        beyond = torch.tensor(float(found.beyond), device=watched.logp.device)
-        tested = int(trainer.accelerator.reduce(beyond, reduction="sum").item() > 0)
-        new, self._told = tested > self._told, max(tested, self._told)
-        if self._told == 1 or self._losses >= SEARCHED:
-            self._next = trainer.state.global_step + EVERY
-        return str(found) if new and found.equal else ""
+                raise RunProblem(f"{certificate}{remedy}")
+            warnings.warn(f"{certificate}{remedy}", stacklevel=3)
+        beyond = torch.tensor(float(certificate.beyond), device=watched.logp.device)
+        some_beyond = trainer.accelerator.reduce(beyond, reduction="sum").item() > 0
+        tested = _tested_by(watched.moved, some_beyond)
+        is_new = tested > self.tested
+        self.tested = max(tested, self.tested)
+        self._schedule_next(trainer.state.global_step, watched.moved)
+        if not is_new or not certificate.equal:
+            return ""
+        return str(certificate) if watched.moved else f"{certificate}; every ratio is 1"
+
+    def _schedule_next(self, step: int, moved: bool) -> None:
+        """Set the step from which a loss of the kind that was compared is compared again."""
+        if not moved:
+            self._next_at_one = step + EVERY
+            return
+        self._searched += 1
+        if self.tested == Tested.BEYOND or self._searched >= SEARCHED:
+            self._next_moved = step + EVERY
+
+    def summary(self, trainer: Any, method: Method) -> str:
+        """Return a line to say at the end of a training in which nothing was compared; else empty."""
+        if self.mode == "off" or self.tested > Tested.NOTHING:
+            return ""
+        if not _comparable(trainer):
+            cause = "under DeepSpeed, and for TRL 1.8's luspo, the certificate is not available"
+        elif self.watched is not None:
+            cause = "training_step is replaced by one that does not call super().training_step()"
+        else:
+            cause = "every advantage of a counted token was 0, or the trainer's compute_loss was not called"
+        return f"no gradient was compared with that of {method!r}: {cause}"

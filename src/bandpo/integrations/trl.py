@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,8 +103,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     Warns at construction where each batch is used for a single update: the old policy is then the current one, the
     ratio is 1, and no clip of any kind does anything.
 
-    The gradient of the first loss whose ratios have left 1, and of one in a hundred steps after, is compared with the
-    method's, see `bandpo.certify`.
+    The gradient of the first loss, of the first loss whose ratios have left 1, and of one in a hundred steps after, is
+    compared with the method's, see `bandpo.certify`. Where none was compared, a line says so at the end of training.
 
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
@@ -216,14 +217,23 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
+        # Where a subclass has a loss of its own in place of TRL's, `_compute_loss` below is not called.
+        return self._steered(super().compute_loss, model, inputs, return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return self._steered(super()._compute_loss, model, inputs)
+
+    def _steered(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Return the loss that ``compute`` returns, with what `_steer` adds to it, and take its bounds back."""
         args: Any = self.args  # TRL's clip takes tensors
         stock = self.epsilon_low, self.epsilon_high, args.delta
-        self._added = None
         try:
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            loss = compute(*arguments)
+            added = self._added
         finally:
             self.epsilon_low, self.epsilon_high, args.delta = stock
-        return loss if self._added is None else self._added.to(loss)
+            self._added = None
+        return loss if added is None else added.to(loss)
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         batch = self._batch_of(inputs, logp, entropy)

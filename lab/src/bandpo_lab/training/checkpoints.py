@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Trainer
 
+from bandpo.errors import RunProblem
 from bandpo_lab.files import SEAL, UNFINISHED, digest, remove, seal, sealed
 
 
@@ -31,22 +31,25 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-class Unloadable(Exception):
-    """A whole checkpoint that cannot be loaded, by a path."""
-
-    def __init__(self, checkpoint: str):
-        super().__init__(checkpoint)
-        self.checkpoint = Path(checkpoint)
-
-
 @contextmanager
 def _loading(checkpoint: str | None) -> Generator[None, None, None]:
+    """Name the checkpoint in an error of loading it.
+
+    A checkpoint is loaded only if no byte of it has changed. What fails then is the program that loads it: another
+    version, device or number of processes. So the checkpoint is left where it is.
+
+    Raises:
+        RunProblem: the block raised.
+    """
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
-        raise Unloadable(str(checkpoint)) from error
+        message = " ".join(str(error).split())
+        raise RunProblem(
+            f"{checkpoint} is whole, but loading it raised {type(error).__name__}: {message}. Nothing was moved. "
+            "If other versions of torch, transformers or trl, or another number of processes, wrote it, resume with "
+            "those. To go on from the checkpoint before it, move this folder elsewhere"
+        ) from error
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
@@ -65,6 +68,9 @@ class WholeCheckpoints(Trainer):
 
     Put it before any Trainer: ``class Mine(WholeCheckpoints, TheirTrainer): ...``. A kill or a full disk then leaves a
     checkpoint that is not taken for one. A run that is resumed from its last step trains no further.
+
+    Raises:
+        RunProblem: a checkpoint to resume from cannot be loaded.
     """
 
     _writing = False
@@ -105,6 +111,14 @@ class WholeCheckpoints(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with _loading(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with _loading(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _loading(checkpoint):
+            super()._load_rng_state(checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # The upload runs beside the training, so it must not read a folder that is about to be renamed.

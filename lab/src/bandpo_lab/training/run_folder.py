@@ -122,9 +122,10 @@ class RunFolder:
                 remove(self.evaluation)
             self._seal()
             for checkpoint in saved_checkpoints(self.path):
-                if (fault := damage(checkpoint)) is None:
+                fault = damage(checkpoint)
+                if fault is None:
                     break
-                self.set_aside(checkpoint, fault)
+                self._set_aside(checkpoint, fault)
         newest = next(iter(saved_checkpoints(self.path)), None)
         if self._main and newest:
             _say(f"going on from step {step_of(newest)}")
@@ -132,14 +133,13 @@ class RunFolder:
             _say("no checkpoint is whole: starting again from step 0")
         return newest
 
-    def set_aside(self, checkpoint: Path, fault: object) -> None:
-        """Move a checkpoint out of the way, and say why."""
-        if self._main:
-            aside = self.path / DAMAGED / checkpoint.name
-            remove(aside)
-            aside.parent.mkdir(exist_ok=True)
-            checkpoint.replace(aside)
-            _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
+    def _set_aside(self, checkpoint: Path, fault: str) -> None:
+        """Move a damaged checkpoint out of the way, and say why."""
+        aside = self.path / DAMAGED / checkpoint.name
+        remove(aside)
+        aside.parent.mkdir(exist_ok=True)
+        checkpoint.replace(aside)
+        _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
 
     def _seal(self, *more: Path) -> None:
         """Write the manifest of what an unfinished run cannot make again, or has to compare, and of more."""

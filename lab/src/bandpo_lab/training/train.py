@@ -23,7 +23,7 @@ from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import EvaluateEvery, MetricsLog, ProgressBar
-from bandpo_lab.training.checkpoints import Unloadable, WholeCheckpoints
+from bandpo_lab.training.checkpoints import WholeCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.stale import StaleBatches
 
@@ -51,6 +51,7 @@ def run_training(arguments: Arguments) -> RunFolder:
         ValueError: settings that cannot work together, or an unusable run folder; before anything is evaluated or
             trained, and the folder is not used up.
         FileProblem: another process is at work in the folder.
+        RunProblem: the newest whole checkpoint cannot be loaded; it stays where it is.
     """
     run, training, _, _ = arguments
     rewards = reward_functions(run)
@@ -67,12 +68,8 @@ def run_training(arguments: Arguments) -> RunFolder:
         with training.main_process_first(local=False):
             folder.check(arguments)
             finished = folder.finished
-        while not finished:
-            try:
-                _run(arguments, folder, rewards)
-                finished = True
-            except Unloadable as error:
-                folder.set_aside(error.checkpoint, error.__cause__)
+        if not finished:
+            _run(arguments, folder, rewards)
     return folder
 
 
@@ -108,8 +105,6 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         folder.save_model(trainer)
         evaluate("after")
         folder.finish(arguments.training.whole_method)
-    except Unloadable:
-        raise
     except Exception:
         folder.record_error()
         raise
