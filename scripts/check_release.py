@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -88,26 +89,32 @@ def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
         if ended.returncode != 2 or "Traceback" in ended.stderr or words not in last:
             sys.exit(f"bandpo {' '.join(arguments)} should end with one line: {words}; not: {ended.stderr}")
 
-    pip(TORCH)
-    before = run(python, "-m", "pip", "freeze", **elsewhere).splitlines()
+    # The command alone: a log is diagnosed without torch and numpy.
     pip(library)
-    after = run(python, "-m", "pip", "freeze", **elsewhere).splitlines()
-    if [line for line in after if line not in before and not line.startswith("bandpo")]:
-        sys.exit(f"the core needs more than torch: {set(after) - set(before)}")
-    code = "import bandpo, torch; print(bandpo.Band().bounds(torch.tensor([0.08]).log()).upper.item())"
-    if not run(python, "-c", code, **elsewhere).startswith("2.41"):
-        sys.exit("the installed core gives other bounds")
-    refused("needs the package typer; in a clone of bandpo, pip install", "--version")
-    pip(f"{library}[cli]")
+    installed = run(python, "-m", "pip", "freeze", **elsewhere)
+    heavy = [name for name in ("torch", "numpy", "scipy", "pyarrow", "trl") if f"\n{name}==" in f"\n{installed}"]
+    if heavy:
+        sys.exit(f"bandpo alone installs {', '.join(heavy)}")
     version = run(command, "--version", **elsewhere).strip()
     if not all(f"-{version}-" in wheel.name for wheel in (library, lab)):
         sys.exit(f"bandpo --version prints {version}, the wheels are {library.name} and {lab.name}")
+    rows = [{"step": step, "reward": 0.01 * step} for step in range(1, 60)]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    if not run(command, "diagnose", folder / "trainer_state.json", **elsewhere).startswith("ok: "):
+        sys.exit("the installed command does not diagnose a log")
+    refused("needs the package torch; in a clone of bandpo, pip install", "bounds", "0.08")
+
+    # Losses need torch alone.
+    pip(TORCH)
+    code = "import bandpo, torch; print(bandpo.Band().bounds(torch.tensor([0.08]).log()).upper.item())"
+    if not run(python, "-c", code, **elsewhere).startswith("2.41"):
+        sys.exit("the installed core gives other bounds")
     run(command, "bounds", "0.08", **elsewhere)
-    refused("bandpo train comes with bandpo-lab", "train", "--max_steps", "1")
+
     pip("--no-deps", lab)  # what it requires, `make demo` installs
-    run(command, "recipes", folder / "recipes", **elsewhere)
+    run(environment / "bin/bandpo-lab", "recipes", folder / "recipes", **elsewhere)
     recipes = len(list((folder / "recipes").rglob("*.yaml")))
-    print(f"installed: torch alone, bandpo {version}, bandpo-lab with {recipes} recipe files")
+    print(f"installed: bandpo {version} without torch, with torch, and bandpo-lab with {recipes} recipe files")
 
     if not extras:
         return

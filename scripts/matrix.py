@@ -85,7 +85,7 @@ TRL_TESTS = (
 VERL_TESTS = (
     "tests/integrations/test_verl.py",
     "tests/integrations/test_verl_contract.py",
-    "tests/integrations/test_verl_identity.py",
+    "tests/integrations/test_verl_announcement.py",
     "lab/tests/test_compositions.py",
     "lab/tests/test_recipes.py",
 )

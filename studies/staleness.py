@@ -23,8 +23,8 @@ import torch
 from torch.nn import functional
 
 from bandpo import Band, BandAbove, FixedClip, Method, Sides, TotalVariation, Union, policy_loss
-from bandpo.audit.files import read_jsonl
 from bandpo.audit.metrics import Audit
+from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH, SCRATCHPAD, Product, problems, tokenizer
@@ -200,12 +200,22 @@ def push(model: Any, batch: Drawn, method: Method, dropped: float, luck: torch.G
         rare_winners = (advantages > 0) & (old.exp() < RARE)
         lost = rare_winners & (torch.rand(old.shape, generator=luck) < dropped)
         advantages = advantages.masked_fill(lost, 0.0)
+        # Each row is one sequence, whatever tokens of it were dropped.
         loss, _ = policy_loss(
-            logp, old, advantages, mask, method=method, aggregation="grpo", normalizer=len(batch.mask)
+            logp,
+            old,
+            advantages,
+            mask,
+            method=method,
+            aggregation="grpo",
+            normalizer=len(batch.mask),
+            packed=False,
         )
         loss.backward()
         found.append(
-            Audit.from_batch(logp, old, advantages, mask, method=method, counterfactuals={"clip": CLIP})
+            Audit.from_batch(
+                logp, old, advantages, mask, method=method, counterfactuals={"clip": CLIP}, packed=False
+            )
         )
     return found
 

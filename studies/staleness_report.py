@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bandpo.audit.interval import Interval
 from bandpo.errors import InvalidValue
+from bandpo_lab.interval import Interval
 from bandpo_lab.page import Page, Section
 from bandpo_lab.study.statistics import (
     Curve,

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bandpo import ClipRule, Surrogate, parse, policy_loss
-from bandpo.audit.diagnosis import diagnose
-from bandpo.audit.record import read_calls
+from bandpo.doctor.diagnosis import diagnose
 from bandpo.integrations._adapt import has_pull
 from bandpo.methods import METHODS
+from bandpo.runs.record import read_record
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Contract:
         batch = replace(batch, logp_old=batch.logp.detach().roll(1, 1))
         if self.recorded(batch, str(tmp_path)) is NotImplemented:
             return
-        found = [call.batch for call in read_calls(tmp_path)]
+        found = [call.batch for call in read_record(tmp_path)]
         given = {"logp": batch.logp, "logp_old": batch.logp_old}
         given |= {"advantages": batch.advantages[:, None].expand_as(batch.mask)}
         for name, x in given.items():

@@ -121,7 +121,7 @@ def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
 @pytest.mark.parametrize("kind", [with_log, with_record])
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_run_s_text_names_only_classes_of_bandpo(kind, text, tmp_path, monkeypatch):
-    from bandpo.audit.diagnosis import diagnose
+    from bandpo.doctor.diagnosis import diagnose
 
     folder = planted(tmp_path)
     kind(folder, text)

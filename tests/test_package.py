@@ -1,4 +1,5 @@
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -26,8 +27,23 @@ CORE = [
     if str(path.relative_to(ROOT)) not in COVERED["omit"]
 ]
 """The core, as pyproject.toml defines it for the coverage report."""
-STOREYS = ("core", "audit", "integrations", "cli")
-"""From the ground up: each may import from those before it."""
+SHARED = {"errors", "_limits", "_terminal", "_shown", "data"}
+"""Modules that any layer may import: they import nothing of bandpo's but each other."""
+ALLOWED = {
+    "shared": set(),
+    "runs": {"shared"},
+    "doctor": {"shared", "runs"},
+    "core": {"shared"},
+    "audit": {"shared", "core", "runs", "doctor"},
+    "report": {"shared", "core", "runs", "doctor", "audit"},
+    "integrations": {"shared", "core", "runs", "doctor", "audit"},
+    "cli": {"shared", "core", "runs", "doctor", "audit", "report", "integrations"},
+}
+"""For each layer, the layers below it, from which its modules may import."""
+WITHIN_FUNCTIONS = {"doctor": {"core", "audit"}}
+"""Layers that a module may import only within a function, so that it works where torch is missing."""
+WITHOUT_TORCH = ("shared", "runs", "doctor", "cli")
+"""Layers whose modules import neither torch nor numpy at their top, so that a log can be read with the standard library."""
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
 FRAMEWORKS = ["trl", "transformers", "datasets", "accelerate", "verl", "ray", "hydra"]
@@ -44,10 +60,23 @@ def module_name(path):
     return ".".join(("bandpo", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
 
 
-def storey(module):
-    """Of a module's dotted name."""
+def layer_of(module):
+    """Return the layer of a module by its dotted name."""
     part = [*module.split("."), ""][1]
-    return part if part in STOREYS else "core"
+    if part in SHARED or not part:
+        return "shared"
+    return part if part in ALLOWED else "core"
+
+
+def top_level_imports(path):
+    """Return the names of the modules that a file imports when it is imported itself."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return names
 
 
 def imported(path):
@@ -89,11 +118,51 @@ print(*sys.modules)""")[-2:]
 
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: module_name(path))
-def test_imports_go_down_the_storeys(path):
-    if path == SRC / "__init__.py" or path == SRC / "__main__.py":
-        pytest.skip("the door: it names what a user may import, and what the command is")
-    own = STOREYS.index(storey(module_name(path)))
-    assert [module for module in imported(path) if STOREYS.index(storey(module)) > own] == []
+def test_imports_go_down_the_layers(path):
+    if path in (SRC / "__init__.py", SRC / "__main__.py"):
+        pytest.skip("the package names what a user may import, and what the command is")
+    layer = layer_of(module_name(path))
+    allowed = ALLOWED[layer] | {layer} | WITHIN_FUNCTIONS.get(layer, set())
+    above = [module for module in imported(path) if layer_of(module) not in allowed]
+    assert above == [], f"a module of the layer {layer} imports from {sorted(allowed)} only"
+
+
+@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: module_name(path))
+def test_logs_are_read_without_torch_and_numpy(path):
+    if path == SRC / "__init__.py" or layer_of(module_name(path)) not in WITHOUT_TORCH:
+        pytest.skip("a module that needs torch")
+    if path.parent.name == "doctor" and path.stem in ("first_pass", "token_checks"):
+        assert not {"torch"} & {name.split(".")[0] for name in top_level_imports(path)}
+        return  # which look at records of tokens, and so need numpy
+    heavy = {"torch", "numpy", "scipy", "pyarrow"}
+    assert not heavy & {name.split(".")[0] for name in top_level_imports(path)}
+
+
+BLOCKED = """
+import sys
+for name in ("torch", "numpy", "scipy", "pyarrow", "jaxtyping"):
+    sys.modules[name] = None
+from bandpo.cli import main
+sys.argv = ["bandpo", *sys.argv[1:]]
+main()
+"""
+"""The command where these packages cannot be imported."""
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_a_log_is_read_where_torch_and_numpy_are_missing(command, tmp_path):
+    rows = [{"step": step, "reward": 0.01 * step, "entropy": 1.0} for step in range(1, 60)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    words = [sys.executable, "-c", BLOCKED, command, str(tmp_path)]
+    run = subprocess.run(words, cwd=tmp_path, env={"PYTHONPATH": str(SRC.parent)}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "ok: nothing is wrong" in run.stdout or (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_a_loss_without_torch_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import bandpo; bandpo.policy_loss"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "bandpo.policy_loss needs torch" in run.stderr
 
 
 def test_modules_import_each_other_in_no_circle():
@@ -203,4 +272,4 @@ def test_one_version():
     assert cited[1] == bandpo.__version__
     assert f"## {bandpo.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'__version__ = "{bandpo.__version__}"' in (ROOT / "lab/src/bandpo_lab/__init__.py").read_text()
-    assert f"bandpo[cli,recorder]=={bandpo.__version__}" in LAB["project"]["dependencies"]
+    assert f"bandpo[torch,records]=={bandpo.__version__}" in LAB["project"]["dependencies"]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bandpo import Recorder
 from bandpo._terminal import printable
-from bandpo.audit.words import Word, decoder, shown
+from bandpo.audit.blocked_tokens import Word, decoder, shown
 from bandpo.cli.app import app
 from bandpo.errors import InvalidValue
 

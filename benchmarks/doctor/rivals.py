@@ -23,14 +23,14 @@ from pathlib import Path
 import rlwatch
 from rlprobe.recorder import Recorder
 
-from bandpo.audit.record import read_calls
+from bandpo.runs.record import read_record
 
 
 def log_of(record: Path) -> list[dict[str, float]]:
     """Reward, its spread, groups without spread, entropy, clip rate, answers cut off, mean length. No KL: there is no
     reference."""
     rows = []
-    for step, call in enumerate(read_calls(record)):
+    for step, call in enumerate(read_record(record)):
         batch, mask = call.batch, call.batch.mask.bool()
         groups = call.reward.view(-1, 8)
         clipped = batch.log_ratio[mask].exp()

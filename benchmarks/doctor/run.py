@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from bandpo.audit.diagnosis import diagnose
+from bandpo.doctor.diagnosis import diagnose
 from faults import FAULTS, Fault, Setting, train
 
 ROOT = Path(__file__).parents[2]

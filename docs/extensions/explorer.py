@@ -5,7 +5,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-PAGE = Path(__file__).parents[2] / "src/bandpo/page"
+PAGE = Path(__file__).parents[2] / "src/bandpo/report/assets"
 SHARED = ("uPlot.js", "uPlot.css", "uPlot-LICENSE", "bounds.js", "chart.js")
 
 

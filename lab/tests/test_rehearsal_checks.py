@@ -36,7 +36,7 @@ def record(
         logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3).requires_grad_()
         mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
         advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
-        loss = policy_loss(logp, old, advantages, mask, method=method).loss
+        loss = policy_loss(logp, old, advantages, mask, method=method, packed=False).loss
         (gradient,) = torch.autograd.grad(loss, logp)
         written = {
             "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,

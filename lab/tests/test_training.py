@@ -14,10 +14,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from bandpo.audit.logs import read_log
-from bandpo.audit.record import read_calls
 from bandpo.errors import FileProblem, RunProblem
 from bandpo.integrations.trl import BandGRPOTrainer
+from bandpo.runs.logs import read_log
+from bandpo.runs.record import read_record
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
@@ -299,7 +299,7 @@ def test_a_lag_trains_on_older_batches_and_survives_a_kill(updates, tmp_path, mo
     options = [*sizes, "--lag=2", f"--save_steps={updates}", f"--max_steps={5 * updates}", "--eval_prompts=0"]
     options += [f"--record={tmp_path / 'record'}", "--learning_rate=1e-3"]
     whole = run_training(small(tmp_path / "run", *options)).path
-    looks = {call.step: call for call in read_calls(tmp_path / "record")}
+    looks = {call.step: call for call in read_record(tmp_path / "record")}
     assert min(looks) == 2 * updates
     firsts = [looks[batch * updates] for batch in (2, 3, 4)]
     assert [call.lag.max().item() for call in firsts] == [2 * updates] * 3

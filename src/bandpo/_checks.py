@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo._limits import LOGP_SLACK
 from bandpo.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
-
-# log_softmax over bf16 logits of size 10 can end above 0 by about this much; a larger value is no rounding.
-LOGP_SLACK = 0.05
 
 
 def is_a(value: object, kind: type) -> bool:

@@ -10,10 +10,10 @@ import torch
 import bandpo
 from bandpo import GSPO, Audit, Band, FixedClip, Method, Recorder
 from bandpo.audit import recorder as recorder_module
-from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import META, record_schema
 from bandpo.audit.replay import RUN, replay_record
-from bandpo.audit.settings import Setup
+from bandpo.runs.record import read_record
+from bandpo.runs.setup import Setup
 from pages import ROOT
 
 pa = pytest.importorskip("pyarrow")
@@ -45,7 +45,7 @@ def test_what_is_added_is_read_back(tmp_path):
     with Recorder(tmp_path, method="GSPO()", framework="verl 0.9.1") as recorder:
         given |= {"logp_rollout": rollout, "entropy": entropy, "version": torch.tensor([9, 8, 7, 9])}
         recorder.add(**given, step=9)
-    (call,) = read_calls(tmp_path)
+    (call,) = read_record(tmp_path)
     mask = given["mask"].bool()
     assert torch.equal(call.batch.mask.sum(1), mask.sum(1).float())
     found, where = call.batch, call.batch.mask.bool()
@@ -87,7 +87,7 @@ def test_advantages_and_versions_of_tokens(tmp_path):
     with Recorder(tmp_path) as recorder:
         recorder.add(**per_token, step=3, version=versions)
         recorder.add(**constant)
-    first, second = read_calls(tmp_path)
+    first, second = read_record(tmp_path)
     mask = given["mask"].bool()
     assert torch.equal(first.batch.advantages[first.batch.mask.bool()], per_token["advantages"][mask])
     assert torch.equal(first.lag[first.batch.mask.bool()], 3 - versions[mask])
@@ -131,11 +131,11 @@ def test_half_precision_moves_no_rate_by_much(tmp_path):
 def test_every(tmp_path):
     state = torch.get_rng_state()
     record(tmp_path / "every", range(10), every=4)
-    assert [call.step for call in read_calls(tmp_path / "every")] == [0, 4, 8]
+    assert [call.step for call in read_record(tmp_path / "every")] == [0, 4, 8]
     with Recorder(tmp_path / "calls", every=2) as recorder:
         for number in range(3):
             recorder.add(**batch(number))
-    assert len(list(read_calls(tmp_path / "calls"))) == 2
+    assert len(list(read_record(tmp_path / "calls"))) == 2
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -146,8 +146,8 @@ def test_processes_and_resumption(tmp_path):
     record(tmp_path, [2, 3, 4], process=0)
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["tokens-00000-0000.arrow", "tokens-00000-0001.arrow", "tokens-00001-0000.arrow"]
-    assert [call.step for call in read_calls(tmp_path)] == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert [call.step for call in read_calls(tmp_path / names[0])] == [0, 1, 2, 3]
+    assert [call.step for call in read_record(tmp_path)] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert [call.step for call in read_record(tmp_path / names[0])] == [0, 1, 2, 3]
 
 
 def test_a_folder_whose_files_tell_different_methods(tmp_path):
@@ -178,11 +178,11 @@ def by_hand(folder, number, **columns):
 
 
 def test_a_file_by_another_writer_is_read_in_either_format(tmp_path):
-    (call,) = read_calls(by_hand(tmp_path, 1))
+    (call,) = read_record(by_hand(tmp_path, 1))
     assert call.batch.logp.tolist() == [[-1.0, -1.5]]
     assert (call.token, call.reward, call.generation, call.step) == (None,) * 4
     added = {"reward": pa.array([0.25], pa.float32()), "token": pa.array([[7, 9]], pa.list_(pa.int32()))}
-    (call,) = read_calls(by_hand(tmp_path, 2, **added, mine=pa.array(["not known"])))
+    (call,) = read_record(by_hand(tmp_path, 2, **added, mine=pa.array(["not known"])))
     assert (call.token.tolist(), call.reward.tolist(), call.group) == ([[7, 9]], [0.25], None)
 
 
@@ -194,7 +194,7 @@ def test_what_format_2_adds_is_read_back(tmp_path):
         recorder.add(**given, **added, tokens=tokens, generation=3, update=1)
         with pytest.raises(ValueError, match=r"reward has shape \(3,\); there are 4 sequences"):
             recorder.add(**given, reward=[1.0, 2.0, 3.0])
-    (call,) = read_calls(tmp_path)
+    (call,) = read_record(tmp_path)
     mask, where = given["mask"].bool(), call.batch.mask.bool()
     assert call.token[where].tolist() == tokens[mask].tolist()
     assert call.position[where].tolist() == (tokens % 16)[mask].tolist()
@@ -218,7 +218,7 @@ def test_a_radius_by_entropy_is_resolved(tmp_path):
     with Recorder(tmp_path, clip="Band(KL(), ByEntropy(0.01, 0.1))") as recorder:
         recorder.add(**given, entropy=entropy)
         recorder.add(**given, method=Method(FixedClip(0.1)))  # the method of this call alone
-    call, other = read_calls(tmp_path)
+    call, other = read_record(tmp_path)
     assert torch.isfinite(call.method.tokens(call.judged).bounds.log_upper).all()
     assert other.method.clip == FixedClip(0.1)
 
@@ -227,7 +227,7 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
     recorder = Recorder(tmp_path)
     for step in range(5):
         recorder.add(**batch(step), step=step)
-        assert [call.step for call in read_calls(tmp_path)] == list(range(step + 1))
+        assert [call.step for call in read_record(tmp_path)] == list(range(step + 1))
     path = recorder.path
     whole = path.read_bytes()
     sizes = {}
@@ -235,14 +235,14 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
         path.write_bytes(whole[:size])
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            steps = [call.step for call in read_calls(tmp_path)]
+            steps = [call.step for call in read_record(tmp_path)]
         assert steps == list(range(len(steps)))
         sizes[size] = len(steps)
         assert len(said) <= 1
         assert all("is cut off and is left out" in str(s.message) for s in said)
     assert sorted(set(sizes.values())) == [0, 1, 2, 3, 4, 5]
     path.write_bytes(b"")  # killed before its first word
-    assert list(read_calls(tmp_path)) == []
+    assert list(read_record(tmp_path)) == []
     with pytest.raises(ValueError, match="holds no tokens of a loss: nothing was added"):
         replay_record(tmp_path)
 
@@ -279,7 +279,7 @@ def test_another_kind_of_stream_is_refused(change, meta, message, tmp_path):
     path = record(tmp_path)
     rewritten(path, change, meta)
     with pytest.raises(ValueError, match=rf"tokens-00000-0000.arrow .*{message}"):
-        list(read_calls(tmp_path))
+        list(read_record(tmp_path))
 
 
 def test_a_record_cannot_have_a_module_imported(tmp_path, monkeypatch):
@@ -301,19 +301,19 @@ def test_foreign_and_damaged_files_are_named(tmp_path):
     other = tmp_path / "other.arrow"
     other.write_bytes(b"PAR1 and what follows")
     with pytest.raises(ValueError, match=r"other.arrow is no record of .*: it is no Arrow stream"):
-        list(read_calls(other))
+        list(read_record(other))
     path = record(tmp_path / "run", range(5))
     whole = bytearray(path.read_bytes())
     second = bytes(whole).index(b"\xff\xff\xff\xff", len(whole) // 2)
     whole[second : second + 16] = b"\x01" * 16
     path.write_bytes(whole)
     with pytest.raises(ValueError, match=r"0000.arrow is damaged after call \d, at byte \d+ of \d+"):
-        list(read_calls(tmp_path / "run"))
+        list(read_record(tmp_path / "run"))
     with pytest.raises(ValueError, match="holds no record; give the folder that bandpo"):
-        list(read_calls(tmp_path))
+        list(read_record(tmp_path))
     (tmp_path / "run" / "tokens-00001-0000.arrow").write_bytes(b"\xff\xff\xff\xff\x10")
     with pytest.raises(ValueError, match="ends or breaks before its first tokens"):
-        list(read_calls(tmp_path / "run" / "tokens-00001-0000.arrow"))
+        list(read_record(tmp_path / "run" / "tokens-00001-0000.arrow"))
 
 
 def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
@@ -326,7 +326,7 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
         recorder.add(**spoilt)  # training goes on
     place = r"2 sequences .* left out; .*0000.arrow, call 2, row 2: logp is nan at counted token 3"
     with pytest.warns(UserWarning, match=place):
-        _, second = read_calls(tmp_path)
+        _, second = read_record(tmp_path)
     assert second.batch.mask.sum(1).tolist() == [16, 0, 16, 0]
     with pytest.warns(UserWarning, match="2 sequences"):
         seen = replay_record(tmp_path)
@@ -349,7 +349,7 @@ def test_other_values_that_cannot_be_right_are_named(name, value, message, tmp_p
     with Recorder(tmp_path) as recorder:
         recorder.add(**batch(0) | {name: torch.full((4, 16), value)})
     with pytest.warns(UserWarning, match=f"row 1: {message}"):
-        list(read_calls(tmp_path))
+        list(read_record(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_shapes_that_cannot_be_are_refused(wrong, message, tmp_path):
         with pytest.raises(ValueError, match=message):
             recorder.add(**batch(0) | wrong)
         recorder.add(**batch(1))
-    assert len(list(read_calls(tmp_path))) == 1
+    assert len(list(read_record(tmp_path))) == 1
     with pytest.raises(ValueError, match="is closed; make a new Recorder for more"):
         recorder.add(**batch(0))
 

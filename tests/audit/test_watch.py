@@ -4,7 +4,7 @@ import warnings
 import pytest
 import torch
 
-from bandpo.audit.watch import EVERY, BandWarning, Watch
+from bandpo.audit.online import EVERY, BandWarning, Watch
 
 
 def batch(generation, temperature=1.0, shift=0):

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from bandpo.audit.diagnosis import diagnose
+from bandpo.doctor.diagnosis import diagnose
 from pages import ROOT, blocks, check_python, python_blocks
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from bandpo import FixedClip, Method
-from bandpo.audit.configs import trained_with
-from bandpo.audit.settings import SETTINGS, Setup
 from bandpo.objectives import DualClip
+from bandpo.runs.configs import trained_with
+from bandpo.runs.setup import SETTINGS, Setup
 
 
 def test_trl_s_settings_are_called_so():

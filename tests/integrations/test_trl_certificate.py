@@ -11,13 +11,13 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 import byte_model
-from bandpo.audit.logs import named_rows
 from bandpo.errors import RunProblem
 from bandpo.integrations._trl_certificate import BY_WINDOW, Watched
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
+from bandpo.runs.logs import named_rows
 from bandpo_lab.tasks import multiplication
 
-pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
 OTHERS = {"per_device_train_batch_size": 4, "learning_rate": 4e-3, "seed": 3, "max_steps": 4}
 
 

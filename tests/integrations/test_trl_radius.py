@@ -7,9 +7,9 @@ import torch
 from test_trl import make
 
 from bandpo import KL, Band, ClipRule, parse
-from bandpo.audit.logs import named_rows
 from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
 from bandpo.radius import HoldClipRate
+from bandpo.runs.logs import named_rows
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -129,7 +129,7 @@ def test_entropies_without_an_old_policy(tmp_path):
         ("HoldEntropy(0.5, 0.05, 0.5)", ("audit/entropy",), (0,)),
     ],
 )
-@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
 @pytest.mark.slow
 def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, otherwise_audited, tmp_path):
     rule, three_batches = f"Band(KL(), {hold})", {"max_steps": 12, "logging_steps": 4}
@@ -149,7 +149,7 @@ def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, o
 
 
 @pytest.mark.parametrize("restore", [False, True])
-@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
 @pytest.mark.slow
 def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     settings = {

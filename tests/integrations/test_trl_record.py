@@ -7,13 +7,13 @@ import torch
 from test_trl import LOG, SETTINGS, half, make
 from trl import GRPOConfig
 
-from bandpo.audit.record import read_calls
 from bandpo.audit.replay import RUN, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
+from bandpo.runs.record import read_record
 from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_stock_trainer_writes_one_too_and_resuming_appends(tmp_path):
         warnings.simplefilter("ignore")
         again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     assert len(list((tmp_path / "tokens").iterdir())) == 2
-    steps = [call.step for call in read_calls(tmp_path / "tokens")]
+    steps = [call.step for call in read_record(tmp_path / "tokens")]
     assert steps == sorted(steps)
     assert {step: steps.count(step) for step in steps} == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
 
@@ -66,7 +66,7 @@ def test_the_engine_s_log_probabilities_are_recorded(tmp_path):
     settings = LOG | {"anchor": "rollout", "record": str(tmp_path / "tokens")}
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, **settings)
     trainer.train()
-    for call in read_calls(tmp_path / "tokens"):
+    for call in read_record(tmp_path / "tokens"):
         rollout = call.batch.logp_anchor[call.batch.mask.bool()]
         torch.testing.assert_close(rollout.exp(), torch.full_like(rollout, 0.5))
         assert call.anchor == "rollout"

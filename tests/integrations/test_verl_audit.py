@@ -21,14 +21,14 @@ from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.utils.tracking import Tracking
 from verl.workers.config import PolicyLossConfig
 
-from bandpo.audit.configs import verl_method
-from bandpo.audit.logs import read_log, summarize
 from bandpo.audit.metrics import LOGGED, Audit, logged
-from bandpo.audit.watch import BandWarning
+from bandpo.audit.online import BandWarning
 from bandpo.batch import Batch
 from bandpo.cli.app import app
 from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
+from bandpo.runs.configs import verl_method
+from bandpo.runs.logs import read_log, summarize
 from bandpo.text import as_method
 from integrations.test_verl import SAME, actor_config, batch, batch_for, evaluate, ranges
 
@@ -253,11 +253,11 @@ def advantages_known(shift=0.0):
 
 def test_the_driver_records_each_batch_with_the_engine_s_log_probabilities(tmp_path):
     pytest.importorskip("pyarrow")
-    from bandpo.audit.record import read_calls
+    from bandpo.runs.record import read_record
 
     data = advantages_known(0.001)
     driven(data, record=str(tmp_path))
-    first, second = read_calls(tmp_path)
+    first, second = read_record(tmp_path)
     counted = first.batch.mask.bool()
     assert ([first.step, second.step], first.known, first.update) == ([1, 2], False, 0)
     torch.testing.assert_close(

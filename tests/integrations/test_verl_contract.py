@@ -8,7 +8,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 from verl.utils import config as verls_settings
 from verl.workers.config import PolicyLossConfig
 
-from bandpo.audit.watch import BandWarning
+from bandpo.audit.online import BandWarning
 from bandpo.integrations import verl
 from bandpo.integrations._verl_contract import Certifier
 from bandpo.integrations.verl import BandPolicyLossConfig

@@ -14,7 +14,6 @@ import torch
 from tqdm import tqdm
 
 from bandpo._shown import as_html
-from bandpo.audit.interval import Interval
 from bandpo.errors import InvalidValue
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
@@ -23,6 +22,7 @@ from bandpo.radius import TrainingState
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule, Unclipped
 from bandpo.text import as_method
+from bandpo_lab.interval import Interval
 from bandpo_lab.page import Picture
 from bandpo_lab.study.statistics import Curve, difference, student
 from bandpo_lab.study.tabular import RATES, Outcome, World, rare_arm, simulate
@@ -124,7 +124,7 @@ def _check_alone(name: str, method: Method) -> None:
 
     def loss(*tokens: torch.Tensor) -> torch.Tensor:
         state = TrainingState(progress=0.5)
-        return policy_loss(*tokens, method=method, state=state, aggregation="sum").loss
+        return policy_loss(*tokens, method=method, state=state, aggregation="sum", packed=False).loss
 
     tokens = logp, logp_old, advantages
     alone = [loss(*(x[k].view(1, 1) for x in map(torch.flatten, tokens))) for k in range(logp.numel())]

@@ -156,10 +156,10 @@ def test_what_is_read_from_a_run():
     assert entropy_when_learned({"reward": [0.1] * 3, "entropy": [1, 2, 3]}) == 3
 
 
-def test_the_report_is_written_beside_its_runs(tmp_path):
+def test_the_report_is_written_where_it_is_asked_for(tmp_path):
     lines = [json.dumps({**run._asdict(), **row}) for run, row in made(CELLS[0], range(20, 24)).items()]
     (tmp_path / "runs.jsonl").write_text("\n".join(lines) + "\n")
-    staleness_report.main([str(tmp_path / "runs.jsonl")])
+    staleness_report.main([str(tmp_path / "runs.jsonl"), str(tmp_path / "report.md")])
     assert "| BandAbove | 0.650 | +0.400 [+0.400, +0.400] |" in (tmp_path / "report.md").read_text()
 
 

@@ -20,6 +20,7 @@ from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import DCPO, Band, ClipRule, FixedClip, bands
+from bandpo.runs.metric_names import BINS, RARE
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EDGES = (1e-4, 1e-3, 1e-2, 1e-1)
-BINS = ("below_1e-4", "1e-4_to_1e-3", "1e-3_to_0.01", "0.01_to_0.1", "above_0.1")
-"""The bins of old probability between `EDGES`, as metrics name them."""
-RARE = {"below_0.01": 3, "below_0.1": 4}
-"""How many of the bins count as rare, in the metrics of that name."""
+"""The old probabilities between the bins of `bandpo.runs.metric_names.BINS`."""
 LOGGED = (
     "tokens",
     "on_policy",

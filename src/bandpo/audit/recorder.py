@@ -7,11 +7,9 @@ was being written. docs/record-format.md describes the files.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
-import re
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,60 +21,15 @@ import torch
 import bandpo
 from bandpo import _checks
 from bandpo.batch import full_mask
-from bandpo.errors import InvalidValue, MissingPackage
+from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
+from bandpo.runs.record_format import FORMAT, META, import_pyarrow, record_schema
 from bandpo.text import as_method, as_text
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
-
-FORMAT = 2
-"""What is written. Columns are only ever added; docs/record-format.md has them."""
-META = b"bandpo"
-"""Where a file's schema, and a batch that differs from it, keep what they say of themselves, as JSON."""
-FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")
-"""Process and opening."""
-
-
-def pyarrow() -> Any:
-    """The library that reads and writes records.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        importlib.import_module("pyarrow.ipc")
-        return importlib.import_module("pyarrow")
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            "records of tokens need pyarrow: in a clone of bandpo, pip install '.[recorder]'"
-        ) from error
-
-
-def record_schema(dtype: str) -> Any:
-    """The columns of a record; a row is a sequence, and its lists hold one value per counted token."""
-    pa = pyarrow()
-    each = pa.list_(getattr(pa, dtype)())
-    return pa.schema(
-        {
-            "step": pa.int64(),
-            "version": pa.list_(pa.int64()),
-            "advantages": pa.list_(pa.float32()),
-            "logp_old": each,
-            "log_ratio": each,
-            "log_weight": each,
-            "entropy": pa.list_(pa.float16()),
-            "token": pa.list_(pa.int32()),
-            "position": pa.list_(pa.int32()),
-            "generation": pa.int64(),
-            "update": pa.int64(),
-            "group": pa.int64(),
-            "reward": pa.float32(),
-            "truncated": pa.bool_(),
-        }
-    )
 
 
 class Recorder:
@@ -123,7 +76,7 @@ class Recorder:
         framework: str = "",
         sampling: Mapping[str, float] | None = None,
     ):
-        pa = pyarrow()
+        pa = import_pyarrow()
         if every < 1:
             raise InvalidValue(f"every must be at least 1 (each step), got {every!r}")
         if dtype not in ("float32", "float16"):
@@ -267,13 +220,6 @@ class Recorder:
         self.close()
 
 
-def record_files(path: Path) -> Sequence[Path]:
-    """The files of a record: itself, or those in the folder. What is, and holds, no record has none."""
-    if path.is_dir():
-        return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
-    return [path] if path.suffix == ".arrow" else []
-
-
 def _rank() -> int:
     """Of this process among those that train together."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -323,7 +269,7 @@ def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tupl
 
 def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
     """One Arrow record batch; of a column of lists the values are ``x[where]``, row by row."""
-    pa = pyarrow()
+    pa = import_pyarrow()
 
     def array(field: Any) -> Any:
         column = columns.get(field.name)

@@ -4,28 +4,111 @@ from __future__ import annotations
 
 import functools
 import operator
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bandpo.audit.logs import Row, named_rows
+import torch
+
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
-from bandpo.audit.record import read_calls
-from bandpo.audit.settings import Setup
-from bandpo.audit.words import RUN
+from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
+from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule, FixedClip
-from bandpo.text import as_method, parse
+from bandpo.runs import LossBatch, Run, Setup, open_run
+from bandpo.runs.logs import Row, named_rows
+from bandpo.runs.setup import framework_of
+from bandpo.text import as_method, as_text, parse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RUN = "the run"
+"""The name of the run's own method beside the others."""
+
+UNKNOWN_METHOD = "FixedClip(0.2)"
+"""The method under which tokens are audited where the run's own is not known and no other is tried."""
+
+
+def method_of(setup: Setup, method: Method | None = None, *, location: object = "the run") -> Method | None:
+    """Return the method that a run's files name; if they name none, or one that cannot be read, ``method``.
+
+    The text is a stranger's, so it may only name classes of bandpo. A warning says what cannot be read, unless a method
+    is given.
+
+    Args:
+        setup: What the run was trained with, as its files say.
+        method: The method that the user names.
+        location: Where the text stands, for the warning.
+    """
+    if setup.method is None:
+        return method
+    try:
+        named = parse(setup.method, imports=False)
+    except (AttributeError, TypeError, ValueError) as error:
+        if method is None:
+            warnings.warn(
+                f"{location}: the method that the run was trained with is not known: {error}; if you trust it, name "
+                "it yourself by --run-method (method=)",
+                stacklevel=2,
+            )
+        return method
+    # A rule alone leaves the level to the trainer's own setting.
+    return replace(named, level=setup.level) if named.only_rule and setup.level else named
+
+
+def as_batch(loss_batch: LossBatch) -> Batch:
+    """Return a recorded loss as the tensors that methods see, with what the run's bounds surround as the anchor.
+
+    Raises:
+        ValueError: if the bounds surround the engine's log-probabilities, which the record does not have.
+    """
+
+    def tensor(array: Any) -> Tensor | None:
+        return None if array is None else torch.from_numpy(array)
+
+    mask = torch.from_numpy(loss_batch.mask).float()
+    entropy = tensor(loss_batch.entropy)
+    return Batch(
+        log_ratio=torch.from_numpy(loss_batch.log_ratio),
+        logp_old=torch.from_numpy(loss_batch.logp_old),
+        advantages=torch.from_numpy(loss_batch.advantages),
+        mask=mask,
+        logp_anchor=tensor(loss_batch.logp_anchor),
+        entropy=entropy,
+        state=TrainingState(entropy=entropy, age=tensor(loss_batch.lag), mask=mask),
+    )
+
+
+class RecordedMethod:
+    """The run's method in each loss of a record, which may change from loss to loss; each text is read once.
+
+    Args:
+        method: The method that the user names, where the record names none that can be read.
+    """
+
+    def __init__(self, method: Method | None = None):
+        self._given = method
+        self._known: dict[str | None, Method | None] = {}
+
+    def of(self, batch: LossBatch) -> Method | None:
+        """Return the method of a loss; None if it is not known."""
+        if batch.method not in self._known:
+            setup = Setup(method=batch.method)
+            self._known[batch.method] = method_of(setup, self._given, location=Path(batch.location).parent)
+        return self._known[batch.method]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What was seen of a record."""
+    """The audits of a record."""
 
     by_step: Mapping[str, Mapping[int, Audit]]
-    """For each method, the run's own first where the record tells it, the audit of each step."""
+    """For each method, the run's own first where it is known, the audit of each step."""
     anchor: str
     """Whose log-probabilities the bounds surrounded."""
     setup: Setup
@@ -43,65 +126,106 @@ class Replay:
 
     @property
     def rows(self) -> list[Row]:
-        """One row for each step, as `bandpo.audit.logs.read_log` gives them of the run's log."""
-        found: dict[int, dict[str, float]] = {step: {"step": step} for step in self.by_step[self.judged]}
+        """One row for each step, as the run's log has it."""
+        rows: dict[int, dict[str, float]] = {step: {"step": step} for step in self.by_step[self.judged]}
         for name, steps in self.by_step.items():
             prefix = "audit/" if name == self.judged else f"audit/if/{name}/"
-            for step in found.keys() & steps.keys():  # some files may not tell the run's method
-                found[step] |= {f"{prefix}{key}": x for key, x in steps[step].metrics().items()}
-        return named_rows(found.values())
+            # Some files may not name the run's method.
+            for step in rows.keys() & steps.keys():
+                rows[step] |= {f"{prefix}{key}": value for key, value in steps[step].metrics().items()}
+        return named_rows(rows.values())
+
+
+class ReplayCollector:
+    """Audits loss batches under the run's own method, where it is known, and under others.
+
+    Args:
+        methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
+            level, a method as it is.
+        method: The run's own, where the record does not name it.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+        method: Method | None = None,
+    ):
+        self._tried = {name: as_method(other) for name, other in methods.items()}
+        self._recorded_method = RecordedMethod(method)
+        self._audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
+        self._number = 0
+        self._anchor = "trainer"
+        self._setup: Setup | None = None
+
+    def add(self, batch: LossBatch) -> None:
+        """Audit one loss batch. A batch without the log-probabilities of the policy in training is left out."""
+        step = self._number if batch.step is None else batch.step
+        self._number += 1
+        if not batch.has_logp:
+            return
+        method = self._recorded_method.of(batch)
+        self._anchor = batch.anchor
+        if self._setup is None:
+            text = None if method is None else as_text(method)
+            self._setup = Setup(framework_of(batch.framework), text)
+
+        level = "token" if method is None else method.level
+        methods = {} if method is None else {RUN: method}
+        methods |= {name: tried_at(level, other) for name, other in self._tried.items()}
+        if not methods:
+            methods = {UNKNOWN_METHOD: Method(FixedClip(0.2))}
+        tensors = as_batch(batch)
+        for name, other in methods.items():
+            audit = Audit.of(tensors, other, other.tokens(tensors), {})
+            steps = self._audits[name]
+            steps[step] = steps[step] + audit if step in steps else audit
+
+    def result(self) -> Replay | None:
+        """Return the audits; None if no loss was added."""
+        return None if self._setup is None else Replay(self._audits, self._anchor, self._setup)
 
 
 def replay_record(
-    path: str | Path,
+    run: str | Path | Run,
     methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     *,
     method: Method | ClipRule | str | None = None,
 ) -> Replay:
-    """Audit the tokens of a record under the run's own method, if it is told, and under others.
+    """Audit the tokens of a record under the run's own method, if it is known, and under others.
 
     The run's own figures are those of `bandpo.Audit` during the run.
 
     Args:
-        path: The folder that `bandpo.Recorder` wrote, or one file of it.
+        run: The folder that `bandpo.Recorder` wrote, one file of it, or an open run.
         methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
             level, a method as it is.
-        method: The run's own, where the record does not tell it. Nothing that a record names is imported.
+        method: The run's own, where the record does not name it. Nothing that a record names is imported.
 
     Raises:
-        ValueError: the record cannot be read, is empty, or has no log-probabilities to anchor at; a text cannot be
+        ValueError: if the record cannot be read, is empty, or has no log-probabilities to anchor at; a text cannot be
             read, or a radius depends on what a record does not hold.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
-    >>> with Recorder(folder, clip="FixedClip(0.2)") as recorder:
+    >>> with Recorder(folder, method="FixedClip(0.2)") as recorder:
     ...     recorder.add(logp=torch.tensor([[0.16, 0.55]]).log(), logp_old=logp_old, advantages=torch.ones(1), step=1)
-    >>> seen = replay_record(folder, {"Band": "Band()"})
-    >>> [(name, audit.metrics()["clip_high"]) for name, audit in seen.audits.items()]
+    >>> replay = replay_record(folder, {"Band": "Band()"})
+    >>> [(name, audit.metrics()["clip_high"]) for name, audit in replay.audits.items()]
     [('the run', 0.5), ('Band', 0.0)]
     """
-    given = None if method is None else as_method(method)
-    tried = {name: parse(m) if isinstance(m, str) else m for name, m in methods.items()}
-    audits: defaultdict[str, dict[int, Audit]] = defaultdict(dict)
-    surrounds, setup = "trainer", None
-    for number, call in enumerate(read_calls(path, given)):
-        if not call.known:
-            continue
-        own, setup, surrounds = call.method, setup or Setup.of_record(call), call.anchor
-        batch = call.judged
-        each = {} if own is None else {RUN: own}
-        level = "token" if own is None else own.level
-        each |= {name: tried_at(level, other) for name, other in tried.items()}
-        each = each or {"FixedClip(0.2)": Method(FixedClip())}
-        for name, judge in each.items():
-            tokens = judge.tokens(batch)
-            seen = Audit.of(batch, judge, tokens, {})
-            steps, step = audits[name], number if call.step is None else call.step
-            steps[step] = steps[step] + seen if step in steps else seen
-    if setup is None:
-        raise InvalidValue(
-            f"{path} holds no tokens of a loss: nothing was added before it was closed or killed, or batches before "
-            "their first loss alone"
-        )
-    return Replay(audits, surrounds, setup)
+    run = run if isinstance(run, Run) else open_run(run)
+    collector = ReplayCollector(methods, None if method is None else as_method(method))
+    run.scan([collector])
+    replay = collector.result()
+    if replay is None:
+        raise no_losses(run.path)
+    return replay
+
+
+def no_losses(path: Path) -> InvalidValue:
+    """Return the error of a record that holds no loss."""
+    return InvalidValue(
+        f"{path} holds no tokens of a loss: nothing was added before it was closed or killed, or batches before "
+        "their first loss alone"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
@@ -17,8 +18,8 @@ BAD_INPUT, INTERRUPTED = 2, 130
 """Exit statuses, beside 1 for what failed otherwise."""
 
 OPTIONAL = {
-    **dict.fromkeys(("typer", "rich", "click"), "'.[cli]'"),
-    "pyarrow": "'.[recorder]'",
+    "torch": "'.[torch]'",
+    **dict.fromkeys(("pyarrow", "numpy"), "'.[records]'"),
     **dict.fromkeys(("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'.[trl]'"),
     **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
@@ -54,8 +55,13 @@ def main() -> None:
         )
 
 
-def read_method(text: str) -> Method:
-    """Return the method or rule that an option names, from the current folder if need be."""
+def read_method(text: str) -> Method | str:
+    """Return the method or rule that an option names, from the current folder if need be.
+
+    Without torch, which methods are made of, its text is returned, and is only shown.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return text
     from bandpo.text import as_method, importable_current_folder
 
     with importable_current_folder():

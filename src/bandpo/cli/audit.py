@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bandpo.cli import read_method
 from bandpo.errors import InvalidValue
 
+if TYPE_CHECKING:
+    from bandpo.audit.replay import Replay
+    from bandpo.runs import Run
+
 
 def audit_command(
-    runs: Annotated[
+    paths: Annotated[
         list[Path],
         typer.Argument(
             help="Run folders, trainer_state.json files, or the .jsonl of verl's file logger. Several are compared. "
@@ -43,36 +48,50 @@ def audit_command(
     from rich.console import Console
 
     from bandpo._terminal import printable
-    from bandpo.audit.configs import setup_of
-    from bandpo.audit.logs import read_log, summarize
-    from bandpo.audit.metrics import COUNTERFACTUALS
-    from bandpo.audit.recorder import record_files
-    from bandpo.audit.replay import replay_record
-    from bandpo.audit.tables import clip_table, methods_table
+    from bandpo.audit.console import clip_table, methods_table
+    from bandpo.runs import open_run
+    from bandpo.runs.summary import summarize
 
-    records = [path for path in runs if record_files(path)]
-    logs = {str(path): read_log(path) for path in runs if path not in records}
+    opened = [open_run(path, method=run_method) for path in paths]
+    records = [run for run in opened if run.is_record]
+    logs = [run for run in opened if not run.is_record]
     if logs and method:
         raise InvalidValue(
-            f"{next(iter(logs))} is a log, whose tokens are gone; --method is for records of bandpo.Recorder"
+            f"{logs[0].path} is a log, whose tokens are gone; --method is for records of bandpo.Recorder"
         )
-    tried = {text: read_method(text) for text in method or ()} or COUNTERFACTUALS
-    run_rule = read_method(run_method) if run_method else None
-    replays = {path: replay_record(path, tried, method=run_rule) for path in records}
-    summaries = {label: summarize(rows) for label, rows in logs.items()}
+    replays = _replays(records, method or (), run_method)
+    summaries = {str(run.path): summarize(run.rows) for run in logs}
     if as_json:
-        tokens = {str(path): {m: a.metrics() for m, a in r.audits.items()} for path, r in replays.items()}
-        print(json.dumps(tokens | {label: summary.metrics for label, summary in summaries.items()}, indent=1))
+        metrics = {}
+        for path, replay in replays.items():
+            metrics[path] = {name: audit.metrics() for name, audit in replay.audits.items()}
+        for path, summary in summaries.items():
+            metrics[path] = summary.metrics
+        print(json.dumps(metrics, indent=1))
         return
+
     console = Console()
-    for path, seen in replays.items():
-        tokens = seen.audits[seen.judged].metrics()["tokens"]
-        title = f"{path}, {len(seen.rows)} steps, {tokens:,.0f} tokens"
+    for path, replay in replays.items():
+        tokens = replay.audits[replay.judged].metrics()["tokens"]
+        title = f"{path}, {len(replay.rows)} steps, {tokens:,.0f} tokens"
         console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
-        console.print(methods_table(seen))
-    for label, summary in summaries.items():
-        told = f", {setup}" if str(setup := setup_of(Path(label), logs[label])) else ""
-        title = printable(f"{label}, {summary.steps} steps{told}")
-        console.print(title, highlight=False, markup=False, soft_wrap=True)
+        console.print(methods_table(replay))
+    for run in logs:
+        setup = str(run.setup)
+        title = f"{run.path}, {summaries[str(run.path)].steps} steps"
+        title = f"{title}, {setup}" if setup else title
+        console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
     if summaries:
         console.print(clip_table(summaries))
+
+
+def _replays(records: Sequence[Run], methods: Sequence[str], run_method: str | None) -> dict[str, Replay]:
+    """Audit the tokens of each record, by its path."""
+    if not records:
+        return {}
+    from bandpo.audit.metrics import COUNTERFACTUALS
+    from bandpo.audit.replay import replay_record
+
+    tried = {text: read_method(text) for text in methods} or COUNTERFACTUALS
+    rule = read_method(run_method) if run_method else None
+    return {str(run.path): replay_record(run, tried, method=rule) for run in records}

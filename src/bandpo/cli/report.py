@@ -30,7 +30,7 @@ def report_command(
 ) -> None:
     """Write one HTML page: what is wrong with runs, their curves, and what each rule would have blocked."""
     from bandpo._terminal import printable
-    from bandpo.audit.report import write_report
+    from bandpo.report import write_report
 
     beside = runs[0] if runs[0].is_dir() else runs[0].parent
     file = output or beside / "report.html"

@@ -16,17 +16,18 @@ import trl
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
-from bandpo.audit.configs import trl_method
-from bandpo.audit.logs import DETAIL
 from bandpo.audit.metrics import Audit, logged
+from bandpo.audit.online import Watch
 from bandpo.audit.recorder import Recorder
-from bandpo.audit.watch import Watch
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_certificate import Certifier, by_entropy
 from bandpo.methods import Method
 from bandpo.objectives import SequenceMask
 from bandpo.radius import TrainingState
+from bandpo.runs.configs import trl_method
+from bandpo.runs.logs import DETAIL
+from bandpo.text import parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,7 +144,7 @@ class AuditMixin(GRPOTrainer):
 
     def loss_method(self) -> Method:
         """The loss's method: of a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
-        return trl_method(vars(self.args))
+        return parse(trl_method(vars(self.args)))
 
     def audited_method(self) -> Method:
         """What is audited: the loss's method, with TRL's off-policy mask.

@@ -7,13 +7,13 @@ from typing import Any, NoReturn, cast
 
 from trl import GRPOConfig
 
-from bandpo.audit.configs import TRL_CLIPS
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
 from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, TwoSided
 from bandpo.rules import Sides, Unclipped
+from bandpo.runs.configs import TRL_CLIPS
 from bandpo.text import as_method, as_text
 
 LOSS_TYPES = {average: name for name, average in TRL_LOSS_TYPES.items()}

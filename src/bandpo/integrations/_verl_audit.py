@@ -17,9 +17,9 @@ import torch
 from verl.utils import metric
 
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
-from bandpo.audit.watch import Watch
+from bandpo.audit.online import Watch
 from bandpo.batch import Batch
-from bandpo.integrations._verl_identity import keep
+from bandpo.integrations._verl_announcement import keep
 from bandpo.methods import Method
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import OmegaConf
 
-from bandpo.audit.watch import BandWarning
+from bandpo.audit.online import BandWarning
 from bandpo.batch import Batch
 from bandpo.certificate import compare
 from bandpo.errors import InvalidValue, RunProblem
-from bandpo.integrations._verl_identity import leaves
+from bandpo.integrations._verl_announcement import leaves
 from bandpo.loss import aggregate, known_aggregation
 from bandpo.methods import Method
 from bandpo.radius import TrainingState

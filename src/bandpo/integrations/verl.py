@@ -20,10 +20,10 @@ from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
 from bandpo import _checks
-from bandpo.audit.configs import verl_method
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import naming, numbers, read_method
+from bandpo.integrations._verl_announcement import announce
 from bandpo.integrations._verl_audit import Driver, instead_of, report
 from bandpo.integrations._verl_contract import (
     ACTOR,
@@ -35,10 +35,11 @@ from bandpo.integrations._verl_contract import (
     share_of,
     state_of,
 )
-from bandpo.integrations._verl_identity import announce
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import DualClip
+from bandpo.runs.configs import verl_method
+from bandpo.text import parse
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -59,7 +60,8 @@ def validate_config(validate: Callable[..., None], config: Any, *arguments: Any,
     method = loss_method(actor)
     check_settings(method, actor, config)
     ours = actor.policy_loss.loss_mode in ("band", "audited") or "recipe" in config
-    announce(config, method, identity(method, actor, config), ours=ours)
+    if ours:
+        announce(config, method, identity(method, actor, config))
 
 
 @dataclass
@@ -134,7 +136,8 @@ def loss_method(config: ActorConfig) -> Method | None:
     """The method that an actor's settings train, verl's own dual clip included; None if it is none of bandpo's."""
     settings = config.policy_loss
     if settings.loss_mode != "band":
-        return verl_method(settings.get("audited") or settings.loss_mode, config)
+        text = verl_method(settings.get("audited") or settings.loss_mode, config)
+        return None if text is None else parse(text)
     chosen = read_method(WHERE, settings.get("method"), settings.get("clip"), whole=True)
     with naming(f"{ACTOR}clip_ratio_c"):
         return replace(chosen, objective=DualClip(config.clip_ratio_c)) if chosen.only_rule else chosen
@@ -212,7 +215,8 @@ def audited(*, config: ActorConfig, **given: Any) -> tuple[Float[Tensor, ""], di
     if not name:
         raise InvalidValue(f"{WHERE}loss_mode: AuditedPolicyLossConfig sets audited; name the loss itself")
     loss, metrics = get_policy_loss_fn(name)(config=config, **given)  # pyright: ignore
-    logp, run = given["log_prob"], verl_method(name, config)
+    logp, text = given["log_prob"], verl_method(name, config)
+    run = None if text is None else parse(text)
     if run is None or not (torch.is_grad_enabled() and logp.requires_grad):
         return loss, metrics
     tensors = (given[part] for part in ("old_log_prob", "advantages", "response_mask"))

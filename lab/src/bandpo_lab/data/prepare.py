@@ -12,8 +12,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from bandpo.audit.files import read_jsonl
 from bandpo.errors import InvalidValue
+from bandpo.runs.files import read_jsonl
 from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role

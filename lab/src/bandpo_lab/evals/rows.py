@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from bandpo.audit.files import read_jsonl
 from bandpo.errors import FileProblem, InvalidValue
+from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.extraction import extract
 
 

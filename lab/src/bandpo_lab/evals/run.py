@@ -14,8 +14,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bandpo.audit.files import read_jsonl
 from bandpo.errors import FileProblem, InvalidValue
+from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import CORES, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint

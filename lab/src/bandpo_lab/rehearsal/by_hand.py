@@ -108,6 +108,7 @@ def _by_library(method: Method, call: dict[str, Tensor], mask: Tensor, counts: T
         mask,
         method=method,
         aggregation=lambda losses: (losses * counts).sum(),
+        packed=False,  # verl hands over one sequence a row
     ).loss
     return torch.autograd.grad(loss, logp)[0]
 

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 import bandpo
-from bandpo.audit.files import read_jsonl
-from bandpo.audit.interval import Interval
 from bandpo.divergences import TotalVariation
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.methods import BandAbove
 from bandpo.rules import Band, FixedClip, Sides, Union
+from bandpo.runs.files import read_jsonl
 from bandpo_lab.files import drop_unfinished_line
+from bandpo_lab.interval import Interval
 from bandpo_lab.study.jobs import on_cores
 from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
 from bandpo_lab.study.tabular import RATES, World, dominant, rare_arm, simulate, two_stages, zipf

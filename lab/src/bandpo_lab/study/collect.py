@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from bandpo.audit.logs import Row, read_log
-from bandpo.audit.metrics import BINS, RARE
+from bandpo.runs.logs import Row, read_log
+from bandpo.runs.metric_names import BINS, RARE
 
 SOLVED = 0.5
 """Training reward from which half of the prompts' completions are right."""

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from bandpo.audit.interval import bootstrap
-from bandpo.audit.metrics import BINS
+from bandpo.runs.metric_names import BINS
+from bandpo_lab.interval import bootstrap
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.style import Look, add_legend, house_style, spread
 

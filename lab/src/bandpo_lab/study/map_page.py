@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from bandpo.audit.interval import Interval
+from bandpo_lab.interval import Interval
 from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, Map
 from bandpo_lab.study.statistics import interquartile_mean, rank_correlation
 from bandpo_lab.style import add_legend, house_style

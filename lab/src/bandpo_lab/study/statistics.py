@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from bandpo.audit.interval import Interval
 from bandpo.errors import InvalidValue
 from bandpo_lab.evals.metrics import holm
 from bandpo_lab.file_models import checked
+from bandpo_lab.interval import Interval
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.plan import Study, parse_study
 

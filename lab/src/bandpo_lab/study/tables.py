@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bandpo.audit.interval import Interval, bootstrap
+from bandpo_lab.interval import Interval, bootstrap
 from bandpo_lab.study.collect import WINDOW, RunResult
 from bandpo_lab.study.plan import Experiment, options_text
 from bandpo_lab.study.statistics import ArmDifference, Results

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bandpo.audit.files import read_jsonl
-from bandpo.audit.logs import named_rows
-from bandpo.audit.report import write_report
 from bandpo.errors import FileProblem, InvalidValue
+from bandpo.report.page import write_report
+from bandpo.runs.files import read_jsonl
+from bandpo.runs.logs import named_rows
 from bandpo_lab.files import LOCK, UNFINISHED, digest, locked, remove, replacing, seal, sealed
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from bandpo._terminal import printable
-from bandpo.audit.metrics import BINS, COUNTERFACTUALS, RARE
+from bandpo.runs.metric_names import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
-    from bandpo.audit.logs import Summary
     from bandpo.audit.replay import Replay
+    from bandpo.runs.summary import Summary
 
 UNKNOWN = "–"
 

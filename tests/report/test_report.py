@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from bandpo import DCPO, KL, Band, FixedClip, Recorder, ratio_bounds
 from bandpo import divergences as all_divergences
 from bandpo.audit import invariants
-from bandpo.audit.interval import bootstrap
-from bandpo.audit.record import read_calls
 from bandpo.audit.replay import replay_record
-from bandpo.audit.report import write_report
 from bandpo.cli.app import app
+from bandpo.report.page import write_report
+from bandpo.runs.record import read_record
+from bandpo_lab.interval import bootstrap
 from browser import calculated, needs_browser, needs_javascript, opened
 
 pytest.importorskip("pyarrow")
@@ -64,7 +64,7 @@ def test_a_record_gives_each_rule_its_figures_and_the_tokens_that_moved_most(tmp
         "Band above",
         "DCPO()",
     ]
-    call = next(read_calls(record))
+    call = next(read_record(record))
     far = call.batch.log_ratio.abs().flatten()
     tokens = run["tokens"]["0"]
     assert len(tokens) == len(far)

@@ -1,4 +1,4 @@
-"""Files of others, read up to where they were cut, and pickles, read without running what they name."""
+"""Read JSONL files up to where they were cut off, and pickles without importing what they name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bandpo.errors import InvalidValue
 def read_jsonl(
     path: Path, *, growing: bool = True, parse: Callable[[bytes], Any] = json.loads
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
+    """Read the objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
 
     Args:
         path: The file, which may be a .gz; it is read as far as it is asked for.
@@ -55,7 +55,7 @@ def read_jsonl(
 
 
 class Foreign(dict[Any, Any]):
-    """Stands for an object, class or function that a pickle names: what it was called with, and its state."""
+    """A stand-in for an object, class or function that a pickle names, with its arguments and its state."""
 
     state: Any = None
 
@@ -76,7 +76,7 @@ class _NoImports(pickle.Unpickler):
 
 
 def unpickled(data: bytes, name: object = "it") -> Any:
-    """What a pickle holds, without importing or calling what it names; a `Foreign` stands for each of these.
+    """Read a pickle without importing or calling what it names; a `Foreign` stands for each of these.
 
     Raises:
         ValueError: it is no pickle, or a damaged one.
@@ -93,5 +93,5 @@ def unpickled(data: bytes, name: object = "it") -> Any:
 
 @cache
 def shipped(name: str) -> Any:
-    """One of the package's data files: what was measured, reported, or is called so in other packages."""
+    """Return one of the tables in ``bandpo/data``, such as the names of settings in each framework."""
     return json.loads((resources.files("bandpo") / "data" / f"{name}.json").read_text(encoding="utf-8"))

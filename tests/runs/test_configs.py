@@ -10,11 +10,11 @@ import pytest
 from test_diagnose import trl_log
 
 from bandpo import DAPO, GSPO, FixedClip, Method
-from bandpo.audit.configs import trained_with
-from bandpo.audit.diagnosis import diagnose
-from bandpo.audit.settings import Setup
+from bandpo.doctor.diagnosis import diagnose
 from bandpo.methods import PrimeRL
 from bandpo.objectives import DualClip, TwoSided
+from bandpo.runs.configs import trained_with
+from bandpo.runs.setup import Setup
 
 ACTOR = {"ppo_mini_batch_size": 256, "ppo_epochs": 1, "clip_ratio": 0.2, "clip_ratio_c": 3.0}
 ACTOR |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "policy_loss": {"loss_mode": "vanilla"}}

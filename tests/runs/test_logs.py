@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bandpo.audit.configs import setup_of
-from bandpo.audit.logs import read_log, summarize
-from bandpo.audit.settings import Setup
 from bandpo.cli.app import app
+from bandpo.runs.configs import setup_of
+from bandpo.runs.logs import read_log, summarize
+from bandpo.runs.setup import Setup
 from bandpo.text import as_method, parse
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bandpo.audit.files import read_jsonl
+from bandpo.runs.files import read_jsonl
 
 
 @pytest.mark.parametrize("tail", ['{"step": 2, "rew', '{"step"', "\x00\x00\x00", "\ufffd"])

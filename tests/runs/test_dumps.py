@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from bandpo.audit.diagnosis import diagnose
-from bandpo.audit.files import unpickled
-from bandpo.audit.logs import read_log
+from bandpo.doctor.diagnosis import diagnose
+from bandpo.runs.files import unpickled
+from bandpo.runs.logs import read_log
 
 GROUPS, PROMPT, LENGTH = 8, 3, 9
 

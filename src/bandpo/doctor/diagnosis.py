@@ -1,0 +1,155 @@
+"""Diagnose a run: first what its tokens show, then the course of its log, causes before their effects."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bandpo._shown import as_html
+from bandpo.doctor.findings import Coverage, Finding
+from bandpo.doctor.log_checks import log_findings
+from bandpo.runs import Run, Setup, open_run
+from bandpo.runs.logs import Row
+from bandpo.runs.run import Collector, TolerantCollector
+
+if TYPE_CHECKING:
+    from bandpo.doctor.first_pass import FirstPass
+    from bandpo.methods import Method
+    from bandpo.rules import ClipRule
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a run, worst first, and what passed.
+
+    >>> Diagnosis([Finding("nan", False, "numbers", cause="3 of 64 sequences hold NaN")]).headline
+    'nan: 3 of 64 sequences hold NaN'
+    """
+
+    tested: Sequence[Finding]
+    setup: Setup = field(default_factory=Setup)
+    """What the run was trained with. Advice names the settings of its framework."""
+    rows: Sequence[Row] = ()
+    """The course that was looked at: the log's rows, or a record's by batch."""
+    coverage: Coverage | None = None
+    """How much of a record was looked at; None for a log, which is read as a whole and holds no tokens."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, causes first; then what is no fault but worth mentioning."""
+        faults = [finding for finding in self.tested if finding.ok is False]
+        remarks = [finding for finding in self.tested if finding.ok is None]
+        findings = [finding for finding in (*faults, *remarks) if finding.cause]
+        return [finding._replace(advice=self.setup.fill(finding.advice)) for finding in findings]
+
+    @property
+    def passed(self) -> list[str]:
+        """The names of the checks that passed."""
+        return [finding.tested for finding in self.tested if finding.ok]
+
+    @property
+    def untested(self) -> dict[str, str]:
+        """The checks that the run does not allow, and what would allow them."""
+        return {f.tested: f.advice for f in self.tested if f.ok is None and not f.cause}
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(finding.ok is not False for finding in self.tested)
+
+    @property
+    def headline(self) -> str:
+        """The diagnosis in one line."""
+        if not self.findings:
+            part = "" if self.coverage is None else self.coverage.part
+            where = f" of {part}" if part else ""
+            return f"ok: nothing is wrong in what could be tested{where} ({len(self.passed)} tests)"
+        first = self.findings[0]
+        return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
+
+    def _repr_html_(self) -> str:
+        title = self.headline if self.coverage is None else f"{self.headline}; {self.coverage}"
+        return as_html(title, ["", "do"], ((f.cause, f.advice) for f in self.findings))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON has it, with the codes that docs/diagnose.md lists."""
+        return {
+            "headline": self.headline,
+            "coverage": None if self.coverage is None else self.coverage.as_json(),
+            "findings": [finding._asdict() for finding in self.findings],
+            "passed": self.passed,
+        }
+
+
+def diagnose(
+    run: str | Path | Run,
+    *,
+    method: Method | ClipRule | str | None = None,
+    collectors: Sequence[Collector] = (),
+) -> Diagnosis:
+    """Diagnose a run from its log, its record of tokens, or the batches that its framework wrote.
+
+    Reading a log takes the standard library alone. Of a record, what the clip did is judged only where torch is
+    installed.
+
+    Args:
+        run: What `bandpo.runs.open_run` opens, or an open run.
+        method: The run's own method, used where nothing on the disk names one.
+        collectors: Further collectors that the pass over a record feeds, so that it is read once.
+
+    Raises:
+        ValueError: if the run cannot be read.
+    """
+    run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
+    if not run.is_record:
+        return Diagnosis(log_findings(run.rows, run.setup.updates), run.setup, run.rows)
+
+    from bandpo.doctor.first_pass import FirstPass
+
+    first_pass = FirstPass.collector()
+    replay = _replay_collector(method)
+    fed: list[Collector] = [first_pass, *collectors]
+    if replay is not None:
+        fed.append(TolerantCollector([replay]))
+    with warnings.catch_warnings():
+        # Values that cannot be right are a finding here.
+        warnings.filterwarnings("ignore", "(?s).*values that cannot be right")
+        run.scan(fed)
+    replayed = None if replay is None else replay.result()
+    rows = [] if replayed is None else replayed.rows
+    return diagnose_record(first_pass.result(), run.setup, rows)
+
+
+def diagnose_record(first_pass: FirstPass, setup: Setup, replayed_rows: Sequence[Row] = ()) -> Diagnosis:
+    """Diagnose a record from its first pass, and from the audit of its tokens where there is one.
+
+    Args:
+        first_pass: The tokens of every sequence when it was first recorded.
+        setup: What the run was trained with.
+        replayed_rows: The rows of a replay, see `bandpo.audit.replay.Replay`.
+    """
+    from bandpo.doctor.token_checks import token_findings
+
+    findings = token_findings(first_pass)
+    batch_rows = first_pass.batch_rows()
+    # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.
+    if any(finding.ok is False for finding in findings):
+        return Diagnosis(findings, setup, batch_rows, first_pass.coverage)
+    # The entropy of a replay is estimated; the batch rows have the recorded one.
+    clip_rows = [{name: x for name, x in row.items() if name != "entropy"} for row in replayed_rows]
+    findings += log_findings([*clip_rows, *batch_rows])
+    return Diagnosis(findings, setup, batch_rows, first_pass.coverage)
+
+
+def _replay_collector(method: Method | ClipRule | str | None) -> Any:
+    """Return a collector that audits the record under the run's own method and others; None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from bandpo.audit.replay import ReplayCollector
+    from bandpo.text import as_method
+
+    return ReplayCollector(method=None if method is None else as_method(method))

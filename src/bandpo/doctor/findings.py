@@ -1,0 +1,146 @@
+"""Results of the doctor's checks, and the part of a record that they cover.
+
+This module needs the standard library alone, so that it also runs where numpy is missing, as in a browser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bandpo.runs.files import shipped
+
+
+class Finding(NamedTuple):
+    """Result of one check. Passes by default.
+
+    >>> finding = Finding("ok", True, "values are numbers", n=64)
+    >>> finding.failed("nan", "3 of 64 sequences hold NaN").ok
+    False
+    """
+
+    code: str
+    """``ok``, or the code of the fault, as docs/diagnose.md lists them."""
+    ok: bool | None
+    """True if the check passed, False if it failed; None for a remark, and if the run does not record enough."""
+    tested: str
+    """The property that a correct run has."""
+    figure: float | None = None
+    """The quantity that was measured."""
+    error: float | None = None
+    """Standard error of ``figure``, from its values per batch."""
+    n: int = 0
+    """Number of tokens, sequences or log steps that ``figure`` was computed from."""
+    cause: str = ""
+    """The fault, in a sentence; empty if the check passed."""
+    or_else: tuple[str, ...] = ()
+    """Codes of other faults that look the same in this check."""
+    advice: str = ""
+    """A remedy; of a check that could not run, what to record for it."""
+
+    @classmethod
+    def of(cls, tested: str, by_batch: Iterable[float], n: int) -> Finding:
+        """Return a passed check of a quantity that was measured per batch.
+
+        Args:
+            tested: The property that a correct run has.
+            by_batch: The quantity in each batch, at least one value; a one-dimensional array will do.
+            n: Number of tokens or sequences in all batches.
+        """
+        figures = [float(figure) for figure in by_batch]
+        mean = sum(figures) / len(figures)
+        if len(figures) < 2:
+            return cls("ok", True, tested, mean, None, n)
+
+        # Unlike `statistics.stdev`, plain sums let NaN and infinity through.
+        squares = [(figure - mean) * (figure - mean) for figure in figures]
+        variance = sum(squares) / (len(figures) - 1)
+        error = math.sqrt(variance / len(figures))
+        return cls("ok", True, tested, mean, error, n)
+
+    def failed(self, code: str, cause: str, *alternatives: str, ok: bool | None = False) -> Finding:
+        """Return the finding for the case that the check failed, with the advice for its code.
+
+        Args:
+            code: A code of docs/diagnose.md.
+            cause: The fault, in a sentence.
+            *alternatives: Codes of other faults that look the same in this check.
+            ok: None for a remark that is no fault.
+        """
+        return self._replace(
+            code=code,
+            ok=ok,
+            cause=cause,
+            or_else=alternatives,
+            advice=shipped("advice")[code],
+        )
+
+
+def untested(tested: str, advice: str = "") -> Finding:
+    """Return the finding of a check that the run does not record enough for.
+
+    Args:
+        tested: The property that a correct run has.
+        advice: What to record, so that the check can run.
+    """
+    return Finding("ok", None, tested, advice=advice)
+
+
+class Coverage(NamedTuple):
+    """Part of a record that the checks read.
+
+    Losses are counted in the order in which they are read: by file, and so by process. A token counts once for each
+    loss that holds it, as in `bandpo audit`; the tokens of sequences that hold NaN do not count.
+
+    >>> str(Coverage(12288, 12288, 24, 24))
+    'looked at all 12,288 tokens of 24 losses'
+    >>> str(Coverage(2_097_152, 61_300_000, 34, 1000))
+    'looked at 2,097,152 of 61,300,000 tokens (the first 34 of 1,000 losses)'
+    """
+
+    tokens: int = 0
+    """Tokens in the losses that were checked."""
+    total_tokens: int = 0
+    """Tokens in the record."""
+    losses: int = 0
+    """Losses that were checked: the first of the record."""
+    total_losses: int = 0
+    """Losses in the record."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every loss was checked."""
+        return self.losses == self.total_losses
+
+    @property
+    def part(self) -> str:
+        """The part of the record that was checked, as a phrase; empty if that is all of it."""
+        if self.complete:
+            return ""
+        first = "the first" if self.losses == 1 else f"the first {self.losses:,}"
+        return f"{first} of {self.total_losses:,} losses"
+
+    def __str__(self) -> str:
+        if self.complete:
+            losses = "1 loss" if self.losses == 1 else f"{self.losses:,} losses"
+            return f"looked at all {self.tokens:,} tokens of {losses}"
+        return f"looked at {self.tokens:,} of {self.total_tokens:,} tokens ({self.part})"
+
+    def with_loss(self, tokens: int, *, checked: bool) -> Coverage:
+        """Return the coverage with one more loss in the record.
+
+        Args:
+            tokens: Number of its tokens.
+            checked: Whether the checks read it.
+        """
+        return Coverage(
+            tokens=self.tokens + tokens * checked,
+            total_tokens=self.total_tokens + tokens,
+            losses=self.losses + checked,
+            total_losses=self.total_losses + 1,
+        )
+
+    def as_json(self) -> dict[str, int]:
+        """Return the four counts by name."""
+        return self._asdict()

@@ -1,0 +1,479 @@
+"""The tokens of every sequence when it was first recorded: the data of the token checks.
+
+A trainer passes over a generated batch several times. Before the first update on it, the policy in training is the one
+that the ratio refers to, so that faults in the log-probabilities show. `FirstPass` therefore holds every sequence once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bandpo.doctor.findings import Coverage
+from bandpo.runs.record import LossBatch
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+TOKENS = 2**21
+"""Number of tokens above which a `FirstPass` takes no more, so that its memory is bounded."""
+
+ROUNDING_DISTANCE = 0.02
+"""Mean abs log-ratio (nats) between passes of one policy with different kernels; bfloat16 gives up to half of it."""
+
+SHIFTS = (-2, -1, 1, 2)
+"""Numbers of tokens by which two columns of log-probabilities are moved against each other."""
+
+NEGLIGIBLE_VARIANCE = 1e-9
+"""Variance (nats²) up to which a column is constant, so that no line is fitted to it."""
+
+
+def _no_values() -> Floats:
+    return np.zeros(0)
+
+
+def _no_numbers() -> Integers:
+    return np.zeros(0, np.int64)
+
+
+def _no_flags() -> Flags:
+    return np.zeros(0, np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstPass:
+    """The tokens of every sequence when it was first recorded.
+
+    The tokens of all sequences stand one after the other in arrays of shape (tokens,); values of whole sequences are
+    arrays of shape (sequences,). NaN stands for a value that was not recorded.
+    """
+
+    logp: Floats = field(default_factory=_no_values)
+    """Log-probabilities (nats) under the policy in training, (tokens,)."""
+    logp_old: Floats = field(default_factory=_no_values)
+    """Log-probabilities (nats) under the policy that the ratio refers to, (tokens,)."""
+    logp_rollout: Floats = field(default_factory=_no_values)
+    """Log-probabilities (nats) of the engine that sampled, (tokens,)."""
+    entropy: Floats = field(default_factory=_no_values)
+    """Entropy (nats) of the policy at each token, (tokens,)."""
+    lag: Floats = field(default_factory=_no_values)
+    """Age of the weights that drew each token, in versions, (tokens,)."""
+    position: Integers = field(default_factory=_no_numbers)
+    """Number of counted tokens before each token in its sequence, (tokens,)."""
+    remaining: Integers = field(default_factory=_no_numbers)
+    """Number of counted tokens after each token in its sequence, (tokens,)."""
+    sequence: Integers = field(default_factory=_no_numbers)
+    """Index of each token's sequence, ascending, (tokens,)."""
+    before_updates: Flags = field(default_factory=_no_flags)
+    """Whether no update had been made on the sequence's batch, (sequences,)."""
+    batch: Integers = field(default_factory=_no_numbers)
+    """Number of the sequence's batch, (sequences,)."""
+    advantage: Floats = field(default_factory=_no_values)
+    """Advantage of each sequence, NaN if its tokens have different ones, (sequences,)."""
+    group: Floats = field(default_factory=_no_values)
+    """Number of each sequence's prompt, (sequences,)."""
+    reward: Floats = field(default_factory=_no_values)
+    """Reward of each sequence, (sequences,)."""
+    truncated: Floats = field(default_factory=_no_values)
+    """1 for a sequence that was cut off, else 0, (sequences,)."""
+    answer_ids: Sequence[int | None] = ()
+    """A number per sequence that is the same for the same tokens; None if the tokens were not recorded."""
+    bad_sequences: int = 0
+    """Number of sequences that were left out because of NaN, infinity or a log-probability above 0."""
+    anchored_at_rollout: bool = False
+    """Whether the run's bounds surround the engine's log-probabilities."""
+    last_distance: Mapping[int, float] = field(default_factory=dict)
+    """Mean abs log-ratio (nats) of each batch's last loss, by the number of the batch."""
+    first_step: Mapping[int, int] = field(default_factory=dict)
+    """Step of each batch's first loss, by the number of the batch."""
+    coverage: Coverage = field(default_factory=Coverage)
+    """The part of the record that the tokens come from."""
+
+    @classmethod
+    def of(cls, batches: Iterable[LossBatch]) -> FirstPass:
+        """Return the first pass over the losses of a record."""
+        collector = cls.collector()
+        for batch in batches:
+            collector.add(batch)
+        return collector.result()
+
+    @staticmethod
+    def collector() -> FirstPassCollector:
+        """Return a collector, for a reader that passes each loss to several collectors."""
+        return FirstPassCollector()
+
+    @cached_property
+    def logp_old_is_rollout(self) -> bool:
+        """Whether the old log-probabilities are the engine's."""
+        recorded = ~np.isnan(self.logp_rollout)
+        equal = np.array_equal(self.logp_old[recorded], self.logp_rollout[recorded])
+        return bool(recorded.any()) and equal
+
+    @cached_property
+    def tokens_before_updates(self) -> Flags:
+        """Tokens of batches on which no update had been made, (tokens,)."""
+        return self.before_updates[self.sequence]
+
+    @cached_property
+    def excess_surprisal(self) -> Floats:
+        """Surprisal less entropy (nats), (tokens,); 0 where the entropy was not recorded.
+
+        Its mean is 0 if tokens are drawn from the policy.
+        """
+        logp = np.where(np.isnan(self.logp), self.logp_old, self.logp)
+        excess = -logp - self.entropy
+        return np.where(np.isnan(excess), 0.0, excess)
+
+    def batch_means(self, values: Floats, where: Flags) -> Floats:
+        """Compute the mean of values per batch.
+
+        Args:
+            values: One value per token, (tokens,).
+            where: Tokens to average, (tokens,).
+
+        Returns:
+            One mean for each batch with such tokens, in the order of the batches' numbers.
+        """
+        _, batch_index = np.unique(self.batch, return_inverse=True)
+        of_tokens = batch_index[self.sequence[where]]
+        counts = np.bincount(of_tokens)
+        sums = np.bincount(of_tokens, weights=values[where])
+        not_empty = counts > 0
+        return sums[not_empty] / counts[not_empty]
+
+    def mean_and_z(self, values: Floats, where: Flags) -> tuple[float, float]:
+        """Compute the mean of values, and its distance from 0 in standard errors.
+
+        Sequences are independent, the tokens of one are not: the standard error is that of sums per sequence.
+
+        Args:
+            values: One value per token, (tokens,).
+            where: Tokens to average, (tokens,).
+        """
+        sums = np.bincount(self.sequence[where], weights=values[where], minlength=len(self.batch))
+        total = float(sums.sum())
+        spread = math.sqrt(float(np.square(sums).sum()))
+        count = int(where.sum())
+        mean = total / max(1, count)
+        z = total / spread if spread else 0.0
+        return mean, z
+
+    def best_shift(self, first: Floats, second: Floats) -> tuple[int, float, float]:
+        """Find the shift of a column by some tokens at which it is nearest to another.
+
+        Args:
+            first: The column that stays in place, (tokens,).
+            second: The column to shift, (tokens,).
+
+        Returns:
+            The shift, the mean abs difference there, and the mean abs difference without a shift.
+        """
+        distances = {0: _mean_of_recorded(np.abs(first - second))}
+        for shift in SHIFTS:
+            # Tokens that are compared must be of one sequence.
+            same_sequence = self.sequence == np.roll(self.sequence, -shift)
+            if same_sequence.any():
+                difference = np.abs(first - np.roll(second, -shift))
+                distances[shift] = _mean_of_recorded(difference[same_sequence])
+        best = min(distances, key=lambda shift: distances[shift])
+        return best, distances[best], distances[0]
+
+    def fit_temperature(self, first: Floats, second: Floats, where: Flags) -> tuple[float, float]:
+        """Fit a quotient of temperatures to two columns of log-probabilities.
+
+        ``first − second`` is regressed on ``second + entropy``. If both columns come from the same logits at two
+        temperatures, the slope is the quotient of the temperatures, minus 1.
+
+        Args:
+            first: Log-probabilities (nats), (tokens,).
+            second: Log-probabilities (nats) at the other temperature, (tokens,).
+            where: Tokens to use, (tokens,).
+
+        Returns:
+            The slope and R²; both 0 if there are fewer than three tokens, or if either side is constant.
+        """
+        complete = where & ~np.isnan(first + second + self.entropy)
+        count = int(complete.sum())
+        if count < 3:
+            return 0.0, 0.0
+
+        y = (first - second)[complete]
+        x = (second + self.entropy)[complete]
+        y = y - y.mean()
+        x = x - x.mean()
+        xx = float(x @ x)
+        yy = float(y @ y)
+        xy = float(x @ y)
+        if min(xx, yy) <= NEGLIGIBLE_VARIANCE * count:
+            return 0.0, 0.0
+        slope = xy / xx
+        r_squared = xy**2 / (xx * yy)
+        return slope, r_squared
+
+    def batch_rows(self) -> list[dict[str, float]]:
+        """Return one row per batch, under the names that `bandpo.runs.logs` gives to the metrics of a log.
+
+        A row holds the step, the mean reward (``reward``), the mean entropy before updates (``entropy``), the share of
+        sequences cut off (``cut``) and the mean abs log-ratio at the batch's last loss (``moved``), as far as they were
+        recorded.
+        """
+        numbers, batch_index = np.unique(self.batch, return_inverse=True)
+        entropy = np.where(self.tokens_before_updates, self.entropy, math.nan)
+        means = {
+            "reward": _means_of_recorded(self.reward, batch_index, len(numbers)),
+            "cut": _means_of_recorded(self.truncated, batch_index, len(numbers)),
+            "entropy": _means_of_recorded(entropy, batch_index[self.sequence], len(numbers)),
+        }
+
+        rows = []
+        for index, number in enumerate(numbers.tolist()):
+            row = {
+                "step": self.first_step[number],
+                "moved": self.last_distance.get(number, math.nan),
+            }
+            for name, values in means.items():
+                row[name] = float(values[index])
+            rows.append({name: value for name, value in row.items() if not math.isnan(value)})
+        return rows
+
+
+class FirstPassCollector:
+    """Collector of the first pass over a record, loss by loss.
+
+    >>> collector = FirstPass.collector()
+    >>> collector.result().coverage
+    Coverage(tokens=0, total_tokens=0, losses=0, total_losses=0)
+    """
+
+    def __init__(self) -> None:
+        # Columns of `FirstPass`, and the sequences' distance at their first loss; one array per loss.
+        self._columns: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._answer_ids: list[int | None] = []
+        self._token_count = 0
+        self._full = False
+
+        # Sequences that were recorded before, by the hash of their values.
+        self._sequence_hashes: set[int] = set()
+        self._recorded_sequences = 0
+        self._repeated_sequences = 0
+
+        # Batches, by number.
+        self._first_step: dict[int, int] = {}
+        self._last_distance: dict[int, float] = {}
+
+        # The whole record.
+        self._coverage = Coverage()
+        self._losses_without_update = 0
+        self._bad_sequences = 0
+        self._anchored_at_rollout = False
+
+    def add(self, batch: LossBatch) -> None:
+        """Add the next loss of the record."""
+        step = self._coverage.total_losses if batch.step is None else batch.step
+        number = _batch_number(batch, step)
+        if batch.update is None:
+            before_updates = number not in self._first_step
+            self._losses_without_update += 1
+        else:
+            before_updates = batch.update == 0
+
+        self._first_step.setdefault(number, step)
+        if batch.has_logp and batch.mask.any():
+            self._last_distance[number] = _mean_distance(batch.log_ratio[batch.mask])
+        self._bad_sequences += batch.bad_sequences
+        self._anchored_at_rollout = batch.anchor == "rollout"
+
+        new = self._find_new_sequences(batch)
+        # No loss counts as checked after the first that is left out. The others are read nevertheless, for their bad
+        # sequences and for the count of the record's tokens.
+        if self._token_count > TOKENS and new.any():
+            self._full = True
+        self._coverage = self._coverage.with_loss(int(batch.mask.sum()), checked=not self._full)
+        if new.any() and not self._full:
+            self._store(batch, new, number, before_updates)
+
+    def result(self) -> FirstPass:
+        """Return the first pass over the losses that were added so far."""
+        columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
+        distance = columns.pop("distance", _no_values())
+        first_pass = FirstPass(
+            **columns,
+            answer_ids=tuple(self._answer_ids),
+            bad_sequences=self._bad_sequences,
+            anchored_at_rollout=self._anchored_at_rollout,
+            last_distance=dict(self._last_distance),
+            first_step=dict(self._first_step),
+            coverage=self._coverage,
+        )
+        return replace(first_pass, before_updates=self._correct_before_updates(first_pass, distance))
+
+    def _find_new_sequences(self, batch: LossBatch) -> Flags:
+        """Return which sequences have tokens and were in no earlier loss, (batch,), and remember them."""
+        rows = zip(batch.logp_old, batch.advantages, strict=True)
+        hashes = [hash((_bytes_without_padding(logp_old), _bytes_without_padding(a))) for logp_old, a in rows]
+        not_empty = batch.mask.any(1)
+        is_new = np.array([key not in self._sequence_hashes for key in hashes], np.bool_)
+        self._sequence_hashes.update(hashes)
+        self._recorded_sequences += int(not_empty.sum())
+        self._repeated_sequences += int((not_empty & ~is_new).sum())
+        return not_empty & is_new
+
+    def _store(self, batch: LossBatch, new: Flags, number: int, before_updates: bool) -> None:
+        """Store the columns of a loss's new sequences.
+
+        Args:
+            batch: The loss.
+            new: Its sequences to store, (batch,).
+            number: Number of the generated batch.
+            before_updates: Whether no update had been made on that batch.
+        """
+        mask = batch.mask[new]
+        count = len(mask)
+        tokens = _token_columns(batch, new)
+        tokens["sequence"] += len(self._answer_ids)
+        sequences = {
+            "before_updates": np.full(count, before_updates),
+            "batch": np.full(count, number, np.int64),
+            "distance": np.full(count, _mean_distance(batch.log_ratio[new][mask])),
+            "advantage": _sequence_advantages(batch.advantages[new], mask),
+            "group": _recorded(batch.group, new),
+            "reward": _recorded(batch.reward, new),
+            "truncated": _recorded(batch.truncated, new),
+        }
+        for name, values in (tokens | sequences).items():
+            self._columns[name].append(values)
+        self._answer_ids += _answer_ids(batch, new)
+        self._token_count += len(tokens["sequence"])
+
+    def _correct_before_updates(self, first_pass: FirstPass, distance: Floats) -> Flags:
+        """Return `FirstPass.before_updates` for runs that record neither batches nor updates.
+
+        If each loss has a step of its own, each looks like the first on a batch. Yet several may share a batch, and all
+        but the first of these follow an update on it.
+
+        Args:
+            first_pass: The first pass, in which every loss is the first on a batch.
+            distance: Mean abs log-ratio (nats) of each sequence's first loss, (sequences,).
+        """
+        before_updates = first_pass.before_updates
+        every_loss_is_first = self._losses_without_update == len(self._first_step)
+        if not every_loss_is_first or self._losses_without_update <= 1:
+            return before_updates
+
+        # Losses before an update have a ratio of 1. Of an engine's log-probabilities, the distance tells nothing unless
+        # the run refers to them on purpose.
+        near = distance <= ROUNDING_DISTANCE
+        distance_tells = first_pass.anchored_at_rollout or not first_pass.logp_old_is_rollout
+        if near.any() and distance_tells:
+            return before_updates & near
+
+        # A single pass over the data, in which some sequences are equal by chance: only the first loss is safe.
+        if 2 * self._repeated_sequences < self._recorded_sequences:
+            return before_updates & (first_pass.batch == first_pass.batch[0])
+        return before_updates
+
+
+def _batch_number(batch: LossBatch, step: int) -> int:
+    """Return the number of the generated batch that a loss belongs to."""
+    if batch.generation is not None:
+        return batch.generation
+    if batch.update is None and batch.lag is not None and batch.mask.any():
+        return step - int(batch.lag[batch.mask].min())  # the newest version that drew its tokens
+    return step
+
+
+def _bytes_without_padding(values: NDArray[Any]) -> bytes:
+    """Return the bytes of a row, which are the same however far the row was padded."""
+    return values.tobytes().rstrip(b"\0")
+
+
+def _token_columns(batch: LossBatch, new: Flags) -> dict[str, NDArray[Any]]:
+    """Return the columns of `FirstPass` that have one value per token, for some sequences of a loss."""
+    mask = batch.mask[new]
+    lengths = mask.sum(1)
+    position = mask.cumsum(1) - 1
+    remaining = lengths[:, None] - 1 - position
+
+    columns: dict[str, NDArray[Any]] = {
+        "position": position[mask],
+        "remaining": remaining[mask],
+        "sequence": np.repeat(np.arange(len(lengths)), lengths),
+    }
+    recorded = {
+        "logp": batch.logp if batch.has_logp else None,
+        "logp_old": batch.logp_old,
+        "logp_rollout": batch.logp_rollout,
+        "entropy": batch.entropy,
+        "lag": batch.lag,
+    }
+    for name, values in recorded.items():
+        if values is None:
+            columns[name] = np.full(int(lengths.sum()), math.nan)
+        else:
+            columns[name] = values[new][mask].astype(np.float64)
+
+    # 0 · log 0 of a masked vocabulary gives no finite entropy; such a value counts as not recorded.
+    entropy = columns["entropy"]
+    columns["entropy"] = np.where(np.isfinite(entropy), entropy, math.nan)
+    return columns
+
+
+def _sequence_advantages(advantages: NDArray[Any], mask: Flags) -> Floats:
+    """Return the advantage of each sequence, (batch,); NaN if its tokens have different ones."""
+    first_token = mask.argmax(1)[:, None]
+    of_first_token = np.take_along_axis(advantages, first_token, axis=1)
+    uniform = ((advantages == of_first_token) | ~mask).all(1)
+    return np.where(uniform, of_first_token[:, 0].astype(np.float64), math.nan)
+
+
+def _recorded(values: NDArray[Any] | None, new: Flags) -> Floats:
+    """Return the values of some sequences, (batch,); NaN if they were not recorded."""
+    if values is None:
+        return np.full(int(new.sum()), math.nan)
+    return values[new].astype(np.float64)
+
+
+def _answer_ids(batch: LossBatch, new: Flags) -> list[int | None]:
+    """Return a number for each sequence that is the same for the same tokens; None if they were not recorded."""
+    mask = batch.mask[new]
+    if batch.token is None:
+        return [None] * len(mask)
+    rows = zip(batch.token[new], mask, strict=True)
+    return [hash(token[counted].tobytes()) for token, counted in rows]
+
+
+def _mean_distance(log_ratio: NDArray[Any]) -> float:
+    """Compute the mean abs log-ratio (nats)."""
+    return float(np.abs(log_ratio).mean(dtype=np.float64))
+
+
+def _mean_of_recorded(values: Floats) -> float:
+    """Compute the mean of the values that are not NaN; NaN if there are none."""
+    recorded = values[~np.isnan(values)]
+    return float(recorded.mean()) if len(recorded) else math.nan
+
+
+def _means_of_recorded(values: Floats, index: Integers, count: int) -> Floats:
+    """Compute the means of groups of values, leaving out NaN.
+
+    Args:
+        values: The values, (n,).
+        index: Index of each value's group, (n,).
+        count: Number of groups.
+
+    Returns:
+        One mean per group, NaN if its values are all NaN, (count,).
+    """
+    recorded = ~np.isnan(values)
+    counts = np.bincount(index[recorded], minlength=count)
+    sums = np.bincount(index[recorded], weights=values[recorded], minlength=count)
+    means = np.full(count, math.nan)
+    return np.divide(sums, counts, out=means, where=counts > 0)

@@ -1,0 +1,443 @@
+"""Checks of what every correct run satisfies: a ratio of 1 before updates, tokens that are drawn from the policy.
+
+Each check is a function from `FirstPass`, the tokens of every sequence when it was first recorded, to a `Finding`. If
+any of these checks fails, clip, radius and learning rate are not judged. docs/diagnose.md has the rate of false alarms.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bandpo.doctor.findings import Finding, untested
+from bandpo.doctor.first_pass import ROUNDING_DISTANCE, FirstPass, Flags, Floats
+
+Z_LIMIT = 4.0
+"""Standard errors above which a mean is significant: six checks of skewed sums then give under 1 false alarm in 20."""
+
+EXACT_DISTANCE = 1e-3
+"""Mean abs log-ratio (nats) between two passes of one policy in the same precision; `ROUNDING_DISTANCE` is the bound
+for different kernels."""
+
+KL_LIMIT = 2e-3
+"""KL divergence (nats per token) of an engine from its trainer; bfloat16 gives a tenth of it at most."""
+
+TEMPERATURE_R2 = 0.75
+"""R² above which a difference is one of temperature: two temperatures give 0.9 and more, all other faults but top-p
+give less than 0.1."""
+
+REMAINDER = 0.2
+"""Share of a distance that is left at most when its cause is removed, as by the right shift; rounding leaves
+hundredths."""
+
+EDGE_TOKENS = 2
+"""Tokens at either end of a sequence in which prompts and padding are looked for; each has more."""
+
+UNSAMPLED_EXCESS = 0.5
+"""Surprisal above the entropy (nats per token) of tokens that nobody sampled, where the engine gave them no
+log-probability. The last tokens of a sequence reach it with stale weights too."""
+
+IMPOSSIBLE_EXCESS = 2.0
+"""The same where the engine gave a log-probability, or where there is no engine's: more than a policy can have."""
+
+NO_SIGNAL_SHARE = 0.98
+"""Share of sequences with an advantage of 0 from which a batch has no signal."""
+
+ADVANTAGE_LIMIT = 100.0
+"""Advantage that no normalised group reaches: a group of G sequences gives √G at most."""
+
+UNCENTRED_SHARE = 0.05
+"""Share of the advantages' mean square that is due to the means of groups: 0 in the right groups, 1/G in wrong ones."""
+
+NEGLIGIBLE = 0.01
+"""Distance of a mean weight from 1, and share of tokens, up to which a difference does not matter."""
+
+MAJORITY = 0.5
+"""Share of truncated answers, or of groups without signal, above which these are a fault."""
+
+MIN_PAIRS = 20
+"""Number of pairs of equal answers from which their rewards are compared."""
+
+ADVANTAGE_TOLERANCE = 1e-3
+"""Share of a group's largest advantage up to which two advantages are equal."""
+
+LOG_WEIGHT_LIMIT = 20.0
+"""Absolute log-weight (nats) at which weights are clamped, so that none overflows."""
+
+
+def token_findings(first_pass: FirstPass) -> list[Finding]:
+    """Run all checks of tokens, causes before their effects.
+
+    The first failure among the ratio, the engine and the surprisal makes the later of these fail as well, so these are
+    then left out.
+
+    Returns:
+        One finding per check.
+    """
+    findings = [check_numbers(first_pass)]
+    for check in (check_ratio, check_engine, check_surprisal):
+        finding = check(first_pass)
+        findings.append(finding)
+        if finding.ok is False:
+            break
+    findings.append(check_signal(first_pass))
+    findings.append(check_agreement(first_pass))
+    return findings
+
+
+def check_numbers(first_pass: FirstPass) -> Finding:
+    """Check that no sequence has a value that cannot be right."""
+    bad = first_pass.bad_sequences
+    count = bad + len(first_pass.batch)
+    passed = Finding("ok", True, "values are numbers", bad / max(1, count), None, count)
+    if not bad:
+        return passed
+    cause = f"{bad} of {count} sequences hold NaN, an infinite value or a log-probability above 0"
+    return passed.failed("nan", cause)
+
+
+def check_ratio(first_pass: FirstPass) -> Finding:
+    """Check that the policy in training is the old policy before any update."""
+    tested = "the ratio is 1 at the first look"
+    where = first_pass.tokens_before_updates
+    if not first_pass.logp_old_is_rollout:
+        # Data that is known to be stale moves the ratio; the trainer's log-probabilities are no less right for it.
+        where = where & ~(first_pass.lag > 0)
+    count = int(where.sum())
+    if np.isnan(first_pass.logp[where]).all():
+        return untested(tested, "record update= with each loss")
+
+    distances = first_pass.batch_means(np.abs(first_pass.logp - first_pass.logp_old), where)
+    passed = Finding.of(tested, distances, count)
+    distance = float(distances.mean())
+    limit = ROUNDING_DISTANCE if first_pass.anchored_at_rollout else EXACT_DISTANCE
+    if distance <= limit:
+        return passed
+    # Faults of this kind are in every batch, except for stale weights.
+    if not first_pass.logp_old_is_rollout and float(distances.min()) <= ROUNDING_DISTANCE:
+        return passed
+
+    shift, shifted_distance, unshifted_distance = first_pass.best_shift(first_pass.logp, first_pass.logp_old)
+    if shift and shifted_distance < REMAINDER * unshifted_distance:
+        return passed.failed("shift", f"logp_old is {shift:+d} tokens from logp: there the ratio is 1")
+
+    slope, r_squared = first_pass.fit_temperature(first_pass.logp, first_pass.logp_old, where)
+    if r_squared > TEMPERATURE_R2:
+        cause = f"logp_old is at {1 + slope:.2f} times the temperature of logp (R² {r_squared:.2f})"
+        return passed.failed("temperature", cause)
+
+    is_stale = _grows(distances) or bool((first_pass.lag[where] > 0).any())
+    if first_pass.logp_old_is_rollout and is_stale:
+        cause = "logp_old is the engine's, of other weights than the trainer's"
+        return passed.failed("stale", cause, "weight-sync")
+
+    if distance > ROUNDING_DISTANCE:
+        cause = "two passes over the same tokens differ, and no shift or temperature explains it"
+        alternatives = ("engine-mismatch", *_undetectable_codes(first_pass))
+        return passed.failed("dropout", cause, *alternatives)
+    cause = "logp_old is the engine's, of other kernels or another precision"
+    return passed.failed("engine-mismatch", cause)
+
+
+def check_engine(first_pass: FirstPass) -> Finding:
+    """Check that the engine's log-probabilities are the trainer's, but for rounding."""
+    tested = "engine and trainer agree"
+    where = ~np.isnan(first_pass.logp_rollout)
+    if first_pass.logp_old_is_rollout or not where.any():
+        return untested(tested, "record logp_rollout=, and a logp_old of the trainer's own")
+
+    # log(π_old/π_rollout), and E[w − 1 − log w], which is the KL divergence of tokens drawn by the engine.
+    log_weight = np.where(where, first_pass.logp_old - first_pass.logp_rollout, 0.0)
+    clamped = np.clip(log_weight, -LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
+    surplus = np.expm1(clamped)
+    divergence = surplus - clamped
+    divergences = first_pass.batch_means(divergence, where)
+    mean_surplus, z = first_pass.mean_and_z(surplus, where)
+    passed = Finding.of(f"{tested} (KL, nats per token)", divergences, int(where.sum()))
+
+    # A temperature is looked for in any case: if the policy is nearly sure of its tokens, the divergence hides it.
+    slope, r_squared = first_pass.fit_temperature(first_pass.logp_old, first_pass.logp_rollout, where)
+    temperatures_differ = r_squared > TEMPERATURE_R2 and abs(slope) > NEGLIGIBLE
+    weights_are_one = abs(mean_surplus) < NEGLIGIBLE or abs(z) < Z_LIMIT
+    if float(divergences.mean()) <= KL_LIMIT and weights_are_one and not temperatures_differ:
+        return passed
+
+    shift, shifted_distance, unshifted_distance = first_pass.best_shift(
+        first_pass.logp_old, first_pass.logp_rollout
+    )
+    if shift and shifted_distance < REMAINDER * unshifted_distance:
+        return passed.failed("shift", f"the trainer's tokens stand {-shift:+d} from the engine's")
+
+    cause = _unsampled_edge(first_pass)
+    if cause:
+        return passed.failed("mask", cause)
+
+    far_share = _retokenised_share(first_pass, log_weight)
+    if far_share > NEGLIGIBLE:
+        cause = f"{far_share:.1%} of tokens are far off; sequences without them agree"
+        return passed.failed("retokenised", cause)
+
+    # A truncated vocabulary gives its tokens the rest's probability, so that the engine's are larger throughout.
+    share_above = float((log_weight[where] > ROUNDING_DISTANCE).mean())
+    share_below = float((-log_weight[where] > ROUNDING_DISTANCE).mean())
+    hardly_above = share_above < max(NEGLIGIBLE, REMAINDER * share_below)
+    if mean_surplus < 0 and -z > Z_LIMIT and hardly_above:
+        cause = (
+            f"π_old/π_rollout is {1 + mean_surplus:.3f} on average and hardly ever above 1: "
+            "the engine drew from a part of the vocabulary"
+        )
+        return passed.failed("top-p", cause)
+
+    if temperatures_differ:
+        cause = (
+            f"the trainer is at {1 / (1 + slope):.2f} times the temperature of the engine's log-probabilities "
+            f"(R² {r_squared:.2f}, slope {slope:+.3f})"
+        )
+        return passed.failed("temperature", cause)
+
+    # Old weights explain a distance that fresh data does not have.
+    fresh = where & (first_pass.lag == 0)
+    lagged = where & (first_pass.lag > 0)
+    fresh_divergence = _mean(divergence[fresh])
+    lagged_divergence = _mean(divergence[lagged])
+    if lagged.any() and fresh_divergence < REMAINDER * lagged_divergence:
+        max_lag = int(first_pass.lag[lagged].max())
+        cause = f"KL {fresh_divergence:.2g} at a lag of 0, {lagged_divergence:.2g} at {max_lag} and less"
+        return passed.failed("stale", cause)
+
+    if _grows(divergences) and fresh.any():
+        return passed.failed("weight-sync", "weights are called fresh, but the distance grows batch by batch")
+    if _grows(divergences):
+        cause = "the distance begins at 0 and grows with training"
+        return passed.failed("stale", cause, "weight-sync")
+    cause = "they are far apart from the first batch on"
+    return passed.failed("engine-mismatch", cause, "stale", *_undetectable_codes(first_pass))
+
+
+def check_surprisal(first_pass: FirstPass) -> Finding:
+    """Check that tokens were drawn from the policy: the mean of −log π is then its entropy."""
+    tested = "surprisal equals entropy"
+    where = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
+    if not where.any():
+        return untested(tested, "record entropy= and update=")
+
+    excesses = first_pass.batch_means(first_pass.excess_surprisal, where)
+    passed = Finding.of(tested, excesses, int(where.sum()))
+    mean, z = first_pass.mean_and_z(first_pass.excess_surprisal, where)
+    if abs(z) < Z_LIMIT or abs(mean) < ROUNDING_DISTANCE:
+        return passed
+
+    cause = _unsampled_edge(first_pass)
+    if cause:
+        return passed.failed("mask", cause, "shift")
+    if z < 0:
+        cause = f"tokens are surer than the policy by {-mean:.3f} nats (z {z:.1f}): rare ones are missing"
+        return passed.failed("top-p", cause, "temperature")
+    cause = f"tokens are rarer than the policy says by {mean:.3f} nats (z {z:.1f})"
+    return passed.failed("stale", cause, "weight-sync", "retokenised", "temperature")
+
+
+def check_signal(first_pass: FirstPass) -> Finding:
+    """Check that advantages distinguish sequences."""
+    tested = "advantages carry signal (share that is 0)"
+    known = ~np.isnan(first_pass.advantage)
+    if not known.any():
+        return untested(tested)
+
+    advantages = first_pass.advantage[known]
+    _, batch_index = np.unique(first_pass.batch[known], return_inverse=True)
+    zero_shares = np.bincount(batch_index, weights=advantages == 0) / np.bincount(batch_index)
+    passed = Finding.of(tested, zero_shares, len(advantages))
+
+    rewards = first_pass.reward[~np.isnan(first_pass.reward)]
+    if len(rewards) > 1 and bool((rewards == rewards[0]).all()):
+        cause = f"every reward is {float(rewards[0]):g}"
+        truncated_share = float((first_pass.truncated == 1).mean())
+        if truncated_share > MAJORITY:
+            return passed.failed("truncated", f"{truncated_share:.0%} of answers are cut off, and {cause}")
+        return passed.failed("reward-flat", f"{cause}, so nothing can be learned")
+
+    if bool((zero_shares >= NO_SIGNAL_SHARE).all()):
+        cause = f"{float(zero_shares.mean()):.0%} of advantages are 0"
+        alternatives = () if len(rewards) else ("reward-flat",)
+        return passed.failed("no-signal", cause, *alternatives)
+
+    largest = float(np.abs(advantages).max())
+    if largest > ADVANTAGE_LIMIT:
+        cause = f"the largest advantage is {largest:.3g}; a normalised group gives √(its size) at most"
+        return passed.failed("advantage-scale", cause)
+    return passed
+
+
+def check_agreement(first_pass: FirstPass) -> Finding:
+    """Check that rewards order the advantages of a group, and that equal answers have equal rewards."""
+    tested = "reward and advantage agree (rank correlation)"
+    known = ~np.isnan(first_pass.advantage + first_pass.reward + first_pass.group)
+    members: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
+    for sequence in np.flatnonzero(known).tolist():
+        group = (int(first_pass.batch[sequence]), float(first_pass.group[sequence]))
+        members[group].append(sequence)
+
+    groups = []
+    for sequences in members.values():
+        answer_ids = [first_pass.answer_ids[sequence] for sequence in sequences]
+        rewards = first_pass.reward[sequences]
+        advantages = first_pass.advantage[sequences]
+        groups.append(_compare_pairs(rewards, advantages, answer_ids))
+
+    correlations = [group.correlation for group in groups if group.correlation is not None]
+    if not correlations:
+        return untested(tested, "record group= and reward=")
+    passed = Finding.of(tested, correlations, int(known.sum()))
+    if sum(correlations) < 0:
+        return passed.failed("reward-sign", "better answers have lower advantages")
+
+    equal_rewards = sum(group.equal_rewards for group in groups)
+    split = sum(group.split for group in groups)
+    squared_means = sum(group.squared_mean for group in groups)
+    mean_squares = sum(group.mean_square for group in groups)
+    if split > equal_rewards / 2 and squared_means > UNCENTRED_SHARE * mean_squares:
+        cause = (
+            f"{split} of {equal_rewards} pairs of one prompt and reward differ in advantage, "
+            "and groups are not centred"
+        )
+        return passed.failed("grouping", cause)
+
+    # Noise gives equal answers different rewards at least half as often as other answers.
+    equal_answers = sum(group.equal_answers for group in groups)
+    inconsistent = sum(group.inconsistent for group in groups)
+    other_answers = sum(group.other_answers for group in groups)
+    other_rewards = sum(group.other_rewards for group in groups)
+    if equal_answers >= MIN_PAIRS and inconsistent * other_answers > other_rewards * equal_answers / 2:
+        cause = (
+            f"{inconsistent} of {equal_answers} pairs of the same answer to one prompt have different rewards"
+        )
+        return passed.failed("reward-noise", cause)
+    return passed
+
+
+class _GroupPairs(NamedTuple):
+    """Comparison of all pairs of sequences in a group."""
+
+    equal_rewards: int
+    """Pairs with the same reward."""
+    split: int
+    """Pairs with the same reward and different advantages."""
+    equal_answers: int
+    """Pairs of the same tokens."""
+    inconsistent: int
+    """Pairs of the same tokens with different rewards."""
+    other_answers: int
+    """Pairs of different tokens, or of tokens that were not recorded."""
+    other_rewards: int
+    """The pairs of `other_answers` with different rewards."""
+    correlation: float | None
+    """Rank correlation of reward and advantage, from −1 to 1; None if no pair differs in both."""
+    squared_mean: float
+    """Square of the mean advantage."""
+    mean_square: float
+    """Mean of the squared advantages."""
+
+
+def _compare_pairs(rewards: Floats, advantages: Floats, answer_ids: Sequence[int | None]) -> _GroupPairs:
+    """Compare all pairs of sequences in a group.
+
+    Args:
+        rewards: Reward of each sequence, (group,).
+        advantages: Advantage of each sequence, (group,).
+        answer_ids: A number per sequence that is the same for the same tokens; None if these are not known.
+    """
+    first, second = np.triu_indices(len(rewards), 1)
+    rewards_equal = rewards[first] == rewards[second]
+    advantage_difference = np.abs(advantages[first] - advantages[second])
+    advantages_differ = advantage_difference > ADVANTAGE_TOLERANCE * np.abs(advantages).max()
+
+    has_answer = np.array([answer is not None for answer in answer_ids])
+    answers = np.array([answer or 0 for answer in answer_ids])
+    answers_equal = has_answer[first] & has_answer[second] & (answers[first] == answers[second])
+
+    # Kendall's correlation, of the pairs that differ in both.
+    ordered = ~rewards_equal & advantages_differ
+    reward_order = np.sign(rewards[first[ordered]] - rewards[second[ordered]])
+    advantage_order = np.sign(advantages[first[ordered]] - advantages[second[ordered]])
+    correlation = float((reward_order * advantage_order).mean()) if ordered.any() else None
+
+    return _GroupPairs(
+        equal_rewards=int(rewards_equal.sum()),
+        split=int((rewards_equal & advantages_differ).sum()),
+        equal_answers=int(answers_equal.sum()),
+        inconsistent=int((answers_equal & ~rewards_equal).sum()),
+        other_answers=int((~answers_equal).sum()),
+        other_rewards=int((~answers_equal & ~rewards_equal).sum()),
+        correlation=correlation,
+        squared_mean=float(advantages.mean() ** 2),
+        mean_square=float(np.square(advantages).mean()),
+    )
+
+
+def _unsampled_edge(first_pass: FirstPass) -> str:
+    """Return the end of the sequences at which tokens that nobody sampled are counted, as a cause; "" if neither."""
+    known = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
+    at_start = known & (first_pass.position < EDGE_TOKENS)
+    at_end = known & (first_pass.remaining < EDGE_TOKENS)
+
+    # Engines give 0 or nothing for tokens that they did not sample.
+    missing = np.isnan(first_pass.logp_rollout)
+    if missing.all():
+        missing = np.zeros_like(missing)
+    unsampled = missing | (first_pass.logp_rollout == 0)
+
+    edges = (
+        ("start", "the prompt", at_start, at_end),
+        ("end", "padding", at_end, at_start),
+    )
+    for name, content, edge, opposite_edge in edges:
+        mean, z = first_pass.mean_and_z(first_pass.excess_surprisal, edge)
+        opposite_mean, _ = first_pass.mean_and_z(first_pass.excess_surprisal, opposite_edge)
+        limit = UNSAMPLED_EXCESS if _mean(unsampled[edge]) > MAJORITY else IMPOSSIBLE_EXCESS
+        if mean > limit and z > Z_LIMIT and opposite_mean < REMAINDER * mean:
+            return (
+                f"tokens at the {name} of sequences are {mean:.1f} nats rarer than they should be: "
+                f"{content} is counted"
+            )
+    return ""
+
+
+def _retokenised_share(first_pass: FirstPass, log_weight: Floats) -> float:
+    """Return the share of tokens that are far off, if the sequences without them agree; else 0.
+
+    Args:
+        first_pass: The first pass.
+        log_weight: log(π_old/π_rollout), nats, 0 where the engine gave none, (tokens,).
+    """
+    distance = np.abs(log_weight)
+    largest = np.zeros(len(first_pass.batch))
+    np.maximum.at(largest, first_pass.sequence, distance)
+    without_far_tokens = largest[first_pass.sequence] < 1
+    if not without_far_tokens.any():
+        return 0.0
+    if float(distance[without_far_tokens].mean()) >= ROUNDING_DISTANCE:
+        return 0.0
+    return float((distance >= 1).mean())
+
+
+def _undetectable_codes(first_pass: FirstPass) -> tuple[str, ...]:
+    """Return the code of a temperature if there are no entropies to recognise it by."""
+    return ("temperature",) if np.isnan(first_pass.entropy).all() else ()
+
+
+def _grows(distances: Floats) -> bool:
+    """Return whether a distance begins near 0 and is larger later, as between weights that drift apart.
+
+    Args:
+        distances: The distance in each batch, (batches,).
+    """
+    return len(distances) > 1 and float(distances[0]) < REMAINDER * float(distances.max())
+
+
+def _mean(values: Floats | Flags) -> float:
+    """Return the mean of values, 0 if there are none."""
+    return float(values.mean()) if len(values) else 0.0

@@ -1,0 +1,294 @@
+"""Read what a run was trained with from the configuration files that its framework wrote.
+
+Nothing that these files name is imported or called: a method is a text, which `bandpo.text.parse` reads where it is
+needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bandpo.runs.files import shipped, unpickled
+from bandpo.runs.logs import Row
+from bandpo.runs.setup import Setup
+
+Config = Mapping[str, Any]
+"""The settings of a configuration file, nested."""
+
+LARGEST = 2**24
+"""Bytes above which a file is no configuration. Those of all frameworks are smaller than 2**16."""
+
+FRAMEWORKS: Mapping[str, Mapping[str, Any]] = shipped("frameworks")
+"""For each framework: keys of its log that no other has (``log``), and by dotted names a setting of its own (``own``),
+what stands before its adapter's ``method`` (``ours``), and what makes the updates of a batch (``updates``)."""
+
+
+def read_setup(path: Path, rows: Sequence[Row], method: str | None = None) -> Setup:
+    """Return what a run with a log was trained with, as the log's keys and the configuration beside it say.
+
+    Args:
+        path: The run's folder, or its log.
+        rows: The log. Its keys may show the framework.
+        method: The text of its method, used where no configuration names one, such as ``"GSPO()"``.
+
+    >>> read_setup(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], "GSPO()").framework
+    'verl'
+    """
+    logged_framework = _framework_of_log(rows)
+    setup = read_configuration(path, method)
+    if logged_framework in (None, setup.framework):
+        return setup
+    # The configuration beside the log is of another program.
+    return Setup(logged_framework, method)
+
+
+def _framework_of_log(rows: Sequence[Row]) -> str | None:
+    keys = {key for row in rows for key in row}
+    for name, framework in FRAMEWORKS.items():
+        if any(key.endswith(tuple(framework["log"])) for key in keys):
+            return name
+    return None
+
+
+def read_configuration(path: Path, method: str | None = None) -> Setup:
+    """Return what the newest configuration in a run's folder says, or that beside a log.
+
+    Args:
+        path: The folder, or the log.
+        method: The text of the method, used where no configuration names one.
+
+    >>> import tempfile
+    >>> run = Path(tempfile.mkdtemp())
+    >>> _ = (run / "config.yaml").write_text("loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, ratio_clip_c: null}")
+    >>> read_configuration(run).method
+    'FixedClip(0.2, 0.28)'
+    """
+    if path.suffix == ".jsonl":
+        # bandpo's driver writes the settings into the first line of verl's file logger.
+        with suppress(OSError, StopIteration, ValueError), path.open() as lines:
+            text = lookup(json.loads(next(lines)), "data.bandpo.method")
+            if isinstance(text, str):
+                return Setup("verl", text)
+
+    for file in _configuration_files(path):
+        try:
+            config = _READERS[file.name](file) if file.stat().st_size <= LARGEST else {}
+        except Exception:  # noqa: S112  (a damaged file, or another program's; the log is there in any case)
+            continue
+        for name in _STOCK_METHODS:
+            if lookup(config, FRAMEWORKS[name]["own"]) is not None:
+                return _setup_of(name, config, method)
+    return Setup(method=method)
+
+
+def _configuration_files(path: Path) -> list[Path]:
+    """Return the configuration files in a folder, or those beside a log, the newest first."""
+    files = []
+    for name in _READERS:
+        if path.is_dir():
+            files += path.rglob(name)
+        else:
+            files += [path.parent / name, path.parent / ".hydra" / name]
+    files = [file for file in files if file.is_file()]
+    return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def _setup_of(framework: str, config: Config, method: str | None) -> Setup:
+    level = lookup(config, "importance_sampling_level") if framework == "trl" else None
+    # A lag is a setting of `bandpo-lab train` alone.
+    stale = bool(config.get("lag")) if framework == "trl" else None
+    adapter_settings = FRAMEWORKS[framework]["ours"]
+    text = lookup(config, f"{adapter_settings}method")
+    if not isinstance(text, str):
+        try:
+            text = _STOCK_METHODS[framework](config) or method
+        except (LookupError, TypeError, ValueError):
+            text = method  # a setting is of another version of the framework, or missing
+    return Setup(
+        framework,
+        text,
+        level if isinstance(level, str) else None,
+        _updates(framework, config),
+        stale,
+    )
+
+
+def lookup(config: Config, name: str) -> Any:
+    """Return a setting by its dotted name; None if it is not there."""
+    value: Any = config
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _updates(framework: str, config: Config) -> float | None:
+    """Compute the optimiser steps on a batch; None if a setting is missing."""
+    product, _, divisor_name = FRAMEWORKS[framework]["updates"].partition(" / ")
+    names = [*product.split(" * "), divisor_name]
+    values = [lookup(config, name) for name in names]
+    if not all(isinstance(value, int) and value > 0 for value in values):
+        return None
+    *factors, divisor = values
+    return math.prod(factors) / divisor
+
+
+def _read_yaml(file: Path) -> Config:
+    """Read hydra's file, NeMo-RL's, that of `bandpo-lab train`, or wandb's, which has each setting under ``value``."""
+    import yaml
+
+    content = yaml.safe_load(file.read_bytes())
+    content = content.get("arguments", content)
+    config = {}
+    for name, value in content.items():
+        config[name] = value["value"] if isinstance(value, Mapping) and "value" in value else value
+    return config
+
+
+def _read_training_args(file: Path) -> Config:
+    """Read transformers' ``training_args.bin``, a pickle in an archive, without unpickling what it names."""
+    with zipfile.ZipFile(file) as archive:
+        entry = next(entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
+        if entry.file_size > LARGEST:
+            return {}
+        return unpickled(archive.read(entry), file).state
+
+
+def _read_json(file: Path) -> Config:
+    return json.loads(file.read_bytes())
+
+
+def _read_toml(file: Path) -> Config:
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+_READERS: Mapping[str, Callable[[Path], Config]] = {
+    "training_args.bin": _read_training_args,
+    "config.yaml": _read_yaml,
+    "trainer.json": _read_json,  # prime-rl's
+    "trainer.toml": _read_toml,
+}
+"""For each name of a configuration file its reader."""
+
+
+def method_text(clip: str, objective: str | None = None, level: str = "token") -> str:
+    """Return the text of a method that no paper names.
+
+    >>> method_text("FixedClip(0.2)"), method_text("FixedClip(0.2)", "DualClip(3.0)")
+    ('FixedClip(0.2)', 'Method(FixedClip(0.2), DualClip(3.0))')
+    """
+    arguments = [clip]
+    if objective is not None:
+        arguments.append(objective)
+    if level != "token":
+        arguments.append(f"level={level!r}")
+    return clip if len(arguments) == 1 else f"Method({', '.join(arguments)})"
+
+
+def fixed_clip(low: float, high: float | None) -> str:
+    """Return the text of a clip; a lower bound below 0 bounds nothing, as one of 0."""
+    return f"FixedClip({min(low, 1.0)}, {low if high is None else high})"
+
+
+TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+"""TRL's ``loss_type``s that clamp the ratio."""
+
+
+def trl_method(config: Config) -> str:
+    """Return the text of the method that a stock GRPOTrainer's loss is under its arguments."""
+    loss_type = config["loss_type"]
+    level = config["importance_sampling_level"]
+    low = config["epsilon"]
+    high = config.get("epsilon_high")
+    if loss_type in TRL_CLIPS:
+        delta = config.get("delta")
+        objective = None if delta is None else f"TwoSided({delta})"
+        return method_text(fixed_clip(low, high), objective, level)
+    if loss_type == "cispo":
+        # epsilon_high is the bound itself there.
+        return method_text("Unclipped()", f"ClippedWeight({low if high is None else high})", level)
+    if loss_type == "sapo":
+        temperatures = config["sapo_temperature_pos"], config["sapo_temperature_neg"]
+        return method_text("Unclipped()", f"SigmoidGate({temperatures[0]}, {temperatures[1]})", level)
+    if loss_type == "vespo":
+        names = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
+        values = ", ".join(str(config[f"vespo_{name}"]) for name in names)
+        return method_text("Unclipped()", f"GammaWeight({values})")
+    return method_text("Unclipped()", "Surrogate()", level)
+
+
+def verl_method(loss_mode: str, actor: Any) -> str | None:
+    """Return the text of the method that verl's loss is under the actor's settings; None if it is none of bandpo's."""
+    low = actor["clip_ratio"] if actor["clip_ratio_low"] is None else actor["clip_ratio_low"]
+    high = actor["clip_ratio"] if actor["clip_ratio_high"] is None else actor["clip_ratio_high"]
+    if loss_mode == "vanilla":
+        return method_text(fixed_clip(low, high), f"DualClip({actor['clip_ratio_c']})")
+    if loss_mode in ("dppo_tv", "dppo_kl"):
+        divergence = "TotalVariation()" if loss_mode == "dppo_tv" else "KL()"
+        lower = f"Band({divergence}, {low}, inf)"
+        upper = f"Band({divergence}, {high}, inf)"
+        clip = lower if low == high else f"Sides({lower}, {upper})"
+        return method_text(clip, f"Masked({actor['clip_ratio_c']})")
+    if loss_mode == "gspo":
+        return f"GSPO({low}, {high})"
+    if loss_mode == "sapo":
+        return f"SAPO({actor['tau_pos']}, {actor['tau_neg']})"
+    if loss_mode == "gpg":
+        return "GPG()"
+    if loss_mode == "geo_mean":
+        # Its ends are distances of log r from 0.
+        return method_text(f"FixedClip({-math.expm1(-low)}, {math.expm1(high)})", "GeometricMean()")
+    if loss_mode == "cispo":
+        return f"CISPO({low}, {high})"
+    return None
+
+
+def _verl_stock_method(config: Config) -> str | None:
+    actor = lookup(config, "actor_rollout_ref.actor")
+    loss = actor["policy_loss"]
+    return verl_method(loss.get("audited") or loss["loss_mode"], actor)
+
+
+def _skyrl_stock_method(config: Config) -> str | None:
+    settings = lookup(config, "trainer.algorithm")
+    low = settings["eps_clip_low"]
+    high = settings["eps_clip_high"]
+    if settings["policy_loss_type"] == "regular":
+        return f"FixedClip({low}, {high})"
+    if settings["policy_loss_type"] == "dual_clip":
+        return method_text(f"FixedClip({low}, {high})", f"DualClip({settings['clip_ratio_c']})")
+    if settings["policy_loss_type"] == "gspo":
+        return f"GSPO({low}, {high})"
+    return None
+
+
+def _nemo_rl_stock_method(config: Config) -> str | None:
+    loss = config["loss_fn"]
+    if loss.get("use_cispo") or loss.get("disable_ppo_ratio"):
+        return None
+    clip = f"FixedClip({loss['ratio_clip_min']}, {loss['ratio_clip_max']})"
+    objective = None if loss["ratio_clip_c"] is None else f"DualClip({loss['ratio_clip_c']})"
+    level = "sequence" if loss.get("sequence_level_importance_ratios") else "token"
+    return method_text(clip, objective, level)
+
+
+def _prime_rl_stock_method(config: Config) -> str | None:
+    loss = config["loss"]
+    radius = loss["dppo_mask_low"]
+    return f"PrimeRL({radius}, {loss['kl_tau']})" if radius == loss["dppo_mask_high"] else None
+
+
+_STOCK_METHODS: Mapping[str, Callable[[Config], str | None]] = {
+    "trl": trl_method,
+    "verl": _verl_stock_method,
+    "skyrl": _skyrl_stock_method,
+    "nemo-rl": _nemo_rl_stock_method,
+    "prime-rl": _prime_rl_stock_method,
+}
+"""For each framework, the text of the method that its own loss is."""

@@ -1,0 +1,200 @@
+"""Read the batches that frameworks write by themselves as losses of a record, before their first update.
+
+NeMo-RL's ``train_data_step….jsonl``, the files of ``--save-debug-train-data`` of slime and miles, and SkyRL's
+``dump_data_batch``. None holds the log-probabilities of the policy in training.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bandpo.errors import InvalidValue
+from bandpo.runs.files import read_jsonl, unpickled
+from bandpo.runs.record import LossBatch
+
+if TYPE_CHECKING:
+    from numpy import ndarray as Array
+
+COLUMNS = {
+    "old": ("prev_logprobs", "log_probs", "action_log_probs"),
+    "engine": ("generation_logprobs", "rollout_log_probs", "rollout_logprobs"),
+    "advantages": ("advantages",),
+    "mask": ("token_loss_mask", "loss_masks", "loss_mask"),
+    "tokens": ("token_ids", "tokens", "sequences"),
+    "entropy": ("entropy",),
+    "reward": ("raw_reward", "filtered_rewards", "rewards"),
+    "truncated": ("truncated",),
+}
+"""For each column of a batch, what NeMo-RL, slime (miles alike) and SkyRL call it."""
+
+REQUIRED = ("old", "advantages", "mask")
+"""The columns without which a batch tells nothing."""
+
+Columns = Mapping[str, Any]
+"""The columns of a batch by the framework's own names: a list with one entry a sequence, or an array."""
+
+
+def _read_jsonl_columns(path: Path) -> Columns:
+    rows = [row for _, row in read_jsonl(path)]
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+def _read_saved(path: Path) -> Columns:
+    """Read slime's file, which holds a dict a sample, or that of miles and older slime, a list of each column."""
+    import torch
+
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if "samples" not in content:
+        return content.get("rollout_data", {})
+    samples = content["samples"]
+    columns = {}
+    for name, value in content.items():
+        if isinstance(value, list) and len(value) == len(samples):
+            columns[name] = value
+    for name in (samples or [{}])[0]:
+        columns[name] = [sample[name] for sample in samples]
+    return columns
+
+
+def _read_pickled(path: Path) -> Columns:
+    """Read SkyRL's batch, a pickle of arrays as bytes."""
+    import numpy as np
+
+    def array(stored: Mapping[str, Any]) -> Any:
+        if stored["format"] == "torch":
+            import torch
+
+            return torch.load(io.BytesIO(stored["data"]), weights_only=True)
+        return np.frombuffer(stored["data"], stored["dtype"]).reshape(stored["shape"]).copy()
+
+    columns = unpickled(path.read_bytes(), path).arguments[-1]["batch_dict"]
+    return {name: array(x) for name, x in columns.items() if x and x["format"] in ("numpy", "torch")}
+
+
+KINDS: Mapping[str, tuple[str, Callable[[Path], Columns]]] = {
+    "train_data_step*.jsonl": ("nemo-rl", _read_jsonl_columns),
+    "*.pt": ("slime", _read_saved),
+    "*.pkl": ("skyrl", _read_pickled),
+}
+"""For each kind of file, the framework that writes it, and its reader."""
+
+
+def dump_files(path: Path) -> list[Path]:
+    """Return the dumps that a path names, or that lie in a folder, in the order of their steps."""
+    candidates = [path]
+    if not path.is_file():
+        candidates = [file for pattern in KINDS for file in path.glob(pattern)]
+    files = [file for file in candidates if any(file.match(pattern) for pattern in KINDS)]
+    return sorted(files, key=lambda file: (_step_of(file), file.name))
+
+
+def _step_of(path: Path) -> int:
+    """Return the first number of a file's name; a rank may follow it."""
+    numbers = re.findall(r"\d+", path.stem)
+    return int(numbers[0]) if numbers else 0
+
+
+def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
+    """Read batches, without the sequences that hold a value that cannot be right.
+
+    Raises:
+        ValueError: if a file is no dump of these frameworks, or lacks a column.
+    """
+    for file in files:
+        framework, read = next(kind for pattern, kind in KINDS.items() if file.match(pattern))
+        try:
+            yield _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
+        except (LookupError, AttributeError, TypeError, RuntimeError, EOFError) as error:
+            raise InvalidValue(f"{file} is no batch of NeMo-RL, slime, miles or SkyRL ({error!r})") from error
+
+
+def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
+    """Bring a framework's columns to those of a record."""
+    import numpy as np
+
+    columns = {}
+    for name, keys in COLUMNS.items():
+        key = next((key for key in keys if key in content), None)
+        if key is not None:
+            columns[name] = content[key]
+    missing = [" or ".join(COLUMNS[name]) for name in REQUIRED if name not in columns]
+    if missing:
+        raise InvalidValue(f"{file} lacks {', '.join(missing)}")
+
+    sequence_mask = content.get("sample_loss_mask", [1] * len(columns["mask"]))  # NeMo-RL's
+    masks = []
+    for tokens_mask, counts in zip(columns["mask"], sequence_mask, strict=True):
+        masks.append(_as_array(tokens_mask).astype(bool) & bool(counts))
+    lengths = np.array([int(mask.sum()) for mask in masks])
+    mask = np.arange(int(lengths.max())) < lengths[:, None]
+
+    def padded(name: str, dtype: Any) -> Array | None:
+        """Return the values at the counted tokens. The tokens of an answer stand last, whatever is before them."""
+        if name not in columns:
+            return None
+        array = np.zeros(mask.shape, dtype)
+        for row, (stored, counted) in enumerate(zip(columns[name], masks, strict=True)):
+            values = _as_array(stored)
+            if values.ndim:
+                values = values[len(values) - len(counted) :]
+            else:
+                values = np.broadcast_to(values, len(counted))
+            array[row, : lengths[row]] = values[counted]
+        return array
+
+    def per_sequence(name: str) -> Array | None:
+        if name not in columns:
+            return None
+        return np.array([_as_array(value).sum() for value in columns[name]], np.float32)
+
+    logp_old = padded("old", np.float32)
+    advantages = padded("advantages", np.float32)
+    assert logp_old is not None
+    assert advantages is not None
+    batch = LossBatch(
+        location=str(file),
+        step=_step_of(file),
+        method=None,
+        anchor="trainer",
+        framework=framework,
+        log_ratio=np.zeros_like(logp_old),
+        logp_old=logp_old,
+        advantages=advantages,
+        mask=mask,
+        logp_rollout=padded("engine", np.float32),
+        entropy=padded("entropy", np.float32),
+        token=padded("tokens", np.int64),
+        update=0,
+        reward=per_sequence("reward"),
+        truncated=per_sequence("truncated"),
+        has_logp=False,
+    )
+    return replace(batch, group=_groups(columns["tokens"], masks)) if "tokens" in columns else batch
+
+
+def _as_array(values: Any) -> Array:
+    """Return a list, an array or a tensor of any type as an array; numpy has no bfloat16."""
+    import numpy as np
+
+    if hasattr(values, "detach"):
+        tensor = values.detach()
+        values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return np.asarray(values)
+
+
+def _groups(tokens: Sequence[Any], masks: Sequence[Array]) -> Array:
+    """Number the sequences by their prompts: the tokens before the first that counts."""
+    import numpy as np
+
+    numbers: dict[tuple[int, ...], int] = {}
+    groups = []
+    for ids, mask in zip(tokens, masks, strict=True):
+        prompt_length = len(ids) - len(mask) + int(mask.argmax())
+        prompt = tuple(map(int, ids[:prompt_length]))
+        groups.append(numbers.setdefault(prompt, len(numbers)))
+    return np.array(groups)

@@ -1,0 +1,350 @@
+"""Read what `bandpo.Recorder` wrote: the tokens of every loss of a run."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bandpo._limits import LOGP_SLACK
+from bandpo.errors import InvalidValue
+from bandpo.runs.record_format import (
+    FILE_NAME,
+    FORMAT,
+    META,
+    REQUIRED_COLUMNS,
+    import_pyarrow,
+    record_files,
+)
+
+if TYPE_CHECKING:
+    from numpy import ndarray as Array
+
+STREAM_START = b"\xff\xff\xff\xff"
+"""The first bytes of an Arrow stream, and of each message in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossBatch:
+    """The tokens of one loss, as numpy arrays.
+
+    Arrays of tokens have the shape (batch, time), and hold 0 where ``mask`` is False. An attribute is None where the
+    run did not record it.
+    """
+
+    location: str
+    """The file, and the number of the loss in it, from 1."""
+    step: int | None
+    """The trainer's step."""
+    method: str | None
+    """The text of the run's method. A stranger may have written it: it is data, see `bandpo.text.parse`."""
+    anchor: str
+    """Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``."""
+    framework: str
+    """The framework that trained, as the recorder was told: ``trl 1.16``."""
+    log_ratio: Array
+    """log(π/π_old), nats, float32; 0 where the log-probabilities of the policy in training were not recorded."""
+    logp_old: Array
+    """Log-probabilities (nats) under the policy that the ratio refers to, float32."""
+    advantages: Array
+    """One per token, float32."""
+    mask: Array
+    """True for tokens that count."""
+    logp_rollout: Array | None = None
+    """Log-probabilities of the engine that sampled, float32; NaN where it gave none."""
+    entropy: Array | None = None
+    """Entropy (nats) of the policy at each token, float32."""
+    lag: Array | None = None
+    """``step − version``, int64."""
+    token: Array | None = None
+    """Ids of the tokens, int32."""
+    position: Array | None = None
+    """Columns of the loss's tensors in which the tokens stood, int32."""
+    generation: int | None = None
+    """The number of the generated batch."""
+    update: int | None = None
+    """Optimiser steps on that batch before this loss."""
+    group: Array | None = None
+    """The number of each sequence's prompt, (batch,)."""
+    reward: Array | None = None
+    """The reward of each sequence, (batch,)."""
+    truncated: Array | None = None
+    """Whether each sequence was cut off, (batch,)."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """The engine's settings."""
+    bad_sequences: int = 0
+    """Sequences that were left out because they hold values that cannot be right."""
+    has_logp: bool = True
+    """Whether the log-probabilities of the policy in training were recorded."""
+
+    @property
+    def logp(self) -> Array:
+        """Log-probabilities (nats) under the policy in training."""
+        return self.logp_old + self.log_ratio
+
+    @property
+    def logp_engine(self) -> Array | None:
+        """The engine's log-probabilities, with the trainer's where it gave none; None without an engine."""
+        import numpy as np
+
+        if self.logp_rollout is None:
+            return None
+        return np.where(np.isnan(self.logp_rollout), self.logp_old, self.logp_rollout)
+
+    @property
+    def logp_anchor(self) -> Array | None:
+        """The log-probabilities that the run's bounds surround, where these are not ``logp_old``.
+
+        Raises:
+            ValueError: if they are the engine's, which the record does not have.
+        """
+        if self.anchor != "rollout":
+            return None
+        if self.logp_rollout is None:
+            raise InvalidValue(
+                f"{self.location} has no log-probabilities of the rollout engine to anchor at; pass them to "
+                "Recorder.add(logp_rollout=…)"
+            )
+        return self.logp_engine
+
+    def without_bad_sequences(self) -> tuple[LossBatch, str]:
+        """Return the batch without the sequences that hold a value that cannot be right, and the first such value.
+
+        A value is wrong if it is NaN or infinite, or if a log-probability is above 0 by more than rounding. The rows
+        stay, with a mask of False.
+        """
+        import numpy as np
+
+        values = {"advantages": self.advantages, "logp_old": self.logp_old, "logp": self.logp}
+        if self.logp_engine is not None:
+            values["logp_rollout"] = self.logp_engine
+        wrong = {}
+        for name, array in values.items():
+            wrong[name] = ~np.isfinite(array)
+            if name != "advantages":
+                wrong[name] |= array > LOGP_SLACK
+        bad = np.stack([*wrong.values()]).any(axis=(0, 2))
+        if not bad.any():
+            return self, ""
+
+        row = int(bad.argmax())
+        name = next(name for name, where in wrong.items() if where[row].any())
+        token = int(wrong[name][row].argmax())
+        first = f"row {row + 1}: {name} is {values[name][row, token]:g} at counted token {token + 1}"
+
+        cleared: dict[str, Any] = {"bad_sequences": int(bad.sum())}
+        for name in ("log_ratio", "logp_old", "advantages", "mask", "logp_rollout", "entropy"):
+            array = getattr(self, name)
+            if array is not None:
+                cleared[name] = np.where(bad[:, None], np.zeros((), array.dtype), array)
+        return replace(self, **cleared), first
+
+
+ARRAYS = tuple(f.name for f in fields(LossBatch) if "Array" in str(f.type))
+"""The attributes of a `LossBatch` that are arrays."""
+
+
+def read_record(path: str | Path) -> Iterator[LossBatch]:
+    """Read the losses of a record, file by file in the order in which they were recorded.
+
+    Of a run that was resumed, the steps that a later file of a process repeats are left out of its earlier ones. A last
+    batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning. So are sequences
+    whose values cannot be right (NaN, a log-probability above 0); the warning counts them and names the first.
+
+    Args:
+        path: The folder that `bandpo.Recorder` wrote, or one file of it.
+
+    Raises:
+        ValueError: if there is no record, or a file is of another kind or format, lacks a column or is damaged. The
+            message names the file.
+    """
+    path = Path(path)
+    files = record_files(path)
+    if not files:
+        raise InvalidValue(
+            f"{path} holds no record; give the folder that bandpo.Recorder wrote, or a tokens-….arrow in it"
+        )
+    first_repeated = _first_repeated_steps(files)
+    bad_sequences = 0
+    first_fault = ""
+    for file in files:
+        for batch in _read_file(file):
+            if batch.step is not None and batch.step >= first_repeated.get(file, batch.step + 1):
+                continue
+            cleared, fault = batch.without_bad_sequences()
+            bad_sequences += cleared.bad_sequences
+            if fault and not first_fault:
+                first_fault = f"{batch.location}, {fault}"
+            yield cleared
+    if bad_sequences:
+        warnings.warn(
+            f"{path}: {bad_sequences} sequences with values that cannot be right are left out; the first: "
+            f"{first_fault}",
+            stacklevel=2,
+        )
+
+
+def _open_stream(file: Path, source: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the Arrow stream of a record's file, and the metadata of its schema."""
+    start = source.read(len(STREAM_START))
+    if start and not STREAM_START.startswith(start):
+        raise InvalidValue(f"{file} is no record of bandpo.Recorder: it is no Arrow stream")
+    source.seek(0)
+    pa = import_pyarrow()
+    try:
+        stream = pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidValue(f"{file} ends or breaks before its first tokens ({error})") from error
+    text = (stream.schema.metadata or {}).get(META)
+    if text is None:
+        raise InvalidValue(f"{file} is no record of bandpo.Recorder: its schema has no metadata of bandpo")
+    metadata = json.loads(text)
+    if metadata["format"] != FORMAT:
+        raise InvalidValue(
+            f"{file} is in format {metadata['format']} (bandpo {metadata['bandpo']}), this version reads format "
+            f"{FORMAT}; read it with the version that wrote it"
+        )
+    missing = [name for name in REQUIRED_COLUMNS if name not in stream.schema.names]
+    if missing:
+        columns = "columns" if len(missing) > 1 else "column"
+        raise InvalidValue(f"{file} lacks the {columns} {', '.join(missing)}")
+    return stream, metadata
+
+
+def _read_record_batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Read the metadata and the Arrow record batch of each loss in a file."""
+    pa = import_pyarrow()
+    with pa.OSFile(str(file)) as source:
+        size = source.size()
+        if not size:
+            return  # the process was killed before it wrote the schema
+        stream, metadata = _open_stream(file, source)
+        number = 0
+        while True:
+            start = source.tell()
+            try:
+                message = stream.read_next_batch_with_custom_metadata()
+            except StopIteration:
+                return
+            except (pa.ArrowInvalid, OSError) as error:
+                reached_end = source.tell() == size
+                source.seek(start)
+                begins_a_message = STREAM_START.startswith(source.read(len(STREAM_START)))
+                if not (reached_end and begins_a_message):
+                    raise InvalidValue(
+                        f"{file} is damaged after call {number}, at byte {start} of {size}: {error}"
+                    ) from error
+                warnings.warn(f"{file}: what follows call {number} is cut off and is left out", stacklevel=2)
+                return
+            number += 1
+            own_metadata = (message.custom_metadata or {}).get(META)
+            yield (metadata | json.loads(own_metadata) if own_metadata else metadata), message.batch
+
+
+def _read_file(file: Path) -> Iterator[LossBatch]:
+    import numpy as np
+
+    for number, (metadata, rows) in enumerate(_read_record_batches(file), 1):
+        location = f"{file}, call {number}"
+        lengths = _list_lengths(rows.column("logp_old"))
+        mask = np.arange(int(lengths.max(initial=1)))[None] < lengths[:, None]
+
+        def padded(name: str, rows: Any = rows, mask: Any = mask, location: str = location) -> Array | None:
+            if name not in rows.schema.names:
+                return None
+            return _padded(name, rows.column(name), mask, location)
+
+        def first(name: str, rows: Any = rows) -> int | None:
+            return rows.column(name)[0].as_py() if name in rows.schema.names else None
+
+        logp_old = padded("logp_old")
+        advantages = padded("advantages")
+        if advantages is None or logp_old is None:
+            raise InvalidValue(f"{location}: one of the columns advantages and logp_old is empty")
+        log_ratio = padded("log_ratio")
+        log_weight = padded("log_weight")
+        version = padded("version")
+        step = first("step")
+        lag = None if step is None or version is None else (step - version) * mask
+
+        of_sequences = {}
+        for name in ("group", "reward", "truncated"):
+            if name in rows.schema.names and not rows.column(name).null_count:
+                of_sequences[name] = np.array(rows.column(name).to_pylist())
+        yield LossBatch(
+            location=location,
+            step=step,
+            method=metadata["method"],
+            anchor=metadata["anchor"],
+            framework=metadata["framework"],
+            log_ratio=np.zeros_like(logp_old) if log_ratio is None else log_ratio,
+            logp_old=logp_old,
+            advantages=advantages,
+            mask=mask,
+            logp_rollout=None if log_weight is None else logp_old - log_weight,
+            entropy=padded("entropy"),
+            lag=lag,
+            token=padded("token"),
+            position=padded("position"),
+            generation=first("generation"),
+            update=first("update"),
+            sampling=metadata.get("sampling", {}),
+            has_logp=log_ratio is not None,
+            **of_sequences,
+        )
+
+
+def _list_lengths(column: Any) -> Array:
+    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype("int64")
+
+
+def _padded(name: str, column: Any, mask: Array, location: str) -> Array | None:
+    """Return a column of lists in the shape of the mask; a list of one value holds for its whole sequence."""
+    import numpy as np
+
+    if column.null_count == len(column):
+        return None
+    lengths = _list_lengths(column)
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    if values.dtype.kind == "f":
+        values = values.astype(np.float32)
+    counts = mask.sum(1)
+    array = np.zeros(mask.shape, values.dtype)
+    if np.array_equal(lengths, counts):
+        array[mask] = values
+        return array
+    if (lengths == 1).all():
+        return np.where(mask, values[:, None], array)
+    row = int(((lengths != counts) & (lengths != 1)).nonzero()[0][0]) + 1
+    raise InvalidValue(
+        f"{location}, row {row}: {name} has {lengths[row - 1]} values, logp_old {counts[row - 1]}; they must be equal"
+    )
+
+
+def _first_repeated_steps(files: Sequence[Path]) -> dict[Path, int]:
+    """Return for each file the step from which a later file of its process recorded again."""
+    processes = {}
+    for file in files:
+        match = FILE_NAME.fullmatch(file.name)
+        processes[file] = match[1] if match else file.name
+    counts = Counter(processes.values())
+
+    first_repeated: dict[Path, int] = {}
+    first_steps: dict[str, int] = {}
+    for file in reversed(files):
+        process = processes[file]
+        if counts[process] == 1:
+            continue  # the process was never resumed, so its file need not be opened
+        if process in first_steps:
+            first_repeated[file] = first_steps[process]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows = next((rows for _, rows in _read_record_batches(file)), None)
+        step = None if rows is None else rows.column("step")[0].as_py()
+        if step is not None:
+            first_steps[process] = min(step, first_steps.get(process, step))
+    return first_repeated

@@ -1,0 +1,76 @@
+"""The form of a record: the names of its files, their columns, and what they say of themselves.
+
+docs/record-format.md describes it. `bandpo.Recorder` writes it, and `bandpo.runs.record` reads it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bandpo.errors import MissingPackage
+
+FORMAT = 3
+"""The version of the format. A file of another version is refused."""
+
+META = b"bandpo"
+"""The key under which a file's schema, and a batch that differs from it, keep their metadata as JSON."""
+
+REQUIRED_COLUMNS = ("step", "version", "advantages", "logp_old", "log_ratio", "log_weight", "entropy")
+"""The columns that every file has. Another writer may leave out the others of `record_schema`."""
+
+FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")
+"""A file's name: the number of the process, and how often it had opened a file before."""
+
+
+def import_pyarrow() -> Any:
+    """Return the library that reads and writes records.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    try:
+        importlib.import_module("pyarrow.ipc")
+        return importlib.import_module("pyarrow")
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            "records of tokens need pyarrow: in a clone of bandpo, pip install '.[records]'"
+        ) from error
+
+
+def record_schema(dtype: str) -> Any:
+    """Return the columns of a record. A row is a sequence, and its lists hold one value per counted token.
+
+    Args:
+        dtype: The type of log-probabilities, ``float32`` or ``float16``.
+    """
+    pa = import_pyarrow()
+    log_probabilities = pa.list_(getattr(pa, dtype)())
+    return pa.schema(
+        {
+            "step": pa.int64(),
+            "version": pa.list_(pa.int64()),
+            "advantages": pa.list_(pa.float32()),
+            "logp_old": log_probabilities,
+            "log_ratio": log_probabilities,
+            "log_weight": log_probabilities,
+            "entropy": pa.list_(pa.float16()),
+            "token": pa.list_(pa.int32()),
+            "position": pa.list_(pa.int32()),
+            "generation": pa.int64(),
+            "update": pa.int64(),
+            "group": pa.int64(),
+            "reward": pa.float32(),
+            "truncated": pa.bool_(),
+        }
+    )
+
+
+def record_files(path: Path) -> Sequence[Path]:
+    """Return the files of a record: the path itself, or those in the folder. A path that is no record has none."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
+    return [path] if path.suffix == ".arrow" else []

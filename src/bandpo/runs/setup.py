@@ -1,0 +1,63 @@
+"""What a run was trained with: its method, and its framework with the names of the settings that advice refers to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bandpo.runs.files import shipped
+
+SETTINGS: Mapping[str, Mapping[str, str]] = shipped("settings")
+"""For each framework, what it calls a setting. Those of TRL 1.16 and verl 0.9.1 are tested, the others are from public
+configurations."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run was trained with, as far as that is known.
+
+    >>> "use a smaller learning rate" + Setup("verl").setting("learning rate")
+    'use a smaller learning rate (actor_rollout_ref.actor.optim.lr)'
+    >>> Setup().setting("learning rate")
+    ''
+    """
+
+    framework: str | None = None
+    """A key of `SETTINGS`."""
+    method: str | None = None
+    """The text of the method. A stranger may have written it: it is data, see `bandpo.text.parse`."""
+    level: str | None = None
+    """Whether ratios are formed per ``token`` or per ``sequence``, where the framework's configuration says it."""
+    updates: float | None = None
+    """Optimiser steps on each batch."""
+    stale: bool | None = None
+    """Whether it was trained on data some batches old."""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.framework:
+            parts.append(self.framework)
+        if self.method:
+            parts.append(f"{self.method} per {self.level}" if self.level else self.method)
+        if self.updates:
+            parts.append(f"updates on each batch: {self.updates:g}")
+        return ", ".join(parts)
+
+    def setting(self, name: str) -> str:
+        """Return the framework's name for a setting, in brackets after a space; empty if it is not known.
+
+        Args:
+            name: A key of the inner tables of `SETTINGS`.
+        """
+        own_name = SETTINGS[self.framework].get(name) if self.framework else None
+        return f" ({own_name})" if own_name else ""
+
+    def fill(self, advice: str) -> str:
+        """Return advice with each ``{setting}`` in it replaced as by `setting`."""
+        return re.sub(r"{(.+?)}", lambda match: self.setting(match[1]), advice)
+
+
+def framework_of(text: str) -> str | None:
+    """Return the key of `SETTINGS` that a recorder's text begins with, such as ``trl`` of ``trl 1.16``."""
+    return next((name for name in SETTINGS if text.startswith(name)), None)

@@ -1,0 +1,245 @@
+"""Each fault of a simulated run and of a log is named; and nothing is, where nothing is wrong."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bandpo import Recorder
+from bandpo.cli.app import app
+from bandpo.doctor import first_pass
+from bandpo.doctor.diagnosis import Diagnosis, diagnose
+from helpers.simulated_runs import (
+    FAULTS,
+    GROUP,
+    LENGTH,
+    PROMPTS,
+    UPDATES,
+    behind,
+    changed,
+    noise,
+    simulate,
+    trl_log,
+)
+
+pytest.importorskip("pyarrow")
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_told_from_the_others(name, tmp_path):
+    code, fault = FAULTS[name]
+    diagnosis = diagnose(simulate(tmp_path, **fault))
+    assert (diagnosis.findings[0].code, diagnosis.healthy) == (code, False), diagnosis.headline
+    assert diagnosis.findings[0].advice
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_is_left_in_peace(seed, tmp_path):
+    """Rounding in the engine, other lengths; none of 20 may be alarmed (1 of 20 is what is promised)."""
+    diagnosis = diagnose(simulate(tmp_path, seed, length=(4, 12, 40)[seed % 3], engine=noise(0.01 * (seed % 2))))
+    assert diagnosis.healthy, diagnosis.headline
+    assert diagnosis.headline.startswith(("ok: ", "rare-tokens-blocked: "))
+
+
+@pytest.mark.parametrize(
+    ("anchor", "engine", "code"),
+    [
+        ("rollout", noise(0.01), "ok"),
+        ("trainer", noise(0.01), "engine-mismatch"),
+        ("rollout", lambda z, *_: z / 0.7, "temperature"),
+        ("rollout", behind, "stale"),
+    ],
+)
+def test_where_the_old_policy_is_meant_to_be_the_engine_rounding_is_no_fault(anchor, engine, code, tmp_path):
+    spoil = changed(logp_old=lambda d: d["logp_rollout"])
+    diagnosis = diagnose(simulate(tmp_path, anchor=anchor, engine=engine, spoil=spoil))
+    assert diagnosis.headline.partition(":")[0].split()[0] == code
+
+
+@pytest.mark.parametrize(("size", "code"), [(0.0, "ok"), (0.01, "engine-mismatch")])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_later_part_of_a_batch_is_not_stale(size, code, seed, tmp_path):
+    spoil = changed(logp_old=lambda d: d["logp_rollout"])
+    diagnosis = diagnose(simulate(tmp_path, seed, length=4, engine=noise(size), spoil=spoil, parts=True))
+    assert diagnosis.headline.partition(":")[0] in (code, code.replace("ok", "rare-tokens-blocked"))
+
+
+def test_what_cannot_be_tested_is_named(tmp_path):
+    bare = changed(
+        **dict.fromkeys(("entropy", "logp_rollout", "reward", "group", "tokens", "truncated", "version"))
+    )
+    diagnosis = diagnose(simulate(tmp_path, spoil=bare))
+    assert diagnosis.healthy
+    assert diagnosis.untested["surprisal equals entropy"] == "record entropy= and update="
+    assert "engine and trainer agree" in diagnosis.untested
+
+
+def test_the_command(tmp_path):
+    simulate(tmp_path / "sick", engine=lambda z, *_: z / 0.7)
+    simulate(tmp_path / "well")
+    sick = CliRunner().invoke(app, ["diagnose", str(tmp_path / "sick"), "--json"])
+    said = json.loads(sick.output)
+    assert (sick.exit_code, said["findings"][0]["code"], said["findings"][0]["ok"]) == (
+        1,
+        "temperature",
+        False,
+    )
+    assert "learning rate" not in sick.output
+    well = CliRunner().invoke(app, ["diagnose", str(tmp_path / "well")])
+    assert (well.exit_code, "passed: values are numbers; the ratio is 1" in well.output) == (0, True)
+    with pytest.raises(ValueError, match="is no log of a run"):
+        CliRunner().invoke(app, ["diagnose", str(tmp_path / "none")], catch_exceptions=False)
+
+
+def test_trls_default_run_is_told_that_nothing_is_wrong(tmp_path):
+    diagnosis = diagnose(trl_log(tmp_path, **{"clip_ratio/region_mean": lambda t: 0.0}))
+    assert (diagnosis.healthy, diagnosis.findings[0].code) == (True, "on-policy")
+    assert "nothing to change" in diagnosis.findings[0].advice
+
+
+def test_a_plateau_is_found_and_explained(tmp_path):
+    def flat(t):
+        return 0.1 + min(t, 0.3)
+
+    diagnosis = diagnose(trl_log(tmp_path, reward=flat))
+    assert diagnosis.findings[0].code == "plateau"
+    since = int(diagnosis.headline.split("since step ")[1].split(":")[0])
+    assert abs(since - 90) < 15
+    assert "nothing that is logged explains it; the clip drops 0.2% and is not the cause" in diagnosis.headline
+    stuck = {"frac_reward_zero_std": lambda t: min(0.7, 0.2 + t), "entropy": lambda t: 1.2 * 0.05**t}
+    stuck["completions/clipped_ratio"] = lambda t: 0.6
+    diagnosis = diagnose(trl_log(tmp_path, reward=flat, **stuck))
+    assert [f.code for f in diagnosis.findings] == ["plateau", "truncated", "no-signal", "entropy-collapse"]
+    assert "70% of groups carry no signal" in diagnosis.headline
+    assert "entropy_coef" in diagnosis.findings[-1].advice
+
+
+FALLS = {"reward": lambda t: 0.6 if t < 0.5 else 0.0, "grad_norm": lambda t: 0.3 if t < 0.5 else 8.0}
+COURSES = [
+    (
+        FALLS,
+        r"collapse: from step \d+ on reward 0\.6\d* → -?0\.00\d*, grad_norm 0.3 → 8: the clip drops 0.2%",
+        False,
+    ),
+    (FALLS | {"completions/clipped_ratio": lambda t: t}, "collapse: .*: 75% of answers are cut off", False),
+    (
+        {"learning_rate": lambda t: 0.0, "reward": lambda t: 0.3},
+        "plateau: .*learning_rate never exceeds 0",
+        False,
+    ),
+    ({"learning_rate": lambda t: 1e-6}, "ok: ", True),
+    ({"grad_norm": lambda t: 0.0, "reward": lambda t: 0.3}, "plateau: .*: grad_norm never exceeds 0;", False),
+    (
+        {"reward": lambda t: 1.0, "frac_reward_zero_std": lambda t: 0.9},
+        "plateau: .* these prompts are solved",
+        True,
+    ),
+]
+
+
+@pytest.mark.parametrize(("course", "headline", "healthy"), COURSES)
+def test_a_fall_a_rate_of_0_and_a_solved_task(course, headline, healthy, tmp_path):
+    diagnosis = diagnose(trl_log(tmp_path, **course))
+    assert (bool(re.match(headline, diagnosis.headline)), diagnosis.healthy) == (True, healthy), diagnosis.headline
+
+
+@pytest.mark.parametrize(("steps", "codes"), [(4, []), (7, []), (8, ["no-signal"])])
+def test_the_groups_of_a_few_log_steps_are_too_few(steps, codes, tmp_path):
+    diagnosis = diagnose(trl_log(tmp_path, steps=steps, frac_reward_zero_std=lambda t: 1.0)).findings
+    assert [f.code for f in diagnosis] == codes
+
+
+@pytest.mark.parametrize("noise", range(5))
+def test_a_run_that_rises_has_no_plateau(noise, tmp_path):
+    diagnosis = diagnose(trl_log(tmp_path, steps=60 * (noise + 1), reward=lambda t: 0.8 * math.sqrt(t)))
+    assert (diagnosis.healthy, diagnosis.findings) == (True, [])
+
+
+def test_a_line_with_nan_is_a_finding_and_no_line_is_dropped(tmp_path):
+    diagnosis = diagnose(trl_log(tmp_path, grad_norm=lambda t: math.nan if t > 0.5 else 0.3))
+    assert diagnosis.headline == "nan: 150 of 300 log steps hold NaN or infinite values, first step 151"
+
+
+def test_verls_log(tmp_path):
+    log = tmp_path / "verl.jsonl"
+    rows = [
+        {"critic/score/mean": 0.1, "actor/entropy": 1.2 * 0.97**k, "actor/pg_clipfrac": 0.001}
+        for k in range(100)
+    ]
+    log.write_text("".join(json.dumps({"step": k, "data": row}) + "\n" for k, row in enumerate(rows)))
+    diagnosis = diagnose(log)
+    assert [f.code for f in diagnosis.findings] == ["plateau", "entropy-collapse"]
+    assert "actor_rollout_ref.actor.entropy_coeff" in diagnosis.findings[1].advice
+
+
+TOKENS_OF_A_LOSS = PROMPTS * GROUP * LENGTH
+
+
+def test_a_record_that_was_looked_at_as_a_whole_is_said_to_be(tmp_path):
+    diagnosis = diagnose(simulate(tmp_path))
+    losses = 8 * UPDATES
+    assert diagnosis.coverage.complete
+    assert diagnosis.coverage.as_json() == {
+        "tokens": losses * TOKENS_OF_A_LOSS,
+        "total_tokens": losses * TOKENS_OF_A_LOSS,
+        "losses": losses,
+        "total_losses": losses,
+    }
+    assert str(diagnosis.coverage) == "looked at all 9,216 tokens of 24 losses"
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    assert f"\n{diagnosis.coverage}\n" in result.output
+    assert "\npassed: values are numbers" in result.output
+
+
+def test_of_a_long_record_it_is_said_how_much_was_looked_at(tmp_path, monkeypatch):
+    # The fourth batch is the first that is left out.
+    monkeypatch.setattr(first_pass, "TOKENS", 2 * TOKENS_OF_A_LOSS + 1)
+    diagnosis = diagnose(simulate(tmp_path))
+    assert not diagnosis.coverage.complete
+    assert diagnosis.coverage.as_json() == {
+        "tokens": 3 * UPDATES * TOKENS_OF_A_LOSS,
+        "total_tokens": 8 * UPDATES * TOKENS_OF_A_LOSS,
+        "losses": 3 * UPDATES,
+        "total_losses": 8 * UPDATES,
+    }
+    said = "looked at 3,456 of 9,216 tokens (the first 9 of 24 losses)"
+    assert str(diagnosis.coverage) == said
+    # Nothing that is said to be right is said of more than that.
+    assert (
+        diagnosis.headline
+        == "ok: nothing is wrong in what could be tested of the first 9 of 24 losses (10 tests)"
+    )
+    printed = CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
+    assert f"\n{said}\n" in printed
+    assert "\npassed in the first 9 of 24 losses: values are numbers" in printed
+    of_scripts = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json"]).output)
+    assert of_scripts["coverage"] == diagnosis.coverage.as_json()
+    assert said in diagnosis._repr_html_()
+
+
+def test_a_fault_in_a_long_record_is_said_beside_how_much_was_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(first_pass, "TOKENS", 1)
+    folder = simulate(tmp_path, new=lambda z, g: z / 0.7)
+    result = CliRunner().invoke(app, ["diagnose", str(folder)])
+    assert result.exit_code == 1
+    assert "\nlooked at 1,152 of 9,216 tokens (the first 3 of 24 losses)\n" in result.output
+
+
+def test_tokens_of_sequences_that_are_left_out_do_not_count_as_looked_at(tmp_path):
+    old = torch.full((4, 6), -1.0)
+    spoilt = old.clone()
+    spoilt[1, 2] = math.nan
+    with Recorder(tmp_path) as recorder:
+        for logp in (old, spoilt):
+            recorder.add(logp=logp, logp_old=old, advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    assert str(diagnose(tmp_path).coverage) == "looked at all 42 tokens of 2 losses"
+
+
+def test_a_log_holds_no_tokens_to_look_at(tmp_path):
+    diagnosis = diagnose(trl_log(tmp_path))
+    assert diagnosis.coverage is None
+    assert diagnosis.as_json()["coverage"] is None
+    assert "looked at" not in CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
+    assert Diagnosis(diagnosis.tested).headline == diagnosis.headline

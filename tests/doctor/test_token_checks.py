@@ -1,0 +1,560 @@
+"""Each token check on hand-made columns, passing and failing; and the first pass that they are computed from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bandpo.doctor import first_pass as first_pass_module
+from bandpo.doctor.findings import Coverage, Finding, untested
+from bandpo.doctor.first_pass import FirstPass
+from bandpo.doctor.token_checks import (
+    check_agreement,
+    check_engine,
+    check_numbers,
+    check_ratio,
+    check_signal,
+    check_surprisal,
+    token_findings,
+)
+from bandpo.runs.record import LossBatch
+
+BATCHES, PROMPTS, GROUP, LENGTH = 2, 8, 4, 6
+SEQUENCES = BATCHES * PROMPTS * GROUP
+TOKENS = SEQUENCES * LENGTH
+
+
+def healthy(seed: int = 0) -> FirstPass:
+    """Return a first pass that every check passes: the entropy is the mean surprisal of each sequence."""
+    generator = np.random.default_rng(seed)
+    logp = generator.uniform(-2.0, -0.5, (SEQUENCES, LENGTH))
+    rewards = generator.permuted(np.tile(np.arange(GROUP) / GROUP, (BATCHES * PROMPTS, 1)), axis=1)
+    advantages = rewards - rewards.mean(1, keepdims=True)
+    position = np.tile(np.arange(LENGTH), SEQUENCES)
+    return FirstPass(
+        logp=logp.ravel(),
+        logp_old=logp.ravel(),
+        logp_rollout=logp.ravel() + 0.01 * generator.standard_normal(TOKENS),
+        entropy=np.repeat(-logp.mean(1), LENGTH),
+        lag=np.zeros(TOKENS),
+        position=position,
+        remaining=LENGTH - 1 - position,
+        sequence=np.repeat(np.arange(SEQUENCES), LENGTH),
+        before_updates=np.ones(SEQUENCES, bool),
+        batch=np.repeat(np.arange(BATCHES), PROMPTS * GROUP),
+        advantage=advantages.ravel(),
+        group=np.tile(np.repeat(np.arange(float(PROMPTS)), GROUP), BATCHES),
+        reward=rewards.ravel(),
+        truncated=np.zeros(SEQUENCES),
+        answer_ids=range(SEQUENCES),
+    )
+
+
+def noise(scale: float) -> np.ndarray:
+    """Return a difference of the same size and random sign at every token."""
+    return scale * np.random.default_rng(1).choice([-1.0, 1.0], TOKENS)
+
+
+UNKNOWN = np.full(TOKENS, math.nan)
+UNKNOWN_OF_SEQUENCES = np.full(SEQUENCES, math.nan)
+
+
+def test_all_checks_pass_on_a_healthy_run():
+    findings = token_findings(healthy())
+    assert [finding.ok for finding in findings] == [True] * 6
+    assert {finding.code for finding in findings} == {"ok"}
+
+
+def test_a_failure_ends_the_checks_of_the_policies():
+    run = healthy()
+    findings = token_findings(replace(run, logp=run.logp + noise(0.3)))
+    assert [finding.code for finding in findings] == ["ok", "dropout", "ok", "ok"]
+
+
+class TestFinding:
+    def test_of_computes_the_mean_and_its_standard_error(self):
+        finding = Finding.of("a property", np.array([1.0, 2.0, 4.0]), 30)
+        assert finding.figure == pytest.approx(7 / 3)
+        assert finding.error == pytest.approx(np.std([1, 2, 4], ddof=1) / math.sqrt(3))
+        assert (finding.ok, finding.n) == (True, 30)
+
+    def test_of_one_batch_has_no_standard_error(self):
+        assert Finding.of("a property", [2.0], 3).error is None
+
+    def test_of_lets_nan_through(self):
+        finding = Finding.of("a property", [1.0, math.nan], 3)
+        assert finding.error is not None
+        assert math.isnan(finding.error)
+
+    def test_failed_keeps_the_figure_and_adds_the_advice(self):
+        finding = Finding.of("a property", [2.0], 3).failed("stale", "a cause", "weight-sync")
+        assert (finding.code, finding.ok, finding.figure) == ("stale", False, 2.0)
+        assert finding.or_else == ("weight-sync",)
+        assert finding.advice
+
+    def test_untested_neither_passes_nor_fails(self):
+        finding = untested("a property", "record it")
+        assert (finding.ok, finding.cause, finding.advice) == (None, "", "record it")
+
+
+class TestCoverage:
+    def test_with_loss(self):
+        coverage = Coverage().with_loss(10, checked=True).with_loss(5, checked=False)
+        assert coverage == Coverage(tokens=10, total_tokens=15, losses=1, total_losses=2)
+        assert not coverage.complete
+        assert str(coverage) == "looked at 10 of 15 tokens (the first of 2 losses)"
+
+    def test_of_one_loss(self):
+        assert str(Coverage().with_loss(10, checked=True)) == "looked at all 10 tokens of 1 loss"
+
+
+class TestNumbers:
+    def test_bad_sequences_fail(self):
+        finding = check_numbers(replace(healthy(), bad_sequences=3))
+        assert (finding.code, finding.n) == ("nan", SEQUENCES + 3)
+        assert finding.cause.startswith("3 of 67 sequences hold NaN")
+
+    def test_an_empty_record_passes(self):
+        assert check_numbers(FirstPass()).ok
+
+
+class TestRatio:
+    def test_it_needs_a_policy_in_training(self):
+        assert check_ratio(replace(healthy(), logp=UNKNOWN)).ok is None
+
+    def test_it_needs_losses_before_updates(self):
+        run = replace(healthy(), before_updates=np.zeros(SEQUENCES, bool))
+        assert check_ratio(run).ok is None
+
+    def test_tokens_that_are_known_to_be_stale_are_left_out(self):
+        run = healthy()
+        lag = np.where(run.sequence == 0, 0.0, 1.0)
+        logp = run.logp + np.where(lag > 0, 0.5, 0.0)
+        finding = check_ratio(replace(run, lag=lag, logp=logp))
+        assert (finding.ok, finding.n) == (True, LENGTH)
+
+    def test_one_exact_batch_excuses_the_others(self):
+        run = healthy()
+        in_first_batch = run.batch[run.sequence] == 0
+        assert check_ratio(replace(run, logp=run.logp + np.where(in_first_batch, 0.0, noise(0.5)))).ok
+
+    def test_shift(self):
+        run = healthy()
+        finding = check_ratio(replace(run, logp_old=np.roll(run.logp, 1)))
+        assert (finding.code, finding.cause) == (
+            "shift",
+            "logp_old is +1 tokens from logp: there the ratio is 1",
+        )
+
+    def test_temperature(self):
+        run = healthy()
+        logp = run.logp_old + 0.4 * (run.logp_old + run.entropy)
+        finding = check_ratio(replace(run, logp=logp))
+        assert finding.code == "temperature"
+        assert finding.cause == "logp_old is at 1.40 times the temperature of logp (R² 1.00)"
+
+    def test_dropout(self):
+        run = healthy()
+        finding = check_ratio(replace(run, logp=run.logp + noise(0.3)))
+        assert (finding.code, finding.or_else) == ("dropout", ("engine-mismatch",))
+        assert finding.figure == pytest.approx(0.3)
+
+    def test_without_entropies_a_temperature_cannot_be_excluded(self):
+        run = replace(healthy(), entropy=UNKNOWN)
+        finding = check_ratio(replace(run, logp=run.logp + noise(0.3)))
+        assert finding.or_else == ("engine-mismatch", "temperature")
+
+    @pytest.mark.parametrize("anchored", [False, True])
+    def test_rounding_of_an_engine_is_a_fault_unless_the_bounds_are_anchored_at_it(self, anchored):
+        run = healthy()
+        old = run.logp + noise(0.01)
+        finding = check_ratio(replace(run, logp_old=old, logp_rollout=old, anchored_at_rollout=anchored))
+        assert finding.code == ("ok" if anchored else "engine-mismatch")
+
+    def test_an_engine_that_drifts_away_is_stale(self):
+        run = healthy()
+        old = run.logp + noise(0.3) * run.batch[run.sequence]
+        finding = check_ratio(replace(run, logp_old=old, logp_rollout=old))
+        assert (finding.code, finding.or_else) == ("stale", ("weight-sync",))
+
+
+class TestEngine:
+    def test_it_needs_an_engine(self):
+        assert check_engine(replace(healthy(), logp_rollout=UNKNOWN)).ok is None
+
+    def test_it_needs_log_probabilities_of_the_trainer(self):
+        run = healthy()
+        assert check_engine(replace(run, logp_rollout=run.logp_old)).ok is None
+
+    def test_missing_log_probabilities_are_left_out(self):
+        run = healthy()
+        logp_rollout = np.where(run.position == 2, math.nan, run.logp_rollout)
+        finding = check_engine(replace(run, logp_rollout=logp_rollout))
+        assert (finding.ok, finding.n) == (True, TOKENS * 5 // 6)
+
+    def test_shift(self):
+        run = healthy()
+        finding = check_engine(replace(run, logp_rollout=np.roll(run.logp_rollout, -1)))
+        assert finding.code == "shift"
+        assert finding.cause == "the trainer's tokens stand +1 from the engine's"
+
+    @pytest.mark.parametrize(("column", "content"), [("position", "the prompt"), ("remaining", "padding")])
+    def test_mask(self, column, content):
+        run = healthy()
+        edge = getattr(run, column) < 2
+        logp = np.where(edge, -6.0, run.logp)
+        run = replace(
+            run,
+            logp=logp,
+            logp_old=logp,
+            logp_rollout=np.where(edge, 0.0, run.logp_rollout),
+            entropy=np.where(edge, 1.0, run.entropy),
+        )
+        finding = check_engine(run)
+        assert finding.code == "mask"
+        assert finding.cause.endswith(f"5.0 nats rarer than they should be: {content} is counted")
+
+    def test_retokenised(self):
+        run = healthy()
+        logp_old = run.logp_old.copy()
+        logp_old[[3, 50, 100, 200, 300]] -= 3
+        finding = check_engine(replace(run, logp_old=logp_old))
+        assert finding.code == "retokenised"
+        assert finding.cause == "1.3% of tokens are far off; sequences without them agree"
+
+    def test_top_p(self):
+        run = healthy()
+        finding = check_engine(replace(run, logp_rollout=run.logp_old + 0.2))
+        assert finding.code == "top-p"
+        assert finding.cause.startswith("π_old/π_rollout is 0.819 on average and hardly ever above 1")
+
+    def test_temperature(self):
+        run = healthy()
+        logp_old = run.logp_rollout + 0.25 * (run.logp_rollout + run.entropy)
+        finding = check_engine(replace(run, logp_old=logp_old))
+        assert finding.code == "temperature"
+        assert finding.cause.startswith("the trainer is at 0.80 times the temperature of the engine's")
+
+    def test_stale_weights_of_a_known_lag(self):
+        run = healthy()
+        lag = 2.0 * (run.sequence % 2)
+        logp_rollout = run.logp_rollout + noise(0.5) * (lag > 0)
+        finding = check_engine(replace(run, logp_rollout=logp_rollout, lag=lag))
+        assert finding.code == "stale"
+        assert finding.cause.endswith("at 2 and less")
+
+    @pytest.mark.parametrize(("lag", "code"), [(0.0, "weight-sync"), (math.nan, "stale")])
+    def test_a_distance_that_grows(self, lag, code):
+        run = healthy()
+        logp_rollout = run.logp_rollout + noise(0.5) * run.batch[run.sequence]
+        finding = check_engine(replace(run, logp_rollout=logp_rollout, lag=np.full(TOKENS, lag)))
+        assert finding.code == code
+
+    def test_engine_mismatch(self):
+        run = healthy()
+        finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(0.5)))
+        assert (finding.code, finding.or_else) == ("engine-mismatch", ("stale",))
+
+
+class TestSurprisal:
+    def test_it_needs_entropies(self):
+        assert check_surprisal(replace(healthy(), entropy=UNKNOWN)).ok is None
+
+    def test_old_log_probabilities_stand_in_for_those_in_training(self):
+        assert check_surprisal(replace(healthy(), logp=UNKNOWN)).ok
+
+    @pytest.mark.parametrize(("change", "code"), [(0.5, "top-p"), (-0.5, "stale")])
+    def test_a_biased_sample(self, change, code):
+        run = healthy()
+        finding = check_surprisal(replace(run, entropy=run.entropy + change))
+        assert finding.code == code
+        assert finding.figure == pytest.approx(-change)
+        assert f"by {abs(change):.3f} nats" in finding.cause
+
+    def test_a_prompt_that_is_counted(self):
+        run = healthy()
+        logp = np.where(run.position < 2, -6.0, run.logp)
+        finding = check_surprisal(replace(run, logp=logp, logp_rollout=UNKNOWN))
+        assert (finding.code, finding.or_else) == ("mask", ("shift",))
+
+
+class TestSignal:
+    def test_it_needs_advantages_of_sequences(self):
+        assert check_signal(replace(healthy(), advantage=UNKNOWN_OF_SEQUENCES)).ok is None
+
+    def test_flat_rewards(self):
+        finding = check_signal(replace(healthy(), reward=np.full(SEQUENCES, 0.5)))
+        assert finding.code == "reward-flat"
+        assert finding.cause == "every reward is 0.5, so nothing can be learned"
+
+    def test_flat_rewards_of_truncated_answers(self):
+        finding = check_signal(
+            replace(healthy(), reward=np.zeros(SEQUENCES), truncated=np.arange(SEQUENCES) % 4 > 0)
+        )
+        assert finding.code == "truncated"
+        assert finding.cause == "75% of answers are cut off, and every reward is 0"
+
+    @pytest.mark.parametrize("rewards_are_known", [True, False])
+    def test_no_advantages(self, rewards_are_known):
+        run = replace(healthy(), advantage=np.zeros(SEQUENCES))
+        if not rewards_are_known:
+            run = replace(run, reward=UNKNOWN_OF_SEQUENCES)
+        finding = check_signal(run)
+        assert (finding.code, finding.figure) == ("no-signal", 1.0)
+        assert finding.or_else == (() if rewards_are_known else ("reward-flat",))
+
+    def test_one_batch_with_signal_is_enough(self):
+        run = healthy()
+        finding = check_signal(replace(run, advantage=run.advantage * run.batch))
+        assert (finding.ok, finding.figure) == (True, 0.5)
+
+    def test_large_advantages(self):
+        run = healthy()
+        finding = check_signal(replace(run, advantage=4000 * run.advantage))
+        assert finding.code == "advantage-scale"
+        assert finding.cause.startswith("the largest advantage is 1.5e+03")
+
+
+class TestAgreement:
+    @pytest.mark.parametrize("column", ["group", "reward", "advantage"])
+    def test_it_needs_groups_rewards_and_advantages(self, column):
+        run = replace(healthy(), **{column: UNKNOWN_OF_SEQUENCES})
+        assert check_agreement(run).ok is None
+
+    def test_the_figure_is_the_rank_correlation(self):
+        finding = check_agreement(healthy())
+        assert (finding.figure, finding.n) == (1.0, SEQUENCES)
+
+    def test_reward_sign(self):
+        run = healthy()
+        finding = check_agreement(replace(run, advantage=-run.advantage))
+        assert (finding.code, finding.figure) == ("reward-sign", -1.0)
+
+    def test_grouping(self):
+        """Of answers 0, 0, 1, 1 the pairs of one reward have advantages that another group's mean set apart."""
+        run = healthy()
+        rewards = np.tile([0.0, 0.0, 1.0, 1.0], SEQUENCES // GROUP)
+        advantages = rewards - np.tile([0.0, 0.5, 0.0, 0.5], SEQUENCES // GROUP)
+        finding = check_agreement(replace(run, reward=rewards, advantage=advantages))
+        assert finding.code == "grouping"
+        assert (
+            finding.cause
+            == "32 of 32 pairs of one prompt and reward differ in advantage, and groups are not centred"
+        )
+
+    def test_reward_noise(self):
+        answers_of_first_group = range(GROUP)
+        other_answers = [0] * (SEQUENCES - GROUP)
+        finding = check_agreement(replace(healthy(), answer_ids=[*answers_of_first_group, *other_answers]))
+        assert finding.code == "reward-noise"
+        assert finding.cause == "90 of 90 pairs of the same answer to one prompt have different rewards"
+
+    def test_answers_that_are_not_known_are_not_equal(self):
+        assert check_agreement(replace(healthy(), answer_ids=[None] * SEQUENCES)).ok
+
+
+def make_loss(logp_old: list[list[float]], **columns) -> LossBatch:
+    """Return a loss of sequences of log-probabilities, each padded to the longest."""
+    width = max(len(row) for row in logp_old)
+    lengths = np.array([len(row) for row in logp_old])
+    mask = np.arange(width) < lengths[:, None]
+    padded = np.zeros(mask.shape, np.float32)
+    padded[mask] = np.concatenate(logp_old)
+    defaults = {
+        "location": "",
+        "step": None,
+        "method": None,
+        "anchor": "trainer",
+        "framework": "",
+        "log_ratio": np.zeros_like(padded),
+        "logp_old": padded,
+        "advantages": np.where(mask, np.float32(1.0), np.float32(0.0)),
+        "mask": mask,
+    }
+    return LossBatch(**(defaults | columns))
+
+
+class TestFirstPass:
+    def test_tokens_stand_one_after_the_other(self):
+        loss = make_loss(
+            [[-1, -2, -3], [-4]],
+            reward=np.array([1, 0]),
+            truncated=np.array([True, False]),
+            lag=np.array([[2, 2, 2], [1, 0, 0]]),
+            step=7,
+        )
+        run = FirstPass.of([loss])
+        assert run.logp_old.tolist() == [-1, -2, -3, -4]
+        assert run.logp.tolist() == [-1, -2, -3, -4]
+        assert run.position.tolist() == [0, 1, 2, 0]
+        assert run.remaining.tolist() == [2, 1, 0, 0]
+        assert run.sequence.tolist() == [0, 0, 0, 1]
+        assert run.lag.tolist() == [2, 2, 2, 1]
+        assert run.reward.tolist() == [1, 0]
+        assert run.truncated.tolist() == [1, 0]
+        for name in ("logp", "logp_old", "lag", "reward", "truncated"):
+            assert getattr(run, name).dtype == np.float64, name
+
+    def test_missing_columns_are_nan(self):
+        run = FirstPass.of([make_loss([[-1, -2]], has_logp=False)])
+        for name in ("logp", "logp_rollout", "entropy", "lag", "group", "reward", "truncated"):
+            assert np.isnan(getattr(run, name)).all(), name
+        assert run.answer_ids == (None,)
+        assert run.last_distance == {}
+
+    def test_an_infinite_entropy_counts_as_missing(self):
+        run = FirstPass.of([make_loss([[-1, -2]], entropy=np.array([[np.inf, 1.0]], np.float32))])
+        assert np.isnan(run.entropy).tolist() == [True, False]
+
+    def test_a_sequence_is_taken_once_however_far_it_is_padded(self):
+        losses = [make_loss([[-1, -2], [-3, -4]]), make_loss([[-5, -6, -7], [-1, -2]])]
+        run = FirstPass.of(losses)
+        assert run.logp_old.tolist() == [-1, -2, -3, -4, -5, -6, -7]
+        assert run.sequence.tolist() == [0, 0, 1, 1, 2, 2, 2]
+
+    def test_the_same_log_probabilities_with_another_advantage_are_another_sequence(self):
+        losses = [make_loss([[-1, -2]]), make_loss([[-1, -2]], advantages=np.full((1, 2), -1, np.float32))]
+        assert FirstPass.of(losses).advantage.tolist() == [1, -1]
+
+    def test_sequences_without_tokens_are_left_out(self):
+        assert FirstPass.of([make_loss([[], [-1]])]).sequence.tolist() == [0]
+
+    def test_advantages_that_differ_within_a_sequence_are_nan(self):
+        loss = make_loss([[-1, -2], [-3, -4]], advantages=np.array([[1, 2], [3, 3]], np.float32))
+        assert np.isnan(FirstPass.of([loss]).advantage).tolist() == [True, False]
+
+    def test_equal_answers_have_equal_ids(self):
+        token = np.array([[7, 8], [7, 0], [7, 8]], np.int32)
+        first, second, third = FirstPass.of([make_loss([[-1, -2], [-3], [-4, -5]], token=token)]).answer_ids
+        assert first == third
+        assert first != second
+
+    def test_a_record_without_losses(self):
+        run = FirstPass.of([])
+        assert (len(run.logp), len(run.batch), run.batch_rows()) == (0, 0, [])
+        assert [finding.ok for finding in token_findings(run)] == [True, None, None, None, None, None]
+
+    def test_of_is_what_a_collector_returns(self):
+        losses = [make_loss([[-1, -2]], step=0), make_loss([[-3]], step=1)]
+        collector = FirstPass.collector()
+        collector.add(losses[0])
+        assert collector.result().logp_old.tolist() == [-1, -2]
+        collector.add(losses[1])
+        run = collector.result()
+        assert run.logp_old.tolist() == FirstPass.of(losses).logp_old.tolist() == [-1, -2, -3]
+        assert run.coverage == Coverage(tokens=3, total_tokens=3, losses=2, total_losses=2)
+
+    def test_no_loss_is_taken_after_the_bound(self, monkeypatch):
+        monkeypatch.setattr(first_pass_module, "TOKENS", 2)
+        losses = [make_loss([[-1.0 - step, -2, -3]], bad_sequences=1) for step in (0, 0, 1, 0)]
+        run = FirstPass.of(losses)
+        # The second loss repeats the first and costs no memory; the third is the first to be left out.
+        assert run.coverage == Coverage(tokens=6, total_tokens=12, losses=2, total_losses=4)
+        assert (len(run.logp), run.bad_sequences) == (3, 4)
+
+
+class TestBatches:
+    def test_of_the_generation_and_the_update(self):
+        losses = [
+            make_loss([[-1.0 - 10 * generation - update]], step=step, generation=generation, update=update)
+            for step, (generation, update) in enumerate([(5, 0), (5, 1), (6, 0)])
+        ]
+        run = FirstPass.of(losses)
+        assert run.batch.tolist() == [5, 5, 6]
+        assert run.before_updates.tolist() == [True, False, True]
+        assert run.first_step == {5: 0, 6: 2}
+
+    def test_of_the_newest_version(self):
+        """Parts of one batch, a step each, which the same version drew."""
+        losses = [make_loss([[-1.0 - step]], step=step, lag=np.array([[step]])) for step in range(3)]
+        run = FirstPass.of(losses)
+        assert run.batch.tolist() == [0, 0, 0]
+        assert run.before_updates.tolist() == [True, False, False]
+
+    def test_of_losses_that_count_as_steps(self):
+        """Without numbers of batches and updates, a ratio other than 1 tells that an update was made."""
+        losses = [
+            make_loss([[-1.0 - step]], log_ratio=np.full((1, 1), 0.1 * (step % 2), np.float32))
+            for step in range(4)
+        ]
+        assert FirstPass.of(losses).before_updates.tolist() == [True, False, True, False]
+
+    def test_of_losses_that_are_all_off(self):
+        """If no ratio is near 1, only the first loss is certain to come before all updates."""
+        losses = [make_loss([[-1.0 - step]], log_ratio=np.full((1, 1), 0.1, np.float32)) for step in range(4)]
+        assert FirstPass.of(losses).before_updates.tolist() == [True, False, False, False]
+
+    def test_of_repeated_losses_that_are_all_off(self):
+        losses = [
+            make_loss([[-1.0 - batch]], log_ratio=np.full((1, 1), 0.1, np.float32))
+            for batch in (0, 0, 0, 1, 1, 1)
+        ]
+        assert FirstPass.of(losses).before_updates.tolist() == [True, True]
+
+    def test_rows(self):
+        def make_update(generation: int, update: int) -> LossBatch:
+            return make_loss(
+                [[-1.0 - generation, -2.0]],
+                step=10 + 2 * generation + update,
+                generation=generation,
+                update=update,
+                log_ratio=np.full((1, 2), 0.25 * update, np.float32),
+                reward=np.array([generation]),
+                entropy=np.full((1, 2), 0.5, np.float32),
+            )
+
+        run = FirstPass.of([make_update(0, 0), make_update(0, 1), make_update(1, 0), make_update(1, 1)])
+        assert run.batch_rows() == [
+            {"step": 10, "moved": 0.25, "reward": 0.0, "entropy": 0.5},
+            {"step": 12, "moved": 0.25, "reward": 1.0, "entropy": 0.5},
+        ]
+
+
+class TestStatistics:
+    def test_batch_means(self):
+        run = replace(healthy(), batch=np.repeat([3, 1], SEQUENCES // 2))
+        values = np.where(run.sequence < SEQUENCES // 2, 2.0, 5.0)
+        everywhere = np.ones(TOKENS, bool)
+        assert run.batch_means(values, everywhere).tolist() == [5, 2]
+        assert run.batch_means(values, values == 2).tolist() == [2]
+
+    def test_mean_and_z_take_sequences_as_independent(self):
+        run = healthy()
+        values = np.where(run.sequence % 2, 3.0, -1.0)
+        mean, z = run.mean_and_z(values, np.ones(TOKENS, bool))
+        sums = LENGTH * np.where(np.arange(SEQUENCES) % 2, 3.0, -1.0)
+        assert mean == pytest.approx(1.0)
+        assert z == pytest.approx(sums.sum() / np.sqrt(np.square(sums).sum()))
+
+    def test_mean_and_z_of_no_tokens(self):
+        assert healthy().mean_and_z(np.ones(TOKENS), np.zeros(TOKENS, bool)) == (0.0, 0.0)
+
+    def test_best_shift_stays_within_sequences(self):
+        run = healthy()
+        shifted = np.roll(run.logp.reshape(SEQUENCES, LENGTH), -2, axis=1).ravel()
+        shift, distance, unshifted = run.best_shift(run.logp, shifted)
+        assert (shift, distance) == (-2, 0.0)
+        assert unshifted > 0.1
+
+    def test_best_shift_of_single_tokens(self):
+        run = FirstPass.of([make_loss([[-1]])])
+        assert run.best_shift(run.logp, run.logp - 1) == (0, 1.0, 1.0)
+
+    def test_fit_temperature(self):
+        run = healthy()
+        hotter = run.logp + 0.3 * (run.logp + run.entropy)
+        slope, r_squared = run.fit_temperature(hotter, run.logp, np.ones(TOKENS, bool))
+        assert (slope, r_squared) == pytest.approx((0.3, 1.0))
+
+    @pytest.mark.parametrize("difference", [0.0, 0.1])
+    def test_fit_temperature_of_a_constant_difference(self, difference):
+        run = healthy()
+        fit = run.fit_temperature(run.logp + difference, run.logp, np.ones(TOKENS, bool))
+        assert fit == (0.0, 0.0)
+
+    def test_fit_temperature_without_entropies(self):
+        run = replace(healthy(), entropy=UNKNOWN)
+        assert run.fit_temperature(run.logp, run.logp_old, np.ones(TOKENS, bool)) == (0.0, 0.0)

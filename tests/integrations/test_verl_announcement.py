@@ -1,0 +1,94 @@
+"""What a run of verl is: printed before Ray starts, and kept beside the checkpoints."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+from omegaconf import OmegaConf
+from typer.testing import CliRunner
+from verl.utils import config as verls_settings
+from verl.utils.tracking import Tracking
+
+from bandpo.cli.app import app
+from bandpo.integrations._verl_announcement import FILE
+from bandpo.integrations._verl_audit import Driver
+from bandpo.runs.configs import read_setup
+from integrations.test_verl import whole_config
+
+LOSS = "actor_rollout_ref.actor.policy_loss."
+BASE = [
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "trainer.experiment_name=same",
+    "trainer.default_local_dir=runs/x",
+]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "log.jsonl"))
+    monkeypatch.setattr(Driver, "prepare", lambda *_: None)  # whose hooks would outlast the test
+
+
+def started(*overrides, target="BandPolicyLossConfig", step=None):
+    """What verl's command and its driver do with these settings; and a checkpoint of that step."""
+    config = whole_config(*BASE, *overrides, target=target)
+    verls_settings.validate_config(config, False, False)
+    OmegaConf.resolve(config)
+    plain = OmegaConf.to_container(config, resolve=True)
+    Tracking("project", "run", default_backend=["file"], config=plain).finish()
+    if step:
+        folder = Path(config.trainer.default_local_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return config
+
+
+def test_a_run_says_what_it_is_keeps_it_and_its_log_knows_the_method(capsys, tmp_path):
+    started(f"+{LOSS}method='FixedClip(0.2, 0.28)'", step=40)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bandpo: ")]
+    method = "Method(clip=FixedClip(low=0.2, high=0.28), objective=DualClip(max_ratio=3.0, "
+    assert said[0].startswith(f"bandpo: loss        {method}")
+    assert "0.8 to 1.28 at p = 0.5" in said[1]
+    assert said[3] == "bandpo: updates     4 for each batch of 1024 × 1 responses"
+    assert said[-1] == "bandpo: checkpoints runs/x starts at step 0"
+    kept = json.loads((tmp_path / "runs/x" / FILE).read_text())
+    assert kept["method"].startswith(method)
+    log = tmp_path / "log.jsonl"
+    assert read_setup(log, []).method == kept["method"]
+    with log.open("a") as lines:
+        lines.write(json.dumps({"step": 1, "data": {"actor/entropy": 1.0, "actor/pg_clipfrac": 0.1}}))
+    assert f"log.jsonl, 1 steps, verl, {method}" in CliRunner().invoke(
+        app, ["audit", str(log)]
+    ).output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"+{LOSS}method='Band(KL(), 0.1)'"],
+        ["actor_rollout_ref.actor.optim.lr=5e-7"],
+        ["trainer.nnodes=2"],
+    ],
+)
+def test_a_run_in_a_folder_with_checkpoints_says_from_which_it_goes_on(overrides, capsys):
+    """verl's own settings decide; another loss or setting than that of the checkpoint is not refused."""
+    started(step=40)
+    capsys.readouterr()
+    started(*overrides)
+    assert "runs/x goes on from runs/x/global_step_40" in capsys.readouterr().out
+    started(*overrides, "trainer.resume_mode=disable")
+    assert "runs/x starts at step 0" in capsys.readouterr().out
+    started(*overrides, "trainer.resume_mode=resume_path", "trainer.resume_from_path=elsewhere/global_step_3")
+    assert "runs/x goes on from elsewhere/global_step_3" in capsys.readouterr().out
+
+
+def test_the_older_trainer_s_second_check_says_nothing_more(capsys):
+    config = started("trainer.use_v1=false")
+    capsys.readouterr()
+    verls_settings.validate_config(deepcopy(config), False, False)
+    assert "bandpo" not in capsys.readouterr().out
