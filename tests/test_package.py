@@ -43,7 +43,7 @@ ALLOWED = {
 WITHIN_FUNCTIONS = {"doctor": {"core", "audit"}}
 """Layers that a module may import only within a function, so that it works where torch is missing."""
 WITHOUT_TORCH = ("shared", "runs", "doctor", "cli")
-"""Layers whose modules import neither torch nor numpy at their top, so that a log can be read with the standard library."""
+"""Layers whose modules import neither torch nor numpy at their top, so that the standard library reads a log."""
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
 FRAMEWORKS = ["trl", "transformers", "datasets", "accelerate", "verl", "ray", "hydra"]

@@ -4,19 +4,21 @@ import json
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 import bandpo
-from bandpo import GSPO, Audit, Band, FixedClip, Method, Recorder
-from bandpo.audit import recorder as recorder_module
-from bandpo.audit.recorder import META, record_schema
-from bandpo.audit.replay import RUN, replay_record
+from bandpo import GSPO, Audit, Band, FixedClip, Method, Recorder, parse
+from bandpo.audit.replay import RUN, as_batch, method_of, replay_record
+from bandpo.runs import record_format
 from bandpo.runs.record import read_record
+from bandpo.runs.record_format import FORMAT, META, REQUIRED_COLUMNS, record_schema
 from bandpo.runs.setup import Setup
 from pages import ROOT
 
 pa = pytest.importorskip("pyarrow")
+assert_array_equal, assert_allclose = np.testing.assert_array_equal, np.testing.assert_allclose
 
 
 def batch(seed, rows=4, columns=16):
@@ -45,17 +47,25 @@ def test_what_is_added_is_read_back(tmp_path):
     with Recorder(tmp_path, method="GSPO()", framework="verl 0.9.1") as recorder:
         given |= {"logp_rollout": rollout, "entropy": entropy, "version": torch.tensor([9, 8, 7, 9])}
         recorder.add(**given, step=9)
-    (call,) = read_record(tmp_path)
+    (loss,) = read_record(tmp_path)
     mask = given["mask"].bool()
-    assert torch.equal(call.batch.mask.sum(1), mask.sum(1).float())
-    found, where = call.batch, call.batch.mask.bool()
-    assert torch.equal(found.logp_old[where], given["logp_old"][mask])
-    torch.testing.assert_close(found.logp[where], given["logp"][mask], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found.logp_anchor[where], rollout[mask], rtol=1e-6, atol=1e-6, equal_nan=True)
-    assert torch.equal(found.advantages[where], given["advantages"][:, None].expand(4, 16)[mask])
-    torch.testing.assert_close(found.entropy[where], entropy[mask], rtol=1e-3, atol=1e-4)
-    assert (call.lag[where].unique().tolist(), call.lag[1, 0].item(), call.step) == ([0, 1, 2], 1, 9)
-    assert replay_record(tmp_path).setup == Setup("verl", GSPO())
+    assert loss.mask.dtype == bool
+    assert loss.mask.sum(1).tolist() == mask.sum(1).tolist()
+    assert_array_equal(loss.logp_old[loss.mask], given["logp_old"][mask])
+    assert_allclose(loss.logp[loss.mask], given["logp"][mask], rtol=1e-6, atol=1e-6)
+    assert_allclose(loss.logp_rollout[loss.mask], rollout[mask], rtol=1e-6, atol=1e-6, equal_nan=True)
+    engine = torch.where(rollout.isnan(), given["logp_old"], rollout)
+    assert_allclose(loss.logp_engine[loss.mask], engine[mask], rtol=1e-6, atol=1e-6)
+    assert loss.logp_anchor is None  # the bounds surround the trainer's
+    assert_array_equal(loss.advantages[loss.mask], given["advantages"][:, None].expand(4, 16)[mask])
+    assert_allclose(loss.entropy[loss.mask], entropy[mask], rtol=1e-3, atol=1e-4)
+    assert (np.unique(loss.lag[loss.mask]).tolist(), loss.lag[1, 0], loss.step) == ([0, 1, 2], 1, 9)
+    assert (loss.has_logp, loss.bad_sequences, parse(loss.method)) == (True, 0, GSPO())
+    tensors = as_batch(loss)
+    for name in ("logp", "log_ratio", "logp_old", "advantages", "mask", "entropy"):
+        assert_array_equal(getattr(tensors, name), getattr(loss, name))
+    setup = replay_record(tmp_path).setup
+    assert (setup, method_of(setup)) == (Setup("verl", setup.method), GSPO())
     assert json.loads(pa.ipc.open_stream(recorder.path).schema.metadata[META])["bandpo"] == bandpo.__version__
 
 
@@ -71,7 +81,7 @@ def test_a_replay_gives_the_figures_of_the_audit_in_the_run(method, tmp_path):
     expected = (audits[0] + audits[1] + audits[2] + audits[3]).metrics()
     own = {name: value for name, value in expected.items() if not name.startswith("if/")}
     assert seen.audits[RUN].metrics() == pytest.approx(own, rel=1e-5, abs=1e-7)
-    if seen.setup.method.level == "token":
+    if method_of(seen.setup).level == "token":
         for name in ("clip 0.2", "Band"):
             assert seen.audits[name].metrics()["clip_high"] == expected[f"if/{name}/clip_high"]
     first = (audits[0] + audits[1]).metrics()
@@ -89,9 +99,9 @@ def test_advantages_and_versions_of_tokens(tmp_path):
         recorder.add(**constant)
     first, second = read_record(tmp_path)
     mask = given["mask"].bool()
-    assert torch.equal(first.batch.advantages[first.batch.mask.bool()], per_token["advantages"][mask])
-    assert torch.equal(first.lag[first.batch.mask.bool()], 3 - versions[mask])
-    assert torch.equal(second.batch.advantages[second.batch.mask.bool()], constant["advantages"][mask])
+    assert_array_equal(first.advantages[first.mask], per_token["advantages"][mask])
+    assert_array_equal(first.lag[first.mask], 3 - versions[mask])
+    assert_array_equal(second.advantages[second.mask], constant["advantages"][mask])
     with pa.OSFile(str(recorder.path)) as source:
         read = pa.ipc.open_stream(source).read_all()
     lengths = read.column("advantages").combine_chunks().value_lengths().to_pylist()
@@ -102,11 +112,11 @@ def test_advantages_and_versions_of_tokens(tmp_path):
 def test_the_anchor_may_be_the_engine(tmp_path):
     given = batch(2)
     rollout = given["logp_old"] - 0.2
-    with Recorder(tmp_path, clip="FixedClip(0.2)", anchor="rollout") as recorder:
+    with Recorder(tmp_path, method="FixedClip(0.2)", anchor="rollout") as recorder:
         recorder.add(**given, logp_rollout=rollout)
-    expected = Audit.from_batch(*given.values(), clip="FixedClip(0.2)", logp_anchor=rollout).metrics()
+    expected = Audit.from_batch(*given.values(), method="FixedClip(0.2)", logp_anchor=rollout).metrics()
     assert replay_record(tmp_path).audits[RUN].metrics()["clip_high"] == expected["clip_high"]
-    with Recorder(tmp_path / "none", clip="FixedClip(0.2)", anchor="rollout") as recorder:
+    with Recorder(tmp_path / "none", method="FixedClip(0.2)", anchor="rollout") as recorder:
         recorder.add(**given)
     with pytest.raises(ValueError, match=r"0000.arrow, call 1 has no log-probabilities of the rollout"):
         replay_record(tmp_path / "none")
@@ -131,7 +141,7 @@ def test_half_precision_moves_no_rate_by_much(tmp_path):
 def test_every(tmp_path):
     state = torch.get_rng_state()
     record(tmp_path / "every", range(10), every=4)
-    assert [call.step for call in read_record(tmp_path / "every")] == [0, 4, 8]
+    assert [loss.step for loss in read_record(tmp_path / "every")] == [0, 4, 8]
     with Recorder(tmp_path / "calls", every=2) as recorder:
         for number in range(3):
             recorder.add(**batch(number))
@@ -146,8 +156,8 @@ def test_processes_and_resumption(tmp_path):
     record(tmp_path, [2, 3, 4], process=0)
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["tokens-00000-0000.arrow", "tokens-00000-0001.arrow", "tokens-00001-0000.arrow"]
-    assert [call.step for call in read_record(tmp_path)] == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert [call.step for call in read_record(tmp_path / names[0])] == [0, 1, 2, 3]
+    assert [loss.step for loss in read_record(tmp_path)] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert [loss.step for loss in read_record(tmp_path / names[0])] == [0, 1, 2, 3]
 
 
 def test_a_folder_whose_files_tell_different_methods(tmp_path):
@@ -162,7 +172,7 @@ def test_a_folder_whose_files_tell_different_methods(tmp_path):
     assert seen.setup == Setup()
 
 
-def by_hand(folder, number, **columns):
+def by_hand(folder, number=FORMAT, **columns):
     """A file of one sequence of two tokens that docs/record-format.md allows, written without the Recorder."""
     kinds = {"step": pa.int64(), "version": pa.list_(pa.int64()), "entropy": pa.list_(pa.float16())}
     kinds |= dict.fromkeys(("advantages", "logp_old", "log_ratio", "log_weight"), pa.list_(pa.float32()))
@@ -177,16 +187,41 @@ def by_hand(folder, number, **columns):
     return path
 
 
-def test_a_file_by_another_writer_is_read_in_either_format(tmp_path):
-    (call,) = read_record(by_hand(tmp_path, 1))
-    assert call.batch.logp.tolist() == [[-1.0, -1.5]]
-    assert (call.token, call.reward, call.generation, call.step) == (None,) * 4
-    added = {"reward": pa.array([0.25], pa.float32()), "token": pa.array([[7, 9]], pa.list_(pa.int32()))}
-    (call,) = read_record(by_hand(tmp_path, 2, **added, mine=pa.array(["not known"])))
-    assert (call.token.tolist(), call.reward.tolist(), call.group) == ([[7, 9]], [0.25], None)
+def test_a_file_by_another_writer_is_read(tmp_path):
+    """It may lack the columns that are not required, and have others that are not known."""
+    (loss,) = read_record(by_hand(tmp_path))
+    assert loss.logp.tolist() == [[-1.0, -1.5]]
+    assert (loss.token, loss.reward, loss.generation, loss.step) == (None,) * 4
+    assert (loss.position, loss.update, loss.truncated, loss.logp_rollout) == (None,) * 4
+    more = {"reward": pa.array([0.25], pa.float32()), "token": pa.array([[7, 9]], pa.list_(pa.int32()))}
+    (loss,) = read_record(by_hand(tmp_path, **more, mine=pa.array(["not known"])))
+    assert (loss.token.tolist(), loss.reward.tolist(), loss.group) == ([[7, 9]], [0.25], None)
 
 
-def test_what_format_2_adds_is_read_back(tmp_path):
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_file_of_another_format_is_refused(number, tmp_path):
+    by_hand(tmp_path, number)
+    message = (
+        rf"0000.arrow is in format {number} \(bandpo another\), this version reads format 3; read it with"
+    )
+    with pytest.raises(ValueError, match=message):
+        list(read_record(tmp_path))
+
+
+@pytest.mark.parametrize("column", REQUIRED_COLUMNS)
+def test_a_file_without_a_required_column_is_refused(column, tmp_path):
+    rewritten(record(tmp_path), lambda table: table.drop_columns([column]))
+    with pytest.raises(ValueError, match=rf"0000.arrow lacks the column {column}$"):
+        list(read_record(tmp_path))
+
+
+@pytest.mark.parametrize("column", sorted({*record_schema("float32").names} - {*REQUIRED_COLUMNS}))
+def test_any_other_column_may_be_missing(column, tmp_path):
+    rewritten(record(tmp_path), lambda table: table.drop_columns([column]))
+    assert len(list(read_record(tmp_path))) == 1  # one record batch after the rewriting
+
+
+def test_what_may_be_missing_is_read_back(tmp_path):
     given = batch(0)
     tokens = torch.arange(64).view(4, 16)
     added = {"group": [0, 0, 1, 1], "reward": torch.rand(4), "truncated": [True, False, False, True]}
@@ -194,13 +229,13 @@ def test_what_format_2_adds_is_read_back(tmp_path):
         recorder.add(**given, **added, tokens=tokens, generation=3, update=1)
         with pytest.raises(ValueError, match=r"reward has shape \(3,\); there are 4 sequences"):
             recorder.add(**given, reward=[1.0, 2.0, 3.0])
-    (call,) = read_record(tmp_path)
-    mask, where = given["mask"].bool(), call.batch.mask.bool()
-    assert call.token[where].tolist() == tokens[mask].tolist()
-    assert call.position[where].tolist() == (tokens % 16)[mask].tolist()
-    assert (call.generation, call.update, call.sampling) == (3, 1, {"temperature": 0.7})
+    (loss,) = read_record(tmp_path)
+    mask = given["mask"].bool()
+    assert loss.token[loss.mask].tolist() == tokens[mask].tolist()
+    assert loss.position[loss.mask].tolist() == (tokens % 16)[mask].tolist()
+    assert (loss.generation, loss.update, loss.sampling) == (3, 1, {"temperature": 0.7})
     for name, value in added.items():
-        assert torch.equal(getattr(call, name), torch.as_tensor(value))
+        assert_array_equal(getattr(loss, name), np.asarray(value))
 
 
 def test_the_page_has_every_column():
@@ -215,19 +250,20 @@ def test_the_page_has_every_column():
 
 def test_a_radius_by_entropy_is_resolved(tmp_path):
     given, entropy = batch(0), torch.rand(4, 16).half().float()
-    with Recorder(tmp_path, clip="Band(KL(), ByEntropy(0.01, 0.1))") as recorder:
+    with Recorder(tmp_path, method="Band(KL(), ByEntropy(0.01, 0.1))") as recorder:
         recorder.add(**given, entropy=entropy)
         recorder.add(**given, method=Method(FixedClip(0.1)))  # the method of this call alone
-    call, other = read_record(tmp_path)
-    assert torch.isfinite(call.method.tokens(call.judged).bounds.log_upper).all()
-    assert other.method.clip == FixedClip(0.1)
+    loss, other = read_record(tmp_path)
+    bounds = parse(loss.method).tokens(as_batch(loss)).bounds
+    assert torch.isfinite(bounds.log_upper).all()
+    assert parse(other.method).clip == FixedClip(0.1)
 
 
 def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_path):
     recorder = Recorder(tmp_path)
     for step in range(5):
         recorder.add(**batch(step), step=step)
-        assert [call.step for call in read_record(tmp_path)] == list(range(step + 1))
+        assert [loss.step for loss in read_record(tmp_path)] == list(range(step + 1))
     path = recorder.path
     whole = path.read_bytes()
     sizes = {}
@@ -235,7 +271,7 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
         path.write_bytes(whole[:size])
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            steps = [call.step for call in read_record(tmp_path)]
+            steps = [loss.step for loss in read_record(tmp_path)]
         assert steps == list(range(len(steps)))
         sizes[size] = len(steps)
         assert len(said) <= 1
@@ -247,7 +283,7 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
         replay_record(tmp_path)
 
 
-def rewritten(path, change, meta=None):
+def rewritten(path, change=lambda table: table, meta=None):
     """The same file with another table or other metadata."""
     with pa.OSFile(str(path)) as source:
         table = pa.ipc.open_stream(source).read_all()
@@ -270,9 +306,9 @@ def other_format(said):
         (
             lambda t: t,
             other_format,
-            r"format 7 \(bandpo 3.1\), this version reads formats 1, 2; read it with",
+            r"format 7 \(bandpo 3.1\), this version reads format 3; read it with",
         ),
-        (lambda t: t, lambda _: {}, "is no record of bandpo.Recorder: its schema says nothing"),
+        (lambda t: t, lambda _: {}, "is no record of bandpo.Recorder: its schema has no metadata of bandpo"),
     ],
 )
 def test_another_kind_of_stream_is_refused(change, meta, message, tmp_path):
@@ -327,11 +363,11 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
     place = r"2 sequences .* left out; .*0000.arrow, call 2, row 2: logp is nan at counted token 3"
     with pytest.warns(UserWarning, match=place):
         _, second = read_record(tmp_path)
-    assert second.batch.mask.sum(1).tolist() == [16, 0, 16, 0]
+    assert second.mask.sum(1).tolist() == [16, 0, 16, 0]
     with pytest.warns(UserWarning, match="2 sequences"):
         seen = replay_record(tmp_path)
-    expected = Audit.from_batch(*given.values(), clip=FixedClip()) + Audit.from_batch(
-        *(x[[0, 2]] for x in spoilt.values()), clip=FixedClip()
+    expected = Audit.from_batch(*given.values(), method=FixedClip()) + Audit.from_batch(
+        *(x[[0, 2]] for x in spoilt.values()), method=FixedClip()
     )
     assert seen.audits["clip 0.2"].metrics()["clip_high"] == expected.metrics()["clip_high"]
 
@@ -359,7 +395,7 @@ def test_other_values_that_cannot_be_right_are_named(name, value, message, tmp_p
         ({"dtype": "bfloat16"}, "dtype must be 'float32' or 'float16', got 'bfloat16'"),
         ({"anchor": "engine"}, "anchor must be 'trainer' or 'rollout', got 'engine'"),
         ({"method": "GSPPO()"}, "unknown name 'GSPPO'"),
-        ({"clip": Band(radius=torch.tensor(0.1))}, "Tensor has no text form"),
+        ({"method": Band(radius=torch.tensor(0.1))}, "Tensor has no text form"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_a_file_is_made(settings, message, tmp_path):
@@ -395,7 +431,7 @@ def test_rows_without_a_counted_token(tmp_path):
     with Recorder(tmp_path) as recorder:
         recorder.add(**given)
         recorder.add(**nothing)
-    expected = Audit.from_batch(*given.values(), clip=FixedClip(), counterfactuals={}).metrics()
+    expected = Audit.from_batch(*given.values(), method=FixedClip(), counterfactuals={}).metrics()
     found = replay_record(tmp_path, {"clip": FixedClip()}).audits["clip"].metrics()
     assert (found["tokens"], found["clip_high"]) == (expected["tokens"], expected["clip_high"])
 
@@ -404,6 +440,6 @@ def test_what_to_install_is_said(tmp_path, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(recorder_module.importlib, "import_module", missing)
+    monkeypatch.setattr(record_format.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"pip install '\.\[recorder\]'"):
         Recorder(tmp_path)

@@ -2,16 +2,21 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from bandpo import Recorder
+from bandpo.audit.blocked_tokens import BlockedTokens
 from bandpo.cli.app import app
 from bandpo.doctor import first_pass
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
+from bandpo.runs import open_run
 from helpers.simulated_runs import (
     FAULTS,
     GROUP,
@@ -27,6 +32,7 @@ from helpers.simulated_runs import (
 
 pytest.importorskip("pyarrow")
 
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_told_from_the_others(name, tmp_path):
     code, fault = FAULTS[name]
@@ -38,7 +44,9 @@ def test_each_fault_is_told_from_the_others(name, tmp_path):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_is_left_in_peace(seed, tmp_path):
     """Rounding in the engine, other lengths; none of 20 may be alarmed (1 of 20 is what is promised)."""
-    diagnosis = diagnose(simulate(tmp_path, seed, length=(4, 12, 40)[seed % 3], engine=noise(0.01 * (seed % 2))))
+    diagnosis = diagnose(
+        simulate(tmp_path, seed, length=(4, 12, 40)[seed % 3], engine=noise(0.01 * (seed % 2)))
+    )
     assert diagnosis.healthy, diagnosis.headline
     assert diagnosis.headline.startswith(("ok: ", "rare-tokens-blocked: "))
 
@@ -80,12 +88,8 @@ def test_the_command(tmp_path):
     simulate(tmp_path / "sick", engine=lambda z, *_: z / 0.7)
     simulate(tmp_path / "well")
     sick = CliRunner().invoke(app, ["diagnose", str(tmp_path / "sick"), "--json"])
-    said = json.loads(sick.output)
-    assert (sick.exit_code, said["findings"][0]["code"], said["findings"][0]["ok"]) == (
-        1,
-        "temperature",
-        False,
-    )
+    first = json.loads(sick.output)["findings"][0]
+    assert (sick.exit_code, first["code"], first["ok"]) == (1, "temperature", False)
     assert "learning rate" not in sick.output
     well = CliRunner().invoke(app, ["diagnose", str(tmp_path / "well")])
     assert (well.exit_code, "passed: values are numbers; the ratio is 1" in well.output) == (0, True)
@@ -107,7 +111,9 @@ def test_a_plateau_is_found_and_explained(tmp_path):
     assert diagnosis.findings[0].code == "plateau"
     since = int(diagnosis.headline.split("since step ")[1].split(":")[0])
     assert abs(since - 90) < 15
-    assert "nothing that is logged explains it; the clip drops 0.2% and is not the cause" in diagnosis.headline
+    assert (
+        "nothing that is logged explains it; the clip drops 0.2% and is not the cause" in diagnosis.headline
+    )
     stuck = {"frac_reward_zero_std": lambda t: min(0.7, 0.2 + t), "entropy": lambda t: 1.2 * 0.05**t}
     stuck["completions/clipped_ratio"] = lambda t: 0.6
     diagnosis = diagnose(trl_log(tmp_path, reward=flat, **stuck))
@@ -142,7 +148,9 @@ COURSES = [
 @pytest.mark.parametrize(("course", "headline", "healthy"), COURSES)
 def test_a_fall_a_rate_of_0_and_a_solved_task(course, headline, healthy, tmp_path):
     diagnosis = diagnose(trl_log(tmp_path, **course))
-    assert (bool(re.match(headline, diagnosis.headline)), diagnosis.healthy) == (True, healthy), diagnosis.headline
+    assert (bool(re.match(headline, diagnosis.headline)), diagnosis.healthy) == (True, healthy), (
+        diagnosis.headline
+    )
 
 
 @pytest.mark.parametrize(("steps", "codes"), [(4, []), (7, []), (8, ["no-signal"])])
@@ -204,19 +212,19 @@ def test_of_a_long_record_it_is_said_how_much_was_looked_at(tmp_path, monkeypatc
         "losses": 3 * UPDATES,
         "total_losses": 8 * UPDATES,
     }
-    said = "looked at 3,456 of 9,216 tokens (the first 9 of 24 losses)"
-    assert str(diagnosis.coverage) == said
+    coverage = "looked at 3,456 of 9,216 tokens (the first 9 of 24 losses)"
+    assert str(diagnosis.coverage) == coverage
     # Nothing that is said to be right is said of more than that.
     assert (
         diagnosis.headline
         == "ok: nothing is wrong in what could be tested of the first 9 of 24 losses (10 tests)"
     )
     printed = CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
-    assert f"\n{said}\n" in printed
+    assert f"\n{coverage}\n" in printed
     assert "\npassed in the first 9 of 24 losses: values are numbers" in printed
     of_scripts = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json"]).output)
     assert of_scripts["coverage"] == diagnosis.coverage.as_json()
-    assert said in diagnosis._repr_html_()
+    assert coverage in diagnosis._repr_html_()
 
 
 def test_a_fault_in_a_long_record_is_said_beside_how_much_was_looked_at(tmp_path, monkeypatch):
@@ -243,3 +251,84 @@ def test_a_log_holds_no_tokens_to_look_at(tmp_path):
     assert diagnosis.as_json()["coverage"] is None
     assert "looked at" not in CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
     assert Diagnosis(diagnosis.tested).headline == diagnosis.headline
+
+
+WITHOUT_TORCH = """
+import json, sys
+
+sys.modules["torch"] = None
+from bandpo.doctor.diagnosis import diagnose
+
+for folder in sys.argv[1:]:
+    diagnosis = diagnose(folder)
+    findings = [[*finding] for finding in diagnosis.tested]
+    coverage = None if diagnosis.coverage is None else diagnosis.coverage.as_json()
+    print(json.dumps({"findings": findings, "coverage": coverage, "setup": str(diagnosis.setup)}))
+"""
+
+
+def without_torch(*folders):
+    """Diagnose runs in a process in which torch cannot be imported; return what it prints of each."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, folders)]
+    environment = {**os.environ, "PYTHONPATH": "src", "PYTHONHASHSEED": "7"}
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def token_part(findings):
+    """The findings of the token checks, which come before those of the course, as JSON has them."""
+    findings = json.loads(json.dumps([[*finding] for finding in findings]))
+    names = [finding[2] for finding in findings]
+    return findings[: names.index("the log holds numbers")] if "the log holds numbers" in names else findings
+
+
+CHECKED_WITHOUT_TORCH = ("colder engine", "both shifted", "padding", "groups", "nan", "random")
+
+
+def test_without_torch_the_tokens_of_a_record_are_diagnosed_alike(tmp_path):
+    """Of a healthy run, and of faults of every check of tokens."""
+    folders = [simulate(tmp_path / "healthy", engine=noise(0.01))]
+    folders += [simulate(tmp_path / name, **FAULTS[name][1]) for name in CHECKED_WITHOUT_TORCH]
+    for folder, without in zip(folders, without_torch(*folders), strict=True):
+        diagnosis = diagnose(folder)
+        assert token_part(without["findings"]) == token_part(diagnosis.tested)
+        assert without["coverage"] == diagnosis.coverage.as_json()
+        assert without["setup"] == str(diagnosis.setup)
+        if diagnosis.healthy:
+            assert "the log holds numbers" in [finding[2] for finding in without["findings"]]
+        else:
+            assert len(without["findings"]) == len(diagnosis.tested)
+
+
+def test_without_torch_a_log_is_diagnosed_alike(tmp_path):
+    trl_log(tmp_path, grad_norm=lambda t: math.nan if t > 0.5 else 0.3)
+    (without,) = without_torch(tmp_path)
+    assert without["findings"] == json.loads(json.dumps(diagnose(tmp_path).tested))
+
+
+class Steps:
+    """A collector of the losses' steps."""
+
+    def __init__(self):
+        self.steps = []
+
+    def add(self, batch):
+        self.steps.append((batch.step, batch.update))
+
+
+def test_further_collectors_are_fed_by_the_same_pass(tmp_path):
+    folder = simulate(tmp_path)
+    steps, blocked = Steps(), BlockedTokens()
+    diagnosis = diagnose(open_run(folder), collectors=[steps, blocked])
+    assert steps.steps == [(batch, update) for batch in range(8) for update in range(UPDATES)]
+    apart = BlockedTokens()
+    open_run(folder).scan([apart])
+    assert blocked.result() == apart.result() != []
+    assert diagnosis.as_json() == diagnose(folder).as_json()
+
+
+def test_a_rule_that_cannot_be_replayed_does_not_hide_what_the_tokens_show(tmp_path):
+    """The bounds surround the engine's log-probabilities, which were not recorded."""
+    spoil = changed(logp_rollout=None, logp_old=lambda d: d["logp_old"].roll(1, 1))
+    assert diagnose(simulate(tmp_path, anchor="rollout", spoil=spoil)).findings[0].code == "shift"

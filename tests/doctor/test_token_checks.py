@@ -106,6 +106,7 @@ class TestCoverage:
         assert coverage == Coverage(tokens=10, total_tokens=15, losses=1, total_losses=2)
         assert not coverage.complete
         assert str(coverage) == "looked at 10 of 15 tokens (the first of 2 losses)"
+        assert coverage.as_json() == {"tokens": 10, "total_tokens": 15, "losses": 1, "total_losses": 2}
 
     def test_of_one_loss(self):
         assert str(Coverage().with_loss(10, checked=True)) == "looked at all 10 tokens of 1 loss"
@@ -257,6 +258,11 @@ class TestEngine:
         run = healthy()
         finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(0.5)))
         assert (finding.code, finding.or_else) == ("engine-mismatch", ("stale",))
+
+    def test_without_entropies_a_temperature_cannot_be_excluded(self):
+        run = replace(healthy(), entropy=UNKNOWN)
+        finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(1.5)))
+        assert (finding.code, finding.or_else) == ("engine-mismatch", ("stale", "temperature"))
 
 
 class TestSurprisal:
@@ -444,7 +450,8 @@ class TestFirstPass:
         assert collector.result().logp_old.tolist() == [-1, -2]
         collector.add(losses[1])
         run = collector.result()
-        assert run.logp_old.tolist() == FirstPass.of(losses).logp_old.tolist() == [-1, -2, -3]
+        assert run.logp_old.tolist() == [-1, -2, -3]
+        assert FirstPass.of(losses).logp_old.tolist() == [-1, -2, -3]
         assert run.coverage == Coverage(tokens=3, total_tokens=3, losses=2, total_losses=2)
 
     def test_no_loss_is_taken_after_the_bound(self, monkeypatch):

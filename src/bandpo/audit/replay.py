@@ -181,8 +181,10 @@ class ReplayCollector:
             steps[step] = steps[step] + audit if step in steps else audit
 
     def result(self) -> Replay | None:
-        """Return the audits; None if no loss was added."""
-        return None if self._setup is None else Replay(self._audits, self._anchor, self._setup)
+        """Return the audits; None if no loss was audited."""
+        if self._setup is None or not self._audits:
+            return None
+        return Replay(self._audits, self._anchor, self._setup)
 
 
 def replay_record(

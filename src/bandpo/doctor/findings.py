@@ -122,6 +122,7 @@ class Coverage(NamedTuple):
         return f"{first} of {self.total_losses:,} losses"
 
     def __str__(self) -> str:
+        """Return the counts as a phrase."""
         if self.complete:
             losses = "1 loss" if self.losses == 1 else f"{self.losses:,} losses"
             return f"looked at all {self.tokens:,} tokens of {losses}"

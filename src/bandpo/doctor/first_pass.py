@@ -254,6 +254,7 @@ class FirstPassCollector:
     """
 
     def __init__(self) -> None:
+        """Create a collector that holds no loss yet."""
         # Columns of `FirstPass`, and the sequences' distance at their first loss; one array per loss.
         self._columns: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
         self._answer_ids: list[int | None] = []

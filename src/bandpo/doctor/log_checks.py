@@ -52,8 +52,8 @@ ROUNDING = 1e-3
 """Relative slope that rounding may give a flat curve."""
 
 LEAST_MOVEMENT = {r"(^|/)(learning_rate|lr|policy_lr)$": 1e-9, r"(^|/)grad_norm$": 0.0}
-"""For each quantity, by the end of its name, the value up to which weights stand still: Adam moves them by the rate, and
-float32 rounds 0.02 + 1e-9."""
+"""For each quantity, by the end of its name, the value up to which weights stand still: Adam moves them by the rate,
+and float32 rounds 0.02 + 1e-9."""
 
 COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
 """Ends of names of the metrics that are compared before and after a fall of the reward."""

@@ -1,0 +1,64 @@
+"""The tokens that a rule blocked: which cost most, and what other rules would have done to them."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bandpo import Recorder, parse
+from bandpo.audit.blocked_tokens import BlockedTokens
+from bandpo.cli.app import app
+from bandpo.runs import open_run
+
+pytest.importorskip("pyarrow")
+
+
+def costliest(record, *arguments, **settings):
+    blocked = BlockedTokens(*arguments, **settings)
+    open_run(record).scan([blocked])
+    return blocked.result()
+
+
+def test_the_costliest_blocked_words_in_their_answers(tmp_path):
+    old = torch.tensor([[0.5, 0.01, 0.5], [0.5, 0.5, 0.2]]).log()
+    columns = {
+        "logp_old": old,
+        "tokens": torch.tensor([[7, 8, 9], [4, 5, 6]]),
+        "advantages": torch.tensor([2.0, -1.0]),
+    }
+    with Recorder(tmp_path, method="FixedClip(0.2)") as recorder:
+        for up in (0.02, 0.04):  # the second time it costs more, and it counts once
+            logp = torch.tensor([[0.5, up, 0.5], [0.5, 0.5, 0.1]]).log()
+            recorder.add(logp=logp, **columns, step=3)
+    rare, common = costliest(tmp_path)
+    assert (rare.answer, rare.at, rare.step, rare.advantage) == ([7, 8, 9], 1, 3, 2.0)
+    assert (rare.cost, rare.p, rare.ratio) == pytest.approx((8.0, 0.01, 4.0), rel=1e-4)
+    assert [rare.kept[rule] for rule in ("the run", "Clip-Higher", "Band", "no clip")] == [0, 0, 1, 1]
+    assert (common.answer[common.at], common.cost) == (6, pytest.approx(0.5, rel=1e-4))
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--words"])
+    assert " 1. 7 ⟦8⟧ 9\n    step 3: p 0.01, ratio 4, A +2; gradient kept by the run 0%" in result.output
+
+
+def test_without_ids_or_a_policy_in_training_no_token_is_shown(tmp_path):
+    old = torch.tensor([[0.5, 0.01]]).log()
+    new = torch.tensor([[0.5, 0.04]]).log()
+    advantages = torch.ones(1)
+    with Recorder(tmp_path, method="FixedClip(0.2)") as recorder:
+        recorder.add(logp=new, logp_old=old, advantages=advantages)
+        recorder.add(logp_old=old, advantages=advantages, tokens=torch.tensor([[7, 8]]))
+    assert costliest(tmp_path) == []
+
+
+def test_the_user_names_the_rule_of_a_record_that_names_none(tmp_path):
+    """Without it, the clip at 0.2 is taken; a method that the record names is not overruled."""
+    old = torch.tensor([[0.5, 0.1, 0.1]]).log()
+    new = torch.tensor([[0.5, 0.13, 0.17]]).log()
+    batch = {"logp": new, "logp_old": old, "advantages": torch.ones(1), "tokens": torch.tensor([[7, 8, 9]])}
+    for folder, method in (("none", None), ("named", "FixedClip(0.2)")):
+        with Recorder(tmp_path / folder, method=method) as recorder:
+            recorder.add(**batch, step=1)
+    wider = parse("FixedClip(0.5)")
+    assert [token.at for token in costliest(tmp_path / "none")] == [2, 1]
+    assert [token.at for token in costliest(tmp_path / "none", wider)] == [2]
+    assert [token.at for token in costliest(tmp_path / "named", wider)] == [2, 1]
+    assert [token.at for token in costliest(tmp_path / "named", count=1)] == [2]
+    assert list(costliest(tmp_path / "named", rules={"mine": "Unclipped()"})[0].kept) == ["the run", "mine"]
