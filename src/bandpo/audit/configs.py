@@ -95,7 +95,7 @@ def trained_with(run: Path, given: Method | None = None) -> Setup:
             continue
         for name in _STOCK:
             if at(said, FRAMEWORKS[name]["own"]) is not None:
-                stale = bool(said.get("lag")) if name == "trl" else None  # which only `bandpo train` sets
+                stale = bool(said.get("lag")) if name == "trl" else None  # which only `bandpo-lab train` sets
                 return Setup(name, _method(name, said, file, given), _updates(name, said), stale)
     return Setup(method=given)
 
@@ -109,7 +109,7 @@ def at(config: Config, name: str) -> Any:
 
 
 def _yaml(file: Path) -> Config:
-    """hydra's, NeMo-RL's, that of `bandpo train`, or wandb's, which has each setting under ``value``."""
+    """hydra's, NeMo-RL's, that of `bandpo-lab train`, or wandb's, which has each setting under ``value``."""
     import yaml
 
     said = yaml.safe_load(file.read_bytes())

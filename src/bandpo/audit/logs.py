@@ -51,7 +51,7 @@ def read_log(path: str | Path) -> Sequence[Row]:
         if len(runs) > 1 and path not in runs:
             raise InvalidValue(
                 f"{path} holds {len(runs)} runs: name those that you mean, such as {runs[0]}, or if it is a study, "
-                f"bandpo study report {path}"
+                f"bandpo-lab study page {path}"
             )
         candidates = [path / "metrics.jsonl", path / "trainer_state.json"]
         candidates += sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step, reverse=True)

@@ -151,7 +151,7 @@ def tokenizer_file(run: Path) -> Path | None:
         folders.append(around)
     for folder in folders:
         places = [folder, *sorted(folder.glob("checkpoint-*"), key=_checkpoint_step, reverse=True)]
-        # `bandpo train` saves the final model there. Of other folders of this name nothing says whose they are.
+        # `bandpo-lab train` saves the final model there. Of other folders of this name nothing says whose they are.
         if _is_run(folder):
             places.append(folder / "model")
         for place in places:
