@@ -179,7 +179,7 @@ def test_commands_of_the_lab_on_pages_parse(page, tmp_path, monkeypatch):
 
             parse_arguments([*arguments, "--use_cpu", "--bf16=False"])
         else:
-            command.make_context(command.name, arguments)
+            command.make_context(command.name, arguments).close()
 
 
 OTHERS = {  # options that the pages name of other programs
