@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
   mutation lint docs release-check audit-deps gpu-check lock clean
 
 demo: $(DEMO)
-	$(BIN)/bandpo train --output_dir runs/demo --resume
+	$(BIN)/bandpo-lab train --output_dir runs/demo --resume
 
 setup: $(DEV)
 

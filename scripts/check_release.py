@@ -4,7 +4,7 @@
 
 From what git tracks: source distributions and wheels are built in two folders and must be equal byte for byte. Each
 must hold its own tracked files and nothing else. Installed into an empty environment, bandpo must need torch alone,
-name the extra or the distribution that a command lacks, and run with it. With --extras, each must resolve against the
+name the extra that a command lacks, and run with it. With --extras, each must resolve against the
 package index. The files are left in the folder, with their SHA-256. Needs `build` and the index; takes a minute or two.
 """
 
@@ -110,6 +110,7 @@ def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
     if not run(python, "-c", code, **elsewhere).startswith("2.41"):
         sys.exit("the installed core gives other bounds")
     run(command, "bounds", "0.08", **elsewhere)
+    refused("No such command 'train'", "train", "--max_steps", "1")
 
     pip("--no-deps", lab)  # what it requires, `make demo` installs
     run(environment / "bin/bandpo-lab", "recipes", folder / "recipes", **elsewhere)

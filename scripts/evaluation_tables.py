@@ -4,7 +4,7 @@
     python scripts/evaluation_tables.py leaks TRAIN EVAL [EVAL ...]
     python scripts/evaluation_tables.py hacks EVAL [EVAL ...]
 
-TRAIN and EVAL are names or files, as `bandpo data prepare` takes them.
+TRAIN and EVAL are names or files, as `bandpo-lab data prepare` takes them.
 """
 
 from __future__ import annotations

@@ -45,16 +45,16 @@ PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def bandpo_train(folder: Path, log: Path, largest_file: int | None) -> None:
-    """`bandpo train --resume`, in this process."""
+    """`bandpo-lab train --resume`, in this process."""
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if largest_file is not None:
         sys.dont_write_bytecode = True  # a cut one would outlast the run
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
-    from bandpo.cli import main
+    from bandpo_lab.cli import main
 
-    sys.argv = ["bandpo", "train", *RUN, "--output_dir", str(folder), "--resume"]
+    sys.argv = ["bandpo-lab", "train", *RUN, "--output_dir", str(folder), "--resume"]
     main()
 
 
@@ -278,7 +278,7 @@ def main() -> None:
         parser.error(f"{options.work} is there already; remove it, or give another --work")
     options.work.mkdir(parents=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    PROCESSES.set_forkserver_preload(["bandpo.cli.app", "bandpo_lab.training.train"])
+    PROCESSES.set_forkserver_preload(["bandpo_lab.cli.app", "bandpo_lab.training.train"])
     start, faults = time.monotonic(), Faults(options.work.resolve(), options.seed)
     seconds = faults.undisturbed()
     print(f"undisturbed: {seconds:.1f} s", flush=True)

@@ -1,4 +1,4 @@
-"""What the documentation prints, its fenced blocks and its `bandpo` commands; and how both are run."""
+"""What the documentation prints: its fenced blocks, and its commands of `bandpo` and `bandpo-lab`; how both are run."""
 
 import doctest
 import os
@@ -41,14 +41,22 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     return found
 
 
-def commands(page: Path) -> list[list[str]]:
-    """Every `bandpo …` on a line of a shell or indented block, or in a code span, as words after `bandpo`."""
+def commands(page: Path, program: str) -> list[list[str]]:
+    """Return every command of a program on a page, as the words after the program's name.
+
+    A command stands on a line of a shell block or of an indented block, or in a code span.
+
+    Args:
+        page: The page.
+        program: ``bandpo`` or ``bandpo-lab``.
+    """
+    text = page.read_text()
     fenced = "".join(block.text for block in blocks(page, "sh", "console"))
-    indented = "".join(re.findall(r"^    .*\n", page.read_text(), re.M))
+    indented = "".join(re.findall(r"^    .*\n", text, re.M))
     lines = (fenced + indented).replace("\\\n", " ")
-    found = re.findall(r"^(?: *|\$ )bandpo (.*)$", lines, re.M)
-    found += re.findall(r"`bandpo ([^`]+)`", page.read_text())
-    return [shlex.split(command, comments=True) for command in found]
+    shell = re.findall(rf"^(?: *|\$ ){program} (.*)$", lines, re.M)
+    spans = re.findall(rf"`{program} ([^`]+)`", text)
+    return [shlex.split(command, comments=True) for command in [*shell, *spans]]
 
 
 def framework_blocks(name: str) -> list[str]:

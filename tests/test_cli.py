@@ -1,4 +1,4 @@
-"""The `bandpo` command itself, and the commands that need no lab."""
+"""The `bandpo` command."""
 
 import json
 import os
@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 import bandpo
 from bandpo.cli import main
-from bandpo.cli.app import Commands, app
+from bandpo.cli.app import app
 from bandpo.errors import FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem
-from pages import ROOT
+from command_names import UPDATE, listed_names, names_of
+from pages import PAGES, ROOT, commands
 
 
 def test_bounds_are_those_of_the_rule(monkeypatch):
@@ -61,11 +62,40 @@ def test_version():
     assert run.output.strip() == bandpo.__version__
 
 
-def test_a_command_of_the_lab_without_it_says_what_to_install():
-    without = typer.main.get_command(typer.Typer(cls=Commands, callback=lambda: None))
-    with pytest.raises(SystemExit, match=r"^error: bandpo train comes with bandpo-lab; .* \. \./lab$"):
-        without.get_command(None, "train")
-    assert without.get_command(None, "no-such") is None
+def test_help_lists_exactly_the_five_commands_of_the_library():
+    assert set(typer.main.get_command(app).commands) == {"diagnose", "audit", "report", "bounds", "env"}
+    printed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    listed = re.findall(r"^│ (\w[\w-]*) ", printed, re.M)
+    assert listed == ["diagnose", "audit", "report", "bounds", "env"]
+
+
+def test_names_of_commands_and_options_are_those_of_the_listing():
+    assert names_of("bandpo", app) == listed_names("bandpo"), UPDATE
+
+
+def test_an_unknown_command_is_refused_as_typer_does():
+    result = CliRunner().invoke(app, ["train"])
+    assert result.exit_code == 2
+    assert "No such command 'train'" in result.output
+
+
+def test_the_command_line_loads_neither_torch_nor_the_lab():
+    code = "import sys, bandpo.cli.app; print(*{'torch', 'bandpo_lab'} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_of_the_library_on_pages_parse(page):
+    group = typer.main.get_command(app)
+    for name, *arguments in commands(page, "bandpo"):
+        if name.startswith("-"):
+            continue
+        assert name in group.commands, f"{page.name} prints `bandpo {name}`, which is no command"
+        # A command without arguments is named only.
+        if arguments and arguments[0] not in ("--help", "-h"):
+            group.commands[name].make_context(name, arguments)
 
 
 def raised(error):
@@ -73,13 +103,13 @@ def raised(error):
 
 
 REFUSALS = [OSError, FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem]
-LACKING = ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
-BROUGHT = r"needs the package pydantic; .* pip install \. './lab\[study\]'"
+MISSING = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+INSTALLATION = r"needs the package pyarrow; .* pip install '\.\[recorder\]'"
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
-    [*((kind("no radius"), "error: no radius$") for kind in REFUSALS), (LACKING, f"error: .*{BROUGHT}")],
+    [*((kind("no radius"), "error: no radius$") for kind in REFUSALS), (MISSING, f"error: .*{INSTALLATION}")],
 )
 def test_what_bandpo_refuses_is_one_line(error, line, monkeypatch):
     monkeypatch.setattr("bandpo.cli.app.app", lambda: raised(error))
@@ -143,7 +173,7 @@ def test_a_misspelt_rule_is_one_line_and_loads_no_framework():
     code = """
 import sys
 from bandpo.cli import main
-for words in ("train --clip Bnad()", "train --clip=Bnad()", "bounds --divergence TotalVariatoin"):
+for words in ("report . --method Bnad()", "bounds --divergence TotalVariatoin"):
     sys.argv = ["bandpo", *words.split()]
     try:
         main()
@@ -151,9 +181,9 @@ for words in ("train --clip Bnad()", "train --clip=Bnad()", "bounds --divergence
         print(end.code, *[m for m in ("trl", "transformers", "verl") if m in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout == "2\n2\n2\n", run.stderr
+    assert run.stdout == "2\n2\n", run.stderr
     lines = run.stderr.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert all("did you mean" in line for line in lines)
 
 

@@ -1,7 +1,8 @@
-"""Every command: its help, what the documentation prints of it, and how `bandpo train` ends."""
+"""Every command: its help, what the documentation prints of it, and how `bandpo-lab train` ends."""
 
 import importlib.util
 import re
+import subprocess
 import sys
 
 import pytest
@@ -10,37 +11,104 @@ pytest.importorskip("typer")
 import typer
 from typer.testing import CliRunner
 
-from bandpo.cli import main
-from bandpo.cli.app import LAB, app
-from bandpo_lab.cli import add_commands
+import bandpo_lab
+from bandpo.cli.app import app as library_app
+from bandpo_lab.cli import main
+from bandpo_lab.cli.app import app
 from bandpo_lab.rehearsal.shrink import compose
+from command_names import UPDATE, listed_names, names_of
 from pages import PAGES, ROOT, blocks, commands, follow
 from test_cli import full_disk
 
 GROUP = typer.main.get_command(app)
-GROUPS = {"data", "study"}
-NAMES = [*GROUP.commands.keys() - {"train", *GROUPS}]
-NAMES += [f"{group} {name}" for group in GROUPS for name in GROUP.commands[group].commands]
+GROUPS = {"data", "recipes", "study"}
+COMMANDS = ["train", "eval", "compare", "compare-evals", "run", "rehearse", "data", "study", "recipes"]
+"""The commands in the order of the help."""
+NAMES = [name for name in COMMANDS if name not in {"train", *GROUPS}]
+NAMES += [f"{group} {name}" for group in sorted(GROUPS) for name in GROUP.commands[group].commands]
+"""The commands whose options typer knows."""
 
 
-def find(words):
-    """The command that words name, and its arguments."""
-    if words[0] == "study" and not {*words[1:2]} <= GROUP.commands["study"].commands.keys():
-        words = ["study", "run", *words[1:]]  # which may be left out
-    if words[:2] == ["doctor", "--gpu"]:
-        words = ["run", *(words[2:] and ["verl", "--one-step", *words[2:]])]
-    depth = 2 if words[0] in GROUPS else 1
+def resolve(words):
+    """Return the command that words name, and its arguments."""
+    group = words[0]
+    # The first command of these groups may be left out.
+    if group in ("recipes", "study") and not {*words[1:2]} <= GROUP.commands[group].commands.keys():
+        first = next(iter(GROUP.commands[group].commands))
+        words = [group, first, *words[1:]]
+    depth = 2 if group in GROUPS and len(words) > 1 else 1
     command = GROUP
     for name in words[:depth]:
-        assert name in command.commands, f"no command `bandpo {' '.join(words[:depth])}`"
+        assert name in command.commands, f"there is no command `bandpo-lab {' '.join(words[:depth])}`"
         command = command.commands[name]
     return command, words[depth:]
 
 
-def test_the_library_knows_which_commands_come_with_the_lab():
-    added = typer.Typer()
-    add_commands(added)
-    assert set(LAB) == typer.main.get_command(added).commands.keys()
+def test_help_lists_exactly_the_commands_of_the_lab():
+    assert set(GROUP.commands) == set(COMMANDS)
+    printed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    assert re.findall(r"^│ (\w[\w-]*) ", printed, re.M) == COMMANDS
+
+
+def test_names_of_commands_and_options_are_those_of_the_listing():
+    assert names_of("bandpo-lab", app) == listed_names("bandpo-lab"), UPDATE
+
+
+def test_help_and_import_load_no_framework():
+    code = "import sys, bandpo_lab, bandpo_lab.cli.app; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not {*run.stdout.split()} & {
+        "torch",
+        "trl",
+        "transformers",
+        "datasets",
+        "verl",
+        "matplotlib",
+        "pydantic",
+    }
+
+
+def test_version():
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == bandpo_lab.__version__
+
+
+def test_a_missing_package_is_one_line(monkeypatch):
+    def fail():
+        raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+
+    monkeypatch.setattr("bandpo_lab.cli.app.app", fail)
+    with pytest.raises(
+        SystemExit, match=r"^error: .*needs the package pydantic; .* pip install \. './lab\[study\]'"
+    ) as end:
+        main()
+    assert end.value.code == 2
+
+
+def test_python_m_runs_the_command_without_the_current_folder(tmp_path):
+    (tmp_path / "typer.py").write_text("raise RuntimeError('a module of the current folder was imported')\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "bandpo_lab", "--version"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == bandpo_lab.__version__, run.stderr
+
+
+def test_a_misspelt_method_is_one_line_and_loads_no_framework():
+    code = """
+import sys
+from bandpo_lab.cli import main
+for words in ("train --clip Bnad()", "train --clip=Bnad()", "compare GRPO() Bnad()"):
+    sys.argv = ["bandpo-lab", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, *[m for m in ("trl", "transformers", "verl", "matplotlib") if m in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "2\n2\n2\n", run.stderr
+    lines = run.stderr.splitlines()
+    assert len(lines) == 3
+    assert all("did you mean" in line for line in lines)
 
 
 def options_of_train():
@@ -55,7 +123,7 @@ def options_of_train():
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_command_has_help_that_explains_every_option(name):
-    command, _ = find(name.split())
+    command, _ = resolve(name.split())
     assert "Usage:" in CliRunner().invoke(app, [*name.split(), "-h"]).output
     assert command.help
     assert [p.name for p in command.params if not p.help] == []
@@ -94,18 +162,24 @@ def own_fields(cls):
     [page for page in PAGES if page.name != "write-your-own.md"],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_printed_commands_parse_arguments(page):
-    for words in commands(page):
-        command, arguments = find(words)
+def test_commands_of_the_lab_on_pages_parse(page, tmp_path, monkeypatch):
+    # `bandpo-lab recipes summary LOG` opens its argument while it is parsed.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "LOG").touch()
+    for words in commands(page, "bandpo-lab"):
+        if words[0].startswith("-"):
+            continue
+        command, arguments = resolve(words)
         if not arguments or "help" in arguments[0]:
-            continue  # named only
+            # The page only names the command.
+            continue
         if words[0] == "train":
             pytest.importorskip("trl")
             from bandpo_lab.training.arguments import parse_arguments
 
             parse_arguments([*arguments, "--use_cpu", "--bf16=False"])
         else:
-            command.make_context(command.name, arguments)
+            command.make_context(command.name, arguments).close()
 
 
 OTHERS = {  # options that the pages name of other programs
@@ -122,7 +196,13 @@ OTHERS = {  # options that the pages name of other programs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_options_in_prose_exist(page):
     named = set(re.findall(r"`(--[\w-]+)[^`]*`", page.read_text())) - OTHERS.keys()
-    ours = {option for name in NAMES for p in find(name.split())[0].params for option in p.opts}
+    ours = {option for name in NAMES for p in resolve(name.split())[0].params for option in p.opts}
+    ours |= {
+        option
+        for command in typer.main.get_command(library_app).commands.values()
+        for p in command.params
+        for option in p.opts
+    }
     unknown = named - ours
     assert not unknown or not unknown - options_of_train()
 
@@ -172,7 +252,7 @@ def test_a_full_disk_leaves_no_half_copies(tmp_path, monkeypatch):
 
 
 def run_main(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["bandpo", *arguments])
+    monkeypatch.setattr(sys, "argv", ["bandpo-lab", *arguments])
     with pytest.raises(SystemExit) as end:
         main()
     return end.value
@@ -200,7 +280,7 @@ def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
 
 @pytest.mark.slow
 def test_an_objective_is_added_as_the_page_says(tmp_path):
-    page = [b for b in blocks(ROOT / "docs/write-your-own.md") if b.title or b.text.startswith("bandpo ")]
+    page = [b for b in blocks(ROOT / "docs/write-your-own.md") if b.title or b.text.startswith("bandpo-lab ")]
     steps = [b for b in page if b.heading in ("A clip rule", "An objective", "A method")]
     assert len(steps) == 4
     follow(steps, tmp_path)

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from verl.utils import config as verls_settings
 
 from bandpo import policy_loss
-from bandpo.cli.app import app
 from bandpo.integrations.verl import loss_method
 from bandpo.text import as_method
 from bandpo_lab.cli import run
+from bandpo_lab.cli.app import app
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.rehearsal.shrink import compose
 from integrations.test_verl import batch, evaluate

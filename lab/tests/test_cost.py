@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from bandpo.cli.app import app
+from bandpo_lab.cli.app import app
 from bandpo_lab.cost import read_steps
 from bandpo_lab.rehearsal import gpu
 
@@ -59,17 +59,17 @@ def test_the_first_steps_are_laid_beside_the_authors():
     assert "| s of training |  | 69.3 |" in printed  # of which the log has not all parts
 
 
-PLAN = ["doctor", "--gpu", "--model", "qwen2.5-3b-instruct", "--method", "band-kl"]
+PLAN = ["run", "verl", "--one-step", "--model", "qwen2.5-3b-instruct", "--method", "band-kl"]
 
 
 def one_step(monkeypatch, tmp_path, text):
-    """`bandpo doctor --gpu` where it may start, and verl prints this text and writes a checkpoint of 2 GB."""
+    """Invoke one step where it may start; verl prints this text and writes a checkpoint of 2 GB."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
     def verl(command, stdout, **_):
         stdout.write(text)
-        (tmp_path / "doctor-gpu/global_step_1").mkdir()
-        with (tmp_path / "doctor-gpu/global_step_1/model.pt").open("wb") as file:
+        (tmp_path / "one-step/global_step_1").mkdir()
+        with (tmp_path / "one-step/global_step_1/model.pt").open("wb") as file:
             file.truncate(2_000_000_000)
 
     data = tmp_path / "train.parquet"
@@ -88,7 +88,7 @@ def test_one_step_on_a_gpu_tells_what_the_run_will_cost(monkeypatch, tmp_path):
     # 10 steps an epoch, 10 epochs, 8 GPUs; three checkpoints are kept
     assert "100 steps: at most 10 h, 80 GPU hours, $200 at $2.50 an hour" in found.output
     assert "2 GB a checkpoint, 6 GB for 3" in found.output
-    assert list((tmp_path / "doctor-gpu").iterdir()) == [tmp_path / "doctor-gpu/log-gpu.txt"]
+    assert list((tmp_path / "one-step").iterdir()) == [tmp_path / "one-step/log-gpu.txt"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bandpo.cli.app import app
+from bandpo_lab.cli.app import app
 
 RECIPE = ["--model", "qwen2.5-3b-instruct", "--method", "band-kl"]
 
@@ -46,7 +46,7 @@ def launched(*words: str):
 
 
 def refusal(*words: str) -> str:
-    """Why a launch is refused; the error that `bandpo` prints, with exit status 2."""
+    """Why a launch is refused; the error that `bandpo-lab` prints, with exit status 2."""
     found = launched(*words)
     assert isinstance(found.exception, ValueError), found.output
     return str(found.exception)
@@ -67,7 +67,7 @@ def test_a_data_file_that_is_missing_is_named(here, split):
 def test_the_folder_of_the_data_is_named_with_what_makes_it(here):
     why = refusal(*RECIPE, "--data", "elsewhere")
     assert f"{Path.cwd()}/elsewhere/" in why
-    assert "bandpo data prepare" in why
+    assert "bandpo-lab data prepare" in why
     assert "--stand-in" not in why
     assert here == []
 
@@ -197,7 +197,7 @@ def test_a_rehearsal_needs_neither(here, monkeypatch):
 
 
 def test_one_step_on_the_gpus_names_missing_files_too(here):
-    found = CliRunner().invoke(app, ["doctor", "--gpu", *RECIPE, "--data", "/nowhere"])
+    found = CliRunner().invoke(app, ["run", "verl", "--one-step", *RECIPE, "--data", "/nowhere"])
     assert "not started: " in str(found.exception)
     assert "/nowhere" in str(found.exception)
 

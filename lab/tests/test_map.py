@@ -15,7 +15,7 @@ import when_tables
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
-from bandpo.cli.app import app
+from bandpo_lab.cli.app import app
 from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, WORLDS, Cell, Map, Place, Plan, run_cell, run_map
 from bandpo_lab.study.map_page import draw_map, map_text
 from bandpo_lab.study.statistics import Curve, difference, simulated_coverage

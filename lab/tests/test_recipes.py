@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from bandpo import ClipRule, parse
-from bandpo.cli.app import app
+from bandpo_lab.cli.app import app
 from pages import ROOT
 from variants import names
 
@@ -88,7 +88,7 @@ def test_rule_and_variant_stand_in_any_order():
 
 
 def told(*words: str) -> list[str]:
-    """What `bandpo run verl` would execute."""
+    """What `bandpo-lab run verl` would execute."""
     found = CliRunner().invoke(app, ["run", "verl", "--dry-run", *words])
     assert found.exit_code == 0, found.output
     return shlex.split(found.output)
@@ -181,7 +181,7 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
 def test_the_script_prints_one_command_for_each_way():
     recipe = (*NAMES, "trainer.nnodes=2")
     run = launched("run", *recipe, BANDPO_DATA="/shared/data", BANDPO_OUTPUT="/shared/runs")
-    assert run[:3] == ["bandpo", "run", "verl"]
+    assert run[:3] == ["bandpo-lab", "run", "verl"]
     assert run[-5:] == ["--data", "/shared/data", "--output-dir", "/shared/runs", "trainer.nnodes=2"]
     submit = launched("submit", *recipe, RAY_ADDRESS="http://head:8265")
     assert submit[:5] == ["ray", "job", "submit", "--address", "http://head:8265"]

@@ -78,7 +78,16 @@ def test_the_samplers_probabilities_may_be_the_old_ones(folder):
 @pytest.mark.exhaustive
 def test_nothing_outlives_a_killed_rehearsal(folder):
     """Killed in the middle of training, it leaves no process, and none writes a checkpoint later."""
-    command = [sys.executable, "-m", "bandpo", "rehearse", "--stand-in", "--output-dir", str(folder), "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "bandpo_lab",
+        "rehearse",
+        "--stand-in",
+        "--output-dir",
+        str(folder),
+        "--",
+    ]
     with subprocess.Popen([*command, *RECIPE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         metrics = folder / "metrics-first.jsonl"
         while not metrics.exists():
@@ -304,7 +313,7 @@ def test_prompts_come_from_the_recipes_files_and_know_their_answers(tmp_path):
 def test_the_command_reports_and_exits_by_what_it_found(folder):
     from typer.testing import CliRunner
 
-    from bandpo.cli.app import app
+    from bandpo_lab.cli.app import app
 
     misspelt = "actor_rollout_ref.actor.policy_loss.loss_mode=bnad"
     words = ["rehearse", "--output-dir", str(folder), "--", *RECIPE[:-2], misspelt]

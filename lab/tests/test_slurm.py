@@ -40,8 +40,8 @@ WITHOUT_RAY = FAKES | {
         touch "$FAKE/node-$$"
         while :; do sleep 0.05; done """,
     "python": JOINED,
-    # `bandpo run verl …` trains six steps and resumes as verl does.
-    "bandpo": """
+    # `bandpo-lab run verl …` trains six steps and resumes as verl does.
+    "bandpo-lab": """
         echo "bandpo: checkpoints $BANDPO_OUTPUT/qwen starts at step 0"
         checkpoints=$BANDPO_OUTPUT/qwen/latest_checkpointed_iteration.txt
         step=$(cat "$checkpoints" 2>/dev/null || echo 0)
@@ -152,7 +152,7 @@ def test_a_job_that_saved_nothing_is_not_queued_again(tmp_path):
 
 
 def test_a_failed_training_fails_the_job_and_leaves_no_ray(tmp_path):
-    fakes = WITHOUT_RAY | {"bandpo": "exit 3"}
+    fakes = WITHOUT_RAY | {"bandpo-lab": "exit 3"}
     slurm = Slurm(tmp_path, fakes)
     assert slurm.submit(*RECIPE) == [3]
     assert slurm.calls().count("ray ended") == 2
@@ -165,7 +165,7 @@ def test_a_failed_training_fails_the_job_and_leaves_no_ray(tmp_path):
         (["status", "123"], "scontrol show job 123"),
         (["log", "123"], "tail -n +1 -F bandpo-123.log"),
         (["stop", "123"], "scancel 123"),
-        (["summary", "123"], "bandpo recipes summary bandpo-123.log"),
+        (["summary", "123"], "bandpo-lab recipes summary bandpo-123.log"),
         (["status", "raysubmit_1"], "ray job status --address http://head:8265 raysubmit_1"),
         (["log", "raysubmit_1"], "ray job logs --follow --address http://head:8265 raysubmit_1"),
         (["stop", "raysubmit_1"], "ray job stop --address http://head:8265 raysubmit_1"),

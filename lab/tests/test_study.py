@@ -14,8 +14,8 @@ import yaml
 from scipy import stats
 from typer.testing import CliRunner
 
-from bandpo.cli.app import app
 from bandpo.errors import FileProblem
+from bandpo_lab.cli.app import app
 from bandpo_lab.files import locked
 from bandpo_lab.study.collect import RunResult, batches_to_half
 from bandpo_lab.study.execute import Execution
@@ -150,7 +150,7 @@ def test_a_report_imports_nothing_that_the_results_name(arm, tmp_path, monkeypat
     runs = [vars(record(name, seed, 0.5, experiment="m")) for name in ("clip", "band") for seed in range(3)]
     results = {"study": text, "chosen": [], "failed": [], "versions": {}, "commit": "", "unfinished": False}
     (tmp_path / "results.json").write_text(json.dumps({**results, "runs": runs}))
-    result = CliRunner().invoke(app, ["study", "report", "."])
+    result = CliRunner().invoke(app, ["study", "page", "."])
     assert not (tmp_path / "ran").exists()
     assert "evil_study" not in sys.modules
     assert result.exit_code == 0, result.output
@@ -262,7 +262,7 @@ def test_a_study_that_was_interrupted_has_a_report_too(tmp_path, monkeypatch):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.yaml").write_text(SMALL)
-    command = ["study", "report", str(folder), "--output", str(tmp_path / "report.md")]
+    command = ["study", "page", str(folder), "--output", str(tmp_path / "report.md")]
     runs = results(differ=True)["runs"]
     nothing = CliRunner().invoke(app, command)
     assert "none of its runs has ended yet" in str(nothing.exception)

@@ -12,7 +12,7 @@ from omegaconf.errors import InterpolationToMissingValueError
 from typer.testing import CliRunner
 
 import variants
-from bandpo.cli.app import app
+from bandpo_lab.cli.app import app
 from bandpo_lab.rehearsal.shrink import compose
 from pages import ROOT
 from variants import PAPER, Difference, as_table, differences

@@ -4,7 +4,6 @@ Here is what a user types. The rest is in its module: `bandpo.rules`, `bandpo.me
 `bandpo.divergences`, `bandpo.radius`, `bandpo.errors`.
 """
 
-from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,22 +25,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-
-def compare(methods: Sequence[Any], **options: Any) -> Any:
-    """Which method learns more in small tables, in seconds; bandpo-lab's `bandpo_lab.compare.compare`."""
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group="bandpo.functions", name="compare"):
-        return point.load()(methods, **options)
-    missing = import_module("bandpo.errors").MissingPackage
-    raise missing("bandpo.compare comes with bandpo-lab; in a clone of bandpo, pip install . './lab[study]'")
-
-
 __all__ = [
     "DAPO", "DCPO", "GRPO", "GSPO", "KL", "Audit", "Band", "BandAbove", "BandPO", "ClipRule", "Divergence", "DualClip",
     "FDivergence", "FixedClip", "Linear", "Masked", "Method", "Objective", "RatioBounds", "Recorder", "Sides",
     "Surrogate", "Tokens", "TotalVariation", "TrainingState", "Unclipped", "Union", "aggregate", "as_text", "certify",
-    "check", "compare", "linear_logp", "parse", "policy_loss", "ratio_bounds",
+    "check", "linear_logp", "parse", "policy_loss", "ratio_bounds",
 ]  # fmt: skip
 
 MODULES = (

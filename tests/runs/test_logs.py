@@ -48,7 +48,7 @@ def test_reads_three_formats_alike(tmp_path):
     assert only.items() >= {"step": 1, "entropy": 0.7, "reward": 0.2, "clip": 0.03}.items()
     assert summarize([only]).clipped == 0.03
     write(tmp_path / "other" / "metrics.jsonl", rows)
-    with pytest.raises(ValueError, match=r"holds 2 runs: name those .* bandpo study report"):
+    with pytest.raises(ValueError, match=r"holds 2 runs: name those .* bandpo-lab study page"):
         read_log(tmp_path)
 
 

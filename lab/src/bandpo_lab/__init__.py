@@ -1,3 +1,22 @@
-"""The workshop of bandpo: from data to a trained, evaluated and compared model. Its commands join those of `bandpo`."""
+"""The workshop of bandpo: from data to a trained, evaluated and compared model. Its command is `bandpo-lab`."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bandpo_lab.comparison import Comparison, compare
 
 __version__ = "0.1.0"  # bandpo's, which scripts/check_release.py checks
+__all__ = ["Comparison", "compare"]
+
+
+def __getattr__(name: str) -> object:
+    # Imported when first asked for: `bandpo-lab --help` does not wait for torch and matplotlib.
+    if name in __all__:
+        from bandpo_lab import comparison
+
+        return getattr(comparison, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -103,7 +103,7 @@ def compute_score(
         answer = letter(solution_str)
         return _scored(answer == ground_truth, answer or "", wrong=-1.0)
     raise InvalidValue(
-        f"no reward for the data source {data_source!r}: prepare the data with `bandpo data prepare ... --authors`; "
+        f"no reward for the data source {data_source!r}: prepare the data by `bandpo-lab data prepare ... --authors`; "
         "for apps use +paper/task=apps, whose reward is verl's own"
     )
 

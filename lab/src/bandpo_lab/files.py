@@ -25,7 +25,7 @@ UNFINISHED = ".unfinished"
 """How the names of files and folders begin that are still being written."""
 
 PATHS = {"model_name_or_path": "folder", "dataset_name": "file or folder"}
-"""Options of `bandpo train` that name a path or something on a hub, and what the path has to lead to."""
+"""Options of `bandpo-lab train` that name a path or something on a hub, and what the path has to lead to."""
 
 
 @contextmanager

@@ -55,14 +55,23 @@ def spread(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{end(values):.2g}" for end in (min, max))) if values else "–"
 
 
-def save_figure(figure: Figure, output: Path) -> None:
-    """Write a figure in the house's style; if that fails, an earlier file of this name stays as it was.
+def check_figure_path(output: Path) -> None:
+    """Check that a figure can be written in the format of a file's suffix.
 
     Raises:
         ValueError: the suffix is another than .png, .svg and .pdf.
     """
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise InvalidValue(f"{output}: a figure is written as .png, .svg or .pdf")
+
+
+def save_figure(figure: Figure, output: Path) -> None:
+    """Write a figure in the house's style; if that fails, an earlier file of this name stays as it was.
+
+    Raises:
+        ValueError: the suffix is another than .png, .svg and .pdf.
+    """
+    check_figure_path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with house_style(), replacing(output) as unfinished:
         figure.savefig(unfinished)

@@ -189,7 +189,7 @@ def test_problems_from_prepared_files_of_both_forms(tmp_path):
 def test_files_that_cannot_be_evaluated_are_refused(tmp_path):
     raw = tmp_path / "raw.jsonl"
     raw.write_text('{"problem": "1+1?", "answer": "2"}\n')
-    with pytest.raises(ValueError, match="bandpo data prepare"):
+    with pytest.raises(ValueError, match="bandpo-lab data prepare"):
         read_problems([raw])
     ready = tmp_path / "ready.jsonl"
     ready.write_text('{"prompt": "1+1=", "answer": "2"}\n')
@@ -206,7 +206,7 @@ def test_files_that_cannot_be_evaluated_are_refused(tmp_path):
     [
         ('{"prompt": "\\ud800", "answer": "1"}', "line 2: not a JSON object, .*hex escape"),
         ('{"prompt": 5, "answer": "1"}', "row 1 .*5 is neither text nor messages of text"),
-        ('{"prompt": "a", "answer": null}', "row 1 .*the answer is empty.*bandpo data prepare"),
+        ('{"prompt": "a", "answer": null}', "row 1 .*the answer is empty.*bandpo-lab data prepare"),
         ('{"prompt": "a", "answer": true}', "row 1 .*True is no answer"),
         ('{"prompt": "a", "reward_model": null}', "row 1 .*the answer is empty"),
     ],

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from bandpo._terminal import escape_warnings, printable_lines
@@ -15,42 +16,58 @@ if TYPE_CHECKING:
     from bandpo.methods import Method
 
 BAD_INPUT, INTERRUPTED = 2, 130
-"""Exit statuses, beside 1 for what failed otherwise."""
+"""Exit statuses, beside 1 for every other failure."""
 
-OPTIONAL = {
+OPTIONAL_PACKAGES = {
     "torch": "'.[torch]'",
     **dict.fromkeys(("pyarrow", "numpy"), "'.[records]'"),
     **dict.fromkeys(("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'.[trl]'"),
-    **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
-    **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
-    **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), "'.[verl]' './lab[verl]'"),
 }
-"""Packages that a command may need, and what pip in a clone installs them by."""
+"""Packages that a command of `bandpo` may need, and the arguments of pip that install them in a clone."""
 
 
 def main() -> None:
-    """Entry point of the `bandpo` command.
+    """Run the `bandpo` command."""
 
-    What bandpo or the system refuses is shown as one line, with exit status 2. Any other error keeps its traceback.
+    def load_app() -> Callable[[], object]:
+        from bandpo.cli.app import app
+
+        return app
+
+    run_app(load_app, OPTIONAL_PACKAGES)
+
+
+def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Mapping[str, str]) -> None:
+    """Run a command line, and report refused input in one line.
+
+    Input that bandpo or the operating system refuses ends the process with one line and exit status 2. So does a
+    missing package that is listed as optional. Every other error keeps its traceback.
+
+    Args:
+        load_app: Import and return the app. It is called within the error handling, because the import itself fails
+            where typer is not installed.
+        optional_packages: Packages that a command may need, and the arguments of pip that install each in a clone.
     """
+    # A terminal whose encoding lacks π prints a question mark in its place.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no π prints a ? in its place
-    if not sys.stderr.isatty():  # a bar in a log is a line now and then
+            stream.reconfigure(errors="replace")
+    # In a log file, a progress bar writes a line only every ten seconds.
+    if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "10")
     escape_warnings()
     try:
-        from bandpo.cli.app import app
-
+        app = load_app()
         app()
     except (BandpoError, OSError) as error:
         stop(f"error: {error}", BAD_INPUT)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in OPTIONAL:
+        if package not in optional_packages:
             raise
         stop(
-            f"error: this command needs the package {package}; in a clone of bandpo, pip install {OPTIONAL[package]}",
+            f"error: this command needs the package {package}; in a clone of bandpo, "
+            f"pip install {optional_packages[package]}",
             BAD_INPUT,
         )
 

@@ -102,7 +102,7 @@ def _read(method: Any, clip: Any, moves: bool, whole: bool, average: str | None)
         if number.needs and not moves:
             raise InvalidValue(
                 f"{number!r} depends on {number.needs}, which this framework does not tell its loss; give "
-                "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
+                "a number or BySurprisal(...), or train with `bandpo-lab train` or BandGRPOTrainer, which know it"
             )
     if read.objective.whole_batch and not whole:
         raise InvalidValue(

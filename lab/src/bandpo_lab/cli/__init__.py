@@ -1,28 +1,27 @@
-"""The lab's commands. Each is one file, whose body imports what it needs, so `bandpo --help` loads no framework."""
+"""The `bandpo-lab` command. Each subcommand is one file, whose body imports what it needs."""
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Callable
 
-from bandpo_lab.cli.compare import compare_command
-from bandpo_lab.cli.data import app as data
-from bandpo_lab.cli.eval import eval_command
-from bandpo_lab.cli.recipes import app as recipes
-from bandpo_lab.cli.rehearse import rehearse_command
-from bandpo_lab.cli.run import run_command
-from bandpo_lab.cli.study import app as study
-from bandpo_lab.cli.train import train_command
+from bandpo.cli import OPTIONAL_PACKAGES as LIBRARY_PACKAGES
+from bandpo.cli import run_app
+
+OPTIONAL_PACKAGES = {
+    **LIBRARY_PACKAGES,
+    **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
+    **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
+    **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), "'.[verl]' './lab[verl]'"),
+}
+"""Packages that a command of `bandpo-lab` may need, and the arguments of pip that install them in a clone."""
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add them to the command `bandpo`, which finds this function by its entry point."""
-    # All of train's arguments go to TRL's parser, --help included.
-    to_parser = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("train", add_help_option=False, context_settings=to_parser)(train_command)
-    app.add_typer(study, name="study")
-    app.command("eval")(eval_command)
-    app.command("compare")(compare_command)
-    app.add_typer(data, name="data")
-    app.add_typer(recipes, name="recipes")
-    app.command("run")(run_command)
-    app.command("rehearse")(rehearse_command)
+def main() -> None:
+    """Run the `bandpo-lab` command."""
+
+    def load_app() -> Callable[[], object]:
+        from bandpo_lab.cli.app import app
+
+        return app
+
+    run_app(load_app, OPTIONAL_PACKAGES)

@@ -1,4 +1,4 @@
-"""`bandpo compare`."""
+"""`bandpo-lab compare`."""
 
 from __future__ import annotations
 
@@ -8,55 +8,101 @@ from typing import Annotated
 
 import typer
 
+from bandpo.cli import read_method
 from bandpo.errors import InvalidValue
 
 
 def compare_command(
-    first: Annotated[Path, typer.Argument(help="Folder that `bandpo eval` wrote.")],
-    second: Annotated[Path, typer.Argument(help="Folder of the other model, on the same data.")],
-    first_seeds: Annotated[
-        list[Path] | None,
-        typer.Option("--more-first", help="Further runs of the first model, by other seeds; repeatable."),
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            help="Two or more methods or rules: 'DAPO()', 'FixedClip(0.2)', 'my_module.Rule()', ...",
+            metavar="METHOD METHOD...",
+        ),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="The method that the others are compared with; by default the last.", show_default=False
+        ),
     ] = None,
-    second_seeds: Annotated[
-        list[Path] | None, typer.Option("--more-second", help="Further runs of the second model; repeatable.")
+    lags: Annotated[
+        str,
+        typer.Option(help="Ages of the data in batches, separated by commas; each is compared by itself."),
+    ] = "0,4",
+    seeds: Annotated[int, typer.Option(help="Seeds of each method at each learning rate, at least 4.")] = 128,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Learning rates, separated by commas; by default eight, each twice the one before.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Write the figure to this .png, .svg or .pdf file.", show_default=False),
+    ] = None,
 ) -> None:
-    """Say whether one evaluation is better than another, by mean@n of the same problems (and seeds)."""
-    from rich.console import Console
-    from rich.table import Table
+    """Train small tables with each method, and say which learns more: a screening in seconds.
 
-    from bandpo_lab.evals.compare import compare_scores
-    from bandpo_lab.evals.report import score
-    from bandpo_lab.evals.run import SETTINGS, read_samples
-    from bandpo_lab.file_models import read_json
+    A table stands in for a model. What holds in tables need not hold in a network; `bandpo-lab study` compares methods
+    there.
+    """
+    lag_values = _parse_lags(lags)
+    rate_values = None if rates is None else _parse_rates(rates)
 
-    sides = [[score(read_samples(folder)) for folder in side] for side in (
-        [first, *(first_seeds or [])],
-        [second, *(second_seeds or [])],
-    )]  # fmt: skip
-    folders = first, second, *(first_seeds or []), *(second_seeds or [])
-    if len({read_json(folder / SETTINGS).get("grader") for folder in folders}) > 1:
-        raise InvalidValue(
-            "the runs were graded by different graders: bandpo eval --regrade --output-dir RUN"
-        )
-    differences = compare_scores(*sides)
-    if as_json:
-        told = [vars(d) | {"verdict": d.verdict} for d in differences]
-        print(json.dumps({"differences": told}, indent=1))
-        return
-    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
-    for d in differences:
-        e = d.interval
-        figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
-        name = f"{d.metric} *" if d.primary else d.metric
-        table.add_row(d.data_source, name, *figures, f"{d.p:.3f}", d.verdict)
-    console = Console()
-    console.print(f"first: {first}\nsecond: {second}", highlight=False, soft_wrap=True)
-    console.print(table)
-    console.print(
-        "* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).",
-        highlight=False,
-        soft_wrap=True,
+    # A misspelt method is refused before matplotlib is imported. Modules of the current folder are imported here, and
+    # are loaded already when `compare` reads the same text.
+    for text in methods:
+        read_method(text)
+
+    from bandpo_lab.comparison import compare
+    from bandpo_lab.files import check_writable
+    from bandpo_lab.study.tabular import RATES
+    from bandpo_lab.style import check_figure_path, save_figure
+
+    if output is not None:
+        check_figure_path(output)
+        check_writable(output.parent)
+    comparison = compare(
+        methods,
+        baseline=baseline,
+        lags=lag_values,
+        seeds=seeds,
+        rates=RATES if rate_values is None else rate_values,
     )
+    if output is not None:
+        save_figure(comparison.figure(), output)
+    if as_json:
+        content = {
+            "baseline": comparison.baseline,
+            "sentence": comparison.sentence,
+            "table": comparison.table,
+            "by_rate": comparison.by_rate,
+        }
+        print(json.dumps(content, indent=1))
+        return
+    print(comparison)
+    if output is not None:
+        print(f"\nwrote {output}")
+
+
+def _parse_lags(text: str) -> list[int]:
+    """Return the lags that commas separate."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InvalidValue(
+            f"--lags takes whole numbers separated by commas, such as --lags 0,4; got {text!r}"
+        ) from error
+
+
+def _parse_rates(text: str) -> list[float]:
+    """Return the learning rates that commas separate."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InvalidValue(
+            f"--rates takes numbers separated by commas, such as --rates 0.04,0.08; got {text!r}"
+        ) from error

@@ -1,4 +1,4 @@
-"""`bandpo data`."""
+"""`bandpo-lab data`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bandpo eval`."""
+"""`bandpo-lab eval`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def eval_command(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File that `bandpo data prepare` wrote; repeatable. By default 64 embedded problems."
+            help="File that `bandpo-lab data prepare` wrote; repeatable. By default 64 embedded problems."
         ),
     ] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Completions per problem.")] = 32,
@@ -181,7 +181,7 @@ def _generator(
     inner = Path(model) / "model"
     if (inner / "config.json").exists() and not (Path(model) / "config.json").exists():
         raise InvalidValue(
-            f"{model} is a run folder, and no model; its model is in {inner}: bandpo eval {inner}"
+            f"{model} is a run folder, and no model; its model is in {inner}: bandpo-lab eval {inner}"
         )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

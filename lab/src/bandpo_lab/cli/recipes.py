@@ -1,4 +1,4 @@
-"""`bandpo recipes`."""
+"""`bandpo-lab recipes`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from bandpo_lab.files import check_writable, replacing
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
-class FirstUnlessTold(TyperGroup):
-    """Runs its first command where none is named: `bandpo recipes FOLDER` is `bandpo recipes copy FOLDER`."""
+class DefaultCommandGroup(TyperGroup):
+    """A group that runs its first command where none is named.
+
+    `bandpo-lab recipes FOLDER` is `bandpo-lab recipes copy FOLDER`.
+    """
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Put that command in front."""
@@ -26,7 +29,7 @@ class FirstUnlessTold(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=FirstUnlessTold, help="Recipes for verl and TRL; without a subcommand, copy them.")
+app = typer.Typer(cls=DefaultCommandGroup, help="Recipes for verl and TRL; without a subcommand, copy them.")
 
 
 @app.command("copy")

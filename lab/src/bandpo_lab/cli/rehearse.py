@@ -1,4 +1,4 @@
-"""`bandpo rehearse`."""
+"""`bandpo-lab rehearse`."""
 
 from __future__ import annotations
 

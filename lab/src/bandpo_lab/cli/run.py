@@ -1,4 +1,4 @@
-"""`bandpo run`."""
+"""`bandpo-lab run`."""
 
 from __future__ import annotations
 
@@ -21,30 +21,34 @@ METHOD = "A rule of the recipes; any method, as 'GSPO(0.01)'; or vanilla, which 
 
 
 def run_command(
-    framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL there is `bandpo train`.")],
+    framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL there is `bandpo-lab train`.")],
     model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
     method: Annotated[str, typer.Option(help=METHOD)],
     overrides: Annotated[list[str] | None, typer.Argument(help="Of verl, in addition; they win.")] = None,
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
     settings: Annotated[str, typer.Option(help="recommended, or authors for theirs.")] = "recommended",
-    data: Annotated[str, typer.Option(help="Folder that `bandpo data prepare` wrote.")] = "data",
+    data: Annotated[str, typer.Option(help="Folder that `bandpo-lab data prepare` wrote.")] = "data",
     output_dir: Annotated[str, typer.Option(help="For checkpoints; every node sees it.")] = "runs",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="On this machine's CPU, small.")] = False,
-    one_step: Annotated[bool, typer.Option("--one-step", help="`bandpo doctor --gpu`.")] = False,
+    one_step: Annotated[
+        bool,
+        typer.Option(
+            "--one-step",
+            help="Make one training step on this node's GPUs, with responses as long as they may get, and print what "
+            "the whole run will cost in hours, memory and disk.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command alone; no file and no GPU is looked for.")
     ] = False,
 ) -> None:
-    """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them.
-
-    `bandpo doctor --gpu` takes the same, and makes one step with responses as long as they may get.
-    """
+    """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
     chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
     chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}", *(overrides or ())]
     command, recipes = [sys.executable, "-m"], ["--config-dir", str(config_dir.resolve())]
     if rehearse:
-        command += ["bandpo", "rehearse", "--stand-in", *recipes, "--", *chosen]
+        command += ["bandpo_lab", "rehearse", "--stand-in", *recipes, "--", *chosen]
     else:
         wandb = f"{{WANDB_MODE:{os.environ.get('WANDB_MODE', 'offline')},WANDB_DIR:{output}}}"
         command += ["verl.trainer.main_ppo", *recipes, *chosen]
@@ -68,7 +72,7 @@ def run_command(
 def _single_step(output: Path) -> list[str]:
     """Overrides for a single step, in which all responses get as long as they may, and a checkpoint of it."""
     trainer = ("total_training_steps=1", "val_before_train=false", "test_freq=-1", "save_freq=1")
-    trainer += ("resume_mode=disable", "logger=[console]", f"default_local_dir={output / 'doctor-gpu'}")
+    trainer += ("resume_mode=disable", "logger=[console]", f"default_local_dir={output / 'one-step'}")
     return ["actor_rollout_ref.rollout.ignore_eos=true", *(f"trainer.{word}" for word in trainer)]
 
 

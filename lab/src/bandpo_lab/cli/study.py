@@ -1,4 +1,4 @@
-"""`bandpo study`: `run` (which may be left out), `report` and `map`."""
+"""`bandpo-lab study`: `run` (which may be left out), `page` and `map`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 import typer
 
 from bandpo.cli import INTERRUPTED, stop
-from bandpo_lab.cli.recipes import FirstUnlessTold
+from bandpo_lab.cli.recipes import DefaultCommandGroup
 
 CORES = os.cpu_count() or 1
 
 app = typer.Typer(
-    cls=FirstUnlessTold,
+    cls=DefaultCommandGroup,
     no_args_is_help=True,
     help="Compare clip rules: over seeds in a study of your own, or in tables over a map.",
 )
@@ -33,7 +33,7 @@ def run_command(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = CORES,
 ) -> None:
-    """Compare clip rules: arms × seeds × settings, each run a `bandpo train`; the same command again resumes."""
+    """Compare clip rules: arms × seeds × settings, each run a `bandpo-lab train`; the same command again resumes."""
     from rich.console import Console
 
     from bandpo_lab.study.execute import Execution
@@ -58,8 +58,8 @@ def run_command(
         sys.exit(f"error: {len(results['failed'])} runs failed; the same command tries them again")
 
 
-@app.command("report")
-def report_command(
+@app.command("page")
+def page_command(
     study: Annotated[Path, typer.Argument(help="A study's folder, ended or not, or its results.json.")],
     output: Annotated[
         Path | None,
@@ -68,7 +68,7 @@ def report_command(
         ),
     ] = None,
 ) -> None:
-    """Write a study's report."""
+    """Write the page of a study: its terms, its figures, and what can be claimed."""
     from bandpo_lab.study.execute import read_results
     from bandpo_lab.study.report import study_page
 

@@ -1,4 +1,4 @@
-"""`bandpo train`."""
+"""`bandpo-lab train`."""
 
 from __future__ import annotations
 

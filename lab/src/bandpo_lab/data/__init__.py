@@ -1,1 +1,1 @@
-"""Problem sets: from public hubs, local files or generators to what trainers and `bandpo eval` read."""
+"""Problem sets: from public hubs, local files or generators to what trainers and `bandpo-lab eval` read."""

@@ -91,7 +91,7 @@ def prepare_data(
     """Loads sets, drops what must not be trained on, and writes them.
 
     ``out/verl/NAME.parquet`` has verl's schema and ``out/trl/NAME.parquet`` the columns `prompt`, `answer`,
-    `data_source` and `id`, which `bandpo_lab.evals.grading.reward` and `bandpo eval` read. ``out/manifest.json``
+    `data_source` and `id`, which `bandpo_lab.evals.grading.reward` and `bandpo-lab eval` read. ``out/manifest.json``
     says what each file holds and ``out/dropped.jsonl`` which rows were left out: training problems that
     repeat an evaluation problem of this call or of an earlier one into the same folder, or an earlier
     training problem; rows without problem or answer; and problems whose answer cannot be used (see

@@ -233,7 +233,7 @@ RULES: Mapping[str, Callable[[str, str], Grade]] = {"multiplication": _grade_mul
 
 
 def grade(completion: str, gold: str, data_source: str = "math", problem: str | None = None) -> Grade:
-    """Grades one completion against a gold that `bandpo data prepare` wrote, by the rule of its data source (`RULES`).
+    """Grade one completion against a gold of `bandpo-lab data prepare`, by the rule of its data source (`RULES`).
 
     With the problem, an answer that only restates it is wrong, and so is one that it asks to simplify.
 
@@ -251,7 +251,7 @@ def reward(
     prompts: Sequence[str | Sequence[Mapping[str, str]]] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """Reward function for TRL, on the columns that `bandpo data prepare` writes: ``reward_funcs=reward``.
+    """Reward function for TRL, on the columns that `bandpo-lab data prepare` writes: ``reward_funcs=reward``.
 
     Prompts and completions are texts, or messages of which the last counts. Without data sources all are mathematics,
     and without prompts a restated problem may be right.

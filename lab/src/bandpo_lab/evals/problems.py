@@ -43,7 +43,9 @@ def embedded_problems(count: int = 64, seed: int = 0) -> list[EvalProblem]:
 
 
 def read_problems(paths: Sequence[Path]) -> list[EvalProblem]:
-    """The problems of files that `bandpo data prepare` wrote, in TRL's form or verl's, as parquet or JSONL, in order.
+    """Return the problems of files of `bandpo-lab data prepare`, in TRL's form or verl's, in order.
+
+    The files are parquet or JSONL.
 
     Raises:
         ValueError: A file does not hold prompts and answers, or an id stands there twice.
@@ -72,7 +74,7 @@ def _read_row(path: Path, i: int, row: Mapping[str, Any]) -> EvalProblem:
     except ValueError as error:
         raise InvalidValue(
             f"{path}, row {i} with the columns {', '.join(row)} needs a prompt and an answer ({error}): "
-            f"make the file ready with `bandpo data prepare {path}`"
+            f"make the file ready with `bandpo-lab data prepare {path}`"
         ) from error
     id = row.get("id") or (extra.get("id") if isinstance(extra, Mapping) else None) or f"{path.stem}-{i}"
     return EvalProblem(str(id), prompt, answer, str(row.get("data_source") or path.stem))

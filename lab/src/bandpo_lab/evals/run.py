@@ -179,13 +179,13 @@ def read_samples(folder: Path) -> list[Sample]:
     """
     path = folder / SAMPLES
     if not path.exists() or not (folder / SETTINGS).exists():
-        raise FileProblem(f"{folder} holds no evaluation: `bandpo eval` makes one")
+        raise FileProblem(f"{folder} holds no evaluation: `bandpo-lab eval` makes one")
     settings = read_json(folder / SETTINGS)
     samples = sorted((sample for _, sample in _parse(path)), key=lambda s: (s.problem, s.sample))
     expected = settings.get("n", 0) * settings.get("problems", 0)
     if len(samples) != expected or len({(s.problem, s.sample) for s in samples}) != expected:
         raise InvalidValue(
-            f"{path} has {len(samples)} samples of {expected}: run the same `bandpo eval` again to finish"
+            f"{path} has {len(samples)} samples of {expected}: run the same `bandpo-lab eval` again to finish"
         )
     return samples
 

@@ -41,11 +41,11 @@ case "$1 $2" in
     if [ ${#dry[@]} -gt 0 ]; then
       do_it "${ray_job[@]}" logs "${ray_address[@]}" "$2"
     else
-      "${ray_job[@]}" logs "${ray_address[@]}" "$2" | bandpo recipes summary -
+      "${ray_job[@]}" logs "${ray_address[@]}" "$2" | bandpo-lab recipes summary -
     fi
     ;;
   status\ *) do_it scontrol show job "$2" ;;
   log\ *) do_it tail -n +1 -F "$log" ;;
   stop\ *) do_it scancel "$2" ;;
-  summary\ *) do_it bandpo recipes summary "$log" ;;
+  summary\ *) do_it bandpo-lab recipes summary "$log" ;;
 esac

@@ -3,10 +3,10 @@
 #
 #   HOW     run      here, in the foreground; on the Ray cluster of RAY_ADDRESS if that is set, else on a Ray of its own
 #           submit   as a job on a running cluster (RAY_ADDRESS, by default http://127.0.0.1:8265); follows its log
-#           trl      with TRL, on one node of 8 GPUs; METHOD is a rule of recipes/paper/rule, OPTION one of `bandpo train`
-#   MODEL   and METHOD as for `bandpo run verl`, and so is OPTION: --settings authors, --task apps, trainer.nnodes=2
+#           trl      with TRL, on one node of 8 GPUs; METHOD is a rule of recipes/paper/rule, OPTION one of `bandpo-lab train`
+#   MODEL   and METHOD as for `bandpo-lab run verl`, and so is OPTION: --settings authors, --task apps, trainer.nnodes=2
 #
-# BANDPO_DATA is the folder that `bandpo data prepare` wrote (default: data), BANDPO_OUTPUT takes checkpoints and logs
+# BANDPO_DATA is the folder that `bandpo-lab data prepare` wrote (default: data), BANDPO_OUTPUT takes checkpoints and logs
 # (default: runs); on a cluster, storage that every node sees. W&B stays offline there unless WANDB_MODE says otherwise;
 # `wandb sync` uploads later. --dry-run prints the command instead.
 set -euo pipefail
@@ -28,7 +28,7 @@ shift 3
 
 # Folders as options, since neither this shell's folder nor its variables reach the other nodes.
 data=$(realpath -m "${BANDPO_DATA:-data}") output=$(realpath -m "${BANDPO_OUTPUT:-runs}")
-train=(bandpo run verl --config-dir recipes --model "$model" --method "$rule" --data "$data" --output-dir "$output" "$@")
+train=(bandpo-lab run verl --config-dir recipes --model "$model" --method "$rule" --data "$data" --output-dir "$output" "$@")
 case $how in
   run) command=("${train[@]}") ;;
   submit)
@@ -41,7 +41,7 @@ case $how in
     [ -f "$rule_file" ] && [ -f "$model_file" ] || usage
     radius=$(value radius "$rule_file" | sed 's/.*,\(.*\)}/\1/')
     clip=$(value clip "$rule_file" | sed "s/\${recipe.radius}/$radius/")
-    command=(accelerate launch --config_file recipes/paper/accelerate.yaml --no_python bandpo train
+    command=(accelerate launch --config_file recipes/paper/accelerate.yaml --no_python bandpo-lab train
       --config recipes/paper/trl.yaml --data_dir "$data/trl" --output_dir "$output/$model-$rule-trl"
       --model_name_or_path "$(value path "$model_file")"
       --clip "$clip" "$@")

@@ -1,4 +1,4 @@
-"""One step of a recipe on a node's GPUs: `bandpo doctor --gpu`. It was not yet run on a GPU."""
+"""One step of a recipe on a node's GPUs: `bandpo-lab run verl --one-step`. No GPU has run it yet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tried(command: list[str], config: Any, output: Path) -> str:
     lacks = [*filter(None, [missing(config)]), *absent_files(config, remote=True)]
     if lacks:
         raise RunProblem(f"not started: {'; '.join(lacks)}")
-    folder = output / "doctor-gpu"
+    folder = output / "one-step"
     folder.mkdir(parents=True, exist_ok=True)
     log, checkpoint = folder / files.LOG.format("gpu"), folder / "global_step_1"
     with log.open("w") as file:

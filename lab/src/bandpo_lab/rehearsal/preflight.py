@@ -193,7 +193,7 @@ def unready(config: Any) -> list[str]:
         lacks += absent_files(config, remote=True)
         if any(fault.startswith("data.") for fault in lacks):
             lacks.append(
-                "`bandpo data prepare` writes the data of the recipes, and --data names their folder"
+                "`bandpo-lab data prepare` writes the data of the recipes, and --data names their folder"
             )
     per_node, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
     # Ray and verl judge what is no whole number.

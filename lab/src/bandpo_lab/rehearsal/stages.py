@@ -71,7 +71,7 @@ def rehearse(
 ) -> Rehearsal:
     """Runs a recipe for verl end to end on the CPU, small.
 
-    Options of `bandpo rehearse` are explained there.
+    Options of `bandpo-lab rehearse` are explained there.
 
     Args:
         right_answer: How a right answer is written, `{0}` being the ground truth. Such answers are planted among

@@ -1,1 +1,1 @@
-"""`bandpo study`: clip rules × seeds × settings, each run a `bandpo train`, and a report that states its terms."""
+"""`bandpo-lab study`: clip rules × seeds × settings, each run a `bandpo-lab train`, and a page with the terms."""

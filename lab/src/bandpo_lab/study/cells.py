@@ -226,7 +226,7 @@ class Map:
         """
         lines = [line for _, line in read_jsonl(file)]
         if not lines or "versions" not in lines[0]:
-            raise InvalidValue(f"{file} is no map that `bandpo study map` has written")
+            raise InvalidValue(f"{file} is no map that `bandpo-lab study map` has written")
         cells = [Cell(**{**line, "setting": Place(**line["setting"])}) for line in lines[1:]]
         return cls(lines[0], {(cell.setting, cell.rule): cell for cell in cells})
 

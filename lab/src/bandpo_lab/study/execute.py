@@ -1,4 +1,4 @@
-"""Runs a study: every run a process of `bandpo train`, over the cores of this machine or a Ray cluster."""
+"""Runs a study: every run a process of `bandpo-lab train`, over the cores of this machine or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Execution:
             unfinished.write_text(f'{rest[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
 
     def _check(self, runs: Sequence[PlannedRun]) -> None:
-        """Let `bandpo train` itself read the settings of every run, which loads TRL but trains nothing."""
+        """Let `bandpo-lab train` itself read the settings of every run, which loads TRL but trains nothing."""
         self.study.check_methods()
         from bandpo_lab.training.arguments import parse_arguments
 
@@ -112,7 +112,7 @@ class Execution:
             try:
                 parse_arguments(["--config", str(self._write_config(run))])
             except SystemExit as error:
-                raise InvalidValue(f"{run}: bandpo train refuses its settings") from error
+                raise InvalidValue(f"{run}: bandpo-lab train refuses its settings") from error
             except ValueError as error:
                 raise InvalidValue(f"{run}: {error}") from error
 
@@ -128,7 +128,7 @@ class Execution:
         todo = [run for run in runs if _key(**vars(run)) not in self._ended]
         jobs = [
             Job(
-                "bandpo",
+                "bandpo_lab",
                 ["train", "--config", str(self._write_config(run)), "--resume"],
                 self._place(run).with_suffix(".log"),
             )

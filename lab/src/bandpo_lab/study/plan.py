@@ -92,7 +92,7 @@ class Experiment(FileModel):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One `bandpo train`."""
+    """One `bandpo-lab train`."""
 
     experiment: str
     arm: str
@@ -139,9 +139,9 @@ class Study(FileModel):
     baseline: str
     """The arm that the others are compared with."""
     arms: Mapping[str, Mapping[str, Any]]
-    """For each arm its own options of `bandpo train`: a ``method``, or ``clip``, at least."""
+    """For each arm its own options of `bandpo-lab train`: a ``method``, or ``clip``, at least."""
     options: Mapping[str, Any]
-    """Options of `bandpo train` that all runs share."""
+    """Options of `bandpo-lab train` that all runs share."""
     experiments: Annotated[
         Mapping[str, Experiment],
         BeforeValidator(_with_names),

@@ -47,7 +47,7 @@ def study_page(content: Mapping[str, Any]) -> Page:
                 _experiment(found, e, decided, differences_table(found, e, decided, early))
                 for e in experiments
             ),
-            made(content, found, "`bandpo study report`"),
+            made(content, found, "`bandpo-lab study page`"),
         ],
     )
 
@@ -181,7 +181,7 @@ def made(content: Mapping[str, Any], found: Results, page_by: str) -> Section:
     if content.get("commit"):
         packages += f"; commit {content['commit']}"
     parts: list[Any] = [
-        f"By `bandpo study` with the file below, and {page_by}: {len(found.runs)} runs, {hours:.1f} hours in all, "
+        f"By `bandpo-lab study` with the file below, and {page_by}: {len(found.runs)} runs, {hours:.1f} hours in all, "
         f"with {packages}."
     ]
     if content["failed"]:

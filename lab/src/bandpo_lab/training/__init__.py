@@ -1,1 +1,1 @@
-"""`bandpo train`: GRPO with a clip rule, from arguments to a run folder."""
+"""`bandpo-lab train`: GRPO with a clip rule, from arguments to a run folder."""

@@ -1,4 +1,4 @@
-"""What `bandpo train` can be told: every option of TRL's GRPO script, and a few of its own."""
+"""What `bandpo-lab train` can be told: every option of TRL's GRPO script, and a few of its own."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Parser(TrlParser):
     """TRL's, of every flag and YAML key, without the usage of two hundred lines before an error."""
 
     def __init__(self) -> None:
-        super().__init__(PARTS, prog="bandpo train")
+        super().__init__(PARTS, prog="bandpo-lab train")
 
     def format_help(self) -> str:
         """The options of `HELP`, each with the first sentence that its class has on it."""
@@ -146,9 +146,9 @@ class Parser(TrlParser):
         known["config"] = "YAML file of options; flags stand above it."
         short = argparse.ArgumentParser(
             prog=self.prog,
-            usage="bandpo train [--config FILE] [--OPTION VALUE ...]",
+            usage="bandpo-lab train [--config FILE] [--OPTION VALUE ...]",
             formatter_class=lambda prog: argparse.ArgumentDefaultsHelpFormatter(prog, max_help_position=33),
-            epilog="bandpo train --help-all lists the other options of TRL and transformers.",
+            epilog="bandpo-lab train --help-all lists the other options of TRL and transformers.",
             add_help=False,
         )
         for title, names in HELP.items():
@@ -161,7 +161,7 @@ class Parser(TrlParser):
         return short.format_help()
 
     def error(self, message: str) -> NoReturn:
-        raise InvalidValue(f"{message}; bandpo train --help-all lists all options")
+        raise InvalidValue(f"{message}; bandpo-lab train --help-all lists all options")
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:

@@ -3,12 +3,11 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-import bandpo.cli.doctor  # noqa: F401
+import bandpo.cli.env  # noqa: F401
 from bandpo.cli.app import app
 from bandpo.integrations import ADAPTERS, Adapter
 
-# The package's attribute of this name may be the command.
-doctor = sys.modules["bandpo.cli.doctor"]
+env = sys.modules["bandpo.cli.env"]
 
 
 @pytest.fixture
@@ -40,32 +39,32 @@ def framework(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_said_of_an_adapter(source, tested, said, framework):
-    assert doctor.adapter_state(framework(source, tested)) == ("1.0", *said)
+    assert env.adapter_state(framework(source, tested)) == ("1.0", *said)
 
 
 def test_a_framework_that_is_not_there():
     nobodys = Adapter("Nobody's", "nobodys-rl", "nobodys_rl", "trl", "1")
-    assert doctor.adapter_state(nobodys) == ("", "absent", "")
+    assert env.adapter_state(nobodys) == ("", "absent", "")
 
 
 def test_verl_without_its_entry_point_or_with_a_filter(monkeypatch):
-    monkeypatch.setattr(doctor, "entry_points", lambda group: ())
-    assert "pip install ." in doctor._verl_does_not_load_it()
+    monkeypatch.setattr(env, "entry_points", lambda group: ())
+    assert "pip install ." in env._verl_plugin_problem()
 
     class Point:
         value = "bandpo.integrations.verl"
 
-    monkeypatch.setattr(doctor, "entry_points", lambda group: (Point(),))
-    assert doctor._verl_does_not_load_it() == ""
+    monkeypatch.setattr(env, "entry_points", lambda group: (Point(),))
+    assert env._verl_plugin_problem() == ""
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "other")
-    assert "VERL_USE_EXTERNAL_PLUGINS=other keeps the plugin out" in doctor._verl_does_not_load_it()
+    assert "VERL_USE_EXTERNAL_PLUGINS=other keeps the plugin out" in env._verl_plugin_problem()
 
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("absent", 0), ("fails", 1)])
 def test_the_command_has_a_row_for_each_and_fails_if_one_does(monkeypatch, state, code):
     states = dict.fromkeys(ADAPTERS, ("", "ok", "")) | {ADAPTERS[2]: ("1.0", state, "why")}
-    monkeypatch.setattr(doctor, "adapter_state", states.get)
-    result = CliRunner().invoke(app, ["doctor"])
+    monkeypatch.setattr(env, "adapter_state", states.get)
+    result = CliRunner().invoke(app, ["env"])
     assert result.exit_code == code
     assert result.output.count("\n") > len(ADAPTERS)
     assert state in result.output

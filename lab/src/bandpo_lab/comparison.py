@@ -1,4 +1,4 @@
-"""`bandpo.compare`: which method learns more in tables, at which learning rate, and how sure that is."""
+"""`bandpo_lab.compare`: which method learns more in tables, at which learning rate, and with what certainty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ from bandpo_lab.style import add_legend, house_style, looks_of, spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Given = Method | ClipRule | Objective | str
+MethodLike = Method | ClipRule | Objective | str
+"""Whatever names a method: an object, or its text."""
 WORLD = rare_arm(0.002)
 EQUAL = 0.02
 """Mean rewards that surely differ by less are called equal: one answer in fifty."""
@@ -43,9 +44,9 @@ GAP = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def compare(
-    methods: Sequence[Given],
+    methods: Sequence[Method | ClipRule | Objective | str],
     *,
-    baseline: Given | None = None,
+    baseline: Method | ClipRule | Objective | str | None = None,
     lags: Sequence[int] = (0, 4),
     seeds: int = 128,
     rates: Sequence[float] = RATES,
@@ -76,38 +77,47 @@ def compare(
         ValueError: a method breaks `bandpo.check`, or needs what a table does not have: other tokens, a longer
             sequence, entropy, a controller. Or there are fewer than two methods, or a number does not fit.
 
-    >>> from bandpo_lab.compare import compare
-    >>> found = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], seeds=16, rates=[0.08, 0.16])
-    >>> found.table[0]["verdict"]
+    >>> from bandpo_lab import compare
+    >>> comparison = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], seeds=16, rates=[0.08, 0.16])
+    >>> comparison.table[0]["verdict"]
     'gains'
     """
-    named = {_name(given): _method(given) for given in methods}
-    against = ([*named] or [""])[-1] if baseline is None else _name(baseline)
-    if len(named) < 2 or len(named) < len(methods) or against not in named:
-        told = f"{', '.join(map(_name, methods)) or 'none'}; baseline {against!r}"
-        raise InvalidValue(f"give two or more methods, each once, and as baseline one of them; got {told}")
+    by_name = {_name(setting): _method(setting) for setting in methods}
+    names = list(by_name)
+    reference = "" if not names else names[-1]
+    if baseline is not None:
+        reference = _name(baseline)
+    if len(names) < 2 or len(names) < len(methods) or reference not in names:
+        listed = ", ".join(map(_name, methods)) or "none"
+        raise InvalidValue(
+            "give two or more methods, each once, and as baseline one of them; "
+            f"got {listed}; baseline {reference!r}"
+        )
     if seeds < 4 or not lags:
         raise InvalidValue(f"compare takes at least 4 seeds and one lag, got {seeds=}, {lags=}")
-    for one, method in named.items():
-        _check_alone(one, method)
+    for name, method in by_name.items():
+        _check_alone(name, method)
     outcomes: dict[tuple[int, str], Outcome] = {}
+    # The tensors are small, so that several threads would wait for each other.
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
+    torch.set_num_threads(1)
     try:
-        for lag, one in tqdm([*product(lags, named)], disable=None, leave=False):  # on a terminal
-            sizes = {"seeds": seeds, "samples": samples, "epochs": 1, "lag": lag}
-            outcomes[lag, one] = simulate(world, named[one], sorted(rates), **sizes)
+        # The progress bar is shown on a terminal only.
+        for lag, name in tqdm([*product(lags, names)], disable=None, leave=False):
+            outcomes[lag, name] = simulate(
+                world, by_name[name], sorted(rates), seeds=seeds, samples=samples, epochs=1, lag=lag
+            )
     finally:
         torch.set_num_threads(threads)
-    return Comparison(against, sorted(rates), outcomes)
+    return Comparison(reference, sorted(rates), outcomes)
 
 
-def _name(given: Given) -> str:
-    return given if isinstance(given, str) else repr(given)
+def _name(method: MethodLike) -> str:
+    return method if isinstance(method, str) else repr(method)
 
 
-def _method(given: Given) -> Method:
-    return Method(Unclipped(), given) if isinstance(given, Objective) else as_method(given)
+def _method(method: MethodLike) -> Method:
+    return Method(Unclipped(), method) if isinstance(method, Objective) else as_method(method)
 
 
 def _check_alone(name: str, method: Method) -> None:
@@ -124,6 +134,7 @@ def _check_alone(name: str, method: Method) -> None:
 
     def loss(*tokens: torch.Tensor) -> torch.Tensor:
         state = TrainingState(progress=0.5)
+        # Each row is one sequence, although the advantages differ from token to token.
         return policy_loss(*tokens, method=method, state=state, aggregation="sum", packed=False).loss
 
     tokens = logp, logp_old, advantages
@@ -132,13 +143,32 @@ def _check_alone(name: str, method: Method) -> None:
     if not torch.allclose(together, apart, rtol=1e-3, atol=1e-6):
         raise InvalidValue(
             f"{name} weights a token by others, of its sequence or its batch. A sample of a table is one token, and "
-            "tables of all seeds share a batch: compare it by bandpo study"
+            "tables of all seeds share a batch: compare it by bandpo-lab study"
         )
+
+
+class Row(TypedDict):
+    """What a comparison says of one method at one lag and learning rate."""
+
+    lag: int
+    method: str
+    rate: float
+    reward: float
+    """Mean over all batches and seeds."""
+    blocked: float
+    """Share of tokens that the method blocked."""
+    difference: float
+    """Mean reward minus the baseline's."""
+    low: float
+    """Lower end of the interval of the difference."""
+    high: float
+    """Upper end of the interval of the difference."""
+    verdict: str
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What `compare` found: look at it in a notebook, print it, or take `sentence`, `table`, `by_rate` and `figure`."""
+    """The result of `compare`: shown in a notebook, printed, or read by `sentence`, `table`, `by_rate` and `figure`."""
 
     baseline: str
     rates: Sequence[float]
@@ -151,7 +181,7 @@ class Comparison:
         return {key: Curve(self.rates, found.auc.double().numpy()) for key, found in self.outcomes.items()}
 
     @cached_property
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> list[Row]:
         """A row for each lag and method, each at the rate that is best for it on other seeds than it is scored on.
 
         ``difference`` is the mean reward minus the baseline's on the same seeds. Its interval, from ``low`` to
@@ -162,22 +192,29 @@ class Comparison:
         return [self._row(*key, curve.best, curve, level, draws=4000) for key, curve in self.curves.items()]
 
     @cached_property
-    def by_rate(self) -> list[dict[str, Any]]:
+    def by_rate(self) -> list[Row]:
         """A row for each lag, method and rate: the difference at that rate, with an interval of 95 % of its own."""
         places = range(len(self.rates))
         return [self._row(*key, k, curve.at(k)) for key, curve in self.curves.items() for k in places]
 
     def _row(
         self, lag: int, name: str, place: int, curve: Curve, level: float = 0.95, draws: int = 1000
-    ) -> dict[str, Any]:
-        """What a curve says of a method, all of its curve or one rate alone."""
+    ) -> Row:
+        """Return the row of a method, by all of its curve or by one rate alone."""
         base, seeds = self.curves[lag, self.baseline], curve.scores.shape[1]
         base = base if len(curve.rates) == len(self.rates) else base.at(place)
         gap = difference(curve.drawn, base.drawn, [0] * seeds, draws=draws, level=level)
-        row = {"lag": lag, "method": name, "rate": self.rates[place]}
-        row |= {"reward": float(curve.drawn(np.ones((1, seeds)))[0])}
-        row |= {"blocked": float(self.outcomes[lag, name].blocked[place].nanmean())}
-        return row | {"difference": gap.value, "low": gap.low, "high": gap.high, "verdict": verdict(gap)}
+        return {
+            "lag": lag,
+            "method": name,
+            "rate": self.rates[place],
+            "reward": float(curve.drawn(np.ones((1, seeds)))[0]),
+            "blocked": float(self.outcomes[lag, name].blocked[place].nanmean()),
+            "difference": gap.value,
+            "low": gap.low,
+            "high": gap.high,
+            "verdict": verdict(gap),
+        }
 
     def _said(self, lag: int, form: str) -> str:
         """Of each method but the baseline, at one lag."""

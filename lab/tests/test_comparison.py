@@ -1,20 +1,24 @@
-"""`bandpo.compare`: hand-worked figures, methods whose order is known, and what it refuses."""
+"""`bandpo_lab.compare`: hand-worked figures, methods whose order is known, and what it refuses."""
 
 import json
+import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("matplotlib")
-import bandpo
-from bandpo import ClipRule, RatioBounds
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+import bandpo_lab
+from bandpo import ClipRule, Method, Objective, RatioBounds
 from bandpo.objectives import SigmoidGate
-from bandpo_lab.compare import Comparison, compare
+from bandpo_lab.cli.app import app
+from bandpo_lab.comparison import Comparison, compare
 from bandpo_lab.study.tabular import Outcome
-from test_package import LAB
 
 QUICK = {"lags": [4], "seeds": 16, "rates": [0.16, 0.08], "samples": 64}
 
@@ -93,11 +97,48 @@ def test_what_a_table_cannot_compare_is_refused(methods, options, message):
         compare(methods, **options)
 
 
-def test_the_library_finds_it_by_its_entry_point_and_says_what_to_install(monkeypatch):
-    group = {"group": "bandpo.functions", "name": "compare"}
-    there = [EntryPoint(value=LAB["project"]["entry-points"][group["group"]]["compare"], **group)]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **asked: there if asked == group else [])
-    assert bandpo.compare(["DAPO()", "GRPO()"], **QUICK).baseline == "GRPO()"
-    there.clear()
-    with pytest.raises(ImportError, match="comes with bandpo-lab"):
-        bandpo.compare([])
+def test_the_package_exports_it_with_types():
+    assert bandpo_lab.compare is compare
+    hints = typing.get_type_hints(bandpo_lab.compare)
+    assert hints["methods"] == Sequence[Method | ClipRule | Objective | str]
+    assert hints["return"] is Comparison
+
+
+def test_the_command_prints_the_table_and_the_sentence_and_writes_the_figure(tmp_path):
+    figure = tmp_path / "comparison.png"
+    words = [
+        "compare",
+        "Unclipped()",
+        "FixedClip(0.2)",
+        "--lags",
+        "4",
+        "--seeds",
+        "16",
+        "--rates",
+        "0.08,0.16",
+    ]
+    result = CliRunner().invoke(app, [*words, "--output", str(figure)])
+    assert result.exit_code == 0, result.output
+    header, *rows = result.output.splitlines()
+    assert header.split() == ["lag", "method", "reward", "difference", "best", "rate", "blocked"]
+    assert [row.split()[1] for row in rows[:2]] == ["Unclipped()", "FixedClip(0.2)"]
+    assert "Mean reward against FixedClip(0.2)" in result.output
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(CliRunner().invoke(app, [*words, "--baseline", "Unclipped()", "--json"]).output)
+    assert content["baseline"] == "Unclipped()"
+    assert [row["verdict"] for row in content["table"]][1] == "loses"
+    assert len(content["by_rate"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lags", "0,x"], "--lags takes whole numbers separated by commas, such as --lags 0,4; got '0,x'"),
+        (["--rates", "fast"], "--rates takes numbers separated by commas"),
+        (["--output", "figure.txt"], "a figure is written as .png, .svg or .pdf"),
+    ],
+)
+def test_the_command_refuses_options_before_it_trains(options, message):
+    result = CliRunner().invoke(app, ["compare", "DAPO()", "GRPO()", *options])
+    assert isinstance(result.exception, ValueError)
+    assert message in str(result.exception)

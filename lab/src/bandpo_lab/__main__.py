@@ -1,0 +1,14 @@
+"""``python -m bandpo_lab``: the `bandpo-lab` command of this interpreter."""
+
+import os
+import sys
+
+# Python puts the current folder first on the path of ``python -m``. A run that is being read may lie there, and no
+# module of it may take the place of a package.
+if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+    del sys.path[0]
+
+from bandpo_lab.cli import main
+
+if __name__ == "__main__":
+    main()

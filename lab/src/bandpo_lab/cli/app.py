@@ -1,0 +1,57 @@
+"""The subcommands. Their bodies import what they need, so `bandpo-lab --help` loads no framework."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import bandpo_lab
+from bandpo_lab.cli.compare import compare_command
+from bandpo_lab.cli.compare_evals import compare_evals_command
+from bandpo_lab.cli.data import app as data_app
+from bandpo_lab.cli.eval import eval_command
+from bandpo_lab.cli.recipes import app as recipes_app
+from bandpo_lab.cli.rehearse import rehearse_command
+from bandpo_lab.cli.run import run_command
+from bandpo_lab.cli.study import app as study_app
+from bandpo_lab.cli.train import train_command
+
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    help="The workshop of bandpo: prepare data, train, evaluate and compare.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(bandpo_lab.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+# All arguments of train go to TRL's parser, --help included.
+app.command(
+    "train",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(train_command)
+app.command("eval")(eval_command)
+app.command("compare")(compare_command)
+app.command("compare-evals")(compare_evals_command)
+app.add_typer(data_app, name="data")
+app.add_typer(study_app, name="study")
+app.add_typer(recipes_app, name="recipes")
+app.command("run")(run_command)
+app.command("rehearse")(rehearse_command)

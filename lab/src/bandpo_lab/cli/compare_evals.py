@@ -1,0 +1,62 @@
+"""`bandpo-lab compare-evals`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bandpo.errors import InvalidValue
+
+
+def compare_evals_command(
+    first: Annotated[Path, typer.Argument(help="Folder that `bandpo-lab eval` wrote.")],
+    second: Annotated[Path, typer.Argument(help="Folder of the other model, on the same data.")],
+    first_seeds: Annotated[
+        list[Path] | None,
+        typer.Option("--more-first", help="Further runs of the first model, by other seeds; repeatable."),
+    ] = None,
+    second_seeds: Annotated[
+        list[Path] | None, typer.Option("--more-second", help="Further runs of the second model; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say whether one evaluation is better than another, by mean@n of the same problems (and seeds)."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bandpo_lab.evals.compare import compare_scores
+    from bandpo_lab.evals.report import score
+    from bandpo_lab.evals.run import SETTINGS, read_samples
+    from bandpo_lab.file_models import read_json
+
+    sides = [[score(read_samples(folder)) for folder in side] for side in (
+        [first, *(first_seeds or [])],
+        [second, *(second_seeds or [])],
+    )]  # fmt: skip
+    folders = first, second, *(first_seeds or []), *(second_seeds or [])
+    if len({read_json(folder / SETTINGS).get("grader") for folder in folders}) > 1:
+        raise InvalidValue(
+            "the runs were graded by different graders: bandpo-lab eval --regrade --output-dir RUN"
+        )
+    differences = compare_scores(*sides)
+    if as_json:
+        rows = [vars(d) | {"verdict": d.verdict} for d in differences]
+        print(json.dumps({"differences": rows}, indent=1))
+        return
+    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
+    for d in differences:
+        e = d.interval
+        figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
+        name = f"{d.metric} *" if d.primary else d.metric
+        table.add_row(d.data_source, name, *figures, f"{d.p:.3f}", d.verdict)
+    console = Console()
+    console.print(f"first: {first}\nsecond: {second}", highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print(
+        "* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).",
+        highlight=False,
+        soft_wrap=True,
+    )

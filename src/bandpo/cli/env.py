@@ -1,0 +1,83 @@
+"""`bandpo env`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+import warnings
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+import bandpo
+
+if TYPE_CHECKING:
+    from bandpo.integrations import Adapter
+
+
+def adapter_state(adapter: Adapter) -> tuple[str, str, str]:
+    """Return the framework's version, ``ok``, ``absent`` or ``fails``, and a note on what to know or do."""
+    if importlib.util.find_spec(adapter.package) is None:
+        return "", "absent", ""
+    try:
+        installed = version(adapter.distribution)
+    except PackageNotFoundError:
+        # A checkout on the path has no metadata.
+        installed = "?"
+    try:
+        with warnings.catch_warnings():
+            # The frameworks print warnings of their own.
+            warnings.simplefilter("ignore")
+            import_module(f"bandpo.integrations.{adapter.module}")
+    except Exception as error:
+        # The import of a framework can raise any error, and the user wants to know which.
+        return installed, "fails", f"{type(error).__name__}: {error}"
+    problem = _verl_plugin_problem() if adapter.module == "verl" else ""
+    if problem:
+        return installed, "fails", problem
+    return installed, "ok", "" if installed in ("?", adapter.tested) else f"tested with {adapter.tested}"
+
+
+def _verl_plugin_problem() -> str:
+    """Return why verl does not load bandpo's plugin; empty if it does.
+
+    verl looks the loss up by an entry point, and prints nothing where that is missing or filtered out.
+    """
+    if not any(point.value == "bandpo.integrations.verl" for point in entry_points(group="verl.plugins")):
+        return "bandpo is on the path but not installed, so verl does not see its plugin: in a clone, pip install ."
+    plugins = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    if plugins != "auto" and "bandpo" not in plugins.split(","):
+        return f"VERL_USE_EXTERNAL_PLUGINS={plugins} keeps the plugin out: add bandpo to it"
+    return ""
+
+
+def env_command() -> None:
+    """Say which frameworks are installed here, at which version, and whether bandpo's adapter for each loads.
+
+    Exits with 1 if a framework is installed and its adapter does not load.
+    """
+    import torch
+
+    from bandpo.integrations import ADAPTERS
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    # Printed at once, because importing the frameworks takes seconds.
+    print(
+        f"bandpo {bandpo.__version__}, Python {platform.python_version()}, torch {torch.__version__}, {device}",
+        flush=True,
+    )
+    table = Table("framework", "version", "adapter", "")
+    states = []
+    for adapter in ADAPTERS:
+        installed, state, note = adapter_state(adapter)
+        states.append(state)
+        color = {"ok": "green", "absent": "dim", "fails": "red"}[state]
+        table.add_row(adapter.framework, installed, f"[{color}]{state}[/]", note)
+    Console().print(table)
+    if "fails" in states:
+        sys.exit(1)
