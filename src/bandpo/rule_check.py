@@ -80,7 +80,7 @@ def _check_rule(rule: ClipRule) -> None:
             _check_rule(part)
     if isinstance(rule, Band):
         _check_f(rule.divergence)
-        _check_spent(rule.divergence)
+        _check_divergence_of_ratio(rule.divergence)
     now = rule.resolved(MIDWAY)
     if any(isinstance(band.radius, torch.Tensor) for band in bands(rule).values()) or any(
         isinstance(band.radius, Radius) and band.radius.needs for band in bands(now).values()
@@ -157,7 +157,7 @@ def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
                     _refuse(
                         now.divergence,
                         f"at {_token(logp)} {name} is {at:g} by log_bounds, but the log-ratio {ratio:g} spends "
-                        f"{now.divergence.spent(ratio, logp):g} of the radius {now.radius_for(logp):g}",
+                        f"{now.divergence.divergence_of_ratio(ratio, logp):g} of the radius {now.radius_for(logp):g}",
                     )
                 verdict = side if said[wrong][0] else f"not {side}"
                 _refuse(
@@ -209,19 +209,20 @@ def _check_f(divergence: Divergence) -> None:
         )
 
 
-def _check_spent(divergence: Divergence) -> None:
-    """Against the base class's, which is the definition; where it is that one, there is nothing to see."""
+def _check_divergence_of_ratio(divergence: Divergence) -> None:
+    """Compare `Divergence.divergence_of_ratio` with the base class's, which is the definition."""
     for log_ratio in LOG_RATIOS:
         ratios = torch.minimum(torch.full_like(LOGP, log_ratio), -LOGP / 2)
-        spent, defined = divergence.spent(ratios, LOGP), Divergence.spent(divergence, ratios, LOGP)
-        _check_shape(divergence, "spent", spent)
-        wrong = ~torch.isclose(spent.double(), defined.double(), rtol=1e-3, atol=1e-9)
+        values = divergence.divergence_of_ratio(ratios, LOGP)
+        expected = Divergence.divergence_of_ratio(divergence, ratios, LOGP)
+        _check_shape(divergence, "divergence_of_ratio", values)
+        wrong = ~torch.isclose(values.double(), expected.double(), rtol=1e-3, atol=1e-9)
         if wrong.any():
-            at, ratio, value, right = (x[wrong][0].item() for x in (LOGP, ratios, spent, defined))
+            logp, ratio, value, right = (x[wrong][0].item() for x in (LOGP, ratios, values, expected))
             _refuse(
                 divergence,
-                f"spent at {_token(at)} and the log-ratio {ratio:g} is {value:g}, but p·f(r) + (1 − p)·f(c) is "
-                f"{right:g}",
+                f"divergence_of_ratio at {_token(logp)} and the log-ratio {ratio:g} is {value:g}, "
+                f"but p·f(r) + (1 − p)·f(c) is {right:g}",
             )
 
 

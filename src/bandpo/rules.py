@@ -152,7 +152,9 @@ class Band(ClipRule):
     def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
         logp = _checks.as_logp("logp_old", logp_old)
         # As a number, not a flag: a compiler keeps it for both sides, and flags are slow to keep.
-        beyond = torch.where(self.divergence.spent(log_ratio, logp) > self.radius_for(logp), log_ratio, 0.0)
+        beyond = torch.where(
+            self.divergence.divergence_of_ratio(log_ratio, logp) > self.radius_for(logp), log_ratio, 0.0
+        )
         return Outside(beyond < 0, (beyond > 0) | (log_ratio > math.log(self.max_ratio)))
 
     @property

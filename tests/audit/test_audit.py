@@ -124,7 +124,7 @@ def test_on_policy_and_movement():
     assert still["entropy"] == pytest.approx(-(logp_old * mask).sum().item() / mask.sum().item(), rel=1e-5)
     band = Band(KL(), 0.02)
     m = Audit.from_batch(logp, logp_old, advantages, mask, clip=band).metrics()
-    spent = KL().spent(logp - logp_old, logp_old)
+    spent = KL().divergence_of_ratio(logp - logp_old, logp_old)
     assert m["radius_used"] == pytest.approx((spent * mask).sum().item() / mask.sum().item() / 0.02, rel=1e-4)
 
 

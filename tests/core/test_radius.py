@@ -364,7 +364,7 @@ def test_the_audit_measures_what_controllers_need():
 def test_the_share_of_a_radius_that_differs_by_token():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), BySurprisal(0.02, 0.1))
-    share = KL().spent(logp - logp_old, logp_old) / (0.1 - 0.08 * logp_old.exp())
+    share = KL().divergence_of_ratio(logp - logp_old, logp_old) / (0.1 - 0.08 * logp_old.exp())
     audited = Audit.from_batch(logp, logp_old, advantages, clip=rule).metrics()
     assert audited["radius_used"] == pytest.approx(share.mean().item(), rel=1e-5)
 

@@ -353,13 +353,17 @@ WRONG_DIVERGENCES = {
     ),
     "nan": (divergence(lambda x: torch.where(x < -1, math.nan, kl(x)), torch.expm1), r"f\(-5\) is nan"),
     "of another shape": (divergence(lambda x: kl(x).sum(), torch.expm1), "f must be elementwise"),
-    "spent off by 1 %": (
-        divergence(kl, torch.expm1, spent=lambda log_ratio, logp: 1.01 * KL().spent(log_ratio, logp)),
-        r"spent.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
+    "divergence_of_ratio off by 1 %": (
+        divergence(
+            kl,
+            torch.expm1,
+            divergence_of_ratio=lambda log_ratio, logp: 1.01 * KL().divergence_of_ratio(log_ratio, logp),
+        ),
+        r"divergence_of_ratio.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
     ),
-    "spent of another": (
-        divergence(kl, torch.expm1, spent=lambda log_ratio, logp: log_ratio**2),
-        r"spent.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
+    "divergence_of_ratio of another": (
+        divergence(kl, torch.expm1, divergence_of_ratio=lambda log_ratio, logp: log_ratio**2),
+        r"divergence_of_ratio.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
     ),
     "bounds as ratios": (
         divergence(kl, torch.expm1, log_bounds=lambda logp, radius: (0.8 + 0 * logp, 1.2 + 0 * logp)),
@@ -389,7 +393,9 @@ def test_a_wrong_divergence_is_refused_with_its_reason_and_the_page(name):
 
 
 def test_a_right_divergence_of_ones_own_passes_with_a_spent_and_bounds_of_its_own():
-    check(divergence(kl, torch.expm1, spent=KL().spent, log_bounds=KL().log_bounds))
+    check(
+        divergence(kl, torch.expm1, divergence_of_ratio=KL().divergence_of_ratio, log_bounds=KL().log_bounds)
+    )
 
 
 # Objectives and methods.

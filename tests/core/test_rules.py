@@ -56,7 +56,7 @@ def test_a_ratio_on_the_bound_is_inside():
     capped = Band(KL(), 5.0, max_ratio=1.5).outside(torch.full_like(half, math.log(1.5)), half)
     assert not capped.above.any()
     ratio = torch.tensor([0.5, 1.5], dtype=torch.float64)
-    radius = TotalVariation().spent(ratio.log(), half.expand(2))  # 0.25, as it is rounded
+    radius = TotalVariation().divergence_of_ratio(ratio.log(), half.expand(2))  # 0.25, as it is rounded
     on = Band(TotalVariation(), radius).outside(ratio.log(), half.expand(2))
     assert not (on.below | on.above).any()
 

@@ -279,7 +279,7 @@ def _sums(
 def _radius_used(tokens: Tokens) -> Tensor:
     """Share of the radius that each token's move spends; of several bands in a rule the one that is spent most."""
     shares = [
-        band.divergence.spent(tokens.log_ratio_anchor, tokens.logp_anchor)
+        band.divergence.divergence_of_ratio(tokens.log_ratio_anchor, tokens.logp_anchor)
         / band.radius_for(tokens.logp_anchor)
         for band in bands(tokens.rule).values() or (Band(),)
     ]
