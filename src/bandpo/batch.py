@@ -166,13 +166,13 @@ class Batch(NamedTuple):
         around = self.logp_old if self.logp_anchor is None else self.logp_anchor
         known, bounded = self.state, None
         if known.entropy is not None and rule.varying():
-            known = replace(known, entropy=at_level(known.entropy, self.mask, bound_level or level))
+            known = replace(known, entropy=reduce_to_level(known.entropy, self.mask, bound_level or level))
         if self.logp_anchor is not None or bound_level not in (None, level):
             moved = self.log_ratio if self.logp_anchor is None else self.log_ratio + (self.logp_old - around)
-            bounded = Bounded(*(at_level(x, self.mask, bound_level or level) for x in (around, moved)))
+            bounded = Bounded(*(reduce_to_level(x, self.mask, bound_level or level) for x in (around, moved)))
         return Tokens(
-            at_level(self.log_ratio, self.mask, level),
-            at_level(self.logp_old, self.mask, level),
+            reduce_to_level(self.log_ratio, self.mask, level),
+            reduce_to_level(self.logp_old, self.mask, level),
             self.advantages,
             self.mask,
             rule.settled(known),
@@ -430,10 +430,10 @@ class Tokens:
 
     def sequence_mean(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """The mean of ``x`` over the counted tokens of a sequence, at each of its tokens."""
-        return at_level(x, self.mask, "sequence")
+        return reduce_to_level(x, self.mask, "sequence")
 
 
-def at_level(
+def reduce_to_level(
     logp: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], level: str
 ) -> Float[Tensor, "batch time"]:
     """Log-probabilities at the level that ratios are formed on.
@@ -444,7 +444,7 @@ def at_level(
     Raises:
         ValueError: another level.
 
-    >>> at_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
+    >>> reduce_to_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
     tensor([[-2., -2., -2.]])
     """
     if known_level(level) == "token":

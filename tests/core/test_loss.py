@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bandpo import KL, Band, DualClip, FixedClip, Method, TotalVariation, Unclipped, aggregate, policy_loss
-from bandpo.batch import at_level
+from bandpo.batch import reduce_to_level
 from bandpo.divergences import PearsonChi2
 
 RULES = [
@@ -272,8 +272,8 @@ def test_sequence_level_worked_by_hand():
     """Each row its own mean over its own counted tokens, at every token of that row."""
     logp = torch.tensor([[-1.0, -3.0, -9.0], [-4.0, -9.0, -9.0]])
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    assert at_level(logp, mask, "sequence").tolist() == [[-2.0] * 3, [-4.0] * 3]
-    assert at_level(logp, torch.zeros(2, 3), "sequence").tolist() == [[0.0] * 3] * 2
+    assert reduce_to_level(logp, mask, "sequence").tolist() == [[-2.0] * 3, [-4.0] * 3]
+    assert reduce_to_level(logp, torch.zeros(2, 3), "sequence").tolist() == [[0.0] * 3] * 2
 
 
 def test_one_counted_token_is_a_batch():

@@ -17,7 +17,7 @@ from bandpo import (
     Unclipped,
     policy_loss,
 )
-from bandpo.batch import Tokens, at_level
+from bandpo.batch import Tokens, reduce_to_level
 from bandpo.objectives import ClippedWeight, SelfAnchored, SequenceMask
 
 
@@ -91,7 +91,7 @@ def test_sequence_level_by_hand():
     logp = torch.tensor([[0.4, 0.4, 0.1]], dtype=torch.float64).log()
     mask = torch.tensor([[1.0, 1.0, 0.0]], dtype=torch.float64)
     rest = (logp_old, torch.ones(1, dtype=torch.float64), mask)
-    assert at_level(logp_old, mask, "sequence").exp().tolist() == [[pytest.approx(0.2)] * 3]
+    assert reduce_to_level(logp_old, mask, "sequence").exp().tolist() == [[pytest.approx(0.2)] * 3]
     free = gradient(
         logp, *rest, method=Method(FixedClip(0.2, 1.1), level="sequence"), aggregation="seq-mean-token-mean"
     )

@@ -13,7 +13,7 @@ import torch
 import trl
 from trl import GRPOTrainer
 
-from bandpo.batch import Batch, at_level
+from bandpo.batch import Batch, reduce_to_level
 from bandpo.certificate import Certificate, compare, slope
 from bandpo.errors import RunProblem
 from bandpo.methods import Method
@@ -78,12 +78,12 @@ class Watched:
         def expected(method: Method) -> Tensor:
             with torch.enable_grad():
                 logp = self.logp.double().masked_fill(mask == 0, 0.0).requires_grad_()
-                loss = (share * slope(method, batch).double() * at_level(logp, mask, level)).sum()
+                loss = (share * slope(method, batch).double() * reduce_to_level(logp, mask, level)).sum()
                 if trainer.beta:
                     gap = self.inputs["ref_per_token_logps"].double().masked_fill(mask == 0, 0.0) - logp
                     kl = gap.exp() - gap - 1
                     if trainer.args.use_bias_correction_kl:
-                        kl = kl * at_level(logp - batch.logp_old.double(), mask, method.level).exp()
+                        kl = kl * reduce_to_level(logp - batch.logp_old.double(), mask, method.level).exp()
                     loss = loss + trainer.beta * (average * kl).sum()
                 return torch.autograd.grad(loss, logp)[0]
 

@@ -26,7 +26,7 @@ import torch
 
 from bandpo import _checks
 from bandpo.audit.metrics import Audit
-from bandpo.batch import Batch, Tokens, at_level
+from bandpo.batch import Batch, Tokens, reduce_to_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin, counted_tokens
 from bandpo.integrations._trl_certificate import by_entropy, warn_of_an_unknown_loss
@@ -314,7 +314,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         args: Any = self.args
         args.delta = torch.full_like(lower, delta).masked_fill(ours, SWITCHED_OFF)
         with torch.enable_grad():
-            around = shaped(at_level(logp, tokens.mask, level))
+            around = shaped(reduce_to_level(logp, tokens.mask, level))
         inputs["advantages"] = advantages
         value = shaped(value) - advantages.detach()
         self._added = _Added(advantages, around, ours, shaped(slope), value)
