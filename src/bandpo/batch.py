@@ -95,7 +95,7 @@ class Batch(NamedTuple):
         named |= {"logp_anchor": logp_anchor, "entropy": entropy, "weights": weights}
         for name, x in named.items():
             _checks.check_dense(name, x)
-        given, mask = mask, full_mask(logp, mask)
+        given, mask = mask, normalize_mask(logp, mask)
         padding = mask == 0
         advantages = _fitting("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
         logps = {
@@ -192,7 +192,7 @@ class Bounded(NamedTuple):
     """log(π/π_anchor), nats: what is compared with them."""
 
 
-def full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
+def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     """1 where a token counts, else 0; of the shape of ``logp``. Refuses a mask of another shape, and shares."""
     if mask is None:
         return torch.ones_like(logp, dtype=torch.float32, requires_grad=False)

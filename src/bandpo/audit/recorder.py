@@ -22,7 +22,7 @@ import torch
 
 import bandpo
 from bandpo import _checks
-from bandpo.batch import full_mask
+from bandpo.batch import normalize_mask
 from bandpo.errors import InvalidValue, MissingPackage
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
@@ -214,7 +214,7 @@ class Recorder:
             _checks.check_dense(name, x)
         if logp_old.dim() != 2:
             raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
-        counted = full_mask(logp_old, mask).cpu() != 0
+        counted = normalize_mask(logp_old, mask).cpu() != 0
         rows = len(counted)
 
         def each_token(name: str, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from bandpo.audit.invariants import Finding, Looks, tested_invariants
 from bandpo.audit.logs import Row, named_rows
 from bandpo.audit.record import Call, without_bad
 from bandpo.audit.settings import Setup
-from bandpo.batch import Batch, full_mask
+from bandpo.batch import Batch, normalize_mask
 from bandpo.errors import InvalidValue, RunProblem
 
 EVERY = 10
@@ -78,7 +78,7 @@ class Watch:
         """
         if update or generation % self._every:
             return
-        counted = full_mask(logp_old, mask).cpu() != 0
+        counted = normalize_mask(logp_old, mask).cpu() != 0
         given = {name: torch.as_tensor(x).detach().cpu() for name, x in told.items() if x is not None}
         new, engine, entropy = (
             _at(counted, given.pop(name, None)) for name in ("logp", "logp_rollout", "entropy")
