@@ -97,7 +97,9 @@ class Batch(NamedTuple):
             _checks.check_dense(name, x)
         given, mask = mask, normalize_mask(logp, mask)
         padding = mask == 0
-        advantages = _fitting("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
+        advantages = (
+            _validate_shape("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
+        )
         logps = {
             name: _like_mask(name, x, padding)
             for name, x in (("logp", logp), ("logp_old", logp_old), ("logp_anchor", logp_anchor))
@@ -106,10 +108,10 @@ class Batch(NamedTuple):
         finite = {"advantages": advantages}
         if entropy is not None:
             finite["entropy"] = (
-                _fitting("entropy", entropy, padding).expand_as(padding).masked_fill(padding, 0.0)
+                _validate_shape("entropy", entropy, padding).expand_as(padding).masked_fill(padding, 0.0)
             )
         if weights is not None:
-            weights = _fitting("weights", weights, padding)
+            weights = _validate_shape("weights", weights, padding)
             unused = padding if weights.shape == padding.shape else padding.all(-1, keepdim=True)
             weights = finite["weights"] = weights.masked_fill(unused, 0.0)
         if _checks.values_can_be_read(mask):
@@ -218,7 +220,7 @@ def _like_mask(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     return _checks.as_float(name, logp).detach().masked_fill(padding, 0.0)
 
 
-def _fitting(name: str, x: Tensor, padding: Tensor) -> Tensor:
+def _validate_shape(name: str, x: Tensor, padding: Tensor) -> Tensor:
     """What is given per token, (batch, time), or per sequence, (batch, 1)."""
     x = _checks.as_float(name, x).detach()
     sequences = padding.shape[:-1]
