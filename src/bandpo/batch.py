@@ -101,7 +101,7 @@ class Batch(NamedTuple):
             _validate_shape("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
         )
         logps = {
-            name: _like_mask(name, x, padding)
+            name: _validate_logp(name, x, padding)
             for name, x in (("logp", logp), ("logp_old", logp_old), ("logp_anchor", logp_anchor))
             if x is not None
         }
@@ -212,7 +212,7 @@ def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     return mask.float()
 
 
-def _like_mask(name: str, logp: Tensor, padding: Tensor) -> Tensor:
+def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     if logp.shape != padding.shape:
         raise InvalidValue(
             f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
