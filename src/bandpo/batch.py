@@ -165,33 +165,39 @@ class Batch(NamedTuple):
         Raises:
             ValueError: a level is unknown, or a number of the rule needs what the state does not tell.
         """
-        around = self.logp_old if self.logp_anchor is None else self.logp_anchor
-        known, bounded = self.state, None
-        if known.entropy is not None and rule.varying():
-            known = replace(known, entropy=reduce_to_level(known.entropy, self.mask, bound_level or level))
+        anchor = self.logp_old if self.logp_anchor is None else self.logp_anchor
+        state = self.state
+        if state.entropy is not None and rule.varying():
+            state = replace(state, entropy=reduce_to_level(state.entropy, self.mask, bound_level or level))
+        anchor_ratio = None
         if self.logp_anchor is not None or bound_level not in (None, level):
-            moved = self.log_ratio if self.logp_anchor is None else self.log_ratio + (self.logp_old - around)
-            bounded = Bounded(*(reduce_to_level(x, self.mask, bound_level or level) for x in (around, moved)))
+            log_ratio = self.log_ratio
+            if self.logp_anchor is not None:
+                log_ratio = self.log_ratio + (self.logp_old - anchor)
+            anchor_ratio = AnchorRatio(
+                reduce_to_level(anchor, self.mask, bound_level or level),
+                reduce_to_level(log_ratio, self.mask, bound_level or level),
+            )
         return Tokens(
             reduce_to_level(self.log_ratio, self.mask, level),
             reduce_to_level(self.logp_old, self.mask, level),
             self.advantages,
             self.mask,
-            rule.settled(known),
-            bounded,
+            rule.settled(state),
+            anchor_ratio,
             self.entropy,
             self.weights,
             self.state,
         )
 
 
-class Bounded(NamedTuple):
-    """What a rule's bounds are for, where that is not the ratio that a loss weights with."""
+class AnchorRatio(NamedTuple):
+    """The ratio that a rule's bounds apply to, where it is not the ratio that a loss weights with."""
 
     logp: Float[Tensor, "batch time"]
     """Log-probability (nats) that the bounds surround."""
     log_ratio: Float[Tensor, "batch time"]
-    """log(π/π_anchor), nats: what is compared with them."""
+    """log(π/π_anchor), nats, which is compared with the bounds."""
 
 
 def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
@@ -319,7 +325,7 @@ class Tokens:
     mask: Float[Tensor, "batch time"]
     """1 for tokens that count, else 0."""
     rule: ClipRule
-    bounded: Bounded | None = None
+    anchor_ratio: AnchorRatio | None = None
     """The ratio that the rule bounds, where that is not ``ratio``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Entropy (nats) of the policy at each token, where it is known."""
@@ -357,12 +363,12 @@ class Tokens:
     @property
     def logp_anchor(self) -> Float[Tensor, "batch time"]:
         """Log-probability (nats) that the rule's bounds surround."""
-        return self.logp_old if self.bounded is None else self.bounded.logp
+        return self.logp_old if self.anchor_ratio is None else self.anchor_ratio.logp
 
     @property
     def log_ratio_anchor(self) -> Float[Tensor, "batch time"]:
         """log(π/π_anchor): what the rule compares with its bounds."""
-        return self.log_ratio if self.bounded is None else self.bounded.log_ratio
+        return self.log_ratio if self.anchor_ratio is None else self.anchor_ratio.log_ratio
 
     @_Once
     def outside(self) -> Outside:
@@ -406,14 +412,14 @@ class Tokens:
             return self.clipped
         # The root keeps sums of the loss finite.
         highest = min(self.rule.cap, torch.finfo(self.log_ratio.dtype).max ** 0.5)
-        if self.bounded is None:
+        if self.anchor_ratio is None:
             return self.ratio.clamp(max=highest)
         return self._moved_to(self.log_ratio_anchor.clamp(max=math.log(highest)))
 
     def _moved_to(self, log_ratio_anchor: Tensor) -> Tensor:
         """The ratio π/π_old if that to the anchor were another."""
         log_ratio = log_ratio_anchor
-        if self.bounded is not None:
+        if self.anchor_ratio is not None:
             log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
         return log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
 
