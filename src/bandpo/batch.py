@@ -403,7 +403,7 @@ class Tokens:
     @_Once
     def clipped(self) -> Float[Tensor, "batch time"]:
         """The ratio π/π_old after the rule."""
-        return self._moved_to(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
+        return self._shift_ratio(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
 
     @_Once
     def reported(self) -> Float[Tensor, "batch time"]:
@@ -414,10 +414,10 @@ class Tokens:
         highest = min(self.rule.cap, torch.finfo(self.log_ratio.dtype).max ** 0.5)
         if self.anchor_ratio is None:
             return self.ratio.clamp(max=highest)
-        return self._moved_to(self.log_ratio_anchor.clamp(max=math.log(highest)))
+        return self._shift_ratio(self.log_ratio_anchor.clamp(max=math.log(highest)))
 
-    def _moved_to(self, log_ratio_anchor: Tensor) -> Tensor:
-        """The ratio π/π_old if that to the anchor were another."""
+    def _shift_ratio(self, log_ratio_anchor: Tensor) -> Tensor:
+        """Return π/π_old at another value of log(π/π_anchor)."""
         log_ratio = log_ratio_anchor
         if self.anchor_ratio is not None:
             log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
