@@ -284,18 +284,23 @@ def _poisoned(
 T = TypeVar("T")
 
 
-class _Once(Generic[T]):
-    """A property that is computed when first asked for. (functools.cached_property has a lock: it breaks the graph.)"""
+class lazy_property(Generic[T]):
+    """A property that is computed on first access and stored in the instance.
+
+    `functools.cached_property` holds a lock, which breaks the graph of ``torch.compile``.
+    """
 
     def __init__(self, compute: Callable[[Any], T]):
-        self.compute, self.__doc__ = compute, compute.__doc__
+        self.compute = compute
+        self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, tokens: Any, owner: Any = None) -> T:
         value = self.compute(tokens)
-        object.__setattr__(tokens, self.name, value)  # later reads find it before this descriptor
+        # This descriptor has no __set__, so later reads find the instance's attribute first.
+        object.__setattr__(tokens, self.name, value)
         return value
 
 
@@ -354,7 +359,7 @@ class Tokens:
         )
         return batch.tokens(rule, level)
 
-    @_Once
+    @lazy_property
     def ratio(self) -> Float[Tensor, "batch time"]:
         """π/π_old, kept finite and above 0 so that a weight can be compared with it."""
         limits = torch.finfo(self.log_ratio.dtype)
@@ -370,7 +375,7 @@ class Tokens:
         """log(π/π_anchor): what the rule compares with its bounds."""
         return self.log_ratio if self.anchor_ratio is None else self.anchor_ratio.log_ratio
 
-    @_Once
+    @lazy_property
     def outside(self) -> Outside:
         """Where the ratio to the anchor lies under the rule's lower bound, and where over its upper bound."""
         if self.rule.solves:
@@ -380,32 +385,32 @@ class Tokens:
             self.log_ratio_anchor < self.bounds.log_lower, self.log_ratio_anchor > self.bounds.log_upper
         )
 
-    @_Once
+    @lazy_property
     def blocked_low(self) -> Bool[Tensor, "batch time"]:
         """Below the lower bound, with a negative advantage that pushes further down."""
         return self.outside.below & (self.advantages < 0)
 
-    @_Once
+    @lazy_property
     def blocked_high(self) -> Bool[Tensor, "batch time"]:
         """Above the upper bound, with a positive advantage that pushes further up."""
         return self.outside.above & (self.advantages > 0)
 
-    @_Once
+    @lazy_property
     def blocked(self) -> Bool[Tensor, "batch time"]:
         """Outside on the side that the advantage pushes to: where PPO's surrogate has no gradient."""
         return self.blocked_low | self.blocked_high
 
-    @_Once
+    @lazy_property
     def bounds(self) -> RatioBounds:
         """The rule's bounds on the ratio to the anchor; for a Band this solves for them."""
         return self.rule.bounds(self.logp_anchor)
 
-    @_Once
+    @lazy_property
     def clipped(self) -> Float[Tensor, "batch time"]:
         """The ratio π/π_old after the rule."""
         return self._shift_ratio(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
 
-    @_Once
+    @lazy_property
     def reported(self) -> Float[Tensor, "batch time"]:
         """The ratio that a loss reports of a blocked token: clipped, or at most the cap where bounds are costly."""
         if not self.rule.solves:
@@ -423,7 +428,7 @@ class Tokens:
             log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
         return log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
 
-    @_Once
+    @lazy_property
     def interval_used(self) -> Float[Tensor, "batch time"]:
         """Share of the rule's interval that the ratio uses: 0 at the anchor, 1 at the upper bound, −1 at the lower."""
         smallest = torch.finfo(self.log_ratio.dtype).tiny
