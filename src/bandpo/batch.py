@@ -411,7 +411,7 @@ class Tokens:
         return self._shift_ratio(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
 
     @lazy_property
-    def reported(self) -> Float[Tensor, "batch time"]:
+    def reported_ratio(self) -> Float[Tensor, "batch time"]:
         """The ratio that a loss reports of a blocked token: clipped, or at most the cap where bounds are costly."""
         if not self.rule.solves:
             return self.clipped

@@ -78,7 +78,7 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
     calls = []
     monkeypatch.setattr(Band, "bounds", lambda self, logp: calls.append(1) or ratio_bounds(logp, KL(), 0.05))
     seen = tokens(Band(KL(), 0.05))
-    assert (seen.blocked.any(), seen.reported.tolist(), calls) == (False, seen.ratio.tolist(), [])
+    assert (seen.blocked.any(), seen.reported_ratio.tolist(), calls) == (False, seen.ratio.tolist(), [])
     _ = seen.clipped, seen.bounds, seen.interval_used
     assert calls == [1]
 
@@ -97,12 +97,12 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
 def test_what_is_reported_does_not_depend_on_how_dear_a_bound_is(rule, reported):
     """The closed bound itself; else the cap that is known."""
     seen = Tokens.from_batch(torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=rule)
-    assert seen.reported.item() == pytest.approx(reported, rel=1e-5)
+    assert seen.reported_ratio.item() == pytest.approx(reported, rel=1e-5)
     moved = {"logp_anchor": torch.tensor([[-30.0 - math.log(2)]])}  # the ratio to it is twice as great
     seen = Tokens.from_batch(
         torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=FixedClip(), **moved
     )
-    assert seen.reported.item() == pytest.approx(0.6)
+    assert seen.reported_ratio.item() == pytest.approx(0.6)
 
 
 def test_the_reported_loss_is_finite_where_nothing_moves():

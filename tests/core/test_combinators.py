@@ -48,7 +48,7 @@ def test_clipped_values(a, b, log_ratio):
         expected = log_ratio.clamp(bounds.log_lower, bounds.log_upper)
         tokens = Tokens(log_ratio, logp, torch.ones(1, 1), torch.ones(1, 1), rule)
         assert torch.equal(tokens.clipped, expected.exp())
-        assert torch.equal(tokens.reported, tokens.clipped)
+        assert torch.equal(tokens.reported_ratio, tokens.clipped)
         assert not rule.solves
 
 

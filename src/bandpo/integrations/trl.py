@@ -287,7 +287,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         # TRL drops a token by finding its ratio outside of the bounds. Where the rule would have to solve for the
         # bound, one just short of the ratio does the same. The step is larger than the rounding of TRL's
         # 1 + (bound − 1) in float32. The sign of A is left to TRL's minimum.
-        limit, delta = tokens.reported, self.args.delta or math.inf
+        limit, delta = tokens.reported_ratio, self.args.delta or math.inf
         upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~above, math.inf)
         lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22)
         lower = lower.masked_fill(~tokens.outside.below, 0.0)

@@ -42,7 +42,9 @@ class Surrogate(Objective):
         return torch.where(tokens.blocked, self.beyond * tokens.ratio, tokens.ratio)
 
     def value(self, tokens: Tokens) -> Tensor:
-        return torch.where(tokens.blocked, tokens.reported.lerp(tokens.ratio, self.beyond), tokens.ratio)
+        return torch.where(
+            tokens.blocked, tokens.reported_ratio.lerp(tokens.ratio, self.beyond), tokens.ratio
+        )
 
 
 @dataclass(frozen=True)

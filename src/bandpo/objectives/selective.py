@@ -122,7 +122,7 @@ class TwoSided(Objective):
         return tokens.ratio.masked_fill(tokens.blocked | beyond, 0.0)
 
     def value(self, tokens: Tokens) -> Tensor:
-        cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported
+        cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported_ratio
         return torch.where(tokens.advantages > 0, torch.minimum(cut, clipped), torch.maximum(cut, clipped))
 
 
