@@ -239,7 +239,7 @@ def policy_loss(
         weight, pull, penalty = objective.weight(tokens), objective.pull(tokens), objective.penalty(tokens)
         # Where the mask is 0 the advantage is 0 too.
         down = -advantages
-        slope, value = down * weight, down * objective.value(tokens)
+        slope, value = down * weight, down * objective.surrogate(tokens)
         if pull is not None:
             slope = slope - pull * mask
         if penalty is not None:

@@ -236,7 +236,7 @@ def _check_objective(objective: Objective) -> None:
         rule=FixedClip(),
         entropy=torch.ones_like(logp_old),
     )
-    for name in ("weight", "value"):
+    for name in ("weight", "surrogate"):
         values = getattr(objective, name)(tokens)
         _check_shape(objective, name, values)
         if (bad := ~values.isfinite()).any():

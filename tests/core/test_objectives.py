@@ -170,7 +170,7 @@ def test_what_stands_around_an_objective_leaves_the_other_tokens_to_it(around):
         ClippedWeight(),
         seen.advantages < 0,
     )  # none of ratio above 3, none of a sequence that drifted
-    for name in ("weight", "value"):
+    for name in ("weight", "surrogate"):
         found, expected = getattr(around(inner), name)(seen), getattr(inner, name)(seen)
         torch.testing.assert_close(found[same], expected[same])
         assert not torch.equal(expected[same], getattr(Surrogate(), name)(seen)[same])

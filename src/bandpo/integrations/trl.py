@@ -294,7 +294,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
         objective = self.method.objective.settled(batch.state)
         pull, penalty = objective.pull(tokens), objective.penalty(tokens)
-        weight, value = objective.weight(tokens), objective.value(tokens)
+        weight, value = objective.weight(tokens), objective.surrogate(tokens)
         ours = (weight != ratio.masked_fill(blocked, 0.0)) | ((value != ratio) & ~blocked)
         slope, value = -weight * tokens.advantages, -value * tokens.advantages
         if pull is not None:

@@ -30,8 +30,11 @@ class Objective(Varies, ABC):
     def weight(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
         """The weight ``w`` of each token."""
 
-    def value(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
-        """What stands for ``r`` in the reported loss ``−r·A``; by default the weight. It has no effect on training."""
+    def surrogate(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
+        """Return the value that replaces ``r`` in the reported loss ``−r·A``, by default the weight.
+
+        It has no effect on training.
+        """
         return self.weight(tokens)
 
     def pull(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:

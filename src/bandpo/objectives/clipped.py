@@ -41,7 +41,7 @@ class Surrogate(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return torch.where(tokens.blocked, self.beyond * tokens.ratio, tokens.ratio)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         return torch.where(
             tokens.blocked, tokens.reported_ratio.lerp(tokens.ratio, self.beyond), tokens.ratio
         )
@@ -183,8 +183,8 @@ class GeometricMean(Objective):
         return True
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return self.value(tokens).masked_fill(tokens.blocked, 0.0)
+        return self.surrogate(tokens).masked_fill(tokens.blocked, 0.0)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         kept = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
         return tokens.sequence_mean(kept.log()).exp()

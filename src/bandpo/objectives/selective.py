@@ -32,8 +32,8 @@ class _Around(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return self.objective.weight(tokens)
 
-    def value(self, tokens: Tokens) -> Tensor:
-        return self.objective.value(tokens)
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        return self.objective.surrogate(tokens)
 
     def pull(self, tokens: Tokens) -> Tensor | None:
         return self.objective.pull(tokens)
@@ -65,9 +65,9 @@ class _Apart(_Around):
         these, weight, _ = self._apart(tokens)
         return self.objective.weight(tokens).masked_fill(these, weight)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         these, _, value = self._apart(tokens)
-        return self.objective.value(tokens).masked_fill(these, value)
+        return self.objective.surrogate(tokens).masked_fill(these, value)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TwoSided(Objective):
         beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.outside.above)
         return tokens.ratio.masked_fill(tokens.blocked | beyond, 0.0)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported_ratio
         return torch.where(tokens.advantages > 0, torch.minimum(cut, clipped), torch.maximum(cut, clipped))
 
@@ -264,8 +264,8 @@ class FutureKL(_Around):
     def weight(self, tokens: Tokens) -> Tensor:
         return self._factor(tokens) * super().weight(tokens)
 
-    def value(self, tokens: Tokens) -> Tensor:
-        return self._factor(tokens) * super().value(tokens)
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        return self._factor(tokens) * super().surrogate(tokens)
 
 
 @dataclass(frozen=True)
@@ -410,7 +410,7 @@ class Balanced(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio.masked_fill(self._blocked(tokens), 0.0)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         lower, upper = self._bounds(tokens)
         return torch.where(self._blocked(tokens), tokens.ratio.clamp(lower, upper), tokens.ratio)
 
