@@ -9,7 +9,7 @@ import torch
 from bandpo import ClipRule, Surrogate, parse, policy_loss
 from bandpo.audit.diagnosis import diagnose
 from bandpo.audit.record import read_calls
-from bandpo.integrations._adapt import has_pull
+from bandpo.integrations._adapt import has_bias
 from bandpo.methods import METHODS
 
 
@@ -67,7 +67,7 @@ class Contract:
         any_method: Whether the framework takes a loss of ours, or bounds alone.
         own_average: Whether a method then brings its own average.
         whole_batch: Whether the loss is given all of an update.
-        pulls: Whether a part of the gradient may be free of the advantage.
+        takes_bias: Whether a part of the gradient may be free of the advantage.
     """
 
     aggregation = "token-mean"
@@ -75,7 +75,7 @@ class Contract:
     any_method = False
     own_average = False
     whole_batch = False
-    pulls = True
+    takes_bias = True
     tolerance = {"rtol": 1e-5, "atol": 1e-6}  # noqa: RUF012
 
     def ours(self, batch, clip):
@@ -142,7 +142,9 @@ class Contract:
             if (method.objective, method.level) != (Surrogate(), "token"):
                 with pytest.raises(ValueError, match="but this framework's loss can only be given bounds"):
                     self.ours(batch, f"{name}()")
-        elif (method.objective.whole_batch and not self.whole_batch) or (has_pull(method) and not self.pulls):
+        elif (method.objective.whole_batch and not self.whole_batch) or (
+            has_bias(method) and not self.takes_bias
+        ):
             with pytest.raises(
                 ValueError, match=r"needs all of an update at once|has a term free of the advantage"
             ):

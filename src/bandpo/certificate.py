@@ -136,8 +136,8 @@ def slope(method: Method, batch: Batch) -> Float[Tensor, "batch time"]:
     """The derivative of each token's loss by its log-probability: ``−(w·A + b)``, importance weights included."""
     with torch.no_grad():
         tokens, objective = method.tokens(batch), method.objective.settled(batch.state)
-        found, pull = objective.weight(tokens) * batch.advantages, objective.pull(tokens)
-        found = -found if pull is None else -(found + pull * batch.mask)
+        found, bias = objective.weight(tokens) * batch.advantages, objective.bias(tokens)
+        found = -found if bias is None else -(found + bias * batch.mask)
         return found if batch.weights is None or objective.weights_inside else found * batch.weights
 
 

@@ -159,7 +159,7 @@ def policy_loss(
     """The policy-gradient loss of any method: any clip rule, any objective, averaged over tokens.
 
     By default PPO's surrogate ``−min(r·A, clip(r)·A)`` under `Band`. A token's gradient is ``−(w·A + b)·∇logp``, where
-    the objective gives the weight ``w`` and the pull ``b``, 0 for most. A backward pass needs no more, so the rest is
+    the objective gives the weight ``w`` and the bias ``b``, 0 for most. A backward pass needs no more, so the rest is
     computed without autograd, and bounds are solved for only where the weight needs them. (A clipped token reports
     ``−clip(r)·A``; where its bound has to be solved for, ``−min(r, max_ratio)·A``. Its gradient is 0.)
 
@@ -236,12 +236,12 @@ def policy_loss(
     with torch.no_grad():
         tokens = chosen.tokens(batch)
         objective = chosen.objective.settled(batch.state)
-        weight, pull, penalty = objective.weight(tokens), objective.pull(tokens), objective.penalty(tokens)
+        weight, bias, penalty = objective.weight(tokens), objective.bias(tokens), objective.penalty(tokens)
         # Where the mask is 0 the advantage is 0 too.
         down = -advantages
         slope, value = down * weight, down * objective.surrogate(tokens)
-        if pull is not None:
-            slope = slope - pull * mask
+        if bias is not None:
+            slope = slope - bias * mask
         if penalty is not None:
             value = value + penalty * mask
         if batch.weights is not None and not objective.weights_inside:

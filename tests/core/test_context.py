@@ -163,7 +163,7 @@ class Regression(Objective):
     def weight(self, tokens):
         return torch.ones_like(tokens.ratio)
 
-    def pull(self, tokens):
+    def bias(self, tokens):
         return -self.beta * tokens.log_ratio
 
     def penalty(self, tokens):

@@ -29,7 +29,7 @@ def call(loss_fn, config, batch, rollout=None):
 
 class TestSkyRL(Contract):
     any_method = True
-    pulls = False
+    takes_bias = False
     aggregation = "sum"
     shows_clipped_value = False
 

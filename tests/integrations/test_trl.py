@@ -244,7 +244,7 @@ def _trained(tmp_path_factory):
 class Pulled(objectives.Quadratic):
     """SPO's penalty, and (log r)²/20."""
 
-    def pull(self, tokens):
+    def bias(self, tokens):
         return -0.1 * tokens.log_ratio
 
     def penalty(self, tokens):

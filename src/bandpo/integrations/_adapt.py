@@ -81,10 +81,10 @@ def read_rule(
     return read.clip
 
 
-def has_pull(method: Method) -> bool:
+def has_bias(method: Method) -> bool:
     """Whether a part of the gradient does not scale with the advantage."""
     token = torch.full((1, 1), -1.0)
-    return method.objective.pull(method.tokens(Batch.read(token, token, token))) is not None
+    return method.objective.bias(method.tokens(Batch.read(token, token, token))) is not None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import has_pull, numbers, read_method, record
+from bandpo.integrations._adapt import has_bias, numbers, read_method, record
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
@@ -74,7 +74,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
         if parent is not None:
             parent()
         method = _method(self)
-        if has_pull(method):
+        if has_bias(method):
             raise InvalidValue(
                 f"trainer.algorithm.method: {method!r} has a term free of the advantage, and SkyRL averages by scaling "
                 "advantages; train with verl or TRL"

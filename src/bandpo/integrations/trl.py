@@ -293,12 +293,12 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         lower = lower.masked_fill(~tokens.outside.below, 0.0)
         blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
         objective = self.method.objective.settled(batch.state)
-        pull, penalty = objective.pull(tokens), objective.penalty(tokens)
+        bias, penalty = objective.bias(tokens), objective.penalty(tokens)
         weight, value = objective.weight(tokens), objective.surrogate(tokens)
         ours = (weight != ratio.masked_fill(blocked, 0.0)) | ((value != ratio) & ~blocked)
         slope, value = -weight * tokens.advantages, -value * tokens.advantages
-        if pull is not None:
-            slope, ours = slope - pull, ours | (pull != 0)
+        if bias is not None:
+            slope, ours = slope - bias, ours | (bias != 0)
         if penalty is not None:
             value = value + penalty
         if objective.weights_inside and batch.weights is not None:

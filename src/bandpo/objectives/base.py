@@ -37,12 +37,12 @@ class Objective(Varies, ABC):
         """
         return self.weight(tokens)
 
-    def pull(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
-        """``b``: the part of each token's gradient that does not scale with its advantage; None where there is none."""
+    def bias(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
+        """Return ``b``, the part of each token's gradient that does not scale with its advantage; None for 0."""
         return None
 
     def penalty(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
-        """What the reported loss has beside ``−r·A``; the loss whose gradient `pull` is."""
+        """What the reported loss has beside ``−r·A``; the loss whose gradient `bias` is."""
         return None
 
     @property

@@ -35,8 +35,8 @@ class _Around(Objective):
     def surrogate(self, tokens: Tokens) -> Tensor:
         return self.objective.surrogate(tokens)
 
-    def pull(self, tokens: Tokens) -> Tensor | None:
-        return self.objective.pull(tokens)
+    def bias(self, tokens: Tokens) -> Tensor | None:
+        return self.objective.bias(tokens)
 
     def penalty(self, tokens: Tokens) -> Tensor | None:
         return self.objective.penalty(tokens)
@@ -202,7 +202,7 @@ class LogRatioPenalty(_Around):
 
     >>> old = torch.tensor([[0.08]]).log()
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16]]).log(), old, torch.zeros(1, 1), rule=Unclipped())
-    >>> LogRatioPenalty(0.5).pull(tokens), LogRatioPenalty(0.5).penalty(tokens)  # −log 2 and ½·log² 2
+    >>> LogRatioPenalty(0.5).bias(tokens), LogRatioPenalty(0.5).penalty(tokens)  # −log 2 and ½·log² 2
     (tensor([[-0.6931]]), tensor([[0.2402]]))
     """
 
@@ -213,8 +213,8 @@ class LogRatioPenalty(_Around):
         above_0(coefficient=self.coefficient)
         super().__post_init__()
 
-    def pull(self, tokens: Tokens) -> Tensor:
-        mine, other = -2 * self.coefficient * tokens.log_ratio, self.objective.pull(tokens)
+    def bias(self, tokens: Tokens) -> Tensor:
+        mine, other = -2 * self.coefficient * tokens.log_ratio, self.objective.bias(tokens)
         return mine if other is None else mine + other
 
     def penalty(self, tokens: Tokens) -> Tensor:
@@ -295,7 +295,7 @@ class CovariancePenalty(Objective):
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.eye(2)[:1]
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=Unclipped())
-    >>> CovariancePenalty(0.5).pull(tokens)
+    >>> CovariancePenalty(0.5).bias(tokens)
     tensor([[-1.,  0.]])
     """
 
@@ -313,7 +313,7 @@ class CovariancePenalty(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio
 
-    def pull(self, tokens: Tokens) -> Tensor:
+    def bias(self, tokens: Tokens) -> Tensor:
         return -self._chosen(tokens) * tokens.log_ratio.sign()
 
     def penalty(self, tokens: Tokens) -> Tensor:
