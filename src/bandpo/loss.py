@@ -236,14 +236,18 @@ def policy_loss(
     with torch.no_grad():
         tokens = chosen.tokens(batch)
         objective = chosen.objective.settled(batch.state)
-        weight, bias, penalty = objective.weight(tokens), objective.bias(tokens), objective.penalty(tokens)
+        weight, bias, regularizer = (
+            objective.weight(tokens),
+            objective.bias(tokens),
+            objective.regularizer(tokens),
+        )
         # Where the mask is 0 the advantage is 0 too.
         down = -advantages
         slope, value = down * weight, down * objective.surrogate(tokens)
         if bias is not None:
             slope = slope - bias * mask
-        if penalty is not None:
-            value = value + penalty * mask
+        if regularizer is not None:
+            value = value + regularizer * mask
         if batch.weights is not None and not objective.weights_inside:
             slope, value = slope * batch.weights, value * batch.weights
     values = with_slope(_checks.as_float("logp", logp), value, slope)

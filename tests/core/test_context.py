@@ -166,7 +166,7 @@ class Regression(Objective):
     def bias(self, tokens):
         return -self.beta * tokens.log_ratio
 
-    def penalty(self, tokens):
+    def regularizer(self, tokens):
         return self.beta * tokens.log_ratio**2 / 2
 
 

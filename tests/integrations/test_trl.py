@@ -247,7 +247,7 @@ class Pulled(objectives.Quadratic):
     def bias(self, tokens):
         return -0.1 * tokens.log_ratio
 
-    def penalty(self, tokens):
+    def regularizer(self, tokens):
         return 0.05 * tokens.log_ratio**2
 
 

@@ -293,14 +293,14 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         lower = lower.masked_fill(~tokens.outside.below, 0.0)
         blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
         objective = self.method.objective.settled(batch.state)
-        bias, penalty = objective.bias(tokens), objective.penalty(tokens)
+        bias, regularizer = objective.bias(tokens), objective.regularizer(tokens)
         weight, value = objective.weight(tokens), objective.surrogate(tokens)
         ours = (weight != ratio.masked_fill(blocked, 0.0)) | ((value != ratio) & ~blocked)
         slope, value = -weight * tokens.advantages, -value * tokens.advantages
         if bias is not None:
             slope, ours = slope - bias, ours | (bias != 0)
-        if penalty is not None:
-            value = value + penalty
+        if regularizer is not None:
+            value = value + regularizer
         if objective.weights_inside and batch.weights is not None:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
         # An evaluation has no gradient to give, and its ratio is 1.

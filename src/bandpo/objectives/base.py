@@ -41,8 +41,8 @@ class Objective(Varies, ABC):
         """Return ``b``, the part of each token's gradient that does not scale with its advantage; None for 0."""
         return None
 
-    def penalty(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
-        """What the reported loss has beside ``−r·A``; the loss whose gradient `bias` is."""
+    def regularizer(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
+        """Return the term of each token's loss whose gradient is `bias`; None for 0."""
         return None
 
     @property

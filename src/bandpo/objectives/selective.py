@@ -38,8 +38,8 @@ class _Around(Objective):
     def bias(self, tokens: Tokens) -> Tensor | None:
         return self.objective.bias(tokens)
 
-    def penalty(self, tokens: Tokens) -> Tensor | None:
-        return self.objective.penalty(tokens)
+    def regularizer(self, tokens: Tokens) -> Tensor | None:
+        return self.objective.regularizer(tokens)
 
     @property
     def weights_inside(self) -> bool:
@@ -202,7 +202,7 @@ class LogRatioPenalty(_Around):
 
     >>> old = torch.tensor([[0.08]]).log()
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16]]).log(), old, torch.zeros(1, 1), rule=Unclipped())
-    >>> LogRatioPenalty(0.5).bias(tokens), LogRatioPenalty(0.5).penalty(tokens)  # −log 2 and ½·log² 2
+    >>> LogRatioPenalty(0.5).bias(tokens), LogRatioPenalty(0.5).regularizer(tokens)  # −log 2 and ½·log² 2
     (tensor([[-0.6931]]), tensor([[0.2402]]))
     """
 
@@ -217,8 +217,8 @@ class LogRatioPenalty(_Around):
         mine, other = -2 * self.coefficient * tokens.log_ratio, self.objective.bias(tokens)
         return mine if other is None else mine + other
 
-    def penalty(self, tokens: Tokens) -> Tensor:
-        mine, other = self.coefficient * tokens.log_ratio.square(), self.objective.penalty(tokens)
+    def regularizer(self, tokens: Tokens) -> Tensor:
+        mine, other = self.coefficient * tokens.log_ratio.square(), self.objective.regularizer(tokens)
         return mine if other is None else mine + other
 
 
@@ -316,7 +316,7 @@ class CovariancePenalty(Objective):
     def bias(self, tokens: Tokens) -> Tensor:
         return -self._chosen(tokens) * tokens.log_ratio.sign()
 
-    def penalty(self, tokens: Tokens) -> Tensor:
+    def regularizer(self, tokens: Tokens) -> Tensor:
         return self._chosen(tokens) * tokens.log_ratio.abs()
 
     def _chosen(self, tokens: Tokens) -> Tensor:
