@@ -236,20 +236,19 @@ def policy_loss(
     with torch.no_grad():
         tokens = chosen.tokens(batch)
         objective = chosen.objective.settled(batch.state)
-        weight, bias, regularizer = (
-            objective.weight(tokens),
-            objective.bias(tokens),
-            objective.regularizer(tokens),
-        )
-        # Where the mask is 0 the advantage is 0 too.
-        down = -advantages
-        slope, value = down * weight, down * objective.surrogate(tokens)
+        weight = objective.weight(tokens)
+        bias = objective.bias(tokens)
+        regularizer = objective.regularizer(tokens)
+        # The advantage is 0 in the padding, so the slope and the value are 0 there too.
+        slope = -advantages * weight
+        value = -advantages * objective.surrogate(tokens)
         if bias is not None:
             slope = slope - bias * mask
         if regularizer is not None:
             value = value + regularizer * mask
         if batch.weights is not None and not objective.weights_inside:
-            slope, value = slope * batch.weights, value * batch.weights
+            slope = slope * batch.weights
+            value = value * batch.weights
     values = with_slope(_checks.as_float("logp", logp), value, slope)
     loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)
 
