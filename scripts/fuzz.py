@@ -174,7 +174,7 @@ def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | f
     if not isinstance(radius, Tensor):
         band = Band(divergence, radius, max_ratio=math.inf)
         for factor in (0.5, 0.98, 1.02, 2.0):  # of the bound, by margin
-            for side, log_bound in (("below", lo), ("above", up)):
+            for side, log_bound in (("clipped_low", lo), ("clipped_high", up)):
                 change = torch.expm1(log_bound) * factor
                 moved = torch.log1p(change.clamp(min=-1)).to(lower)
                 legal = inside & (change > -1) & (moved < -x) & (moved.isfinite()) & (change.abs() > 1e-4)

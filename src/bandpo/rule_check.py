@@ -20,7 +20,7 @@ from bandpo.errors import InvalidType, InvalidValue
 from bandpo.methods import Method
 from bandpo.objectives import Objective
 from bandpo.radius import Radius, TrainingState
-from bandpo.rules import Band, ClipRule, FixedClip, Outside, bands
+from bandpo.rules import Band, ClipMask, ClipRule, FixedClip, bands
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,11 +140,19 @@ def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
     for log_ratio in (*of_bounds, *constant):
         log_ratio = torch.minimum(log_ratio.clamp(min=-30.0), -LOGP)  # within the simplex
         outside = now.outside(log_ratio, LOGP)
-        if not _checks.is_a(outside, Outside):
-            _refuse(rule, f"outside returns a {type(outside).__name__}, not Outside(below, above)")
+        if not _checks.is_a(outside, ClipMask):
+            _refuse(
+                rule, f"outside returns a {type(outside).__name__}, not ClipMask(clipped_low, clipped_high)"
+            )
         for side, name, said, bound, told in (
-            ("below", "log_lower", outside.below, bounds.log_lower, log_ratio < bounds.log_lower),
-            ("above", "log_upper", outside.above, bounds.log_upper, log_ratio > bounds.log_upper),
+            ("clipped_low", "log_lower", outside.clipped_low, bounds.log_lower, log_ratio < bounds.log_lower),
+            (
+                "clipped_high",
+                "log_upper",
+                outside.clipped_high,
+                bounds.log_upper,
+                log_ratio > bounds.log_upper,
+            ),
         ):
             _check_shape(rule, f"outside.{side}", said)
             if said.dtype != torch.bool:

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 __all__ = [
     "DCPO",
     "Band",
+    "ClipMask",
     "ClipRule",
     "FixedClip",
     "Intersection",
     "LogClip",
-    "Outside",
     "Sides",
     "Unclipped",
     "Union",
 ]
 
 
-class Outside(NamedTuple):
+class ClipMask(NamedTuple):
     """Where ratios lie outside of a rule's interval."""
 
     below: Bool[Tensor, "*shape"]
@@ -56,14 +56,14 @@ class ClipRule(Varies, ABC):
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
         """The interval for tokens of old log-probability ``logp_old`` (nats, any shape)."""
 
-    def outside(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> Outside:
+    def outside(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> ClipMask:
         """Where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
 
         All that a gradient needs. By default it compares with `bounds`. A rule that can tell more cheaply overrides it,
         and `solves` to say so.
         """
         bounds = self.bounds(logp_old)
-        return Outside(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
+        return ClipMask(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
 
     @property
     def solves(self) -> bool:
@@ -149,13 +149,13 @@ class Band(ClipRule):
     def cap(self) -> float:
         return self.max_ratio
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
         logp = _checks.as_logp("logp_old", logp_old)
         # As a number, not a flag: a compiler keeps it for both sides, and flags are slow to keep.
         beyond = torch.where(
             self.divergence.divergence_of_ratio(log_ratio, logp) > self.radius_for(logp), log_ratio, 0.0
         )
-        return Outside(beyond < 0, (beyond > 0) | (log_ratio > math.log(self.max_ratio)))
+        return ClipMask(beyond < 0, (beyond > 0) | (log_ratio > math.log(self.max_ratio)))
 
     @property
     def solves(self) -> bool:
@@ -319,9 +319,9 @@ class Sides(ClipRule):
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return RatioBounds(self.lower.bounds(logp_old).log_lower, self.upper.bounds(logp_old).log_upper)
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
-        below = self.lower.outside(log_ratio, logp_old).below
-        return Outside(below, self.upper.outside(log_ratio, logp_old).above)
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+        below = self.lower.outside(log_ratio, logp_old).clipped_low
+        return ClipMask(below, self.upper.outside(log_ratio, logp_old).clipped_high)
 
     @property
     def cap(self) -> float:
@@ -355,9 +355,11 @@ class _Pair(ClipRule):
         a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
         return RatioBounds(self._lower(a.log_lower, b.log_lower), self._upper(a.log_upper, b.log_upper))
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
         a, b = self.a.outside(log_ratio, logp_old), self.b.outside(log_ratio, logp_old)
-        return Outside(self._outside(a.below, b.below), self._outside(a.above, b.above))
+        return ClipMask(
+            self._outside(a.clipped_low, b.clipped_low), self._outside(a.clipped_high, b.clipped_high)
+        )
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ def test_membership_is_the_bounds(rule, logp, log_ratio):
     for bound in (bounds.log_lower, bounds.log_upper):
         if abs(log_ratio - bound) <= 1e-9 * (1 + abs(bound)):
             return  # at the edge itself rounding decides
-    assert applied.below == (log_ratio < bounds.log_lower)
-    assert applied.above == (log_ratio > bounds.log_upper)
+    assert applied.clipped_low == (log_ratio < bounds.log_lower)
+    assert applied.clipped_high == (log_ratio > bounds.log_upper)
     assert parse(repr(rule), ClipRule) == rule
 
 

@@ -187,7 +187,10 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
         alone = Band(KL(), one.item())
         torch.testing.assert_close(bounds.log_upper[i, j], alone.bounds(logp_old[i, j]).log_upper)
         single = alone.outside((logp - logp_old)[i, j], logp_old[i, j])
-        assert (applied.below[i, j], applied.above[i, j]) == (single.below, single.above)
+        assert (applied.clipped_low[i, j], applied.clipped_high[i, j]) == (
+            single.clipped_low,
+            single.clipped_high,
+        )
 
 
 def test_rules_within_rules():

@@ -42,7 +42,7 @@ from bandpo.divergences import (
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
 from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Radius
-from bandpo.rules import Intersection, Outside
+from bandpo.rules import ClipMask, Intersection
 
 PAGE = r"docs/write-your-own\.md"
 
@@ -185,17 +185,17 @@ def all_of(value):
 
 
 def nothing(log_ratio, logp_old):
-    return Outside(
+    return ClipMask(
         torch.zeros_like(log_ratio, dtype=torch.bool), torch.zeros_like(log_ratio, dtype=torch.bool)
     )
 
 
 def the_other_way(log_ratio, logp_old):
-    return Outside(log_ratio > 0.2, log_ratio < -0.2)
+    return ClipMask(log_ratio > 0.2, log_ratio < -0.2)
 
 
 def of_ratios(log_ratio, logp_old):
-    return Outside(log_ratio < 0.8, log_ratio > 1.2)
+    return ClipMask(log_ratio < 0.8, log_ratio > 1.2)
 
 
 WRONG_RULES = {
@@ -221,16 +221,16 @@ WRONG_RULES = {
     "no tensor": (rule(lambda logp: -0.2, all_of(0.2)), "log_lower is a float"),
     "outside never": (
         rule(all_of(-0.2), all_of(0.2), outside=nothing),
-        r"outside says .* is not below, but log_lower is -0\.2",
+        r"outside says .* is not clipped_low, but log_lower is -0\.2",
     ),
     "outside the other way": (rule(all_of(-0.2), all_of(0.2), outside=the_other_way), "outside says"),
     "outside of ratios": (rule(all_of(-0.2), all_of(0.2), outside=of_ratios), "outside says"),
     "outside as one tensor": (
         rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: log_ratio.abs() > 0.2),
-        r"outside returns a Tensor, not Outside\(below, above\)",
+        r"outside returns a Tensor, not ClipMask\(clipped_low, clipped_high\)",
     ),
     "outside as numbers": (
-        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: Outside(log_ratio, log_ratio)),
+        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: ClipMask(log_ratio, log_ratio)),
         "outside returns torch.float64, not booleans",
     ),
 }
