@@ -376,24 +376,25 @@ class Tokens:
         return self.log_ratio if self.anchor_ratio is None else self.anchor_ratio.log_ratio
 
     @lazy_property
-    def outside(self) -> ClipMask:
-        """Where the ratio to the anchor lies under the rule's lower bound, and where over its upper bound."""
+    def clip_mask(self) -> ClipMask:
+        """Where the ratio to the anchor is below the rule's lower bound, and where above its upper bound."""
         if self.rule.solves:
-            return self.rule.outside(self.log_ratio_anchor, self.logp_anchor)
+            return self.rule.clip_mask(self.log_ratio_anchor, self.logp_anchor)
         # The metrics need the bounds of a rule in closed form anyway.
         return ClipMask(
-            self.log_ratio_anchor < self.bounds.log_lower, self.log_ratio_anchor > self.bounds.log_upper
+            self.log_ratio_anchor < self.bounds.log_lower,
+            self.log_ratio_anchor > self.bounds.log_upper,
         )
 
     @lazy_property
     def blocked_low(self) -> Bool[Tensor, "batch time"]:
         """Below the lower bound, with a negative advantage that pushes further down."""
-        return self.outside.clipped_low & (self.advantages < 0)
+        return self.clip_mask.clipped_low & (self.advantages < 0)
 
     @lazy_property
     def blocked_high(self) -> Bool[Tensor, "batch time"]:
         """Above the upper bound, with a positive advantage that pushes further up."""
-        return self.outside.clipped_high & (self.advantages > 0)
+        return self.clip_mask.clipped_high & (self.advantages > 0)
 
     @lazy_property
     def blocked(self) -> Bool[Tensor, "batch time"]:

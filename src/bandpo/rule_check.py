@@ -47,8 +47,8 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     `bandpo report` do so by themselves. A radius that is not known yet is tried in the middle of training. A
     rule that holds a tensor is tried but for its bounds.
 
-    - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and `outside`
-      says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for some p, gets a
+    - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and
+      `clip_mask` says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for some p, gets a
       warning: no ratio exceeds 1/p, so the bound never binds there. An upper bound that is the same for every p gets
       none, and neither do the rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published formula.
     - **Divergence**: ``f`` is convex with its minimum ``f(0) = 0``, ``df`` is its derivative, and both bounds spend the
@@ -88,7 +88,7 @@ def _check_rule(rule: ClipRule) -> None:
         return
     bounds = now.bounds(LOGP)
     _check_bounds(rule, bounds)
-    _check_outside(rule, now, bounds)
+    _check_clip_mask(rule, now, bounds)
     _warn_beyond_simplex(rule, bounds)
 
 
@@ -134,43 +134,41 @@ def _warn_beyond_simplex(rule: ClipRule, bounds: RatioBounds) -> None:
     )
 
 
-def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
+def _check_clip_mask(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
+    """Compare `ClipRule.clip_mask` with the bounds, near them and at constant ratios."""
     of_bounds = [bound * factor for bound in (bounds.log_lower, bounds.log_upper) for factor in (0.9, 1.1)]
     constant = [torch.full_like(LOGP, log_ratio) for log_ratio in LOG_RATIOS]
     for log_ratio in (*of_bounds, *constant):
         log_ratio = torch.minimum(log_ratio.clamp(min=-30.0), -LOGP)  # within the simplex
-        outside = now.outside(log_ratio, LOGP)
-        if not _checks.is_a(outside, ClipMask):
+        mask = now.clip_mask(log_ratio, LOGP)
+        if not _checks.is_a(mask, ClipMask):
             _refuse(
-                rule, f"outside returns a {type(outside).__name__}, not ClipMask(clipped_low, clipped_high)"
+                rule,
+                f"clip_mask returns a {type(mask).__name__}, not ClipMask(clipped_low, clipped_high)",
             )
-        for side, name, said, bound, told in (
-            ("clipped_low", "log_lower", outside.clipped_low, bounds.log_lower, log_ratio < bounds.log_lower),
-            (
-                "clipped_high",
-                "log_upper",
-                outside.clipped_high,
-                bounds.log_upper,
-                log_ratio > bounds.log_upper,
-            ),
-        ):
-            _check_shape(rule, f"outside.{side}", said)
-            if said.dtype != torch.bool:
-                _refuse(rule, f"outside returns {said.dtype}, not booleans")
+        sides = (
+            ("clipped_low", "log_lower", mask.clipped_low, bounds.log_lower, log_ratio < bounds.log_lower),
+            ("clipped_high", "log_upper", mask.clipped_high, bounds.log_upper, log_ratio > bounds.log_upper),
+        )
+        for side, name, clipped, bound, expected in sides:
+            _check_shape(rule, f"clip_mask.{side}", clipped)
+            if clipped.dtype != torch.bool:
+                _refuse(rule, f"clip_mask returns {clipped.dtype}, not booleans")
             # Ratios this close to a bound are left out: rounding decides them.
             near = bound.isfinite() & ((log_ratio - bound).abs() <= 0.05 * bound.abs() + ROUNDING)
-            if (wrong := (said != told) & ~near).any():
+            wrong = (clipped != expected) & ~near
+            if wrong.any():
                 logp, ratio, at = (x[wrong][0] for x in (LOGP, log_ratio, bound))
-                if isinstance(now, Band) and type(now).outside is Band.outside:
+                if isinstance(now, Band) and type(now).clip_mask is Band.clip_mask:
                     _refuse(
                         now.divergence,
                         f"at {_token(logp)} {name} is {at:g} by log_bounds, but the log-ratio {ratio:g} spends "
                         f"{now.divergence.divergence_of_ratio(ratio, logp):g} of the radius {now.radius_for(logp):g}",
                     )
-                verdict = side if said[wrong][0] else f"not {side}"
+                verdict = side if clipped[wrong][0] else f"not {side}"
                 _refuse(
                     rule,
-                    f"at {_token(logp)} outside says that the log-ratio {ratio:g} is {verdict}, but {name} is {at:g}",
+                    f"at {_token(logp)} clip_mask says that the log-ratio {ratio:g} is {verdict}, but {name} is {at:g}",
                 )
 
 

@@ -40,12 +40,12 @@ __all__ = [
 
 
 class ClipMask(NamedTuple):
-    """Where ratios lie outside of a rule's interval."""
+    """The ratios that a rule clips, by the bound that they exceed."""
 
     below: Bool[Tensor, "*shape"]
-    """Where the ratio lies under the lower bound."""
+    """True where the ratio is below the lower bound."""
     above: Bool[Tensor, "*shape"]
-    """Where it lies over the upper bound."""
+    """True where the ratio is above the upper bound."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class ClipRule(Varies, ABC):
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
         """The interval for tokens of old log-probability ``logp_old`` (nats, any shape)."""
 
-    def outside(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> ClipMask:
-        """Where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
+    def clip_mask(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> ClipMask:
+        """Return where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
 
-        All that a gradient needs. By default it compares with `bounds`. A rule that can tell more cheaply overrides it,
-        and `solves` to say so.
+        A gradient needs no more than this. By default the ratio is compared with `bounds`. A rule that has a cheaper
+        test overrides this method and `solves`.
         """
         bounds = self.bounds(logp_old)
         return ClipMask(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
 
     @property
     def solves(self) -> bool:
-        """Whether `bounds` is costly, as a root search is. A loss then asks `outside` alone where that will do."""
+        """Whether `bounds` is costly, as a root search is. A loss then calls `clip_mask` alone where it can."""
         return any(part.solves for part in self.parts().values() if isinstance(part, ClipRule))
 
     @property
@@ -80,7 +80,7 @@ class ClipRule(Varies, ABC):
 class Band(ClipRule):
     """Band: the ratios within an f-divergence trust region around the token's old probability.
 
-    `outside` evaluates the constraint once and solves for no bound. The gradient of a clipped loss needs no more.
+    `clip_mask` evaluates the constraint once and solves for no bound. The gradient of a clipped loss needs no more.
 
     Args:
         divergence: The trust region's divergence.
@@ -149,7 +149,7 @@ class Band(ClipRule):
     def cap(self) -> float:
         return self.max_ratio
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
         logp = _checks.as_logp("logp_old", logp_old)
         # As a number, not a flag: a compiler keeps it for both sides, and flags are slow to keep.
         beyond = torch.where(
@@ -319,9 +319,9 @@ class Sides(ClipRule):
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return RatioBounds(self.lower.bounds(logp_old).log_lower, self.upper.bounds(logp_old).log_upper)
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        below = self.lower.outside(log_ratio, logp_old).clipped_low
-        return ClipMask(below, self.upper.outside(log_ratio, logp_old).clipped_high)
+    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+        below = self.lower.clip_mask(log_ratio, logp_old).clipped_low
+        return ClipMask(below, self.upper.clip_mask(log_ratio, logp_old).clipped_high)
 
     @property
     def cap(self) -> float:
@@ -355,8 +355,8 @@ class _Pair(ClipRule):
         a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
         return RatioBounds(self._lower(a.log_lower, b.log_lower), self._upper(a.log_upper, b.log_upper))
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        a, b = self.a.outside(log_ratio, logp_old), self.b.outside(log_ratio, logp_old)
+    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+        a, b = self.a.clip_mask(log_ratio, logp_old), self.b.clip_mask(log_ratio, logp_old)
         return ClipMask(
             self._outside(a.clipped_low, b.clipped_low), self._outside(a.clipped_high, b.clipped_high)
         )

@@ -44,8 +44,8 @@ def test_a_move_to_a_side_that_is_closed_stays_finite():
 def test_worked_by_hand():
     seen = tokens()
     torch.testing.assert_close(seen.ratio, RATIO)
-    assert seen.outside.clipped_high.tolist() == [[True, False, False, True]]
-    assert seen.outside.clipped_low.tolist() == [[False, True, False, False]]
+    assert seen.clip_mask.clipped_high.tolist() == [[True, False, False, True]]
+    assert seen.clip_mask.clipped_low.tolist() == [[False, True, False, False]]
     assert seen.blocked.tolist() == [[True, True, False, False]]  # the last one is pulled back
     torch.testing.assert_close(seen.clipped, torch.tensor([[1.2, 0.8, 1.0, 1.2]]))
     torch.testing.assert_close(seen.interval_used, torch.tensor([[5.0, -2.5, 0.0, 2.5]]))

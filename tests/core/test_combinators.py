@@ -27,7 +27,7 @@ rules = st.recursive(
 def test_membership_is_the_bounds(rule, logp, log_ratio):
     logp = torch.tensor(logp, dtype=torch.float64)
     log_ratio = torch.tensor(log_ratio, dtype=torch.float64).clamp(max=-logp)
-    bounds, applied = rule.bounds(logp), rule.outside(log_ratio, logp)
+    bounds, applied = rule.bounds(logp), rule.clip_mask(log_ratio, logp)
     assert bounds.log_lower <= 0 <= bounds.log_upper
     for bound in (bounds.log_lower, bounds.log_upper):
         if abs(log_ratio - bound) <= 1e-9 * (1 + abs(bound)):

@@ -188,7 +188,7 @@ def test_the_bound_may_be_of_the_sequence_and_the_ratio_of_the_token():
     """Row 1: (1.5·0.5)^½ = 0.87; row 2: (2/3·5/3·2)^⅓ = 1.30. Only the second lies outside of [0.8, 1.2]."""
     method = Method(FixedClip(0.2), bound_level="sequence")
     seen = method.tokens(Batch.read(LOGP, OLD, ADVANTAGES, MASK))
-    assert seen.outside.clipped_high.tolist() == [[False] * 3, [True] * 3]
+    assert seen.clip_mask.clipped_high.tolist() == [[False] * 3, [True] * 3]
     expected = torch.tensor([[1.5, 0.5, 1.0], [2 / 3, 0.0, 2.0]])
     torch.testing.assert_close(method.weight(seen)[MASK > 0], expected[MASK > 0])
     torch.testing.assert_close(seen.clipped[1], seen.ratio[1] * 1.2 / (20 / 9) ** (1 / 3))

@@ -179,14 +179,14 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
     generator = torch.Generator().manual_seed(seed)
     radius = torch.rand((3, 4) if per == "token" else (3, 1), generator=generator) / 5 + 1e-3
     band = Band(KL(), radius)
-    bounds, applied = band.bounds(logp_old), band.outside(logp - logp_old, logp_old)
+    bounds, applied = band.bounds(logp_old), band.clip_mask(logp - logp_old, logp_old)
     for place, one in zip(
         torch.cartesian_prod(torch.arange(3), torch.arange(4)), radius.expand(3, 4).flatten(), strict=True
     ):
         i, j = place.tolist()
         alone = Band(KL(), one.item())
         torch.testing.assert_close(bounds.log_upper[i, j], alone.bounds(logp_old[i, j]).log_upper)
-        single = alone.outside((logp - logp_old)[i, j], logp_old[i, j])
+        single = alone.clip_mask((logp - logp_old)[i, j], logp_old[i, j])
         assert (applied.clipped_low[i, j], applied.clipped_high[i, j]) == (
             single.clipped_low,
             single.clipped_high,
@@ -224,7 +224,7 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
     rule = Union(FixedClip(), Band(KL(), radius)).resolved(TrainingState())
     for use in (
         lambda: rule.bounds(logp_old),
-        lambda: rule.outside(logp - logp_old, logp_old),
+        lambda: rule.clip_mask(logp - logp_old, logp_old),
         lambda: policy_loss(logp, logp_old, advantages, clip=rule),
         lambda: Audit.from_batch(logp, logp_old, advantages, clip=rule),
     ):
@@ -388,7 +388,7 @@ def test_the_share_of_a_radius_that_differs_by_token():
         (lambda: TrainingState(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
         (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),
         (lambda: Band(KL(), torch.tensor([0.1, 0.0])).bounds(-torch.ones(2)), ValueError, "finite and above 0"),
-        (lambda: Band(KL(), torch.ones(3)).outside(torch.zeros(2), -torch.ones(2)), ValueError, "does not broadcast"),
+        (lambda: Band(KL(), torch.ones(3)).clip_mask(torch.zeros(2), -torch.ones(2)), ValueError, "does not broadcast"),
     ],
 )  # fmt: skip
 def test_refuses_bad_settings(make, error, message):

@@ -219,19 +219,19 @@ WRONG_RULES = {
         r"log_lower has the shape \(\), not the tokens",
     ),
     "no tensor": (rule(lambda logp: -0.2, all_of(0.2)), "log_lower is a float"),
-    "outside never": (
-        rule(all_of(-0.2), all_of(0.2), outside=nothing),
-        r"outside says .* is not clipped_low, but log_lower is -0\.2",
+    "clip_mask never": (
+        rule(all_of(-0.2), all_of(0.2), clip_mask=nothing),
+        r"clip_mask says .* is not clipped_low, but log_lower is -0\.2",
     ),
-    "outside the other way": (rule(all_of(-0.2), all_of(0.2), outside=the_other_way), "outside says"),
-    "outside of ratios": (rule(all_of(-0.2), all_of(0.2), outside=of_ratios), "outside says"),
-    "outside as one tensor": (
-        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: log_ratio.abs() > 0.2),
-        r"outside returns a Tensor, not ClipMask\(clipped_low, clipped_high\)",
+    "clip_mask the other way": (rule(all_of(-0.2), all_of(0.2), clip_mask=the_other_way), "clip_mask says"),
+    "clip_mask of ratios": (rule(all_of(-0.2), all_of(0.2), clip_mask=of_ratios), "clip_mask says"),
+    "clip_mask as one tensor": (
+        rule(all_of(-0.2), all_of(0.2), clip_mask=lambda log_ratio, logp: log_ratio.abs() > 0.2),
+        r"clip_mask returns a Tensor, not ClipMask\(clipped_low, clipped_high\)",
     ),
-    "outside as numbers": (
-        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: ClipMask(log_ratio, log_ratio)),
-        "outside returns torch.float64, not booleans",
+    "clip_mask as numbers": (
+        rule(all_of(-0.2), all_of(0.2), clip_mask=lambda log_ratio, logp: ClipMask(log_ratio, log_ratio)),
+        "clip_mask returns torch.float64, not booleans",
     ),
 }
 

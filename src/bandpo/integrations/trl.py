@@ -272,7 +272,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     def _steer(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:
         """Hand TRL's loss the bounds under which its gradient is the method's, and note what is to be added."""
-        level, ratio, above = self.method.level, tokens.ratio, tokens.outside.clipped_high
+        level, ratio, above = self.method.level, tokens.ratio, tokens.clip_mask.clipped_high
         each_row = level == "sequence" and inputs["advantages"].dim() == 1
         first = tokens.mask.argmax(1, keepdim=True)
 
@@ -290,7 +290,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         limit, delta = tokens.reported_ratio, self.args.delta or math.inf
         upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~above, math.inf)
         lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22)
-        lower = lower.masked_fill(~tokens.outside.clipped_low, 0.0)
+        lower = lower.masked_fill(~tokens.clip_mask.clipped_low, 0.0)
         blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
         objective = self.method.objective.settled(batch.state)
         bias, regularizer = objective.bias(tokens), objective.regularizer(tokens)

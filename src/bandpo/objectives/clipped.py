@@ -73,9 +73,8 @@ class Masked(Objective):
         above_0(max_weight=self.max_weight)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        dropped = (
-            tokens.outside.clipped_low | tokens.outside.clipped_high if self.both_sides else tokens.blocked
-        )
+        outside = tokens.clip_mask.clipped_low | tokens.clip_mask.clipped_high
+        dropped = outside if self.both_sides else tokens.blocked
         return tokens.ratio.clamp(max=self.max_weight).masked_fill(dropped, 0.0)
 
 

@@ -118,7 +118,7 @@ class TwoSided(Objective):
         above_0(max_ratio=self.max_ratio)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.outside.clipped_high)
+        beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.clip_mask.clipped_high)
         return tokens.ratio.masked_fill(tokens.blocked | beyond, 0.0)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
