@@ -183,7 +183,7 @@ class Batch(NamedTuple):
             reduce_to_level(self.logp_old, self.mask, level),
             self.advantages,
             self.mask,
-            rule.settled(state),
+            rule.resolve(state),
             anchor_ratio,
             self.entropy,
             self.weights,

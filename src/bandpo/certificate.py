@@ -135,7 +135,7 @@ def certify(
 def slope(method: Method, batch: Batch) -> Float[Tensor, "batch time"]:
     """The derivative of each token's loss by its log-probability: ``−(w·A + b)``, importance weights included."""
     with torch.no_grad():
-        tokens, objective = method.tokens(batch), method.objective.settled(batch.state)
+        tokens, objective = method.tokens(batch), method.objective.resolve(batch.state)
         found, bias = objective.weight(tokens) * batch.advantages, objective.bias(tokens)
         found = -found if bias is None else -(found + bias * batch.mask)
         return found if batch.weights is None or objective.weights_inside else found * batch.weights

@@ -235,7 +235,7 @@ def policy_loss(
     advantages, mask = batch.advantages, batch.mask
     with torch.no_grad():
         tokens = chosen.tokens(batch)
-        objective = chosen.objective.settled(batch.state)
+        objective = chosen.objective.resolve(batch.state)
         weight = objective.weight(tokens)
         bias = objective.bias(tokens)
         regularizer = objective.regularizer(tokens)

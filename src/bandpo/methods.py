@@ -139,7 +139,7 @@ class Method(Varies):
         Raises:
             ValueError: a number of the objective needs what the tokens' state does not tell.
         """
-        return self.objective.settled(tokens.state).weight(tokens)
+        return self.objective.resolve(tokens.state).weight(tokens)
 
     @property
     def only_rule(self) -> bool:

@@ -1,7 +1,7 @@
 """Numbers that vary: over training, per token, or by a controller that holds a target.
 
 The radius of a `bandpo.Band` is a number, a tensor, or one of these. Any other number of a rule or an objective may be
-a schedule or a controller too: ``DualClip(Linear(10, 3))``. They are settings and hold no state: ``resolved(state)`` of
+a schedule or a controller too: ``DualClip(Linear(10, 3))``. They are settings and hold no state: ``resolve(state)`` of
 a rule, an objective or a method puts numbers in their place. What controllers have reached is plain data, which the
 training loop keeps.
 
@@ -18,7 +18,7 @@ In a loop of your own (`BandGRPOTrainer` does this for you):
 
 >>> rule, radii = Band(KL(), HoldClipRate(target=0.01, start=0.05)), {}
 >>> for batch in range(3):
-...     clip = rule.resolved(TrainingState(progress=batch / 3, radii=radii))
+...     clip = rule.resolve(TrainingState(progress=batch / 3, radii=radii))
 ...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., clip=clip), over the whole batch
 ...     radii = rule.next_radii(radii, metrics)
 >>> {name: round(radius, 4) for name, radius in radii.items()}
@@ -120,7 +120,7 @@ class Radius(ABC):
     def range(self) -> tuple[float, float]:
         """The least and the greatest value that it can take."""
 
-    def resolved(self, state: TrainingState) -> float | Tensor | Radius:
+    def resolve(self, state: TrainingState) -> float | Tensor | Radius:
         """Its value in this state; itself where the state does not tell."""
         return self
 
@@ -161,29 +161,33 @@ class Varies:
                 found |= part.varying(path)
         return found
 
-    def resolved(self: V, state: TrainingState) -> V:
-        """The setting with numbers in place of what varies, as far as the state tells them.
+    def resolve(self: V, state: TrainingState, strict: bool = True) -> V:
+        """Return the setting with its varying numbers replaced by their values in ``state``.
 
-        >>> Band(KL(), Linear(0.05, 0.01)).resolved(TrainingState(progress=1.0))
+        Args:
+            state: The training state.
+            strict: Whether to raise an error for a number that depends on what the state lacks. If not, the number
+                stays as it is.
+
+        Raises:
+            ValueError: if ``strict`` and a number depends on what the state lacks.
+
+        >>> Band(KL(), Linear(0.05, 0.01)).resolve(TrainingState(progress=1.0))
         Band(divergence=KL(), radius=0.01, max_ratio=10.0)
         """
         changed: dict[str, Any] = {}
         for name, part in self.parts().items():
-            if isinstance(part, (Radius, Varies)) and (now := part.resolved(state)) is not part:
-                changed[name] = now
+            if isinstance(part, Varies):
+                value = part.resolve(state, strict)
+            elif isinstance(part, Radius):
+                value = part.resolve(state)
+                if strict and isinstance(value, Radius) and value.needs:
+                    raise value.unknown()
+            else:
+                continue
+            if value is not part:
+                changed[name] = value
         return replace(cast("Any", self), **changed) if changed else self
-
-    def settled(self: V, state: TrainingState) -> V:
-        """The same, where no number may stay unknown.
-
-        Raises:
-            ValueError: a number depends on what the state does not tell.
-        """
-        now = self.resolved(state)
-        for number in now.varying().values():
-            if number.needs:
-                raise number.unknown()
-        return now
 
     def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
         """The numbers that the setting's controllers, such as `HoldKL`, choose after a batch.
@@ -236,7 +240,7 @@ class _Schedule(Radius):
     def share(self, progress: float) -> float:
         """How much of the way is gone, from 0 to 1."""
 
-    def resolved(self, state: TrainingState) -> float | Radius:
+    def resolve(self, state: TrainingState) -> float | Radius:
         if state.progress is None:
             return self
         return _between(self.start, self.end, self.share(state.progress))
@@ -246,7 +250,7 @@ class _Schedule(Radius):
 class Linear(_Schedule):
     """From ``start`` to ``end`` in a straight line over training. The paper's authors tried a linear decay.
 
-    >>> Band(KL(), Linear(0.04, 0.02)).resolved(TrainingState(progress=0.5)).radius
+    >>> Band(KL(), Linear(0.04, 0.02)).resolve(TrainingState(progress=0.5)).radius
     0.03
     """
 
@@ -268,7 +272,7 @@ class Polynomial(_Schedule):
         hold: Share of training before it moves, in [0, 1).
 
     >>> held = Polynomial(0.05, 0.01, power=1, hold=0.25)
-    >>> [round(held.resolved(TrainingState(progress=x)), 3) for x in (0.25, 0.625, 1)]
+    >>> [round(held.resolve(TrainingState(progress=x)), 3) for x in (0.25, 0.625, 1)]
     [0.05, 0.03, 0.01]
     """
 
@@ -292,7 +296,7 @@ class Polynomial(_Schedule):
 class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine: slow at both ends of training.
 
-    >>> round(Cosine(0.05, 0.01).resolved(TrainingState(progress=0.25)), 4)
+    >>> round(Cosine(0.05, 0.01).resolve(TrainingState(progress=0.25)), 4)
     0.0441
     """
 
@@ -343,13 +347,13 @@ class ByEntropy(_PerToken):
     ``e^H`` is the perplexity, the number of tokens the policy chose between: with one the radius is ``certain``, with
     two halfway, with many ``uncertain``. Unlike `BySurprisal` it treats all tokens at one position alike.
 
-    >>> Band(KL(), ByEntropy(0.02, 0.1)).resolved(TrainingState(entropy=torch.tensor([0.0, 2.0, 9.0]).log1p())).radius
+    >>> Band(KL(), ByEntropy(0.02, 0.1)).resolve(TrainingState(entropy=torch.tensor([0.0, 2.0, 9.0]).log1p())).radius
     tensor([0.0200, 0.0733, 0.0920])
     """
 
     needs = "entropy"
 
-    def resolved(self, state: TrainingState) -> Tensor | Radius:
+    def resolve(self, state: TrainingState) -> Tensor | Radius:
         if state.entropy is None:
             return self
         return self._for(_checks.as_float("entropy", state.entropy).clamp(min=0.0))  # rounding may give −1e−8
@@ -399,7 +403,7 @@ class Hold(Radius):
     def range(self) -> tuple[float, float]:
         return self.min_radius, self.max_radius
 
-    def resolved(self, state: TrainingState) -> float | Radius:
+    def resolve(self, state: TrainingState) -> float | Radius:
         return self if state.radii is None else state.radii.get(repr(self), self.start)
 
     def update(self, radius: float, measured: float) -> float:

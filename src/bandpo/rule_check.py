@@ -48,9 +48,10 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     rule that holds a tensor is tried but for its bounds.
 
     - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and
-      `clip_mask` says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for some p, gets a
-      warning: no ratio exceeds 1/p, so the bound never binds there. An upper bound that is the same for every p gets
-      none, and neither do the rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published formula.
+      `clip_mask` says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for
+      some p, gets a warning: no ratio exceeds 1/p, so the bound never binds there. An upper bound that is the same for
+      every p gets none, and neither do the rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published
+      formula.
     - **Divergence**: ``f`` is convex with its minimum ``f(0) = 0``, ``df`` is its derivative, and both bounds spend the
       radius.
     - **Objective**: the weights are finite and in the tokens' shape.
@@ -81,7 +82,7 @@ def _check_rule(rule: ClipRule) -> None:
     if isinstance(rule, Band):
         _check_f(rule.divergence)
         _check_divergence_of_ratio(rule.divergence)
-    now = rule.resolved(MIDWAY)
+    now = rule.resolve(MIDWAY, strict=False)
     if any(isinstance(band.radius, torch.Tensor) for band in bands(rule).values()) or any(
         isinstance(band.radius, Radius) and band.radius.needs for band in bands(now).values()
     ):

@@ -131,7 +131,7 @@ class Band(ClipRule):
         """The radius, for tokens of old log-probability ``logp_old``: a number or a tensor that broadcasts to them.
 
         Raises:
-            ValueError: it depends on the training state (see `resolved`), does not broadcast, or is not above 0
+            ValueError: it depends on the training state (see `resolve`), does not broadcast, or is not above 0
                 everywhere.
         """
         logp = _checks.as_float("logp_old", logp_old)

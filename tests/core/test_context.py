@@ -97,7 +97,7 @@ def test_entropies_come_with_the_batch():
     settings = {"clip": rule, "aggregation": "sum"}
     whole = gradient(entropy=entropy, **settings)
     known = TrainingState(entropy=entropy.nan_to_num())
-    assert torch.equal(whole, gradient(clip=rule.resolved(known), aggregation="sum"))
+    assert torch.equal(whole, gradient(clip=rule.resolve(known), aggregation="sum"))
     for row in range(2):
         leaf = LOGP[row : row + 1].clone().requires_grad_()
         part = (x[row : row + 1] for x in (OLD, ADVANTAGES, MASK))
@@ -115,7 +115,7 @@ class Older(ClipRule):
 
     age: object = None
 
-    def resolved(self, state):
+    def resolve(self, state, strict=True):
         return Older(state.age)
 
     def bounds(self, logp_old):
@@ -239,7 +239,7 @@ def test_a_number_of_your_own_sees_the_context():
         each_token = True
         range = (0.01, 0.1)
 
-        def resolved(self, state):
+        def resolve(self, state):
             return self if state.position is None else 0.1 / (1 + state.position)
 
     seen = Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Band(KL(), Early()))

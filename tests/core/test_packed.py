@@ -99,7 +99,7 @@ def test_a_packed_row_is_refused_by_a_number_that_depends_on_the_position():
         needs = "position"
         range = (0.01, 0.1)
 
-        def resolved(self, state):
+        def resolve(self, state):
             return 0.01 + 0.001 * state.position
 
     with pytest.raises(ValueError, match=r"row 1 looks packed.*position"):

@@ -42,7 +42,7 @@ def test_schedules_move_between_batches(tmp_path):
     assert lower == pytest.approx(thirds)
     assert upper == pytest.approx([0.05, 0.05, 0.04, 0.04, 0.02, 0.02])
     assert spread == [None] * 6
-    radius = trainer.method.clip.lower.radius.resolved(trainer._batch.state)
+    radius = trainer.method.clip.lower.radius.resolve(trainer._batch.state)
     assert trainer.audited_method().clip.lower == Band(KL(), radius)
 
 

@@ -178,7 +178,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     def loss_method(self) -> Method:
         """The method for the batch in use, but for what a radius takes from entropies."""
-        return self.method.resolved(self._batch.state)
+        return self.method.resolve(self._batch.state, strict=False)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
@@ -292,7 +292,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22)
         lower = lower.masked_fill(~tokens.clip_mask.clipped_low, 0.0)
         blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
-        objective = self.method.objective.settled(batch.state)
+        objective = self.method.objective.resolve(batch.state)
         bias, regularizer = objective.bias(tokens), objective.regularizer(tokens)
         weight, value = objective.weight(tokens), objective.surrogate(tokens)
         ours = (weight != ratio.masked_fill(blocked, 0.0)) | ((value != ratio) & ~blocked)
