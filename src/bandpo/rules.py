@@ -42,9 +42,9 @@ __all__ = [
 class ClipMask(NamedTuple):
     """The ratios that a rule clips, by the bound that they exceed."""
 
-    below: Bool[Tensor, "*shape"]
+    clipped_low: Bool[Tensor, "*shape"]
     """True where the ratio is below the lower bound."""
-    above: Bool[Tensor, "*shape"]
+    clipped_high: Bool[Tensor, "*shape"]
     """True where the ratio is above the upper bound."""
 
 
