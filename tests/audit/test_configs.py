@@ -14,7 +14,7 @@ from bandpo.audit.configs import trained_with
 from bandpo.audit.diagnosis import diagnose
 from bandpo.audit.settings import Setup
 from bandpo.methods import PrimeRL
-from bandpo.objectives import DualClip, TwoSided
+from bandpo.objectives import DualClip, RatioCap
 
 ACTOR = {"ppo_mini_batch_size": 256, "ppo_epochs": 1, "clip_ratio": 0.2, "clip_ratio_c": 3.0}
 ACTOR |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "policy_loss": {"loss_mode": "vanilla"}}
@@ -63,7 +63,7 @@ def verl(**loss):
             "training_args.bin",
             TRL | {"delta": 4.0, "num_iterations": 2},
             "trl",
-            Method(CLIP, TwoSided(4.0)),
+            Method(CLIP, RatioCap(4.0)),
             2,
         ),
         ("training_args.bin", TRL | {"method": "DAPO()"}, "trl", DAPO(), 1),

@@ -432,7 +432,7 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
         ({"loss_type": "sapo"}, Method(Unclipped(), SigmoidGate(1.0, 1.05))),
         ({"loss_type": "vespo"}, Method(Unclipped(), objectives.GammaWeight(2.0, 3.0, 3.0, 2.0))),
         ({"importance_sampling_level": "sequence"}, Method(FixedClip(0.2, 0.2), level="sequence")),
-        ({"delta": 3.0}, Method(FixedClip(0.2, 0.2), objectives.TwoSided(3.0))),
+        ({"delta": 3.0}, Method(FixedClip(0.2, 0.2), objectives.RatioCap(3.0))),
     ],
     ids=str,
 )

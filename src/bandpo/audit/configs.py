@@ -27,9 +27,9 @@ from bandpo.objectives import (
     GammaWeight,
     GeometricMean,
     Masked,
+    RatioCap,
     SigmoidGate,
     Surrogate,
-    TwoSided,
 )
 from bandpo.rules import Band, ClipRule, FixedClip, Sides, Unclipped
 from bandpo.text import as_method
@@ -139,7 +139,7 @@ def trl_method(config: Config) -> Method:
     if loss_type in TRL_CLIPS:
         delta = config.get("delta")
         return Method(
-            FixedClip(min(low, 1.0), high), Surrogate() if delta is None else TwoSided(delta), level
+            FixedClip(min(low, 1.0), high), Surrogate() if delta is None else RatioCap(delta), level
         )
     objective = {
         "cispo": lambda: ClippedWeight(high),  # which is the bound itself there

@@ -12,7 +12,7 @@ from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
 from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
 from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight, TwoSided
+from bandpo.objectives import ClippedWeight, RatioCap
 from bandpo.rules import Sides, Unclipped
 from bandpo.text import as_method, as_text
 
@@ -190,7 +190,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         if self.loss_type == "cispo":  # which has no lower bound
             rule, objective = Sides(Unclipped(), rule), ClippedWeight()
         elif self.delta is not None:
-            objective = TwoSided(self.delta)
+            objective = RatioCap(self.delta)
         return Method(rule, objective, self.importance_sampling_level)
 
     @property

@@ -16,8 +16,8 @@ from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
 
 __all__ = [
-    "Balanced", "CovariancePenalty", "DualClip", "FutureKL", "LogRatioPenalty", "SelfAnchored", "SequenceMask",
-    "TwoSided", "Unweighted",
+    "Balanced", "CovariancePenalty", "DualClip", "FutureKL", "LogRatioPenalty", "RatioCap", "SelfAnchored",
+    "SequenceMask", "Unweighted",
 ]  # fmt: skip
 
 
@@ -98,7 +98,7 @@ class DualClip(_Apart):
 
 
 @dataclass(frozen=True)
-class TwoSided(Objective):
+class RatioCap(Objective):
     """TRL's ``delta``: PPO's surrogate, whose unclipped ratio is at most ``max_ratio``, for both signs of A.
 
     A token beyond it loses its gradient with A > 0, and with A < 0 where the rule's upper bound is below ``r`` too.
@@ -108,7 +108,7 @@ class TwoSided(Objective):
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
-    >>> TwoSided(1.1).weight(tokens)
+    >>> RatioCap(1.1).weight(tokens)
     tensor([[0.0000, 1.1250]])
     """
 
