@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bandpo.objectives import DualClip, Masked, Objective, Surrogate
     from bandpo.radius import Linear, TrainingState
     from bandpo.rule_check import check
-    from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Sides, Unclipped, Union
+    from bandpo.rules import DCPO, Band, ClipRule, FixedClip, TwoSided, Unclipped, Union
     from bandpo.text import as_text, parse
 
 __version__ = "0.1.0"
@@ -38,10 +38,42 @@ def compare(methods: Sequence[Any], **options: Any) -> Any:
 
 
 __all__ = [
-    "DAPO", "DCPO", "GRPO", "GSPO", "KL", "Audit", "Band", "BandAbove", "BandPO", "ClipRule", "Divergence", "DualClip",
-    "FDivergence", "FixedClip", "Linear", "Masked", "Method", "Objective", "RatioBounds", "Recorder", "Sides",
-    "Surrogate", "Tokens", "TotalVariation", "TrainingState", "Unclipped", "Union", "aggregate", "as_text", "certify",
-    "check", "compare", "linear_logp", "parse", "policy_loss", "ratio_bounds",
+    "DAPO",
+    "DCPO",
+    "GRPO",
+    "GSPO",
+    "KL",
+    "Audit",
+    "Band",
+    "BandAbove",
+    "BandPO",
+    "ClipRule",
+    "Divergence",
+    "DualClip",
+    "FDivergence",
+    "FixedClip",
+    "Linear",
+    "Masked",
+    "Method",
+    "Objective",
+    "RatioBounds",
+    "Recorder",
+    "Surrogate",
+    "Tokens",
+    "TotalVariation",
+    "TrainingState",
+    "TwoSided",
+    "Unclipped",
+    "Union",
+    "aggregate",
+    "as_text",
+    "certify",
+    "check",
+    "compare",
+    "linear_logp",
+    "parse",
+    "policy_loss",
+    "ratio_bounds",
 ]  # fmt: skip
 
 MODULES = (

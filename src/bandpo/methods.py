@@ -45,7 +45,7 @@ from bandpo.objectives import (
 )
 from bandpo.objectives.base import is_objective
 from bandpo.radius import Varies
-from bandpo.rules import Band, ClipRule, FixedClip, LogClip, Sides, Unclipped
+from bandpo.rules import Band, ClipRule, FixedClip, LogClip, TwoSided, Unclipped
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -225,7 +225,7 @@ def BandAbove(
     >>> bounds.lower, bounds.upper
     (tensor([0.8000]), tensor([2.4106]))
     """
-    return Method(Sides(FixedClip(low), Band(divergence, radius, max_ratio)), aggregation=PER_SEQUENCE)
+    return Method(TwoSided(FixedClip(low), Band(divergence, radius, max_ratio)), aggregation=PER_SEQUENCE)
 
 
 @_published("2602.04879")

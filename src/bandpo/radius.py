@@ -149,7 +149,7 @@ class Varies:
     def varying(self, within: str = "") -> dict[str, Radius]:
         """Every number that varies, by the path of fields that leads to it.
 
-        >>> Sides(FixedClip(0.2), Band(KL(), Linear(0.05, 0.01))).varying()
+        >>> TwoSided(FixedClip(0.2), Band(KL(), Linear(0.05, 0.01))).varying()
         {'upper.radius': Linear(start=0.05, end=0.01)}
         """
         found: dict[str, Radius] = {}
@@ -455,7 +455,7 @@ class HoldEntropy(Hold):
     """Hold the policy's mean entropy in nats per token, ``entropy``; wider when it is too small.
 
     A wide *upper* side lets rare tokens rise, which keeps entropy; a wide lower side lets them vanish. So use it above
-    a fixed lower side: ``Sides(FixedClip(0.2), Band(KL(), HoldEntropy(0.3, 0.05)))``. Entropy answers to a clip slowly
+    a fixed lower side: ``TwoSided(FixedClip(0.2), Band(KL(), HoldEntropy(0.3, 0.05)))``. Entropy answers to a clip slowly
     and weakly, if at all.
     """
 

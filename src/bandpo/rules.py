@@ -33,7 +33,7 @@ __all__ = [
     "FixedClip",
     "Intersection",
     "LogClip",
-    "Sides",
+    "TwoSided",
     "Unclipped",
     "Union",
 ]
@@ -236,7 +236,7 @@ class Unclipped(ClipRule):
 def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
     """Every band in a rule by the path of fields that leads to it; by ``""`` where it is the rule itself.
 
-    >>> bands(Intersection(Sides(FixedClip(), Band()), FixedClip(1.0, 3.0)))
+    >>> bands(Intersection(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)))
     {'a.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
     found = {within: rule} if isinstance(rule, Band) else {}
@@ -302,10 +302,14 @@ def _check_rules(**rules: object) -> None:
 
 
 @dataclass(frozen=True)
-class Sides(ClipRule):
-    """The lower bound of one rule and the upper bound of another.
+class TwoSided(ClipRule):
+    """A clip rule with the lower bound of one rule and the upper bound of another.
 
-    >>> bounds = Sides(lower=FixedClip(0.2), upper=Band(KL(), 0.05)).bounds(torch.tensor([0.08]).log())
+    Args:
+        lower: The rule of the lower bound.
+        upper: The rule of the upper bound.
+
+    >>> bounds = TwoSided(lower=FixedClip(0.2), upper=Band(KL(), 0.05)).bounds(torch.tensor([0.08]).log())
     >>> print(f"{bounds.lower.item():.3f} {bounds.upper.item():.3f}")
     0.800 2.411
     """
@@ -320,8 +324,10 @@ class Sides(ClipRule):
         return RatioBounds(self.lower.bounds(logp_old).log_lower, self.upper.bounds(logp_old).log_upper)
 
     def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        below = self.lower.clip_mask(log_ratio, logp_old).clipped_low
-        return ClipMask(below, self.upper.clip_mask(log_ratio, logp_old).clipped_high)
+        return ClipMask(
+            self.lower.clip_mask(log_ratio, logp_old).clipped_low,
+            self.upper.clip_mask(log_ratio, logp_old).clipped_high,
+        )
 
     @property
     def cap(self) -> float:

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, Sides, Unclipped, policy_loss
+from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, TwoSided, Unclipped, policy_loss
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
 from bandpo.rules import Intersection
 from pages import ROOT
@@ -182,7 +182,7 @@ def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda band: Intersection(band, FixedClip(1.0, 3.0)), lambda band: Sides(FixedClip(), band)]
+    "wrap", [lambda band: Intersection(band, FixedClip(1.0, 3.0)), lambda band: TwoSided(FixedClip(), band)]
 )
 def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
     tensors = batch(6)
@@ -191,5 +191,5 @@ def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
     assert Audit.from_batch(*tensors, clip=wrap(band)).metrics()["radius_used"] == pytest.approx(used)
     default = Audit.from_batch(*tensors, clip=FixedClip()).metrics()["radius_used"]
     assert default == pytest.approx(10 * used, rel=1e-5)  # Band's own, 0.05
-    both = Sides(Band(KL(), 0.5), Band(KL(), 0.05))  # of two bands, the one that is spent most
+    both = TwoSided(Band(KL(), 0.5), Band(KL(), 0.05))  # of two bands, the one that is spent most
     assert Audit.from_batch(*tensors, clip=both).metrics()["radius_used"] == pytest.approx(default)

@@ -134,7 +134,7 @@ def evil(tmp_path, monkeypatch):
     return f"{name}.X()"
 
 
-@pytest.mark.parametrize("method", ["EVIL", "Method(Sides(FixedClip(), EVIL), EVIL)"])
+@pytest.mark.parametrize("method", ["EVIL", "Method(TwoSided(FixedClip(), EVIL), EVIL)"])
 def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     """Nor can a log; the user's own word has it imported."""
     said = {"method": method, "importance_sampling_level": "token"}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, ClipRule, FixedClip, Sides, Tokens, TotalVariation, Unclipped, Union, parse
+from bandpo import KL, Band, ClipRule, FixedClip, Tokens, TotalVariation, TwoSided, Unclipped, Union, parse
 from bandpo.rules import Intersection
 
 leaves = st.sampled_from(
@@ -14,7 +14,7 @@ leaves = st.sampled_from(
 rules = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.builds(Sides, lower=inner, upper=inner),
+        st.builds(TwoSided, lower=inner, upper=inner),
         st.builds(Union, inner, inner),
         st.builds(Intersection, inner, inner),
     ),
@@ -43,7 +43,7 @@ exact = st.sampled_from([FixedClip(), FixedClip(0.1, 0.5), FixedClip(0.4, 0.1), 
 @given(a=exact, b=exact, log_ratio=st.floats(-2, 2))
 def test_clipped_values(a, b, log_ratio):
     log_ratio, logp = torch.tensor([[log_ratio]]), torch.tensor([[-8.0]])
-    for rule in (Sides(a, b), Union(a, b), Intersection(a, b)):
+    for rule in (TwoSided(a, b), Union(a, b), Intersection(a, b)):
         bounds = rule.bounds(logp)
         expected = log_ratio.clamp(bounds.log_lower, bounds.log_upper)
         tokens = Tokens(log_ratio, logp, torch.ones(1, 1), torch.ones(1, 1), rule)
@@ -54,7 +54,7 @@ def test_clipped_values(a, b, log_ratio):
 
 def test_a_rule_with_a_band_solves():
     assert Band().solves
-    assert Intersection(Sides(FixedClip(), Band()), FixedClip(1.0, 3.0)).solves
+    assert Intersection(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)).solves
 
 
 def test_trgppo_is_a_union():
@@ -65,4 +65,4 @@ def test_trgppo_is_a_union():
 
 def test_refuses_bad_members():
     with pytest.raises(TypeError, match="upper must be a ClipRule"):
-        Sides(FixedClip(), 0.2)
+        TwoSided(FixedClip(), 0.2)

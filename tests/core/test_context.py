@@ -16,10 +16,10 @@ from bandpo import (
     Linear,
     Method,
     Objective,
-    Sides,
     Surrogate,
     Tokens,
     TrainingState,
+    TwoSided,
     Unclipped,
     policy_loss,
 )
@@ -45,7 +45,7 @@ def gradient(mask=MASK, logp=LOGP, **settings):
 
 VARYING = {  # a setting with a schedule from its first value to its last, and what it is in the middle
     "rule": (FixedClip(Linear(0.3, 0.1), Linear(0.4, 0.2)), FixedClip(0.2, 0.3)),
-    "within rules": (Sides(FixedClip(Linear(0.3, 0.1)), Band()), Sides(FixedClip(0.2), Band())),
+    "within rules": (TwoSided(FixedClip(Linear(0.3, 0.1)), Band()), TwoSided(FixedClip(0.2), Band())),
     "objective": (Method(Unclipped(), DualClip(Linear(2.0, 1.2))), Method(Unclipped(), DualClip(1.6))),
     "within objectives": (
         Method(FixedClip(), SequenceMask(Linear(0.3, 0.1), Surrogate(Linear(0.2, 0.0)))),

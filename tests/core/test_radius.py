@@ -13,9 +13,9 @@ from bandpo import (
     FixedClip,
     Linear,
     Method,
-    Sides,
     TotalVariation,
     TrainingState,
+    TwoSided,
     Unclipped,
     Union,
     parse,
@@ -125,7 +125,7 @@ def test_surprisal_in_half_precision_is_that_of_the_widened_values():
 def test_text_reads_back(radius):
     for rule in (
         Band(KL(), radius),
-        Sides(FixedClip(), Intersection(Band(TotalVariation(), radius, math.inf), FixedClip(1.0, 3.0))),
+        TwoSided(FixedClip(), Intersection(Band(TotalVariation(), radius, math.inf), FixedClip(1.0, 3.0))),
     ):
         assert parse(repr(rule), ClipRule) == rule
         assert hash(parse(repr(rule), ClipRule)) == hash(rule)
@@ -162,8 +162,8 @@ def test_short_text():
 )
 def test_a_constant_in_any_form_is_the_constant(radius, level):
     moment = TrainingState(progress=0.3, entropy=tokens()[1].abs(), radii={})
-    clip = Sides(Band(KL(), radius), Intersection(Band(KL(), radius), FixedClip(1.0, 1.0))).resolve(moment)
-    fixed = Sides(Band(KL(), 0.01), Intersection(Band(KL(), 0.01), FixedClip(1.0, 1.0)))
+    clip = TwoSided(Band(KL(), radius), Intersection(Band(KL(), radius), FixedClip(1.0, 1.0))).resolve(moment)
+    fixed = TwoSided(Band(KL(), 0.01), Intersection(Band(KL(), 0.01), FixedClip(1.0, 1.0)))
     expected = gradient(fixed, level=level)
     assert torch.equal(gradient(clip, level=level), expected)
     assert (expected == 0).any()
@@ -195,15 +195,15 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
 
 def test_rules_within_rules():
     rule = Intersection(
-        Sides(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
+        TwoSided(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
     )
     assert list(bands(rule)) == ["a.lower", "a.upper"]
     later = rule.resolve(TrainingState(progress=0.5), strict=False)
     assert later == Intersection(
-        Sides(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
+        TwoSided(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
     )
     both = later.resolve(TrainingState(entropy=torch.zeros(6, 9)))
-    same = Intersection(Sides(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
+    same = Intersection(TwoSided(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
     assert torch.equal(gradient(both), gradient(same))
     for fixed in (
         Band(),
@@ -333,14 +333,14 @@ def test_a_controller_holds_the_clip_rate():
     ids=["HoldKL", "HoldEntropy"],
 )
 def test_controllers_move_the_right_way(hold, metrics):
-    rule, radii = Sides(FixedClip(), Band(KL(), hold)), {}
+    rule, radii = TwoSided(FixedClip(), Band(KL(), hold)), {}
     for _ in range(200):
         radii = rule.next_radii(radii, metrics(rule.resolve(TrainingState(radii=radii)).upper.radius))
     assert hold.measured(metrics(radii[repr(hold)])) == pytest.approx(hold.target, rel=1e-3)
 
 
 def test_two_controllers_in_one_rule():
-    rule = Sides(Band(KL(), HoldKL(0.01, 0.05)), Band(KL(), HoldClipRate(0.01, 0.1)))
+    rule = TwoSided(Band(KL(), HoldKL(0.01, 0.05)), Band(KL(), HoldClipRate(0.01, 0.1)))
     radii = rule.next_radii({}, {"approx_kl": 0.03, "clip_high": 0.03, "clip_low": 0.0})
     later = rule.resolve(TrainingState(radii=radii))
     assert later.lower.radius == pytest.approx(0.05 * math.exp(-0.05))

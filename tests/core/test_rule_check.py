@@ -23,10 +23,10 @@ from bandpo import (
     Method,
     Objective,
     RatioBounds,
-    Sides,
     Surrogate,
     TotalVariation,
     TrainingState,
+    TwoSided,
     Unclipped,
     Union,
     check,
@@ -79,7 +79,7 @@ rules = st.recursive(
         st.builds(DCPO, st.floats(0, 2), st.floats(0, 2), caps),
         st.just(Unclipped()),
     ),
-    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (Sides, Union, Intersection))),
+    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (TwoSided, Union, Intersection))),
     max_leaves=4,
 )
 
@@ -112,7 +112,7 @@ NEEDS_ARGUMENTS = {
     FDivergence: FDivergence(triangular),
 }
 NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5)}
-NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (Sides, Union, Intersection)}
+NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Union, Intersection)}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_page_s_own_examples_are_not_refused():
     check(BySurprise())
     check(Intersection(BySurprise(), FixedClip(1.0, 1.0)))
     check(LeCam())
-    check(Sides(FixedClip(), Band(LeCam(), Linear(0.05, 0.01))))
+    check(TwoSided(FixedClip(), Band(LeCam(), Linear(0.05, 0.01))))
 
 
 def test_a_radius_that_no_moment_tells_is_left_to_whoever_knows_it():
@@ -275,7 +275,7 @@ class SquareRoot(ClipRule):
 
 
 @pytest.mark.parametrize(
-    "within", [lambda r: r, lambda r: Sides(FixedClip(), r), Method], ids=["", "part", "method"]
+    "within", [lambda r: r, lambda r: TwoSided(FixedClip(), r), Method], ids=["", "part", "method"]
 )
 def test_a_bound_by_probability_beyond_the_simplex_is_warned_of(within):
     message = (
@@ -387,7 +387,7 @@ WRONG_DIVERGENCES = {
 @pytest.mark.parametrize("name", WRONG_DIVERGENCES)
 def test_a_wrong_divergence_is_refused_with_its_reason_and_the_page(name):
     wrong, message = WRONG_DIVERGENCES[name]
-    for setting in (wrong, Sides(FixedClip(), Band(wrong, Linear(0.08, 0.02)))):
+    for setting in (wrong, TwoSided(FixedClip(), Band(wrong, Linear(0.08, 0.02)))):
         with pytest.raises(ValueError, match=rf"(?s)Mine\(\).*{message}.*{PAGE}"):
             check(setting)
 
@@ -513,7 +513,7 @@ def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypa
 
 def test_a_stand_in_moment_knows_every_radius_of_ours():
     rule = Union(
-        Band(KL(), Linear(0.1, 0.2)), Sides(Band(KL(), ByEntropy(0.1, 0.2)), Band(KL(), HoldKL(1e-3, 0.1)))
+        Band(KL(), Linear(0.1, 0.2)), TwoSided(Band(KL(), ByEntropy(0.1, 0.2)), Band(KL(), HoldKL(1e-3, 0.1)))
     )
     check(rule)
     assert rule.resolve(TrainingState(), strict=False) is rule

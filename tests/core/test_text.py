@@ -17,8 +17,8 @@ from bandpo import (
     Masked,
     Method,
     Objective,
-    Sides,
     TotalVariation,
+    TwoSided,
     Unclipped,
     Union,
     as_text,
@@ -111,7 +111,7 @@ def test_a_class_of_ones_own_by_its_import_path(tmp_path, monkeypatch):
         ("bandchi2010", Band(PearsonChi2(), 0.1, 10.0)),
         ("bandkl(0.03, max_ratio=5)", Band(KL(), 0.03, 5)),
         ("bandkl005_relax", Union(Band(KL(), 0.05, 10.0), FixedClip(0.2, 0.28))),
-        ("Sides(FixedClip(0.2), bandtv003)", Sides(FixedClip(0.2), Band(TotalVariation(), 0.03, 10.0))),
+        ("TwoSided(FixedClip(0.2), bandtv003)", TwoSided(FixedClip(0.2), Band(TotalVariation(), 0.03, 10.0))),
     ],
 )
 def test_names_of_the_authors_scripts(text, rule):

@@ -35,7 +35,7 @@ def test_a_number_is_logged_and_no_spread(tmp_path):
 
 
 def test_schedules_move_between_batches(tmp_path):
-    clip = "Sides(lower=Band(KL(), Linear(0.05, 0.01)), upper=Band(KL(), Cosine(0.05, 0.01)))"
+    clip = "TwoSided(lower=Band(KL(), Linear(0.05, 0.01)), upper=Band(KL(), Cosine(0.05, 0.01)))"
     trainer = trained(tmp_path, clip, max_steps=12, logging_steps=2)
     lower, upper, spread = logged(trainer, "radius/lower", "radius/upper", "radius_min/lower")
     thirds = [0.05, 0.05, 0.05 - 0.04 / 3, 0.05 - 0.04 / 3, 0.05 - 0.08 / 3, 0.05 - 0.08 / 3]

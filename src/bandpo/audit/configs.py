@@ -31,7 +31,7 @@ from bandpo.objectives import (
     SigmoidGate,
     Surrogate,
 )
-from bandpo.rules import Band, ClipRule, FixedClip, Sides, Unclipped
+from bandpo.rules import Band, ClipRule, FixedClip, TwoSided, Unclipped
 from bandpo.text import as_method
 
 Config = Mapping[str, Any]
@@ -165,7 +165,7 @@ def verl_method(name: str, actor: Config) -> Method | None:
         case "dppo_tv" | "dppo_kl":
             divergence = TotalVariation() if name == "dppo_tv" else KL()
             lower, upper = (Band(divergence, radius, math.inf) for radius in (low, high))
-            return Method(lower if lower == upper else Sides(lower, upper), Masked(actor["clip_ratio_c"]))
+            return Method(lower if lower == upper else TwoSided(lower, upper), Masked(actor["clip_ratio_c"]))
         case "gspo":
             return GSPO(low, high)
         case "sapo":

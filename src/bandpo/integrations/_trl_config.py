@@ -13,7 +13,7 @@ from bandpo.integrations._adapt import read_method
 from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, RatioCap
-from bandpo.rules import Sides, Unclipped
+from bandpo.rules import TwoSided, Unclipped
 from bandpo.text import as_method, as_text
 
 LOSS_TYPES = {average: name for name, average in TRL_LOSS_TYPES.items()}
@@ -188,7 +188,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             return method
         rule, objective = method.clip, method.objective
         if self.loss_type == "cispo":  # which has no lower bound
-            rule, objective = Sides(Unclipped(), rule), ClippedWeight()
+            rule, objective = TwoSided(Unclipped(), rule), ClippedWeight()
         elif self.delta is not None:
             objective = RatioCap(self.delta)
         return Method(rule, objective, self.importance_sampling_level)
