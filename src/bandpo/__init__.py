@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bandpo.objectives import DualClip, Masked, Objective, Surrogate
     from bandpo.radius import Linear, TrainingState
     from bandpo.rule_check import check
-    from bandpo.rules import DCPO, Band, ClipRule, FixedClip, TwoSided, Unclipped, Union
+    from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
     from bandpo.text import as_text, parse
 
 __version__ = "0.1.0"
@@ -53,6 +53,7 @@ __all__ = [
     "FDivergence",
     "FixedClip",
     "Linear",
+    "Loosest",
     "Masked",
     "Method",
     "Objective",
@@ -64,7 +65,6 @@ __all__ = [
     "TrainingState",
     "TwoSided",
     "Unclipped",
-    "Union",
     "aggregate",
     "as_text",
     "certify",

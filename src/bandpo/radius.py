@@ -455,8 +455,8 @@ class HoldEntropy(Hold):
     """Hold the policy's mean entropy in nats per token, ``entropy``; wider when it is too small.
 
     A wide *upper* side lets rare tokens rise, which keeps entropy; a wide lower side lets them vanish. So use it above
-    a fixed lower side: ``TwoSided(FixedClip(0.2), Band(KL(), HoldEntropy(0.3, 0.05)))``. Entropy answers to a clip slowly
-    and weakly, if at all.
+    a fixed lower side: ``TwoSided(FixedClip(0.2), Band(KL(), HoldEntropy(0.3, 0.05)))``. Entropy answers to a clip
+    slowly and weakly, if at all.
     """
 
     def measured(self, metrics: Mapping[str, Any]) -> float:

@@ -33,9 +33,9 @@ __all__ = [
     "FixedClip",
     "Intersection",
     "LogClip",
+    "Loosest",
     "TwoSided",
     "Unclipped",
-    "Union",
 ]
 
 
@@ -369,10 +369,10 @@ class _Pair(ClipRule):
 
 
 @dataclass(frozen=True)
-class Union(_Pair):
+class Loosest(_Pair):
     """Ratios that either rule allows: the lesser lower and the greater upper bound.
 
-    >>> Union(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
+    >>> Loosest(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.2800])
     """
 

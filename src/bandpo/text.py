@@ -21,7 +21,7 @@ from bandpo.errors import InvalidType, InvalidValue, did_you_mean
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import Objective
 from bandpo.radius import Radius
-from bandpo.rules import Band, ClipRule, FixedClip, Union
+from bandpo.rules import Band, ClipRule, FixedClip, Loosest
 
 __all__ = ["as_method", "as_text", "importable_current_folder", "parse"]
 
@@ -61,7 +61,7 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
 
     The names of the BandPO authors' scripts are read too: ``bandkl``, ``bandtv`` and ``bandchi2`` are `Band` under
     their divergence with a radius of 0.05 and a cap of 10. ``bandkl005`` names the radius, and ``bandkl005_relax`` is
-    the union with Clip-Higher's interval.
+    the loosest of Band and Clip-Higher's interval.
 
     Args:
         text: The text.
@@ -263,7 +263,7 @@ def _paper_rule(name: str, decimals: str | None, relaxed: str | None) -> Callabl
 
     def rule(radius: float = default_radius, max_ratio: float = 10.0) -> ClipRule:
         band = Band(PAPER_DIVERGENCES[name](), radius, max_ratio)
-        return Union(band, FixedClip(0.2, 0.28)) if relaxed else band
+        return Loosest(band, FixedClip(0.2, 0.28)) if relaxed else band
 
     rule.__name__ = name
     return rule

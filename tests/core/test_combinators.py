@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, ClipRule, FixedClip, Tokens, TotalVariation, TwoSided, Unclipped, Union, parse
+from bandpo import KL, Band, ClipRule, FixedClip, Loosest, Tokens, TotalVariation, TwoSided, Unclipped, parse
 from bandpo.rules import Intersection
 
 leaves = st.sampled_from(
@@ -15,7 +15,7 @@ rules = st.recursive(
     leaves,
     lambda inner: st.one_of(
         st.builds(TwoSided, lower=inner, upper=inner),
-        st.builds(Union, inner, inner),
+        st.builds(Loosest, inner, inner),
         st.builds(Intersection, inner, inner),
     ),
     max_leaves=5,
@@ -43,7 +43,7 @@ exact = st.sampled_from([FixedClip(), FixedClip(0.1, 0.5), FixedClip(0.4, 0.1), 
 @given(a=exact, b=exact, log_ratio=st.floats(-2, 2))
 def test_clipped_values(a, b, log_ratio):
     log_ratio, logp = torch.tensor([[log_ratio]]), torch.tensor([[-8.0]])
-    for rule in (TwoSided(a, b), Union(a, b), Intersection(a, b)):
+    for rule in (TwoSided(a, b), Loosest(a, b), Intersection(a, b)):
         bounds = rule.bounds(logp)
         expected = log_ratio.clamp(bounds.log_lower, bounds.log_upper)
         tokens = Tokens(log_ratio, logp, torch.ones(1, 1), torch.ones(1, 1), rule)
@@ -58,7 +58,7 @@ def test_a_rule_with_a_band_solves():
 
 
 def test_trgppo_is_a_union():
-    bounds = Union(Band(KL(), 0.05), FixedClip(0.2)).bounds(torch.tensor([0.08, 0.9]).log())
+    bounds = Loosest(Band(KL(), 0.05), FixedClip(0.2)).bounds(torch.tensor([0.08, 0.9]).log())
     assert bounds.lower.tolist() == [pytest.approx(0.262, abs=1e-3), pytest.approx(0.8)]
     assert bounds.upper.tolist() == [pytest.approx(2.411, abs=1e-3), pytest.approx(1.2)]
 

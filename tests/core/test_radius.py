@@ -12,12 +12,12 @@ from bandpo import (
     ClipRule,
     FixedClip,
     Linear,
+    Loosest,
     Method,
     TotalVariation,
     TrainingState,
     TwoSided,
     Unclipped,
-    Union,
     parse,
     policy_loss,
 )
@@ -208,7 +208,7 @@ def test_rules_within_rules():
     for fixed in (
         Band(),
         Unclipped(),
-        Union(Band(), FixedClip()),
+        Loosest(Band(), FixedClip()),
         Intersection(Band(), Band(KL(), BySurprisal(1, 2))),
     ):
         assert fixed.resolve(TrainingState(progress=0.5, radii={})) is fixed
@@ -221,7 +221,7 @@ def test_rules_within_rules():
 )
 def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
     logp, logp_old, advantages = tokens()
-    rule = Union(FixedClip(), Band(KL(), radius)).resolve(TrainingState())
+    rule = Loosest(FixedClip(), Band(KL(), radius)).resolve(TrainingState())
     for use in (
         lambda: rule.bounds(logp_old),
         lambda: rule.clip_mask(logp - logp_old, logp_old),

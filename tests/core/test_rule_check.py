@@ -19,6 +19,7 @@ from bandpo import (
     FDivergence,
     FixedClip,
     Linear,
+    Loosest,
     Masked,
     Method,
     Objective,
@@ -28,7 +29,6 @@ from bandpo import (
     TrainingState,
     TwoSided,
     Unclipped,
-    Union,
     check,
 )
 from bandpo.divergences import (
@@ -79,7 +79,7 @@ rules = st.recursive(
         st.builds(DCPO, st.floats(0, 2), st.floats(0, 2), caps),
         st.just(Unclipped()),
     ),
-    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (TwoSided, Union, Intersection))),
+    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (TwoSided, Loosest, Intersection))),
     max_leaves=4,
 )
 
@@ -112,7 +112,7 @@ NEEDS_ARGUMENTS = {
     FDivergence: FDivergence(triangular),
 }
 NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5)}
-NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Union, Intersection)}
+NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Loosest, Intersection)}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ WRONG_RULES = {
 @pytest.mark.parametrize("name", WRONG_RULES)
 @pytest.mark.parametrize(
     "within",
-    [lambda r: r, lambda r: Intersection(Union(FixedClip(), r), FixedClip(1.0, 3.0))],
+    [lambda r: r, lambda r: Intersection(Loosest(FixedClip(), r), FixedClip(1.0, 3.0))],
     ids=["", "within"],
 )
 def test_a_wrong_rule_is_refused_with_its_reason_and_the_page(name, within):
@@ -297,7 +297,7 @@ def test_a_bound_by_probability_beyond_the_simplex_is_warned_of(within):
         rule(lambda logp: logp.clamp(min=-1.0), lambda logp: -logp),  # 1/p itself
         FixedClip(0.2, 0.28),
         DCPO(),
-        Union(Band(), FixedClip(0.2)),
+        Loosest(Band(), FixedClip(0.2)),
         Unclipped(),
     ],
     ids=repr,
@@ -512,7 +512,7 @@ def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypa
 
 
 def test_a_stand_in_moment_knows_every_radius_of_ours():
-    rule = Union(
+    rule = Loosest(
         Band(KL(), Linear(0.1, 0.2)), TwoSided(Band(KL(), ByEntropy(0.1, 0.2)), Band(KL(), HoldKL(1e-3, 0.1)))
     )
     check(rule)
