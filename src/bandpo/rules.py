@@ -31,9 +31,9 @@ __all__ = [
     "ClipMask",
     "ClipRule",
     "FixedClip",
-    "Intersection",
     "LogClip",
     "Loosest",
+    "Tightest",
     "TwoSided",
     "Unclipped",
 ]
@@ -236,7 +236,7 @@ class Unclipped(ClipRule):
 def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
     """Every band in a rule by the path of fields that leads to it; by ``""`` where it is the rule itself.
 
-    >>> bands(Intersection(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)))
+    >>> bands(Tightest(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)))
     {'a.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
     found = {within: rule} if isinstance(rule, Band) else {}
@@ -384,10 +384,10 @@ class Loosest(_Pair):
 
 
 @dataclass(frozen=True)
-class Intersection(_Pair):
+class Tightest(_Pair):
     """Ratios that both rules allow: the greater lower and the lesser upper bound.
 
-    >>> Intersection(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
+    >>> Tightest(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.0764])
     """
 

@@ -7,7 +7,7 @@ import torch
 
 from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, TwoSided, Unclipped, policy_loss
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
-from bandpo.rules import Intersection
+from bandpo.rules import Tightest
 from pages import ROOT
 
 
@@ -182,7 +182,7 @@ def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda band: Intersection(band, FixedClip(1.0, 3.0)), lambda band: TwoSided(FixedClip(), band)]
+    "wrap", [lambda band: Tightest(band, FixedClip(1.0, 3.0)), lambda band: TwoSided(FixedClip(), band)]
 )
 def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
     tensors = batch(6)

@@ -20,7 +20,7 @@ from bandpo import (
     ratio_bounds,
 )
 from bandpo._checks import widest_float
-from bandpo.rules import Intersection
+from bandpo.rules import Tightest
 
 P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0, 1.5]])
 
@@ -90,7 +90,7 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
         (Band(TotalVariation(), 1e-3, max_ratio=math.inf), 1 + 1e-3 / math.exp(-30)),
         (TwoSided(FixedClip(), Band(KL(), 1e-3, max_ratio=4.0)), 4.0),
         (Loosest(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 6.0),
-        (Intersection(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 4.0),
+        (Tightest(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 4.0),
     ],
     ids=repr,
 )

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bandpo import KL, Band, ClipRule, FixedClip, Loosest, Tokens, TotalVariation, TwoSided, Unclipped, parse
-from bandpo.rules import Intersection
+from bandpo.rules import Tightest
 
 leaves = st.sampled_from(
     [Band(KL(), 0.05), Band(TotalVariation(), 0.1, math.inf), FixedClip(), FixedClip(0.1, 0.5), Unclipped()]
@@ -16,7 +16,7 @@ rules = st.recursive(
     lambda inner: st.one_of(
         st.builds(TwoSided, lower=inner, upper=inner),
         st.builds(Loosest, inner, inner),
-        st.builds(Intersection, inner, inner),
+        st.builds(Tightest, inner, inner),
     ),
     max_leaves=5,
 )
@@ -43,7 +43,7 @@ exact = st.sampled_from([FixedClip(), FixedClip(0.1, 0.5), FixedClip(0.4, 0.1), 
 @given(a=exact, b=exact, log_ratio=st.floats(-2, 2))
 def test_clipped_values(a, b, log_ratio):
     log_ratio, logp = torch.tensor([[log_ratio]]), torch.tensor([[-8.0]])
-    for rule in (TwoSided(a, b), Loosest(a, b), Intersection(a, b)):
+    for rule in (TwoSided(a, b), Loosest(a, b), Tightest(a, b)):
         bounds = rule.bounds(logp)
         expected = log_ratio.clamp(bounds.log_lower, bounds.log_upper)
         tokens = Tokens(log_ratio, logp, torch.ones(1, 1), torch.ones(1, 1), rule)
@@ -54,7 +54,7 @@ def test_clipped_values(a, b, log_ratio):
 
 def test_a_rule_with_a_band_solves():
     assert Band().solves
-    assert Intersection(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)).solves
+    assert Tightest(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)).solves
 
 
 def test_trgppo_is_a_union():

@@ -24,7 +24,7 @@ from bandpo import (
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_method
 from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Polynomial
-from bandpo.rules import Intersection, bands
+from bandpo.rules import Tightest, bands
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)
@@ -125,7 +125,7 @@ def test_surprisal_in_half_precision_is_that_of_the_widened_values():
 def test_text_reads_back(radius):
     for rule in (
         Band(KL(), radius),
-        TwoSided(FixedClip(), Intersection(Band(TotalVariation(), radius, math.inf), FixedClip(1.0, 3.0))),
+        TwoSided(FixedClip(), Tightest(Band(TotalVariation(), radius, math.inf), FixedClip(1.0, 3.0))),
     ):
         assert parse(repr(rule), ClipRule) == rule
         assert hash(parse(repr(rule), ClipRule)) == hash(rule)
@@ -162,8 +162,8 @@ def test_short_text():
 )
 def test_a_constant_in_any_form_is_the_constant(radius, level):
     moment = TrainingState(progress=0.3, entropy=tokens()[1].abs(), radii={})
-    clip = TwoSided(Band(KL(), radius), Intersection(Band(KL(), radius), FixedClip(1.0, 1.0))).resolve(moment)
-    fixed = TwoSided(Band(KL(), 0.01), Intersection(Band(KL(), 0.01), FixedClip(1.0, 1.0)))
+    clip = TwoSided(Band(KL(), radius), Tightest(Band(KL(), radius), FixedClip(1.0, 1.0))).resolve(moment)
+    fixed = TwoSided(Band(KL(), 0.01), Tightest(Band(KL(), 0.01), FixedClip(1.0, 1.0)))
     expected = gradient(fixed, level=level)
     assert torch.equal(gradient(clip, level=level), expected)
     assert (expected == 0).any()
@@ -194,22 +194,20 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
 
 
 def test_rules_within_rules():
-    rule = Intersection(
+    rule = Tightest(
         TwoSided(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
     )
     assert list(bands(rule)) == ["a.lower", "a.upper"]
     later = rule.resolve(TrainingState(progress=0.5), strict=False)
-    assert later == Intersection(
-        TwoSided(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
-    )
+    assert later == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0))
     both = later.resolve(TrainingState(entropy=torch.zeros(6, 9)))
-    same = Intersection(TwoSided(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
+    same = Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
     assert torch.equal(gradient(both), gradient(same))
     for fixed in (
         Band(),
         Unclipped(),
         Loosest(Band(), FixedClip()),
-        Intersection(Band(), Band(KL(), BySurprisal(1, 2))),
+        Tightest(Band(), Band(KL(), BySurprisal(1, 2))),
     ):
         assert fixed.resolve(TrainingState(progress=0.5, radii={})) is fixed
 

@@ -42,7 +42,7 @@ from bandpo.divergences import (
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
 from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Radius
-from bandpo.rules import ClipMask, Intersection
+from bandpo.rules import ClipMask, Tightest
 
 PAGE = r"docs/write-your-own\.md"
 
@@ -79,7 +79,7 @@ rules = st.recursive(
         st.builds(DCPO, st.floats(0, 2), st.floats(0, 2), caps),
         st.just(Unclipped()),
     ),
-    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (TwoSided, Loosest, Intersection))),
+    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (TwoSided, Loosest, Tightest))),
     max_leaves=4,
 )
 
@@ -112,7 +112,7 @@ NEEDS_ARGUMENTS = {
     FDivergence: FDivergence(triangular),
 }
 NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5)}
-NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Loosest, Intersection)}
+NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Loosest, Tightest)}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_page_s_own_examples_are_not_refused():
             return torch.exp(log_u) * half * (2 - half)
 
     check(BySurprise())
-    check(Intersection(BySurprise(), FixedClip(1.0, 1.0)))
+    check(Tightest(BySurprise(), FixedClip(1.0, 1.0)))
     check(LeCam())
     check(TwoSided(FixedClip(), Band(LeCam(), Linear(0.05, 0.01))))
 
@@ -239,7 +239,7 @@ WRONG_RULES = {
 @pytest.mark.parametrize("name", WRONG_RULES)
 @pytest.mark.parametrize(
     "within",
-    [lambda r: r, lambda r: Intersection(Loosest(FixedClip(), r), FixedClip(1.0, 3.0))],
+    [lambda r: r, lambda r: Tightest(Loosest(FixedClip(), r), FixedClip(1.0, 3.0))],
     ids=["", "within"],
 )
 def test_a_wrong_rule_is_refused_with_its_reason_and_the_page(name, within):
