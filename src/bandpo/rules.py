@@ -335,7 +335,9 @@ class TwoSided(ClipRule):
 
 
 @dataclass(frozen=True)
-class _Pair(ClipRule):
+class _Combined(ClipRule):
+    """Two clip rules, of which each bound takes one rule's."""
+
     a: ClipRule
     b: ClipRule
 
@@ -345,38 +347,43 @@ class _Pair(ClipRule):
     @staticmethod
     @abstractmethod
     def _lower(a: Tensor, b: Tensor, /) -> Tensor:
-        """Of two lower bounds the one that holds."""
+        """Return the lower bound that holds, of two."""
 
     @staticmethod
     @abstractmethod
     def _upper(a: Tensor, b: Tensor, /) -> Tensor:
-        """Of two upper bounds the one that holds."""
+        """Return the upper bound that holds, of two."""
 
     @staticmethod
     @abstractmethod
-    def _outside(a: Tensor, b: Tensor, /) -> Tensor:
-        """Outside of the pair, where ``a`` and ``b`` tell what is outside of each."""
+    def _clipped(a: Tensor, b: Tensor, /) -> Tensor:
+        """Return where the combined rule clips, from where ``a`` and ``b`` clip."""
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
-        a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
+        a = self.a.bounds(logp_old)
+        b = self.b.bounds(logp_old)
         return RatioBounds(self._lower(a.log_lower, b.log_lower), self._upper(a.log_upper, b.log_upper))
 
     def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        a, b = self.a.clip_mask(log_ratio, logp_old), self.b.clip_mask(log_ratio, logp_old)
+        a = self.a.clip_mask(log_ratio, logp_old)
+        b = self.b.clip_mask(log_ratio, logp_old)
         return ClipMask(
-            self._outside(a.clipped_low, b.clipped_low), self._outside(a.clipped_high, b.clipped_high)
+            self._clipped(a.clipped_low, b.clipped_low),
+            self._clipped(a.clipped_high, b.clipped_high),
         )
 
 
 @dataclass(frozen=True)
-class Loosest(_Pair):
-    """Ratios that either rule allows: the lesser lower and the greater upper bound.
+class Loosest(_Combined):
+    """A clip rule that allows each ratio that either of two rules allows.
+
+    The lower bound is the smaller of the two, the upper bound the greater.
 
     >>> Loosest(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.2800])
     """
 
-    _lower, _upper, _outside = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
+    _lower, _upper, _clipped = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
 
     @property
     def cap(self) -> float:
@@ -384,14 +391,16 @@ class Loosest(_Pair):
 
 
 @dataclass(frozen=True)
-class Tightest(_Pair):
-    """Ratios that both rules allow: the greater lower and the lesser upper bound.
+class Tightest(_Combined):
+    """A clip rule that allows the ratios that both of two rules allow.
+
+    The lower bound is the greater of the two, the upper bound the smaller.
 
     >>> Tightest(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.0764])
     """
 
-    _lower, _upper, _outside = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
+    _lower, _upper, _clipped = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
 
     @property
     def cap(self) -> float:
