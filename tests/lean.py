@@ -3,7 +3,7 @@
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from bandpo import DCPO, KL, Band, DualClip, FixedClip, Masked, Method, TotalVariation, policy_loss
+from bandpo import DCPO, KL, Band, DropOutside, DualClip, FixedClip, Method, TotalVariation, policy_loss
 from bandpo.divergences import JensenShannon
 from bandpo.objectives import ClippedWeight
 from bandpo.text import as_method
@@ -14,7 +14,7 @@ SETTINGS = [
     {"clip": FixedClip(0.2, 0.28), "aggregation": "seq-mean-token-mean"},
     {"method": Method(DCPO(), level="sequence")},
     {"method": Method(Band(KL(), 0.05), ClippedWeight())},
-    {"method": Method(Band(TotalVariation(), 0.15), Masked())},
+    {"method": Method(Band(TotalVariation(), 0.15), DropOutside())},
 ]
 SHAPES = ((3, 5), (4, 7), (8, 16), (5, 33), (16, 9), (31, 2))
 

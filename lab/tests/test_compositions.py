@@ -68,7 +68,7 @@ band   | +L.clip=null                           | clip is null: leave it out
 band   | +L.method=null +L.clip='FixedClip()'   | method is null: leave it out
 band   | +L.method=grpo                         | did you mean GRPO\?
 band   | +L.method='DualClip(3)'                | method: 'DualClip\(3\)' is not a method
-band   | +L.method='Masked(20)'                 | is not a method
+band   | +L.method='DropOutside(20)'                 | is not a method
 band   | +L.clip='Bamd(KL(), 0.05)'             | clip: .*did you mean Band
 band   | +L.clip='Band(0.05)'                   | Band's first argument is the divergence
 band   | +L.clip='Band(KL(), 0,05)'             | clip: 'Band.*' cannot be read

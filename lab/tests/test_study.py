@@ -115,7 +115,7 @@ def test_a_sweep_is_an_experiment_at_each_point():
     [
         ({"baseline": "clap"}, "baseline 'clap' is none of the arms clip, band"),
         ({"arms": {"clip": {}}}, "arm 'clip' names no method"),
-        ({"arms": {"clip": {"clip": "Band()", "objective": "Masked(20)"}}}, "write one method of both"),
+        ({"arms": {"clip": {"clip": "Band()", "objective": "DropOutside(20)"}}}, "write one method of both"),
         ({"experiments": {}}, "the study: experiments: Value should have at least 1 item"),
         ({"options": {"seed": 3}}, "options may not set seed"),
         ({"questions": "?"}, "the study: unknown key 'questions'; did you mean question?"),

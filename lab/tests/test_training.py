@@ -113,11 +113,11 @@ def test_scores_in_between_are_logged_and_change_nothing(whole, tmp_path):
 
 def test_other_methods_by_name(tmp_path):
     """DPPO and GSPO from the command line, and what the audit logs of them."""
-    dppo = ["--clip", "Method(Band(TotalVariation, 0.15, inf), Masked(20))", "--max_steps=2"]
+    dppo = ["--clip", "Method(Band(TotalVariation, 0.15, inf), DropOutside(20))", "--max_steps=2"]
     folder = run_training(small(tmp_path / "dppo", *dppo, "--eval_prompts=0"))
     config = yaml.safe_load((folder.path / "config.yaml").read_text())["arguments"]
     rule = "Band(divergence=TotalVariation(), radius=0.15, max_ratio=inf)"
-    objective = "Masked(max_weight=20, both_sides=False)"
+    objective = "DropOutside(max_weight=20, both_sides=False)"
     assert config["method"] == f"Method(clip={rule}, objective={objective})"
     assert {"audit/clip_high", "audit/radius_used"} <= folder.history()[-1].keys()
     assert "audit/if/Band/clip_high" in read_log(folder.path)[-1]
@@ -130,7 +130,7 @@ def test_other_methods_by_name(tmp_path):
     assert parse_arguments([*CPU, "--config", str(file)]).training.method.startswith("GSPO(")
     flagged = parse_arguments([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"])
     assert flagged.training.method == "FixedClip(low=0.3, high=0.3)"
-    with pytest.raises(ValueError, match="did you mean Masked"):
+    with pytest.raises(ValueError, match="did you mean DropOutside"):
         small(tmp_path / "typo", "--method=Method(FixedClip(), Mask())")
 
 

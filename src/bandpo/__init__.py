@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bandpo.linear import linear_logp
     from bandpo.loss import aggregate, policy_loss
     from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
-    from bandpo.objectives import DualClip, Masked, Objective, Surrogate
+    from bandpo.objectives import DropOutside, DualClip, Objective, Surrogate
     from bandpo.radius import Linear, TrainingState
     from bandpo.rule_check import check
     from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
@@ -49,12 +49,12 @@ __all__ = [
     "BandPO",
     "ClipRule",
     "Divergence",
+    "DropOutside",
     "DualClip",
     "FDivergence",
     "FixedClip",
     "Linear",
     "Loosest",
-    "Masked",
     "Method",
     "Objective",
     "RatioBounds",

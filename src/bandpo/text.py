@@ -34,7 +34,7 @@ DEFAULT = Method()
 EXAMPLES: dict[type, str] = {
     ClipRule: "a clip rule such as Band(KL(), 0.05) or FixedClip(0.2, 0.28)",
     Divergence: "a divergence such as KL() or TotalVariation()",
-    Objective: "an objective such as Surrogate() or Masked(20)",
+    Objective: "an objective such as Surrogate() or DropOutside(20)",
     Method: "a method such as DPPO() or SAPO(1.0, 1.05), or a clip rule",
     Radius: "a radius such as Linear(0.05, 0.01)",
 }
@@ -77,7 +77,7 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
 
     >>> parse("SAPO"), parse("FixedClip(0.2)")
     (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.2))
-    >>> parse("Method(Band(KL(), Linear(0.05, 0.01)), Masked(20), level='sequence')").level
+    >>> parse("Method(Band(KL(), Linear(0.05, 0.01)), DropOutside(20), level='sequence')").level
     'sequence'
     >>> parse("Band(KL, radius=0.1)", ClipRule)
     Band(divergence=KL(), radius=0.1, max_ratio=10.0)
@@ -121,7 +121,7 @@ def as_method(
         ValueError: if both are passed, or a text cannot be read.
 
     >>> as_method("DPPO()").objective, as_method(clip=FixedClip(0.2)).clip
-    (Masked(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
+    (DropOutside(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
     """
     if method is not None and clip is not None:
         raise InvalidValue(f"method={method!r} and clip={clip!r} are two names of one setting; leave one out")

@@ -180,7 +180,7 @@ BAD = [
         ValueError,
         "method='DPPO.*' and clip='Band' are two names of one setting",
     ),
-    ({"method": "Masked()"}, ValueError, "is not a method such as DPPO"),
+    ({"method": "DropOutside()"}, ValueError, "is not a method such as DPPO"),
     ({"method": 0.2}, TypeError, "method must be a method such as DPPO"),
     ({"advantages": torch.zeros(3)}, ValueError, r"advantages of shape \(3,\) fit neither"),
     ({"advantages": torch.zeros(2, 3)}, ValueError, r"advantages of shape \(2, 3\)"),

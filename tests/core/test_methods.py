@@ -15,10 +15,10 @@ from bandpo import (
     Audit,
     Band,
     ClipRule,
+    DropOutside,
     DualClip,
     FixedClip,
     Loosest,
-    Masked,
     Method,
     Objective,
     Surrogate,
@@ -131,7 +131,7 @@ REFERENCES = {
     "DPPO-TV": ("DPPO(TotalVariation(), 0.15, 2)", partial(reference.dppo_tv, max_weight=2.0)),
     "IcePop": ("IcePop()", reference.icepop),
     "ipo": (
-        Method(Band(TotalVariation(), 0.1, torch.inf), Masked(torch.inf, both_sides=True)),
+        Method(Band(TotalVariation(), 0.1, torch.inf), DropOutside(torch.inf, both_sides=True)),
         reference.ipo,
     ),
     "CISPO": ("CISPO()", reference.cispo),
@@ -250,7 +250,7 @@ def test_a_method_is_its_text(name):
 
 
 def test_a_combination_is_its_text():
-    method = Method(Band(KL(), 0.05), DualClip(3.0, Masked()), "sequence", "sum")
+    method = Method(Band(KL(), 0.05), DualClip(3.0, DropOutside()), "sequence", "sum")
     assert parse(as_text(method)) == parse(repr(method)) == method
     assert as_text(method).endswith("level='sequence', aggregation='sum')")
     assert as_text(Method(FixedClip(0.2))) == "FixedClip(low=0.2, high=0.2)"
@@ -328,7 +328,7 @@ def shares(metrics):
         # weight 1 of 2, of ½ and of 1
         ("GPG()", (0, 0, 1 / 3, 1 / 3, 1 / 3.5)),
         # outside [0.8, 1.2] on either side
-        (Method(FixedClip(0.2), Masked(torch.inf, both_sides=True)), (2 / 3, 0, 0, 0, 2.5 / 3.5)),
+        (Method(FixedClip(0.2), DropOutside(torch.inf, both_sides=True)), (2 / 3, 0, 0, 0, 2.5 / 3.5)),
     ],
     ids=str,
 )
@@ -352,7 +352,7 @@ def test_shares_of_negative_advantages_by_hand():
 
 ONE_OF_EACH = [
     Surrogate(0.1),
-    Masked(20, both_sides=True),
+    DropOutside(20, both_sides=True),
     ClippedWeight(3),
     CovariancePenalty(0.1),
     FutureKL(),

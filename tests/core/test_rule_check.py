@@ -15,12 +15,12 @@ from bandpo import (
     Band,
     ClipRule,
     Divergence,
+    DropOutside,
     DualClip,
     FDivergence,
     FixedClip,
     Linear,
     Loosest,
-    Masked,
     Method,
     Objective,
     RatioBounds,
@@ -128,7 +128,9 @@ def test_nothing_that_is_exported_is_refused(cls):
     check(NEEDS_ARGUMENTS[cls] if cls in NEEDS_ARGUMENTS else cls())
 
 
-@pytest.mark.parametrize("objective", [Masked(math.inf, both_sides=True), Surrogate(-0.3), Balanced(0.5)])
+@pytest.mark.parametrize(
+    "objective", [DropOutside(math.inf, both_sides=True), Surrogate(-0.3), Balanced(0.5)]
+)
 def test_objectives_of_ours_with_other_settings(objective):
     check(DualClip(3.0, SequenceMask(0.5, objective)))
 
@@ -488,8 +490,8 @@ def test_an_adapter_checks_a_text_once(monkeypatch):
     seen = []
     monkeypatch.setattr(_adapt, "check", seen.append)
     for _ in range(3):  # verl reads its settings for each loss
-        read_method(method="Method(Band(KL(), 0.0123), Masked(12.3))")
-    assert seen == [Method(Band(KL(), 0.0123), Masked(12.3))]
+        read_method(method="Method(Band(KL(), 0.0123), DropOutside(12.3))")
+    assert seen == [Method(Band(KL(), 0.0123), DropOutside(12.3))]
 
 
 @pytest.mark.parametrize(

@@ -258,8 +258,8 @@ class Pulled(objectives.Quadratic):
         (objectives.Surrogate(), FixedClip(0.01, 0.02)),
         (objectives.Surrogate(), DCPO(1e-4, 1e-4)),
         (objectives.Surrogate(0.3), Band(KL(), 1e-3)),
-        (objectives.Masked(1.05), Band(TotalVariation(), 0.01, math.inf)),
-        (objectives.Masked(both_sides=True), FixedClip(0.9, 0.01)),
+        (objectives.DropOutside(1.05), Band(TotalVariation(), 0.01, math.inf)),
+        (objectives.DropOutside(both_sides=True), FixedClip(0.9, 0.01)),
         (ClippedWeight(), FixedClip(0.02, 0.03)),
         (ClippedWeight(0.9), Band(KL(), 1e-3)),
         (objectives.KeepBound(0.5), FixedClip(0.02, 0.03)),
@@ -286,7 +286,7 @@ def test_every_objective_at_both_levels(level, objective, clip, trained):
     assert not torch.allclose(ours, unclipped, rtol=1e-2)
     if level == "token":  # TRL counts sequences, where there is one ratio for each
         logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-        pushed_out = isinstance(objective, (objectives.Surrogate, objectives.Masked))
+        pushed_out = isinstance(objective, (objectives.Surrogate, objectives.DropOutside))
         if pushed_out and not getattr(objective, "both_sides", False):
             assert logged["clip_ratio/high_mean"] == pytest.approx(metrics["clip_high"].item(), abs=1e-6)
             assert logged["clip_ratio/low_mean"] == pytest.approx(metrics["clip_low"].item(), abs=1e-6)
@@ -326,7 +326,7 @@ def test_the_reported_loss_is_the_methods(trained):
         torch.testing.assert_close(trainer.compute_loss(trainer.model, inputs), expected.loss)
 
 
-@pytest.mark.parametrize("objective", [objectives.Surrogate(), objectives.Masked()], ids=repr)
+@pytest.mark.parametrize("objective", [objectives.Surrogate(), objectives.DropOutside()], ids=repr)
 def test_the_rollout_engine_as_anchor(objective, trained):
     """vLLM's log-probabilities as TRL hands them on, NaN where it had none; no vLLM runs here."""
     trainer, inputs = trained
@@ -520,7 +520,7 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
     ("settings", "message"),
     [
         ({"loss_type": "sapo"}, r"loss_type='sapo' is an objective of its own; .* method='SAPO\(\)'"),
-        ({"method": "Method(Band(), Maskd())"}, "method: .*did you mean Masked"),
+        ({"method": "Method(Band(), DropOutsid())"}, "method: .*did you mean DropOutside"),
         ({"method": "GSPO()", "delta": 3.0}, "GSPO.* and delta=3.0 both say how to clip"),
         ({"delta": 0.9}, r"delta=0.9 is no bound above 1"),
         ({"method": "SAPO()", "clip": "FixedClip()"}, "are two names of one setting"),

@@ -305,7 +305,7 @@ class OwnLoss(BandGRPOTrainer):
 
 
 @pytest.mark.parametrize(
-    "method", ["FixedClip(0.02, 0.03)", "BandPO()", "SAPO()", "Method(FixedClip(0.02), Masked())"]
+    "method", ["FixedClip(0.02, 0.03)", "BandPO()", "SAPO()", "Method(FixedClip(0.02), DropOutside())"]
 )
 @pytest.mark.parametrize(
     "cls", [Copied, CopiedAndTimed, Split, SecondPass, OwnLoss], ids=lambda cls: cls.__name__

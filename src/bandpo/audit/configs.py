@@ -23,10 +23,10 @@ from bandpo.divergences import KL, TotalVariation
 from bandpo.methods import CISPO, GPG, GSPO, SAPO, Method, PrimeRL
 from bandpo.objectives import (
     ClippedWeight,
+    DropOutside,
     DualClip,
     GammaWeight,
     GeometricMean,
-    Masked,
     RatioCap,
     SigmoidGate,
     Surrogate,
@@ -165,7 +165,9 @@ def verl_method(name: str, actor: Config) -> Method | None:
         case "dppo_tv" | "dppo_kl":
             divergence = TotalVariation() if name == "dppo_tv" else KL()
             lower, upper = (Band(divergence, radius, math.inf) for radius in (low, high))
-            return Method(lower if lower == upper else TwoSided(lower, upper), Masked(actor["clip_ratio_c"]))
+            return Method(
+                lower if lower == upper else TwoSided(lower, upper), DropOutside(actor["clip_ratio_c"])
+            )
         case "gspo":
             return GSPO(low, high)
         case "sapo":

@@ -47,7 +47,7 @@ class MethodSettings:
         None,
         "A clip rule or a method: 'Band(KL(), 0.05)' (the default), 'Band(KL(), Linear(0.05, 0.01))', "
         "'FixedClip(0.2, 0.28)', 'Unclipped()', 'DPPO()', 'SAPO(1.0, 1.05)', "
-        "'Method(FixedClip(0.2), Masked(20))', ...",
+        "'Method(FixedClip(0.2), DropOutside(20))', ...",
     )
     clip: str | None = _setting(None, "Another name of method.")
     epsilon: float | None = _setting(None, "Refused; the interval is part of method, as in 'FixedClip(0.2)'.")
@@ -79,7 +79,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
 
     Attributes:
         method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
-            ``"DPPO()"``, ``"Method(FixedClip(0.2), Masked(20))"``) or as an object; text from then on. By default
+            ``"DPPO()"``, ``"Method(FixedClip(0.2), DropOutside(20))"``) or as an object; text from then on. By default
             ``Band(KL(), 0.05)``. A radius may be one of `bandpo.radius`. At the level of sequences a rule bounds
             GSPO's ratio, see `bandpo.policy_loss`.
         clip: Another name of ``method``; None from then on.

@@ -98,7 +98,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
     Args:
         loss_mode: Always ``band``; verl's own default, ``vanilla``, counts as not set.
         method: A clip rule, a method of `bandpo.methods`, or a combination such as
-            ``Method(FixedClip(0.2), Masked(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. A clip rule
+            ``Method(FixedClip(0.2), DropOutside(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. A clip rule
             alone leaves average and dual clip to verl; a whole method brings its own, see docs/verl.md.
         clip: Another name of ``method``.
         certify: What happens if the gradient that reaches the log-probabilities is not the method's: ``stop``,

@@ -21,7 +21,7 @@ __all__ = ["Objective"]
 
 @dataclass(frozen=True)
 class Objective(Varies, ABC):
-    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``Masked(20.0)``.
+    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``DropOutside(20.0)``.
 
     A token's gradient is ``−(w·A + b)·∇logp``.
     """

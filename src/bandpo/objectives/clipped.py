@@ -12,7 +12,7 @@ from bandpo import _checks
 from bandpo.batch import Tokens
 from bandpo.objectives.base import Objective, above_0
 
-__all__ = ["ClippedWeight", "GeometricMean", "InverseRatio", "KeepBound", "Masked", "Surrogate"]
+__all__ = ["ClippedWeight", "DropOutside", "GeometricMean", "InverseRatio", "KeepBound", "Surrogate"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Surrogate(Objective):
 
 
 @dataclass(frozen=True)
-class Masked(Objective):
-    """Outside tokens are dropped, the others weighted with the truncated ratio: ``w = min(r, max_weight)``, or 0.
+class DropOutside(Objective):
+    """An objective without the tokens outside of the rule's interval: ``w = min(r, max_weight)`` inside, 0 outside.
 
     With `Band` as the rule and no truncation this is DPPO's binary mask, and its gradient is `Surrogate`'s.
 
@@ -62,7 +62,7 @@ class Masked(Objective):
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.16]]).log(), old, advantages, rule=FixedClip(0.2))
-    >>> Masked(1.5).weight(tokens), Masked(both_sides=True).weight(tokens)
+    >>> DropOutside(1.5).weight(tokens), DropOutside(both_sides=True).weight(tokens)
     (tensor([[0.0000, 1.5000]]), tensor([[0., 0.]]))
     """
 
