@@ -131,7 +131,7 @@ def test_other_methods_by_name(tmp_path):
     flagged = parse_arguments([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"])
     assert flagged.training.method == "FixedClip(low=0.3, high=0.3)"
     with pytest.raises(ValueError, match="did you mean DropOutside"):
-        small(tmp_path / "typo", "--method=Method(FixedClip(), Mask())")
+        small(tmp_path / "typo", "--method=Method(FixedClip(), DropOutsid())")
 
 
 @pytest.mark.slow
