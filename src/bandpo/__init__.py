@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from bandpo.audit.recorder import Recorder
     from bandpo.batch import Tokens
     from bandpo.bounds import RatioBounds, ratio_bounds
-    from bandpo.certificate import certify
     from bandpo.divergences import KL, Divergence, FDivergence, TotalVariation
+    from bandpo.gradient_check import certify
     from bandpo.linear import linear_logp
     from bandpo.loss import aggregate, policy_loss
     from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
@@ -78,7 +78,7 @@ __all__ = [
 
 MODULES = (
     "methods", "radius", "rules", "objectives", "divergences", "bounds", "batch", "loss", "linear", "text",
-    "certificate", "rule_check", "errors", "audit.metrics", "audit.recorder",
+    "gradient_check", "rule_check", "errors", "audit.metrics", "audit.recorder",
 )  # fmt: skip
 """Where the names are. They are imported when one is first asked for: `bandpo --help` does not wait for torch."""
 

@@ -171,7 +171,7 @@ def test_packed_true_is_not_supported_yet():
 
 
 @pytest.mark.parametrize("method", [SEQUENCE, "GRPO()", "VESPO()"])
-def test_certificate_and_audit_refuse_the_same_rows(method):
+def test_gradient_check_and_audit_refuse_the_same_rows(method):
     with pytest.raises(ValueError, match="row 1"):
         certify(zero_loss, NEW, OLD, PACKED, method=method)
     with pytest.raises(ValueError, match="row 1"):

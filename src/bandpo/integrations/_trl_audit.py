@@ -23,7 +23,7 @@ from bandpo.audit.recorder import Recorder
 from bandpo.audit.watch import Watch
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.integrations._trl_certificate import Certifier, by_entropy
+from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
 from bandpo.methods import Method
 from bandpo.objectives import SequenceMask
 from bandpo.radius import TrainingState

@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from bandpo.audit.watch import BandWarning
 from bandpo.batch import Batch
-from bandpo.certificate import compare
 from bandpo.errors import InvalidValue, RunProblem
+from bandpo.gradient_check import compare
 from bandpo.integrations._verl_identity import leaves
 from bandpo.loss import aggregate, known_aggregation
 from bandpo.methods import Method
@@ -263,7 +263,7 @@ class Certifier:
         blocked: bool,
         stop: bool,
     ) -> None:
-        """Watch the backward pass of one loss, if it is its turn; the rest as for `bandpo.certificate.compare`.
+        """Watch the backward pass of one loss, if it is its turn; the rest as for `bandpo.gradient_check.compare`.
 
         ``blocked`` says whether the method blocks a token, ``stop`` whether a mismatch ends the run or is a warning.
         """

@@ -29,9 +29,9 @@ from bandpo.audit.metrics import Audit
 from bandpo.batch import Batch, Tokens, reduce_to_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin, counted_tokens
-from bandpo.integrations._trl_certificate import by_entropy, warn_of_an_unknown_loss
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
+from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
 from bandpo.loss import with_slope
 from bandpo.methods import Method
 from bandpo.radius import Hold, TrainingState

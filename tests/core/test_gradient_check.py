@@ -1,4 +1,4 @@
-"""The certificate: equal gradients pass, changed ones are stopped with their cause."""
+"""The gradient check: equal gradients pass, changed ones are stopped with their cause."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import method_references as reference
 from bandpo import Band, FixedClip, Method, TrainingState, certify, policy_loss
 from bandpo.batch import Batch
-from bandpo.certificate import compare, unsure
+from bandpo.gradient_check import compare, unsure
 from bandpo.methods import METHODS
 
 
