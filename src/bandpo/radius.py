@@ -9,7 +9,7 @@ training loop keeps.
 |---|---|---|
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
-| `Linear`, `Cosine`, `Polynomial` | a schedule over training | ``TrainingState(progress=…)`` |
+| `Linear` | a schedule over training | ``TrainingState(progress=…)`` |
 | `BySurprisal` | per token, by its old probability | the loss's own ``logp_old`` |
 | `ByEntropy` | per token, by the old policy's entropy there | ``TrainingState(entropy=…)`` |
 | `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``TrainingState(radii=…)`` |
@@ -48,12 +48,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ByEntropy",
     "BySurprisal",
-    "Cosine",
     "HoldClipRate",
     "HoldEntropy",
     "HoldKL",
     "Linear",
-    "Polynomial",
     "Radius",
     "TrainingState",
 ]
@@ -217,12 +215,24 @@ class Varies:
 
 
 def _between(start: float, end: float, share: Any) -> Any:
-    """From ``start`` at share 0 to ``end`` at share 1, exact at both."""
+    """Return the value at ``share`` of the way from ``start`` (share 0) to ``end`` (share 1), exact at both."""
     return start * (1 - share) + end * share
 
 
 @dataclass(frozen=True)
-class _Schedule(Radius):
+class Linear(Radius):
+    """A number that changes in a straight line over training, from ``start`` to ``end``.
+
+    The paper's authors tried a linear decay of the radius. Known from ``TrainingState(progress=…)``.
+
+    Args:
+        start: Value at the start of training.
+        end: Value at the end of training.
+
+    >>> Band(KL(), Linear(0.04, 0.02)).resolve(TrainingState(progress=0.5)).radius
+    0.03
+    """
+
     start: float
     end: float
 
@@ -236,72 +246,10 @@ class _Schedule(Radius):
     def range(self) -> tuple[float, float]:
         return min(self.start, self.end), max(self.start, self.end)
 
-    @abstractmethod
-    def share(self, progress: float) -> float:
-        """How much of the way is gone, from 0 to 1."""
-
     def resolve(self, state: TrainingState) -> float | Radius:
         if state.progress is None:
             return self
-        return _between(self.start, self.end, self.share(state.progress))
-
-
-@dataclass(frozen=True)
-class Linear(_Schedule):
-    """From ``start`` to ``end`` in a straight line over training. The paper's authors tried a linear decay.
-
-    >>> Band(KL(), Linear(0.04, 0.02)).resolve(TrainingState(progress=0.5)).radius
-    0.03
-    """
-
-    def share(self, progress: float) -> float:
-        return progress
-
-
-@dataclass(frozen=True)
-class Polynomial(_Schedule):
-    """``start`` for the share ``hold`` of training, then ``end + (start − end)·(1 − x)^power``, x from 0 to 1.
-
-    With a power above 1 it is fast at first, below 1 fast at last. The authors' code has this decay for the radius of
-    Band-KL: a line after a hold (power 1, hold 0.25), and a parabola (power 2).
-
-    Args:
-        start: Number at first.
-        end: Number at the end of training.
-        power: > 0; 1 is a straight line.
-        hold: Share of training before it moves, in [0, 1).
-
-    >>> held = Polynomial(0.05, 0.01, power=1, hold=0.25)
-    >>> [round(held.resolve(TrainingState(progress=x)), 3) for x in (0.25, 0.625, 1)]
-    [0.05, 0.03, 0.01]
-    """
-
-    power: float = 2.0
-    hold: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checks.positive("power", self.power)
-        if not 0 <= self.hold < 1:
-            raise InvalidValue(
-                f"hold must be in [0, 1), the share of training before it moves, got {self.hold!r}"
-            )
-
-    def share(self, progress: float) -> float:
-        left = min((1 - progress) / (1 - self.hold), 1.0)
-        return 1 - left**self.power
-
-
-@dataclass(frozen=True)
-class Cosine(_Schedule):
-    """From ``start`` to ``end`` along half a cosine: slow at both ends of training.
-
-    >>> round(Cosine(0.05, 0.01).resolve(TrainingState(progress=0.25)), 4)
-    0.0441
-    """
-
-    def share(self, progress: float) -> float:
-        return math.sin(math.pi / 2 * progress) ** 2  # (1 − cos πx)/2, exact at 0 and 1
+        return _between(self.start, self.end, state.progress)
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,13 @@ from bandpo import (
 )
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_method
-from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Polynomial
+from bandpo.radius import ByEntropy, BySurprisal, HoldClipRate, HoldEntropy, HoldKL
 from bandpo.rules import Tightest, bands
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)
 RADII = [
     Linear(0.05, 0.01),
-    Cosine(0.01, 0.2),
-    Polynomial(0.05, 0.01, power=3, hold=0.2),
     BySurprisal(0.02, 0.1),
     ByEntropy(0.1, 0.02),
     HoldClipRate(0.01, 0.05),
@@ -62,17 +60,6 @@ def gradient(clip, level="token"):
         (Linear(0.05, 0.01), 0.25, 0.04),
         (Linear(0.05, 0.01), 1.0, 0.01),
         (Linear(0.01, 0.03), 0.5, 0.02),
-        (Cosine(0.05, 0.01), 0.0, 0.05),
-        (Cosine(0.05, 0.01), 1 / 3, 0.04),  # (1 − cos 60°)/2 = ¼ of the way
-        (Cosine(0.05, 0.01), 0.5, 0.03),
-        (Cosine(0.05, 0.01), 1.0, 0.01),
-        (Polynomial(0.05, 0.01), 0.0, 0.05),
-        (Polynomial(0.05, 0.01), 0.5, 0.02),  # 0.01 + 0.04/4
-        (Polynomial(0.05, 0.01), 1.0, 0.01),
-        (Polynomial(0.05, 0.01, power=1), 0.25, 0.04),
-        (Polynomial(0.05, 0.01, power=1, hold=0.25), 0.2, 0.05),
-        (Polynomial(0.05, 0.01, power=1, hold=0.25), 0.5, 0.05 - 0.04 / 3),  # a third of the rest is gone
-        (Polynomial(0.05, 0.01, power=2, hold=0.5), 0.75, 0.02),
     ],
 )
 def test_schedules_by_hand(radius, progress, expected):
@@ -82,9 +69,9 @@ def test_schedules_by_hand(radius, progress, expected):
     )
 
 
-@given(start=sizes, end=sizes, a=shares, b=shares, kind=st.sampled_from([Linear, Cosine, Polynomial]))
-def test_schedules_are_bounded_and_monotone(start, end, a, b, kind):
-    radius = kind(start, end)
+@given(start=sizes, end=sizes, a=shares, b=shares)
+def test_schedules_are_bounded_and_monotone(start, end, a, b):
+    radius = Linear(start, end)
     low, high = radius.range
     first, second = (radius.resolve(TrainingState(progress=x)) for x in sorted((a, b)))
     for value in (first, second):
@@ -150,7 +137,6 @@ def test_short_text():
     "radius",
     [
         Linear(0.01, 0.01),
-        Cosine(0.01, 0.01),
         BySurprisal(0.01, 0.01),
         ByEntropy(0.01, 0.01),
         HoldClipRate(0.1, 0.01),
@@ -374,9 +360,7 @@ def test_the_share_of_a_radius_that_differs_by_token():
     ("make", "error", "message"),
     [
         (lambda: Band(KL(), Linear(0.0, 0.1)), ValueError, "radius must be a finite number above 0, got 0.0"),
-        (lambda: Cosine(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
-        (lambda: Polynomial(0.1, 0.2, power=0), ValueError, "power must be"),
-        (lambda: Polynomial(0.1, 0.2, hold=1.0), ValueError, r"hold must be in \[0, 1\).*got 1.0"),
+        (lambda: Linear(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
         (lambda: BySurprisal(-1, 0.1), ValueError, "certain must be"),
         (lambda: ByEntropy(0.1, math.nan), ValueError, "uncertain must be"),
         (lambda: HoldKL(0.0, 0.05), ValueError, "target must be"),

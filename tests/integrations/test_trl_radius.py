@@ -35,12 +35,12 @@ def test_a_number_is_logged_and_no_spread(tmp_path):
 
 
 def test_schedules_move_between_batches(tmp_path):
-    clip = "TwoSided(lower=Band(KL(), Linear(0.05, 0.01)), upper=Band(KL(), Cosine(0.05, 0.01)))"
+    clip = "TwoSided(lower=Band(KL(), Linear(0.05, 0.01)), upper=Band(KL(), Linear(0.05, 0.08)))"
     trainer = trained(tmp_path, clip, max_steps=12, logging_steps=2)
     lower, upper, spread = logged(trainer, "radius/lower", "radius/upper", "radius_min/lower")
     thirds = [0.05, 0.05, 0.05 - 0.04 / 3, 0.05 - 0.04 / 3, 0.05 - 0.08 / 3, 0.05 - 0.08 / 3]
     assert lower == pytest.approx(thirds)
-    assert upper == pytest.approx([0.05, 0.05, 0.04, 0.04, 0.02, 0.02])
+    assert upper == pytest.approx([0.05, 0.05, 0.06, 0.06, 0.07, 0.07])
     assert spread == [None] * 6
     radius = trainer.method.clip.lower.radius.resolve(trainer._batch.state)
     assert trainer.audited_method().clip.lower == Band(KL(), radius)
