@@ -10,7 +10,6 @@ training loop keeps.
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
 | `Linear` | a schedule over training | ``TrainingState(progress=…)`` |
-| `BySurprisal` | per token, by its old probability | the loss's own ``logp_old`` |
 | `ByEntropy` | per token, by the old policy's entropy there | ``TrainingState(entropy=…)`` |
 | `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``TrainingState(radii=…)`` |
 
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ByEntropy",
-    "BySurprisal",
     "HoldClipRate",
     "HoldEntropy",
     "HoldKL",
@@ -108,8 +106,8 @@ class TrainingState:
 class Radius(ABC):
     """The size of a trust region, or another number of a setting, as a function of the training state or the token."""
 
-    needs: ClassVar[str | None]
-    """What of `TrainingState` it cannot do without: the name of a field or a property."""
+    needs: ClassVar[str]
+    """The field or property of `TrainingState` that the value depends on."""
     each_token: ClassVar[bool] = False
     """Whether it differs from token to token; only the radius of a `bandpo.Band` may."""
 
@@ -121,14 +119,6 @@ class Radius(ABC):
     def resolve(self, state: TrainingState) -> float | Tensor | Radius:
         """Its value in this state; itself where the state does not tell."""
         return self
-
-    def per_token(self, logp_old: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Its value for tokens of old log-probability ``logp_old``.
-
-        Raises:
-            ValueError: it depends on the training state.
-        """
-        raise self.unknown()
 
     def unknown(self) -> InvalidValue:
         """The error for one whose value the state does not tell."""
@@ -179,7 +169,7 @@ class Varies:
                 value = part.resolve(state, strict)
             elif isinstance(part, Radius):
                 value = part.resolve(state)
-                if strict and isinstance(value, Radius) and value.needs:
+                if strict and isinstance(value, Radius):
                     raise value.unknown()
             else:
                 continue
@@ -272,28 +262,11 @@ class _PerToken(Radius):
 
 
 @dataclass(frozen=True)
-class BySurprisal(_PerToken):
-    """Per token: ``certain·p + uncertain·(1 − p)``, p the token's old probability. A heuristic, not the paper's.
-
-    A token that was all but sure has the radius ``certain``, a surprising one ``uncertain``. Needs nothing but the
-    log-probabilities that every loss has, so it works in every framework.
-
-    >>> Band(KL(), BySurprisal(0.02, 0.1)).radius_for(torch.tensor([0.01, 0.5, 1.0]).log())
-    tensor([0.0992, 0.0600, 0.0200])
-    """
-
-    needs = None
-
-    def per_token(self, logp_old: Tensor) -> Tensor:
-        return self._for(-logp_old)
-
-
-@dataclass(frozen=True)
 class ByEntropy(_PerToken):
     """Per token: ``certain·e^−H + uncertain·(1 − e^−H)``, H the old policy's entropy there; a heuristic as well.
 
     ``e^H`` is the perplexity, the number of tokens the policy chose between: with one the radius is ``certain``, with
-    two halfway, with many ``uncertain``. Unlike `BySurprisal` it treats all tokens at one position alike.
+    two halfway, with many ``uncertain``.
 
     >>> Band(KL(), ByEntropy(0.02, 0.1)).resolve(TrainingState(entropy=torch.tensor([0.0, 2.0, 9.0]).log1p())).radius
     tensor([0.0200, 0.0733, 0.0920])

@@ -84,7 +84,7 @@ def _check_rule(rule: ClipRule) -> None:
         _check_divergence_of_ratio(rule.divergence)
     now = rule.resolve(MIDWAY, strict=False)
     if any(isinstance(band.radius, torch.Tensor) for band in bands(rule).values()) or any(
-        isinstance(band.radius, Radius) and band.radius.needs for band in bands(now).values()
+        isinstance(band.radius, Radius) for band in bands(now).values()
     ):
         return
     bounds = now.bounds(LOGP)

@@ -128,16 +128,16 @@ class Band(ClipRule):
         return same_radius and (self.divergence, self.max_ratio) == (other.divergence, other.max_ratio)
 
     def radius_for(self, logp_old: Float[Tensor, "*shape"]) -> float | Tensor:
-        """The radius, for tokens of old log-probability ``logp_old``: a number or a tensor that broadcasts to them.
+        """Return the radius for tokens of old log-probability ``logp_old``, a number or a tensor that broadcasts.
 
         Raises:
-            ValueError: it depends on the training state (see `resolve`), does not broadcast, or is not above 0
-                everywhere.
+            ValueError: if the radius depends on the training state (see `resolve`), does not broadcast, or is not above
+                0 everywhere.
         """
         logp = _checks.as_float("logp_old", logp_old)
         radius = cast("float | Tensor | Radius", self.radius)  # never None: __post_init__ filled it in
         if isinstance(radius, Radius):
-            radius = radius.per_token(logp)
+            raise radius.unknown()
         return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:

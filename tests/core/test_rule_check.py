@@ -41,7 +41,7 @@ from bandpo.divergences import (
 )
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import ByEntropy, BySurprisal, HoldClipRate, HoldEntropy, HoldKL, Radius
+from bandpo.radius import ByEntropy, HoldClipRate, HoldEntropy, HoldKL, Radius
 from bandpo.rules import ClipMask, Tightest
 
 PAGE = r"docs/write-your-own\.md"
@@ -64,7 +64,7 @@ named = st.one_of(
 )
 divergences = named | st.sampled_from([FDivergence(triangular), FDivergence(with_kinks)])
 sizes = st.floats(1e-6, 1e3)
-pairs = [Linear, BySurprisal, ByEntropy]
+pairs = [Linear, ByEntropy]
 radii = st.one_of(
     sizes,
     *(st.builds(kind, sizes, sizes) for kind in pairs),

@@ -114,7 +114,7 @@ def _check_alone(name: str, method: Method) -> None:
     """Refuse a method by which a token's gradient depends on other tokens: a sample of a table has one."""
     check(method)
     for number in method.varying().values():
-        if number.needs not in (None, "progress"):
+        if number.needs != "progress":
             raise InvalidValue(f"{name}: {number!r} needs {number.needs}, which a table does not have")
     # Twenty sequences of four tokens, which drift from little to much.
     draws = torch.Generator().manual_seed(0)

@@ -99,10 +99,10 @@ def naming(setting: str) -> Iterator[None]:
 def _read(method: Any, clip: Any, moves: bool, whole: bool, average: str | None) -> Method:
     read = as_method(method, clip)
     for number in read.varying().values():
-        if number.needs and not moves:
+        if not moves:
             raise InvalidValue(
                 f"{number!r} depends on {number.needs}, which this framework does not tell its loss; give "
-                "a number or BySurprisal(...), or train with `bandpo train` or BandGRPOTrainer, which know it"
+                "a number, or train with `bandpo train` or BandGRPOTrainer, which know it"
             )
     if read.objective.whole_batch and not whole:
         raise InvalidValue(
