@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -74,7 +74,7 @@ class Batch(NamedTuple):
             logp_anchor: What a rule's bounds surround, if not ``logp_old``.
             entropy: Entropy (nats) at each token, where it is known.
             weights: Importance weights ≥ 0, one per token or sequence.
-            state: What else is known of the tokens and of the training; ``entropy`` comes in if it has none.
+            state: What else is known of the tokens and of the training.
 
         Advantages, entropy and weights have the shape (batch, time), (batch,) or (batch, 1). A batch of several
         sequences does not take those of one sequence: (1,) or (1, time).
@@ -120,9 +120,8 @@ class Batch(NamedTuple):
             advantages = _poisoned(advantages, given, logps, finite, weights)
         state = TrainingState() if state is None else state
         entropy = finite.get("entropy")
-        old_entropy = entropy if state.entropy is None else state.entropy
         # torch 2.6 cannot trace dataclasses.replace.
-        known = state.progress, old_entropy, state.radii, state.group, state.age, mask, state.processes
+        known = state.progress, state.radii, state.group, state.age, mask, state.processes
         return cls(
             logps["logp"] - logps["logp_old"],
             logps["logp_old"],
@@ -166,9 +165,6 @@ class Batch(NamedTuple):
             ValueError: a level is unknown, or a number of the rule needs what the state does not tell.
         """
         anchor = self.logp_old if self.logp_anchor is None else self.logp_anchor
-        state = self.state
-        if state.entropy is not None and rule.varying():
-            state = replace(state, entropy=reduce_to_level(state.entropy, self.mask, bound_level or level))
         anchor_ratio = None
         if self.logp_anchor is not None or bound_level not in (None, level):
             log_ratio = self.log_ratio
@@ -183,7 +179,7 @@ class Batch(NamedTuple):
             reduce_to_level(self.logp_old, self.mask, level),
             self.advantages,
             self.mask,
-            rule.resolve(state),
+            rule.resolve(self.state),
             anchor_ratio,
             self.entropy,
             self.weights,

@@ -10,7 +10,6 @@ training loop keeps.
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
 | `Linear` | a schedule over training | ``TrainingState(progress=…)`` |
-| `ByEntropy` | per token, by the old policy's entropy there | ``TrainingState(entropy=…)`` |
 | `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``TrainingState(radii=…)`` |
 
 In a loop of your own (`BandGRPOTrainer` does this for you):
@@ -35,8 +34,6 @@ from dataclasses import dataclass, fields, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-import torch
-
 from bandpo import _checks
 from bandpo.errors import InvalidValue
 
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "ByEntropy",
     "HoldClipRate",
     "HoldEntropy",
     "HoldKL",
@@ -63,8 +59,6 @@ class TrainingState:
 
     Args:
         progress: Share of the training done, in [0, 1].
-        entropy: Entropy (nats) of the old policy at each token, in the shape of the log-probabilities; finite at
-            padding too.
         radii: What ``next_radii`` gave after the last batch; ``{}`` before the first.
         group: A number for each sequence, (batch,): sequences of one prompt have the same.
         age: By how many versions the weights that sampled were behind, (batch,) or (batch, time).
@@ -79,7 +73,6 @@ class TrainingState:
     """
 
     progress: float | None = None
-    entropy: Float[Tensor, "*shape"] | None = None
     radii: Mapping[str, float] | None = None
     group: Int[Tensor, " batch"] | None = None
     age: Tensor | None = None
@@ -240,44 +233,6 @@ class Linear(Radius):
         if state.progress is None:
             return self
         return _between(self.start, self.end, state.progress)
-
-
-@dataclass(frozen=True)
-class _PerToken(Radius):
-    certain: float
-    uncertain: float
-
-    each_token = True
-
-    def __post_init__(self) -> None:
-        _checks.positive("certain", self.certain)
-        _checks.positive("uncertain", self.uncertain)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        return min(self.certain, self.uncertain), max(self.certain, self.uncertain)
-
-    def _for(self, nats: Tensor) -> Tensor:
-        return _between(self.certain, self.uncertain, -torch.expm1(-nats))
-
-
-@dataclass(frozen=True)
-class ByEntropy(_PerToken):
-    """Per token: ``certain·e^−H + uncertain·(1 − e^−H)``, H the old policy's entropy there; a heuristic as well.
-
-    ``e^H`` is the perplexity, the number of tokens the policy chose between: with one the radius is ``certain``, with
-    two halfway, with many ``uncertain``.
-
-    >>> Band(KL(), ByEntropy(0.02, 0.1)).resolve(TrainingState(entropy=torch.tensor([0.0, 2.0, 9.0]).log1p())).radius
-    tensor([0.0200, 0.0733, 0.0920])
-    """
-
-    needs = "entropy"
-
-    def resolve(self, state: TrainingState) -> Tensor | Radius:
-        if state.entropy is None:
-            return self
-        return self._for(_checks.as_float("entropy", state.entropy).clamp(min=0.0))  # rounding may give −1e−8
 
 
 @dataclass(frozen=True)

@@ -213,13 +213,13 @@ def test_the_page_has_every_column():
         assert f"| `{field.name}` | {kind} |" in page
 
 
-def test_a_radius_by_entropy_is_resolved(tmp_path):
-    given, entropy = batch(0), torch.rand(4, 16).half().float()
-    with Recorder(tmp_path, clip="Band(KL(), ByEntropy(0.01, 0.1))") as recorder:
-        recorder.add(**given, entropy=entropy)
+def test_a_call_may_have_a_method_of_its_own(tmp_path):
+    given = batch(0)
+    with Recorder(tmp_path, clip="Band(KL(), 0.1)") as recorder:
+        recorder.add(**given)
         recorder.add(**given, method=Method(FixedClip(0.1)))  # the method of this call alone
     call, other = read_calls(tmp_path)
-    assert torch.isfinite(call.method.tokens(call.judged).bounds.log_upper).all()
+    assert call.method.clip == Band(KL(), 0.1)
     assert other.method.clip == FixedClip(0.1)
 
 

@@ -1,6 +1,5 @@
 """What rules and objectives may depend on beside the log-probabilities: the context, and numbers that vary."""
 
-import math
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from bandpo import (
     KL,
-    Audit,
     Band,
     ClipRule,
     DualClip,
@@ -27,7 +25,7 @@ from bandpo.batch import Batch
 from bandpo.bounds import RatioBounds
 from bandpo.methods import METHODS, SAPO, BandPO
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import ByEntropy, HoldClipRate, HoldKL, Radius
+from bandpo.radius import HoldClipRate, HoldKL, Radius
 
 LOGP = torch.tensor([[0.3, 0.1, 0.4], [0.2, 0.5, 0.6]]).log()
 OLD = torch.tensor([[0.2, 0.2, 0.2], [0.3, 0.3, 0.3]]).log()
@@ -84,26 +82,14 @@ def test_both_ends_must_be_allowed(make):
         make()
 
 
-@pytest.mark.parametrize("number", [ByEntropy(0.1, 0.2)])
-def test_only_a_band_has_a_number_for_each_token(number):
+def test_only_a_band_has_a_number_for_each_token():
+    class Early(Radius):
+        needs = "position"
+        each_token = True
+        range = (0.01, 0.1)
+
     with pytest.raises(ValueError, match="differs from token to token, which only the radius of a Band may"):
-        FixedClip(number)
-
-
-def test_entropies_come_with_the_batch():
-    """Each micro-batch has its own rows of them, so the radii follow."""
-    entropy = torch.tensor([[0.0, 1.0, math.nan], [2.0, 0.5, 3.0]])
-    rule = Band(KL(), ByEntropy(0.001, 0.3))
-    settings = {"clip": rule, "aggregation": "sum"}
-    whole = gradient(entropy=entropy, **settings)
-    known = TrainingState(entropy=entropy.nan_to_num())
-    assert torch.equal(whole, gradient(clip=rule.resolve(known), aggregation="sum"))
-    for row in range(2):
-        leaf = LOGP[row : row + 1].clone().requires_grad_()
-        part = (x[row : row + 1] for x in (OLD, ADVANTAGES, MASK))
-        policy_loss(leaf, *part, entropy=entropy[row : row + 1], **settings).loss.backward()
-        assert torch.equal(leaf.grad[0], whole[row])
-    assert Audit.from_batch(LOGP, OLD, ADVANTAGES, MASK, clip=rule, entropy=entropy).metrics()["tokens"] == 5
+        FixedClip(Early())
 
 
 # --- the context ------------------------------------------------------------------------------------------------------

@@ -23,14 +23,13 @@ from bandpo import (
 )
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_method
-from bandpo.radius import ByEntropy, HoldClipRate, HoldEntropy, HoldKL
+from bandpo.radius import HoldClipRate, HoldEntropy, HoldKL
 from bandpo.rules import Tightest, bands
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)
 RADII = [
     Linear(0.05, 0.01),
-    ByEntropy(0.1, 0.02),
     HoldClipRate(0.01, 0.05),
     HoldKL(1e-3, 0.05, gain=0.3, min_radius=0.01, max_radius=0.06),
     HoldEntropy(0.3, 0.05),
@@ -78,23 +77,6 @@ def test_schedules_are_bounded_and_monotone(start, end, a, b):
     assert (second - first) * math.copysign(1, end - start) >= -1e-15
 
 
-def test_per_token_by_hand():
-    entropy = torch.tensor([0.0, math.log(2), math.log(4), -1e-8])
-    at = Band(KL(), ByEntropy(certain=0.02, uncertain=0.1)).resolve(TrainingState(entropy=entropy))
-    torch.testing.assert_close(at.radius, torch.tensor([0.02, 0.06, 0.08, 0.02]))
-
-
-@given(certain=sizes, uncertain=sizes, a=st.floats(0, 50), b=st.floats(0, 50))
-def test_per_token_is_bounded_and_monotone(certain, uncertain, a, b):
-    nats = torch.tensor(sorted((a, b)), dtype=torch.float64)
-    radius = ByEntropy(certain, uncertain)
-    values = radius.resolve(TrainingState(entropy=nats))
-    low, high = radius.range
-    assert low * (1 - 1e-12) <= values.min()
-    assert values.max() <= high * (1 + 1e-12)
-    assert (values[1] - values[0]) * math.copysign(1, uncertain - certain) >= -1e-15
-
-
 @pytest.mark.parametrize("radius", RADII, ids=repr)
 def test_text_reads_back(radius):
     for rule in (
@@ -124,7 +106,6 @@ def test_short_text():
     "radius",
     [
         Linear(0.01, 0.01),
-        ByEntropy(0.01, 0.01),
         HoldClipRate(0.1, 0.01),
         torch.full((6, 9), 0.01),
         torch.full((6, 1), 0.01),
@@ -133,7 +114,7 @@ def test_short_text():
     ids=lambda r: repr(r) if not isinstance(r, torch.Tensor) else f"tensor{tuple(r.shape)}",
 )
 def test_a_constant_in_any_form_is_the_constant(radius, level):
-    moment = TrainingState(progress=0.3, entropy=tokens()[1].abs(), radii={})
+    moment = TrainingState(progress=0.3, radii={})
     clip = TwoSided(Band(KL(), radius), Tightest(Band(KL(), radius), FixedClip(1.0, 1.0))).resolve(moment)
     fixed = TwoSided(Band(KL(), 0.01), Tightest(Band(KL(), 0.01), FixedClip(1.0, 1.0)))
     expected = gradient(fixed, level=level)
@@ -166,15 +147,15 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
 
 
 def test_rules_within_rules():
-    rule = Tightest(
-        TwoSided(Band(KL(), Linear(0.04, 0.02)), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0)
-    )
+    hold = HoldClipRate(0.01, 0.1)
+    rule = Tightest(TwoSided(Band(KL(), Linear(0.04, 0.02)), Band(KL(), hold)), FixedClip(1.0, 3.0))
     assert list(bands(rule)) == ["a.lower", "a.upper"]
     later = rule.resolve(TrainingState(progress=0.5), strict=False)
-    assert later == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), ByEntropy(0.1, 0.2))), FixedClip(1.0, 3.0))
-    both = later.resolve(TrainingState(entropy=torch.zeros(6, 9)))
-    same = Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
-    assert torch.equal(gradient(both), gradient(same))
+    assert later == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), hold)), FixedClip(1.0, 3.0))
+    with pytest.raises(ValueError, match="depends on the training state"):
+        rule.resolve(TrainingState(progress=0.5))
+    both = later.resolve(TrainingState(radii={}))
+    assert both == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
     for fixed in (
         Band(),
         Unclipped(),
@@ -186,7 +167,7 @@ def test_rules_within_rules():
 
 @pytest.mark.parametrize(
     ("radius", "needs"),
-    [(Linear(1, 2), "progress"), (ByEntropy(1, 2), "entropy"), (HoldKL(1, 2), "radii")],
+    [(Linear(1, 2), "progress"), (HoldKL(1, 2), "radii")],
     ids=repr,
 )
 def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
@@ -343,7 +324,6 @@ def test_the_share_of_a_radius_that_differs_by_token():
     [
         (lambda: Band(KL(), Linear(0.0, 0.1)), ValueError, "radius must be a finite number above 0, got 0.0"),
         (lambda: Linear(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
-        (lambda: ByEntropy(0.1, math.nan), ValueError, "uncertain must be"),
         (lambda: HoldKL(0.0, 0.05), ValueError, "target must be"),
         (lambda: HoldKL(0.1, 0.05, min_radius=0.1), ValueError, r"between min_radius=0.1 and max_radius=0.5"),
         (lambda: HoldKL(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),

@@ -1,6 +1,7 @@
 """Radii that change, in TRL's trainer: when, from what, logged how, and across a checkpoint."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from test_trl import make
 
 from bandpo import KL, Band, ClipRule, parse
 from bandpo.audit.logs import named_rows
-from bandpo.integrations.trl import OLD_ENTROPIES, BandGRPOConfig, BandGRPOTrainer
-from bandpo.radius import HoldClipRate
+from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+from bandpo.radius import HoldClipRate, Radius
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -59,66 +60,34 @@ def plain(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("plain"), "Band(KL(), 0.03)", max_steps=4)
 
 
-@pytest.mark.parametrize(
-    "radius", ["Linear(0.03, 0.03)", "ByEntropy(0.03, 0.03)", "HoldKL(1, 0.03, 0.1, 0.03, 0.03)"]
-)
+@pytest.mark.parametrize("radius", ["Linear(0.03, 0.03)", "HoldKL(1, 0.03, 0.1, 0.03, 0.03)"])
 def test_a_constant_in_any_form_trains_to_the_same_weights(radius, plain, tmp_path):
     other = trained(tmp_path / "other", f"Band(KL(), {radius})", max_steps=4)
     for ours, theirs in zip(other.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_entropies_are_the_old_policys_token_by_token(level, tmp_path, monkeypatch):
-    """At a batch's first loss the current policy is the old one, and a reference model is another."""
-    seen, original = [], BandGRPOTrainer._see
+@dataclass(frozen=True)
+class ByPosition(Radius):
+    """Wider at the start of a sequence."""
 
-    def see(self, inputs, logp, entropy):
-        bounds = self.method.tokens(self._batch_of(inputs, logp, entropy)).bounds
-        seen.append((dict(inputs), entropy.clone(), logp.clone(), *bounds))
-        original(self, inputs, logp, entropy)
+    needs = "position"
+    each_token = True
+    range = (0.01, 0.1)
 
-    monkeypatch.setattr(BandGRPOTrainer, "_see", see)
-    clip = "Band(KL(), ByEntropy(0.01, 0.1))"
-    trained(tmp_path, clip, beta=0.1, importance_sampling_level=level)
-    assert len(seen) == 8
-    for k, (inputs, entropy, logp, lower, upper) in enumerate(seen):
-        mask = inputs["completion_mask"] != 0
-        assert inputs[OLD_ENTROPIES].shape == mask.shape
-        first = k % 4 == 0
-        same = torch.allclose(inputs[OLD_ENTROPIES][mask], entropy[mask], rtol=1e-4, atol=1e-5)
-        assert same == first
-        assert torch.allclose(inputs["old_per_token_logps"][mask], logp[mask], atol=1e-4) == first
-        old, entropies = (inputs[x].masked_fill(~mask, 0.0) for x in ("old_per_token_logps", OLD_ENTROPIES))
-        if level == "sequence":
-            old, entropies = (x.sum(1, keepdim=True) / mask.sum(1, keepdim=True) for x in (old, entropies))
-        bounds = Band(KL(), 0.1 - 0.09 * (-entropies).exp()).bounds(old)
-        torch.testing.assert_close(lower[mask], bounds.lower.expand_as(mask)[mask])
-        torch.testing.assert_close(upper[mask], bounds.upper.expand_as(mask)[mask])
-    ref = seen[4][0]["ref_per_token_logps"]
-    assert not torch.allclose(ref, seen[4][0]["old_per_token_logps"], atol=1e-3)
+    def resolve(self, state):
+        return self if state.position is None else 0.01 + 0.09 / (1 + state.position)
 
 
-@pytest.mark.parametrize("radius", ["ByEntropy(0.01, 0.1)"])
 @pytest.mark.slow
-def test_per_token_radii_are_logged(radius, tmp_path):
-    trainer = trained(tmp_path, f"Band(KL(), {radius})", audit_steps=1)
+def test_radii_per_token_are_logged(tmp_path):
+    trainer = trained(tmp_path, Band(KL(), ByPosition()), audit_steps=1)
     mean, low, high = logged(trainer, "radius", "radius_min", "radius_max")
     for a, b, c in zip(low, mean, high, strict=True):
-        assert 0.01 <= a < b < c <= 0.1
-    assert len(set(mean)) > 1
+        assert 0.01 <= a < b < c <= 0.1 + 1e-6
     used = logged(trainer, "audit/radius_used")[0]
     assert all(share > 0 for k, share in enumerate(used) if k % 4)
     trainer.evaluate(eval_dataset=multiplication.dataset("eval", 8))
-
-
-@pytest.mark.filterwarnings("ignore:each batch is used for one")
-def test_entropies_without_an_old_policy(tmp_path):
-    """One update per batch: TRL computes no old log-probabilities, and the current policy is the old one."""
-    settings = {"steps_per_generation": 1, "num_iterations": 1, "max_steps": 2, "beta": 0.1}
-    trainer = trained(tmp_path, "Band(KL(), ByEntropy(0.01, 0.1))", **settings)
-    low, high = logged(trainer, "radius_min", "radius_max")
-    assert all(0.01 <= a < b <= 0.1 for a, b in zip(low, high, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -196,20 +165,16 @@ from pathlib import Path
 from test_trl_radius import logged, trained
 
 out = Path(sys.argv[1])
-for name, radius in {"hold": "HoldKL(0.02, 0.05, 0.5)", "entropy": "ByEntropy(0.01, 0.1)"}.items():
-    trainer = trained(out / name, f"Band(KL(), {radius})", max_steps=12)
-    rank = trainer.accelerator.process_index
-    rows = logged(trainer, "radius", "radius_min", "radius_max")
-    held = trainer._held_radii if name == "hold" else None
-    (out / f"{name}-{rank}.json").write_text(json.dumps({"rows": rows, "held": held}))
+trainer = trained(out, "Band(KL(), HoldKL(0.02, 0.05, 0.5))", max_steps=12)
+rank = trainer.accelerator.process_index
+rows = logged(trainer, "radius", "radius_min", "radius_max")
+(out / f"{rank}.json").write_text(json.dumps({"rows": rows, "held": trainer._held_radii}))
 """
 
 
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path):
     run_on_two_processes(TWO_PROCESSES, tmp_path)
-    for name in ("hold", "entropy"):
-        one, other = (json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
-        assert one == other
-        assert len(set(one["rows"][0])) > 1
-    assert all(a < b < c for b, a, c in zip(*one["rows"], strict=True))
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert one == other
+    assert len(set(one["rows"][0])) > 1

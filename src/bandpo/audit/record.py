@@ -227,7 +227,7 @@ def _read_file(file: Path, given: Method | None) -> Iterator[Call]:
         step, version = rows.column("step")[0].as_py(), columns["version"]
         lag = None if step is None or version is None else (step - version) * mask
         counted, entropy = mask.float(), columns["entropy"]
-        state = TrainingState(entropy=entropy, age=lag, mask=counted)
+        state = TrainingState(age=lag, mask=counted)
         known = ratio is not None
         batch = Batch(
             ratio if known else torch.zeros_like(old), old, advantages, counted, rollout, entropy, state=state

@@ -10,7 +10,7 @@ gradient. Advantages and ratios stay true, so TRL's KL term, masks, entropy bonu
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
 A radius of `bandpo.radius` is brought up to date whenever a batch is generated and stays for all updates made on that
-batch. Its entropies come from the pass that TRL makes for the old log-probabilities.
+batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bandpo import _checks
 from bandpo.audit.metrics import Audit
 from bandpo.batch import Batch, Tokens, reduce_to_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin, counted_tokens
+from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
-
-OLD_ENTROPIES = "old_per_token_entropies"
-"""Beside TRL's ``old_per_token_logps`` in a batch, where a radius is set by them."""
 
 SWITCHED_OFF = -1.0
 """A bound below every ratio: TRL's clamps pass no gradient there, and its clip metrics count nothing."""
@@ -114,8 +111,6 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     """
 
     args: BandGRPOConfig
-    _wanted_entropies: list[Tensor] | None = None
-    """Filled while a batch is generated, where a radius needs the old policy's entropies."""
     _added: _Added | None = None
     """Of the loss that is being computed."""
 
@@ -177,7 +172,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         return entries.setdefault("HeldRadii", {"args": {"held": {}}, "attributes": {}})["args"]["held"]
 
     def loss_method(self) -> Method:
-        """The method for the batch in use, but for what a radius takes from entropies."""
+        """Return the method for the batch in use, with the numbers that this batch has."""
         return self.method.resolve(self._batch.state, strict=False)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -185,25 +180,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
             radii = dict(self._held_radii) if self._controllers else {}
             self._batch = _Batch(TrainingState(progress=progress, radii=radii), self._batch.audit)
-        if any(number.needs == "entropy" for number in self.method.varying().values()):
-            self._wanted_entropies = []
-        try:
-            output = super()._generate_and_score_completions(inputs)
-            if self._wanted_entropies and "old_per_token_logps" in output:
-                output[OLD_ENTROPIES] = self._wanted_entropies[0]  # shuffled and split with the rest
-        finally:
-            self._wanted_entropies = None
-        return output
-
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        # The model's first pass is the old policy's. A reference is its second, without the adapter, or another model.
-        wanted = self._wanted_entropies == [] and arguments[0] is self.model
-        if wanted:
-            named["compute_entropy"] = True
-        outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
-        if wanted:
-            self._wanted_entropies = [outputs[1]]
-        return outputs
+        return super()._generate_and_score_completions(inputs)
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)
@@ -245,13 +222,9 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self._steer(inputs, batch, tokens, logp)
 
     def _state(self, inputs: dict[str, Any]) -> TrainingState:
-        # A batch without a pass of the old policy takes the current policy's entropies.
-        entropy = inputs.get(OLD_ENTROPIES)
-        if entropy is not None:
-            entropy = entropy.float().masked_fill(counted_tokens(inputs) == 0, 0.0)
         everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         age = None if "version" not in inputs else self.state.global_step - inputs["version"]
-        return replace(self._batch.state, entropy=entropy, age=age, processes=everyone)
+        return replace(self._batch.state, age=age, processes=everyone)
 
     def _record_all(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
