@@ -10,7 +10,7 @@ training loop keeps.
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
 | `Linear` | a schedule over training | ``TrainingState(progress=…)`` |
-| `HoldClipRate`, `HoldKL`, `HoldEntropy` | a controller's | ``TrainingState(radii=…)`` |
+| `HoldClipRate` | a controller's | ``TrainingState(radii=…)`` |
 
 In a loop of your own (`BandGRPOTrainer` does this for you):
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HoldClipRate",
-    "HoldEntropy",
-    "HoldKL",
     "Linear",
     "Radius",
     "TrainingState",
@@ -171,7 +169,7 @@ class Varies:
         return replace(cast("Any", self), **changed) if changed else self
 
     def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers that the setting's controllers, such as `HoldKL`, choose after a batch.
+        """The numbers that the setting's controllers, such as `HoldClipRate`, choose after a batch.
 
         Plain data by the controllers' text forms, to be saved with a checkpoint; empty without a controller.
 
@@ -239,14 +237,15 @@ class Linear(Radius):
 class Hold(Radius):
     """A controller: from batch to batch it moves the radius so that a measured quantity stays at a target.
 
-        radius ← radius·exp(± gain·(measured − target)/(measured + target)),  within [min_radius, max_radius]
+        radius ← radius·exp(gain·(measured − target)/(measured + target)),  within [min_radius, max_radius]
 
     The fraction lies in [−1, 1], so one batch moves the radius by no more than the factor ``e^gain``.
 
     Args:
         target: What the quantity should be, > 0.
         start: Radius of the first batch.
-        gain: Speed; 0.1 is 10 % a batch at most. A negative one turns the direction around.
+        gain: Speed; 0.1 is 10 % a batch at most. A positive one widens the radius where too much is measured, a negative
+            one narrows it.
         min_radius: Least radius; a tenth of ``start`` by default.
         max_radius: Greatest radius; ten times ``start`` by default.
     """
@@ -258,8 +257,6 @@ class Hold(Radius):
     max_radius: float = None  # pyright: ignore[reportAssignmentType]
 
     needs = "radii"
-    _sign: ClassVar[int] = -1
-    """1 where too much of the quantity calls for a wider radius, −1 where it calls for a narrower one."""
 
     def __post_init__(self) -> None:
         if _checks.is_a(self.min_radius, NoneType):
@@ -287,8 +284,8 @@ class Hold(Radius):
 
         A quantity that is not finite (a mean over no tokens, a ratio that overflowed) leaves the radius as it is.
 
-        >>> round(HoldKL(target=0.002, start=0.05).update(0.05, measured=0.006), 6)
-        0.047561
+        >>> round(HoldClipRate(target=0.01, start=0.05).update(0.05, measured=0.03), 6)
+        0.052564
         """
         if not math.isfinite(measured):
             return radius
@@ -297,7 +294,7 @@ class Hold(Radius):
                 f"{type(self).__name__} was given {measured!r}, but what it measures is never negative"
             )
         error = (measured - self.target) / (measured + self.target)
-        return min(max(radius * math.exp(self._sign * self.gain * error), self.min_radius), self.max_radius)
+        return min(max(radius * math.exp(self.gain * error), self.min_radius), self.max_radius)
 
     @abstractmethod
     def measured(self, metrics: Mapping[str, Any]) -> float:
@@ -310,30 +307,5 @@ class HoldClipRate(Hold):
     It is the share over all losses of a batch, the first of which, before any update, clips nothing.
     """
 
-    _sign = 1
-
     def measured(self, metrics: Mapping[str, Any]) -> float:
         return float(metrics["clip_high"]) + float(metrics["clip_low"])
-
-
-class HoldKL(Hold):
-    """Hold the mean of KL(π_old ‖ π) in nats per token, ``approx_kl``; narrower when it is too large.
-
-    It is the mean over all losses of a batch, the first of which, before any update, has 0. The radius bounds what one
-    token may spend, so it is one lever among others (learning rate, updates per batch) on the mean.
-    """
-
-    def measured(self, metrics: Mapping[str, Any]) -> float:
-        return float(metrics["approx_kl"])
-
-
-class HoldEntropy(Hold):
-    """Hold the policy's mean entropy in nats per token, ``entropy``; wider when it is too small.
-
-    A wide *upper* side lets rare tokens rise, which keeps entropy; a wide lower side lets them vanish. So use it above
-    a fixed lower side: ``TwoSided(FixedClip(0.2), Band(KL(), HoldEntropy(0.3, 0.05)))``. Entropy answers to a clip
-    slowly and weakly, if at all.
-    """
-
-    def measured(self, metrics: Mapping[str, Any]) -> float:
-        return float(metrics["entropy"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bandpo
-from bandpo import GSPO, Audit, Band, FixedClip, Method, Recorder
+from bandpo import GSPO, KL, Audit, Band, FixedClip, Method, Recorder
 from bandpo.audit import recorder as recorder_module
 from bandpo.audit.record import read_calls
 from bandpo.audit.recorder import META, record_schema

@@ -23,7 +23,7 @@ from bandpo import (
 )
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_method
-from bandpo.radius import HoldClipRate, HoldEntropy, HoldKL
+from bandpo.radius import HoldClipRate
 from bandpo.rules import Tightest, bands
 
 sizes = st.floats(1e-4, 1.0)
@@ -31,8 +31,7 @@ shares = st.floats(0.0, 1.0)
 RADII = [
     Linear(0.05, 0.01),
     HoldClipRate(0.01, 0.05),
-    HoldKL(1e-3, 0.05, gain=0.3, min_radius=0.01, max_radius=0.06),
-    HoldEntropy(0.3, 0.05),
+    HoldClipRate(1e-3, 0.05, gain=-0.3, min_radius=0.01, max_radius=0.06),
 ]
 
 
@@ -89,7 +88,7 @@ def test_text_reads_back(radius):
 
 def test_short_text():
     assert parse("Band(KL, Linear(0.05, 0.01))", ClipRule) == Band(KL(), Linear(0.05, 0.01))
-    assert parse("Band(radius=HoldKL(1e-3, 0.05))", ClipRule) == Band(KL(), HoldKL(1e-3, 0.05))
+    assert parse("Band(radius=HoldClipRate(1e-3, 0.05))", ClipRule) == Band(KL(), HoldClipRate(1e-3, 0.05))
     for text, message in (
         ("Band(KL(), Liner(1, 2))", "did you mean Linear"),
         ("Band(KL(), Hold(1, 2))", "unknown name 'Hold'"),
@@ -167,7 +166,7 @@ def test_rules_within_rules():
 
 @pytest.mark.parametrize(
     ("radius", "needs"),
-    [(Linear(1, 2), "progress"), (HoldKL(1, 2), "radii")],
+    [(Linear(1, 2), "progress"), (HoldClipRate(1, 2), "radii")],
     ids=repr,
 )
 def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
@@ -221,14 +220,14 @@ def test_equality_and_text_of_a_tensor():
     [
         (HoldClipRate(0.01, 0.05), 0.03, 0.05 * math.exp(0.05)),  # (0.03 − 0.01)/0.04 = ½, of a gain of 0.1
         (HoldClipRate(0.01, 0.05), 0.0, 0.05 * math.exp(-0.1)),
-        (HoldKL(0.01, 0.05, gain=0.4), 0.03, 0.05 * math.exp(-0.2)),
-        (HoldEntropy(0.5, 0.05), 0.1, 0.05 * math.exp(0.1 * 2 / 3)),
-        (HoldEntropy(0.5, 0.05, gain=-0.1), 0.1, 0.05 * math.exp(-0.1 * 2 / 3)),
-        (HoldKL(0.01, 0.05), 0.01, 0.05),
-        (HoldKL(0.01, 0.05), math.nan, 0.05),
-        (HoldKL(0.01, 0.05), math.inf, 0.05),
-        (HoldKL(0.01, 0.05, min_radius=0.049), 9.0, 0.049),
-        (HoldKL(0.01, 0.05, max_radius=0.051), 0.0, 0.051),
+        (HoldClipRate(0.01, 0.05, gain=-0.4), 0.03, 0.05 * math.exp(-0.2)),
+        (HoldClipRate(0.5, 0.05), 0.1, 0.05 * math.exp(-0.1 * 2 / 3)),
+        (HoldClipRate(0.5, 0.05, gain=-0.1), 0.1, 0.05 * math.exp(0.1 * 2 / 3)),
+        (HoldClipRate(0.01, 0.05), 0.01, 0.05),
+        (HoldClipRate(0.01, 0.05), math.nan, 0.05),
+        (HoldClipRate(0.01, 0.05), math.inf, 0.05),
+        (HoldClipRate(0.01, 0.05, min_radius=0.049), 0.0, 0.049),
+        (HoldClipRate(0.01, 0.05, max_radius=0.051), 9.0, 0.051),
     ],
 )
 def test_updates_by_hand(hold, measured, expected):
@@ -236,19 +235,19 @@ def test_updates_by_hand(hold, measured, expected):
 
 
 @given(
-    kind=st.sampled_from([HoldClipRate, HoldKL, HoldEntropy]),
+    gain=st.sampled_from([0.1, -0.1]),
     target=sizes,
     radius=sizes,
     a=st.floats(0, 1e6),
     b=st.floats(0, 1e6),
 )
-def test_updates_are_bounded_and_monotone(kind, target, radius, a, b):
-    hold = kind(target, 0.05, min_radius=1e-5, max_radius=2.0)
+def test_updates_are_bounded_and_monotone(gain, target, radius, a, b):
+    hold = HoldClipRate(target, 0.05, gain, min_radius=1e-5, max_radius=2.0)
     less, more = (hold.update(radius, x) for x in sorted((a, b)))
     for after in (less, more):
         assert 1e-5 <= after <= 2.0
         assert abs(math.log(after / radius)) <= 0.1 + 1e-12
-    assert (more >= less * (1 - 1e-12)) if kind is HoldClipRate else (more <= less * (1 + 1e-12))
+    assert (more >= less * (1 - 1e-12)) if gain > 0 else (more <= less * (1 + 1e-12))
     assert hold.update(radius, target) == radius
 
 
@@ -272,14 +271,15 @@ def test_a_controller_holds_the_clip_rate():
 
 
 @pytest.mark.parametrize(
-    ("hold", "metrics"),
-    [
-        (HoldKL(0.01, 0.2, gain=0.3), lambda radius: {"approx_kl": radius**2}),
-        (HoldEntropy(0.3, 0.2, gain=0.3), lambda radius: {"entropy": 0.2 + radius}),
-    ],
-    ids=["HoldKL", "HoldEntropy"],
+    ("gain", "rate"),
+    [(0.3, lambda radius: 0.002 / radius), (-0.3, lambda radius: radius**2)],
+    ids=["falls with the radius", "rises with the radius"],
 )
-def test_controllers_move_the_right_way(hold, metrics):
+def test_the_sign_of_the_gain_is_the_direction(gain, rate):
+    def metrics(radius):
+        return {"clip_high": rate(radius), "clip_low": 0.0}
+
+    hold = HoldClipRate(0.01, 0.15, gain=gain)
     rule, radii = TwoSided(FixedClip(), Band(KL(), hold)), {}
     for _ in range(200):
         radii = rule.next_radii(radii, metrics(rule.resolve(TrainingState(radii=radii)).upper.radius))
@@ -287,19 +287,19 @@ def test_controllers_move_the_right_way(hold, metrics):
 
 
 def test_two_controllers_in_one_rule():
-    rule = TwoSided(Band(KL(), HoldKL(0.01, 0.05)), Band(KL(), HoldClipRate(0.01, 0.1)))
-    radii = rule.next_radii({}, {"approx_kl": 0.03, "clip_high": 0.03, "clip_low": 0.0})
+    rule = TwoSided(Band(KL(), HoldClipRate(0.01, 0.05, gain=-0.1)), Band(KL(), HoldClipRate(0.01, 0.1)))
+    radii = rule.next_radii({}, {"clip_high": 0.03, "clip_low": 0.0})
     later = rule.resolve(TrainingState(radii=radii))
     assert later.lower.radius == pytest.approx(0.05 * math.exp(-0.05))
     assert later.upper.radius == pytest.approx(0.1 * math.exp(0.05))
     assert Band().next_radii({}, {}) == {}
-    with pytest.raises(ValueError, match="measures 'approx_kl', which the metrics lack"):
-        rule.next_radii({}, {"clip_high": 0.1, "clip_low": 0.1})
+    with pytest.raises(ValueError, match="measures 'clip_low', which the metrics lack"):
+        rule.next_radii({}, {"clip_high": 0.1})
 
 
 def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
-    rule = Band(KL(), HoldEntropy(0.3, 0.05))
+    rule = Band(KL(), HoldClipRate(0.3, 0.05))
     audit = Audit.from_batch(logp, logp_old, advantages, clip=rule.resolve(TrainingState(radii={})))
     assert rule.next_radii({}, audit.without_counterfactuals.metrics()) == rule.next_radii(
         {}, audit.metrics()
@@ -324,10 +324,10 @@ def test_the_share_of_a_radius_that_differs_by_token():
     [
         (lambda: Band(KL(), Linear(0.0, 0.1)), ValueError, "radius must be a finite number above 0, got 0.0"),
         (lambda: Linear(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
-        (lambda: HoldKL(0.0, 0.05), ValueError, "target must be"),
-        (lambda: HoldKL(0.1, 0.05, min_radius=0.1), ValueError, r"between min_radius=0.1 and max_radius=0.5"),
-        (lambda: HoldKL(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),
-        (lambda: HoldKL(0.1, 0.05).update(0.05, -0.1), ValueError, "given -0.1, but what it measures is never"),
+        (lambda: HoldClipRate(0.0, 0.05), ValueError, "target must be"),
+        (lambda: HoldClipRate(0.1, 0.05, min_radius=0.1), ValueError, r"between min_radius=0.1 and max_radius=0.5"),
+        (lambda: HoldClipRate(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),
+        (lambda: HoldClipRate(0.1, 0.05).update(0.05, -0.1), ValueError, "given -0.1, but what it measures is never"),
         (lambda: TrainingState(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
         (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),
         (lambda: Band(KL(), torch.tensor([0.1, 0.0])).bounds(-torch.ones(2)), ValueError, "finite and above 0"),
