@@ -413,8 +413,8 @@ def test_a_right_divergence_of_ones_own_passes_with_a_spent_and_bounds_of_its_ow
         (mine(Objective, weight=lambda tokens: LOG(tokens.log_ratio)), r"weight returns nan .* finite"),
         (mine(Objective, weight=lambda tokens: 1 / (tokens.log_ratio * 0)), "weight returns -?inf"),
         (
-            mine(Objective, weight=lambda tokens: tokens.ratio, value=lambda tokens: tokens.ratio / 0),
-            "value returns inf",
+            mine(Objective, weight=lambda tokens: tokens.ratio, surrogate=lambda tokens: tokens.ratio / 0),
+            "surrogate returns inf",
         ),
     ],
 )
