@@ -140,7 +140,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
 
     With a controller, whose state is in the checkpoint too, and scores taken in between.
     """
-    steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
+    steered = "--clip=Band(KL(), ClipRateController(0.2, 0.05, gain=0.5))"
     whole = run_training(small(tmp_path / "whole", steered, "--eval_every=2"))
     radii = [row["radius"] for row in whole.history() if "radius" in row]
     assert len(set(radii)) == 3

@@ -10,17 +10,17 @@ training loop keeps.
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
 | `Linear` | a schedule over training | ``TrainingState(progress=…)`` |
-| `HoldClipRate` | a controller's | ``TrainingState(radii=…)`` |
+| `ClipRateController` | a controller's | ``TrainingState(radii=…)`` |
 
 In a loop of your own (`BandGRPOTrainer` does this for you):
 
->>> rule, radii = Band(KL(), HoldClipRate(target=0.01, start=0.05)), {}
+>>> rule, radii = Band(KL(), ClipRateController(target=0.01, start=0.05)), {}
 >>> for batch in range(3):
 ...     clip = rule.resolve(TrainingState(progress=batch / 3, radii=radii))
 ...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., clip=clip), over the whole batch
 ...     radii = rule.next_radii(radii, metrics)
 >>> {name: round(radius, 4) for name, radius in radii.items()}
-{'HoldClipRate(target=0.01, start=0.05, gain=0.1, min_radius=0.005, max_radius=0.5)': 0.0581}
+{'ClipRateController(target=0.01, start=0.05, gain=0.1, min_radius=0.005, max_radius=0.5)': 0.0581}
 
 A radius of your own is a frozen dataclass that derives from `Radius`; its text form is readable once it is imported.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "HoldClipRate",
+    "ClipRateController",
     "Linear",
     "Radius",
     "TrainingState",
@@ -169,7 +169,7 @@ class Varies:
         return replace(cast("Any", self), **changed) if changed else self
 
     def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers that the setting's controllers, such as `HoldClipRate`, choose after a batch.
+        """The numbers that the setting's controllers, such as `ClipRateController`, choose after a batch.
 
         Plain data by the controllers' text forms, to be saved with a checkpoint; empty without a controller.
 
@@ -284,7 +284,7 @@ class Hold(Radius):
 
         A quantity that is not finite (a mean over no tokens, a ratio that overflowed) leaves the radius as it is.
 
-        >>> round(HoldClipRate(target=0.01, start=0.05).update(0.05, measured=0.03), 6)
+        >>> round(ClipRateController(target=0.01, start=0.05).update(0.05, measured=0.03), 6)
         0.052564
         """
         if not math.isfinite(measured):
@@ -301,10 +301,11 @@ class Hold(Radius):
         """The quantity, from the metrics of `bandpo.audit.metrics`."""
 
 
-class HoldClipRate(Hold):
-    """Hold the share of tokens whose gradient the clip drops, ``clip_high + clip_low``; wider when it is too large.
+class ClipRateController(Hold):
+    """A controller of the clip rate: the share of tokens whose gradient the clip drops.
 
-    It is the share over all losses of a batch, the first of which, before any update, clips nothing.
+    The rate is ``clip_high + clip_low`` over all losses of a batch. The first loss, before any update, clips nothing. A
+    rate above the target widens the radius.
     """
 
     def measured(self, metrics: Mapping[str, Any]) -> float:

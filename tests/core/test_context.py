@@ -25,7 +25,7 @@ from bandpo.batch import Batch
 from bandpo.bounds import RatioBounds
 from bandpo.methods import METHODS, SAPO, BandPO
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import HoldClipRate, Radius
+from bandpo.radius import ClipRateController, Radius
 
 LOGP = torch.tensor([[0.3, 0.1, 0.4], [0.2, 0.5, 0.6]]).log()
 OLD = torch.tensor([[0.2, 0.2, 0.2], [0.3, 0.3, 0.3]]).log()
@@ -64,7 +64,7 @@ def test_any_number_may_be_a_schedule(name):
 
 
 def test_a_controller_may_stand_for_any_number():
-    hold = HoldClipRate(target=0.01, start=2.0, min_radius=1.1)
+    hold = ClipRateController(target=0.01, start=2.0, min_radius=1.1)
     method = Method(FixedClip(), DualClip(hold))
     radii = method.next_radii({}, {"clip_high": 0.002, "clip_low": 0.0})
     state = TrainingState(radii=radii)
@@ -233,7 +233,7 @@ def test_a_number_of_your_own_sees_the_context():
 
 
 def test_controllers_of_rules_and_objectives_are_held_together():
-    first, second = HoldClipRate(0.1, 0.2), HoldClipRate(0.01, 3.0, min_radius=1.1)
+    first, second = ClipRateController(0.1, 0.2), ClipRateController(0.01, 3.0, min_radius=1.1)
     method = Method(Band(KL(), first), DualClip(second))
     radii = method.next_radii({}, {"clip_high": 0.3, "clip_low": 0.0})
     assert set(radii) == {repr(first), repr(second)}

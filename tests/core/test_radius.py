@@ -23,15 +23,15 @@ from bandpo import (
 )
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_method
-from bandpo.radius import HoldClipRate
+from bandpo.radius import ClipRateController
 from bandpo.rules import Tightest, bands
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)
 RADII = [
     Linear(0.05, 0.01),
-    HoldClipRate(0.01, 0.05),
-    HoldClipRate(1e-3, 0.05, gain=-0.3, min_radius=0.01, max_radius=0.06),
+    ClipRateController(0.01, 0.05),
+    ClipRateController(1e-3, 0.05, gain=-0.3, min_radius=0.01, max_radius=0.06),
 ]
 
 
@@ -88,7 +88,9 @@ def test_text_reads_back(radius):
 
 def test_short_text():
     assert parse("Band(KL, Linear(0.05, 0.01))", ClipRule) == Band(KL(), Linear(0.05, 0.01))
-    assert parse("Band(radius=HoldClipRate(1e-3, 0.05))", ClipRule) == Band(KL(), HoldClipRate(1e-3, 0.05))
+    assert parse("Band(radius=ClipRateController(1e-3, 0.05))", ClipRule) == Band(
+        KL(), ClipRateController(1e-3, 0.05)
+    )
     for text, message in (
         ("Band(KL(), Liner(1, 2))", "did you mean Linear"),
         ("Band(KL(), Hold(1, 2))", "unknown name 'Hold'"),
@@ -105,7 +107,7 @@ def test_short_text():
     "radius",
     [
         Linear(0.01, 0.01),
-        HoldClipRate(0.1, 0.01),
+        ClipRateController(0.1, 0.01),
         torch.full((6, 9), 0.01),
         torch.full((6, 1), 0.01),
         torch.tensor(0.01, dtype=torch.float64),
@@ -146,7 +148,7 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
 
 
 def test_rules_within_rules():
-    hold = HoldClipRate(0.01, 0.1)
+    hold = ClipRateController(0.01, 0.1)
     rule = Tightest(TwoSided(Band(KL(), Linear(0.04, 0.02)), Band(KL(), hold)), FixedClip(1.0, 3.0))
     assert list(bands(rule)) == ["a.lower", "a.upper"]
     later = rule.resolve(TrainingState(progress=0.5), strict=False)
@@ -166,7 +168,7 @@ def test_rules_within_rules():
 
 @pytest.mark.parametrize(
     ("radius", "needs"),
-    [(Linear(1, 2), "progress"), (HoldClipRate(1, 2), "radii")],
+    [(Linear(1, 2), "progress"), (ClipRateController(1, 2), "radii")],
     ids=repr,
 )
 def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
@@ -218,16 +220,20 @@ def test_equality_and_text_of_a_tensor():
 @pytest.mark.parametrize(
     ("hold", "measured", "expected"),
     [
-        (HoldClipRate(0.01, 0.05), 0.03, 0.05 * math.exp(0.05)),  # (0.03 − 0.01)/0.04 = ½, of a gain of 0.1
-        (HoldClipRate(0.01, 0.05), 0.0, 0.05 * math.exp(-0.1)),
-        (HoldClipRate(0.01, 0.05, gain=-0.4), 0.03, 0.05 * math.exp(-0.2)),
-        (HoldClipRate(0.5, 0.05), 0.1, 0.05 * math.exp(-0.1 * 2 / 3)),
-        (HoldClipRate(0.5, 0.05, gain=-0.1), 0.1, 0.05 * math.exp(0.1 * 2 / 3)),
-        (HoldClipRate(0.01, 0.05), 0.01, 0.05),
-        (HoldClipRate(0.01, 0.05), math.nan, 0.05),
-        (HoldClipRate(0.01, 0.05), math.inf, 0.05),
-        (HoldClipRate(0.01, 0.05, min_radius=0.049), 0.0, 0.049),
-        (HoldClipRate(0.01, 0.05, max_radius=0.051), 9.0, 0.051),
+        (
+            ClipRateController(0.01, 0.05),
+            0.03,
+            0.05 * math.exp(0.05),
+        ),  # (0.03 − 0.01)/0.04 = ½, of a gain of 0.1
+        (ClipRateController(0.01, 0.05), 0.0, 0.05 * math.exp(-0.1)),
+        (ClipRateController(0.01, 0.05, gain=-0.4), 0.03, 0.05 * math.exp(-0.2)),
+        (ClipRateController(0.5, 0.05), 0.1, 0.05 * math.exp(-0.1 * 2 / 3)),
+        (ClipRateController(0.5, 0.05, gain=-0.1), 0.1, 0.05 * math.exp(0.1 * 2 / 3)),
+        (ClipRateController(0.01, 0.05), 0.01, 0.05),
+        (ClipRateController(0.01, 0.05), math.nan, 0.05),
+        (ClipRateController(0.01, 0.05), math.inf, 0.05),
+        (ClipRateController(0.01, 0.05, min_radius=0.049), 0.0, 0.049),
+        (ClipRateController(0.01, 0.05, max_radius=0.051), 9.0, 0.051),
     ],
 )
 def test_updates_by_hand(hold, measured, expected):
@@ -242,7 +248,7 @@ def test_updates_by_hand(hold, measured, expected):
     b=st.floats(0, 1e6),
 )
 def test_updates_are_bounded_and_monotone(gain, target, radius, a, b):
-    hold = HoldClipRate(target, 0.05, gain, min_radius=1e-5, max_radius=2.0)
+    hold = ClipRateController(target, 0.05, gain, min_radius=1e-5, max_radius=2.0)
     less, more = (hold.update(radius, x) for x in sorted((a, b)))
     for after in (less, more):
         assert 1e-5 <= after <= 2.0
@@ -254,7 +260,7 @@ def test_updates_are_bounded_and_monotone(gain, target, radius, a, b):
 def test_a_controller_holds_the_clip_rate():
     """The loop closed over real bands: random moves of a policy, clipped at the rate asked for."""
     rule, radii, rates = (
-        Band(KL(), HoldClipRate(0.15, 0.5, gain=0.3, min_radius=1e-3, max_radius=1.0)),
+        Band(KL(), ClipRateController(0.15, 0.5, gain=0.3, min_radius=1e-3, max_radius=1.0)),
         {},
         [],
     )
@@ -279,7 +285,7 @@ def test_the_sign_of_the_gain_is_the_direction(gain, rate):
     def metrics(radius):
         return {"clip_high": rate(radius), "clip_low": 0.0}
 
-    hold = HoldClipRate(0.01, 0.15, gain=gain)
+    hold = ClipRateController(0.01, 0.15, gain=gain)
     rule, radii = TwoSided(FixedClip(), Band(KL(), hold)), {}
     for _ in range(200):
         radii = rule.next_radii(radii, metrics(rule.resolve(TrainingState(radii=radii)).upper.radius))
@@ -287,7 +293,9 @@ def test_the_sign_of_the_gain_is_the_direction(gain, rate):
 
 
 def test_two_controllers_in_one_rule():
-    rule = TwoSided(Band(KL(), HoldClipRate(0.01, 0.05, gain=-0.1)), Band(KL(), HoldClipRate(0.01, 0.1)))
+    rule = TwoSided(
+        Band(KL(), ClipRateController(0.01, 0.05, gain=-0.1)), Band(KL(), ClipRateController(0.01, 0.1))
+    )
     radii = rule.next_radii({}, {"clip_high": 0.03, "clip_low": 0.0})
     later = rule.resolve(TrainingState(radii=radii))
     assert later.lower.radius == pytest.approx(0.05 * math.exp(-0.05))
@@ -299,7 +307,7 @@ def test_two_controllers_in_one_rule():
 
 def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
-    rule = Band(KL(), HoldClipRate(0.3, 0.05))
+    rule = Band(KL(), ClipRateController(0.3, 0.05))
     audit = Audit.from_batch(logp, logp_old, advantages, clip=rule.resolve(TrainingState(radii={})))
     assert rule.next_radii({}, audit.without_counterfactuals.metrics()) == rule.next_radii(
         {}, audit.metrics()
@@ -324,10 +332,10 @@ def test_the_share_of_a_radius_that_differs_by_token():
     [
         (lambda: Band(KL(), Linear(0.0, 0.1)), ValueError, "radius must be a finite number above 0, got 0.0"),
         (lambda: Linear(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
-        (lambda: HoldClipRate(0.0, 0.05), ValueError, "target must be"),
-        (lambda: HoldClipRate(0.1, 0.05, min_radius=0.1), ValueError, r"between min_radius=0.1 and max_radius=0.5"),
-        (lambda: HoldClipRate(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),
-        (lambda: HoldClipRate(0.1, 0.05).update(0.05, -0.1), ValueError, "given -0.1, but what it measures is never"),
+        (lambda: ClipRateController(0.0, 0.05), ValueError, "target must be"),
+        (lambda: ClipRateController(0.1, 0.05, min_radius=0.1), ValueError, r"between min_radius=0.1 and max_radius=0.5"),
+        (lambda: ClipRateController(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),
+        (lambda: ClipRateController(0.1, 0.05).update(0.05, -0.1), ValueError, "given -0.1, but what it measures is never"),
         (lambda: TrainingState(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
         (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),
         (lambda: Band(KL(), torch.tensor([0.1, 0.0])).bounds(-torch.ones(2)), ValueError, "finite and above 0"),

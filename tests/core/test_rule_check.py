@@ -41,7 +41,7 @@ from bandpo.divergences import (
 )
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import HoldClipRate, Radius
+from bandpo.radius import ClipRateController, Radius
 from bandpo.rules import ClipMask, Tightest
 
 PAGE = r"docs/write-your-own\.md"
@@ -67,7 +67,7 @@ sizes = st.floats(1e-6, 1e3)
 radii = st.one_of(
     sizes,
     st.builds(Linear, sizes, sizes),
-    st.builds(HoldClipRate, st.floats(1e-3, 1), sizes),
+    st.builds(ClipRateController, st.floats(1e-3, 1), sizes),
     sizes.map(lambda size: torch.full((5, 7), size)),
 )
 caps = st.one_of(st.floats(1.01, 100), st.just(math.inf))
@@ -515,7 +515,7 @@ def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypa
 def test_a_stand_in_moment_knows_every_radius_of_ours():
     rule = Loosest(
         Band(KL(), Linear(0.1, 0.2)),
-        TwoSided(Band(KL(), HoldClipRate(0.1, 0.2)), Band(KL(), HoldClipRate(1e-3, 0.1))),
+        TwoSided(Band(KL(), ClipRateController(0.1, 0.2)), Band(KL(), ClipRateController(1e-3, 0.1))),
     )
     check(rule)
     assert rule.resolve(TrainingState(), strict=False) is rule

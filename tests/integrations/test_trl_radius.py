@@ -10,7 +10,7 @@ from test_trl import make
 from bandpo import KL, Band, ClipRule, parse
 from bandpo.audit.logs import named_rows
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo.radius import HoldClipRate, Radius
+from bandpo.radius import ClipRateController, Radius
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -60,7 +60,7 @@ def plain(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("plain"), "Band(KL(), 0.03)", max_steps=4)
 
 
-@pytest.mark.parametrize("radius", ["Linear(0.03, 0.03)", "HoldClipRate(1, 0.03, 0.1, 0.03, 0.03)"])
+@pytest.mark.parametrize("radius", ["Linear(0.03, 0.03)", "ClipRateController(1, 0.03, 0.1, 0.03, 0.03)"])
 def test_a_constant_in_any_form_trains_to_the_same_weights(radius, plain, tmp_path):
     other = trained(tmp_path / "other", f"Band(KL(), {radius})", max_steps=4)
     for ours, theirs in zip(other.model.parameters(), plain.model.parameters(), strict=True):
@@ -93,7 +93,7 @@ def test_radii_per_token_are_logged(tmp_path):
 @pytest.mark.parametrize(
     ("hold", "measured", "otherwise_audited"),
     [
-        ("HoldClipRate(0.2, 0.005, 0.5)", ("audit/clip_high", "audit/clip_low"), (0, 3)),
+        ("ClipRateController(0.2, 0.005, 0.5)", ("audit/clip_high", "audit/clip_low"), (0, 3)),
     ],
 )
 @pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
@@ -120,7 +120,7 @@ def test_controllers_act_on_what_the_audit_shows_of_each_batch(hold, measured, o
 @pytest.mark.slow
 def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     settings = {
-        "clip": "Band(KL(), HoldClipRate(0.2, 0.005, 0.5))",
+        "clip": "Band(KL(), ClipRateController(0.2, 0.005, 0.5))",
         "max_steps": 12,
         "save_strategy": "steps",
         "save_steps": 4,
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
     trained(tmp_path / "plain", "Band(KL(), 0.05)", max_steps=4, **settings)
     state = tmp_path / "plain" / "checkpoint-4" / "trainer_state.json"
     assert "HeldRadii" not in json.loads(state.read_text())["stateful_callbacks"]
-    settings |= TWO_BATCHES | {"clip": Band(KL(), HoldClipRate(0.2, 0.05))}
+    settings |= TWO_BATCHES | {"clip": Band(KL(), ClipRateController(0.2, 0.05))}
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "on", **settings)
     trainer.train(resume_from_checkpoint=str(state.parent))
     assert logged(trainer, "radius")[0][-4:] == pytest.approx([0.05] * 4)
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
 
 def test_a_batch_that_measures_nothing_leaves_the_radius(tmp_path, monkeypatch):
     monkeypatch.setattr(BandGRPOTrainer, "_read", lambda self, seen: {"tokens": 0.0})
-    trainer = trained(tmp_path, "Band(KL(), HoldClipRate(0.02, 0.05))")
+    trainer = trained(tmp_path, "Band(KL(), ClipRateController(0.02, 0.05))")
     assert list(trainer._held_radii.values()) == [0.05]
 
 
@@ -163,7 +163,7 @@ from pathlib import Path
 from test_trl_radius import logged, trained
 
 out = Path(sys.argv[1])
-trainer = trained(out, "Band(KL(), HoldClipRate(0.02, 0.05, 0.5))", max_steps=12)
+trainer = trained(out, "Band(KL(), ClipRateController(0.02, 0.05, 0.5))", max_steps=12)
 rank = trainer.accelerator.process_index
 rows = logged(trainer, "radius", "radius_min", "radius_max")
 (out / f"{rank}.json").write_text(json.dumps({"rows": rows, "held": trainer._held_radii}))

@@ -199,7 +199,7 @@ def test_without_the_config_class_the_rule_is_the_default():
 
 
 def test_a_radius_that_verl_cannot_know_is_refused():
-    for radius in ("Linear(0.05, 0.01)", "HoldClipRate(0.01, 0.05)"):
+    for radius in ("Linear(0.05, 0.01)", "ClipRateController(0.01, 0.05)"):
         for name in ("clip", "method"):
             with pytest.raises(ValueError, match=rf"policy_loss\.{name}: .* does not tell its loss"):
                 BandPolicyLossConfig(**{name: f"Band(KL(), {radius})"})
