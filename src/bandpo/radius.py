@@ -180,7 +180,7 @@ class Varies:
         Raises:
             ValueError: the metrics lack what a controller measures.
         """
-        controllers = [number for number in self.varying().values() if isinstance(number, Hold)]
+        controllers = [number for number in self.varying().values() if isinstance(number, Controller)]
         try:
             return {
                 repr(hold): hold.update(radii.get(repr(hold), hold.start), hold.measured(metrics))
@@ -234,19 +234,20 @@ class Linear(Radius):
 
 
 @dataclass(frozen=True)
-class Hold(Radius):
-    """A controller: from batch to batch it moves the radius so that a measured quantity stays at a target.
+class Controller(Radius):
+    """A number that is adjusted after each batch so that a measured quantity approaches a target.
 
         radius ← radius·exp(gain·(measured − target)/(measured + target)),  within [min_radius, max_radius]
 
-    The fraction lies in [−1, 1], so one batch moves the radius by no more than the factor ``e^gain``.
+    The fraction lies in [−1, 1], so one batch changes the radius by at most the factor ``e^gain``. What is measured is
+    defined by a subclass.
 
     Args:
-        target: What the quantity should be, > 0.
+        target: Target of the measured quantity, > 0.
         start: Radius of the first batch.
-        gain: Speed; 0.1 is 10 % a batch at most. A positive one widens the radius where too much is measured, a negative
-            one narrows it.
-        min_radius: Least radius; a tenth of ``start`` by default.
+        gain: Speed; with 0.1 the radius changes by at most 10 % a batch. With a positive gain a quantity above the
+            target widens the radius, with a negative one it narrows it.
+        min_radius: Smallest radius; a tenth of ``start`` by default.
         max_radius: Greatest radius; ten times ``start`` by default.
     """
 
@@ -280,9 +281,9 @@ class Hold(Radius):
         return self if state.radii is None else state.radii.get(repr(self), self.start)
 
     def update(self, radius: float, measured: float) -> float:
-        """The radius after a batch with ``radius`` in which ``measured ≥ 0`` was found.
+        """Return the next radius, after a batch with ``radius`` in which ``measured`` (≥ 0) was measured.
 
-        A quantity that is not finite (a mean over no tokens, a ratio that overflowed) leaves the radius as it is.
+        A quantity that is not finite (a mean over no tokens, a ratio that overflowed) leaves the radius unchanged.
 
         >>> round(ClipRateController(target=0.01, start=0.05).update(0.05, measured=0.03), 6)
         0.052564
@@ -298,10 +299,10 @@ class Hold(Radius):
 
     @abstractmethod
     def measured(self, metrics: Mapping[str, Any]) -> float:
-        """The quantity, from the metrics of `bandpo.audit.metrics`."""
+        """Return the measured quantity, from the metrics of `bandpo.audit.metrics`."""
 
 
-class ClipRateController(Hold):
+class ClipRateController(Controller):
     """A controller of the clip rate: the share of tokens whose gradient the clip drops.
 
     The rate is ``clip_high + clip_low`` over all losses of a batch. The first loss, before any update, clips nothing. A

@@ -93,7 +93,7 @@ def test_short_text():
     )
     for text, message in (
         ("Band(KL(), Liner(1, 2))", "did you mean Linear"),
-        ("Band(KL(), Hold(1, 2))", "unknown name 'Hold'"),
+        ("Band(KL(), Controller(1, 2))", "unknown name 'Controller'"),
         ("Band(KL(), Linear(0.05))", "missing 1 required"),
         ("Linear(0.05, 0.01)", "is not a clip rule"),
         ("Band(KL(), KL())", r"radius must be a finite number above 0.* got KL\(\)"),
@@ -148,11 +148,11 @@ def test_a_tensor_is_one_band_per_token_or_sequence(seed, per):
 
 
 def test_rules_within_rules():
-    hold = ClipRateController(0.01, 0.1)
-    rule = Tightest(TwoSided(Band(KL(), Linear(0.04, 0.02)), Band(KL(), hold)), FixedClip(1.0, 3.0))
+    controller = ClipRateController(0.01, 0.1)
+    rule = Tightest(TwoSided(Band(KL(), Linear(0.04, 0.02)), Band(KL(), controller)), FixedClip(1.0, 3.0))
     assert list(bands(rule)) == ["a.lower", "a.upper"]
     later = rule.resolve(TrainingState(progress=0.5), strict=False)
-    assert later == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), hold)), FixedClip(1.0, 3.0))
+    assert later == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), controller)), FixedClip(1.0, 3.0))
     with pytest.raises(ValueError, match="depends on the training state"):
         rule.resolve(TrainingState(progress=0.5))
     both = later.resolve(TrainingState(radii={}))
@@ -218,7 +218,7 @@ def test_equality_and_text_of_a_tensor():
 
 
 @pytest.mark.parametrize(
-    ("hold", "measured", "expected"),
+    ("controller", "measured", "expected"),
     [
         (
             ClipRateController(0.01, 0.05),
@@ -236,8 +236,8 @@ def test_equality_and_text_of_a_tensor():
         (ClipRateController(0.01, 0.05, max_radius=0.051), 9.0, 0.051),
     ],
 )
-def test_updates_by_hand(hold, measured, expected):
-    assert hold.update(0.05, measured) == pytest.approx(expected, rel=1e-14)
+def test_updates_by_hand(controller, measured, expected):
+    assert controller.update(0.05, measured) == pytest.approx(expected, rel=1e-14)
 
 
 @given(
@@ -248,13 +248,13 @@ def test_updates_by_hand(hold, measured, expected):
     b=st.floats(0, 1e6),
 )
 def test_updates_are_bounded_and_monotone(gain, target, radius, a, b):
-    hold = ClipRateController(target, 0.05, gain, min_radius=1e-5, max_radius=2.0)
-    less, more = (hold.update(radius, x) for x in sorted((a, b)))
+    controller = ClipRateController(target, 0.05, gain, min_radius=1e-5, max_radius=2.0)
+    less, more = (controller.update(radius, x) for x in sorted((a, b)))
     for after in (less, more):
         assert 1e-5 <= after <= 2.0
         assert abs(math.log(after / radius)) <= 0.1 + 1e-12
     assert (more >= less * (1 - 1e-12)) if gain > 0 else (more <= less * (1 + 1e-12))
-    assert hold.update(radius, target) == radius
+    assert controller.update(radius, target) == radius
 
 
 def test_a_controller_holds_the_clip_rate():
@@ -285,11 +285,11 @@ def test_the_sign_of_the_gain_is_the_direction(gain, rate):
     def metrics(radius):
         return {"clip_high": rate(radius), "clip_low": 0.0}
 
-    hold = ClipRateController(0.01, 0.15, gain=gain)
-    rule, radii = TwoSided(FixedClip(), Band(KL(), hold)), {}
+    controller = ClipRateController(0.01, 0.15, gain=gain)
+    rule, radii = TwoSided(FixedClip(), Band(KL(), controller)), {}
     for _ in range(200):
         radii = rule.next_radii(radii, metrics(rule.resolve(TrainingState(radii=radii)).upper.radius))
-    assert hold.measured(metrics(radii[repr(hold)])) == pytest.approx(hold.target, rel=1e-3)
+    assert controller.measured(metrics(radii[repr(controller)])) == pytest.approx(controller.target, rel=1e-3)
 
 
 def test_two_controllers_in_one_rule():
@@ -333,9 +333,21 @@ def test_the_share_of_a_radius_that_differs_by_token():
         (lambda: Band(KL(), Linear(0.0, 0.1)), ValueError, "radius must be a finite number above 0, got 0.0"),
         (lambda: Linear(0.1, math.inf), ValueError, "end must be a finite number, got inf"),
         (lambda: ClipRateController(0.0, 0.05), ValueError, "target must be"),
-        (lambda: ClipRateController(0.1, 0.05, min_radius=0.1), ValueError, r"between min_radius=0.1 and max_radius=0.5"),
-        (lambda: ClipRateController(0.1, 0.05, gain=0.0), ValueError, "gain must be a finite number other than 0, got 0.0"),
-        (lambda: ClipRateController(0.1, 0.05).update(0.05, -0.1), ValueError, "given -0.1, but what it measures is never"),
+        (
+            lambda: ClipRateController(0.1, 0.05, min_radius=0.1),
+            ValueError,
+            r"between min_radius=0.1 and max_radius=0.5",
+        ),
+        (
+            lambda: ClipRateController(0.1, 0.05, gain=0.0),
+            ValueError,
+            "gain must be a finite number other than 0, got 0.0",
+        ),
+        (
+            lambda: ClipRateController(0.1, 0.05).update(0.05, -0.1),
+            ValueError,
+            "given -0.1, but what it measures is never",
+        ),
         (lambda: TrainingState(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
         (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),
         (lambda: Band(KL(), torch.tensor([0.1, 0.0])).bounds(-torch.ones(2)), ValueError, "finite and above 0"),

@@ -34,7 +34,7 @@ from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
 from bandpo.loss import with_slope
 from bandpo.methods import Method
-from bandpo.radius import Hold, TrainingState
+from bandpo.radius import Controller, TrainingState
 from bandpo.rules import bands
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     @property
     def _controllers(self) -> bool:
-        return any(isinstance(number, Hold) for number in self.method.varying().values())
+        return any(isinstance(number, Controller) for number in self.method.varying().values())
 
     @property
     def _held_radii(self) -> dict[str, float]:
