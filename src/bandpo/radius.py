@@ -18,7 +18,7 @@ In a loop of your own (`BandGRPOTrainer` does this for you):
 >>> for batch in range(3):
 ...     clip = rule.resolve(TrainingState(progress=batch / 3, radii=radii))
 ...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., clip=clip), over the whole batch
-...     radii = rule.next_radii(radii, metrics)
+...     radii = rule.update_controllers(controller_state, metrics)
 >>> {name: round(radius, 4) for name, radius in radii.items()}
 {'ClipRateController(target=0.01, start=0.05, gain=0.1, min_radius=0.005, max_radius=0.5)': 0.0581}
 
@@ -57,7 +57,7 @@ class TrainingState:
 
     Args:
         progress: Share of the training done, in [0, 1].
-        radii: What ``next_radii`` gave after the last batch; ``{}`` before the first.
+        radii: What ``update_controllers`` gave after the last batch; ``{}`` before the first.
         group: A number for each sequence, (batch,): sequences of one prompt have the same.
         age: By how many versions the weights that sampled were behind, (batch,) or (batch, time).
         mask: 1 where a token counts, (batch, time); `bandpo.Batch` fills it in.
@@ -168,28 +168,31 @@ class Varies:
                 changed[name] = value
         return replace(cast("Any", self), **changed) if changed else self
 
-    def next_radii(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers that the setting's controllers, such as `ClipRateController`, choose after a batch.
+    def update_controllers(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the numbers that the setting's controllers choose after a batch.
 
-        Plain data by the controllers' text forms, to be saved with a checkpoint; empty without a controller.
+        The result is plain data, keyed by the controllers' text forms, to be saved with a checkpoint; empty without a
+        controller.
 
         Args:
-            radii: Those of the batch; ``{}`` for the first.
-            metrics: Of `bandpo.Audit` (or of `bandpo.policy_loss`, which has no ``entropy``), over the batch.
+            radii: The numbers of the batch; ``{}`` for the first.
+            metrics: The metrics of `bandpo.Audit` or `bandpo.policy_loss` over the batch.
 
         Raises:
-            ValueError: the metrics lack what a controller measures.
+            ValueError: if the metrics lack what a controller measures.
         """
         controllers = [number for number in self.varying().values() if isinstance(number, Controller)]
-        try:
-            return {
-                repr(hold): hold.update(radii.get(repr(hold), hold.start), hold.measured(metrics))
-                for hold in controllers
-            }
-        except KeyError as error:
-            raise InvalidValue(
-                f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
-            ) from None
+        updated: dict[str, float] = {}
+        for controller in controllers:
+            name = repr(controller)
+            try:
+                measured = controller.measured(metrics)
+            except KeyError as error:
+                raise InvalidValue(
+                    f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
+                ) from None
+            updated[name] = controller.update(radii.get(name, controller.start), measured)
+        return updated
 
     def parts(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(cast("Any", self)) if f.init}

@@ -269,7 +269,7 @@ def test_a_controller_holds_the_clip_rate():
         metrics = policy_loss(
             logp, logp_old, advantages, clip=rule.resolve(TrainingState(radii=radii))
         ).metrics
-        radii = rule.next_radii(radii, metrics)
+        radii = rule.update_controllers(controller_state, metrics)
         rates.append(float(metrics["clip_high"] + metrics["clip_low"]))
     assert rates[0] < 0.05
     assert sum(rates[-30:]) / 30 == pytest.approx(0.15, rel=0.1)
@@ -288,7 +288,9 @@ def test_the_sign_of_the_gain_is_the_direction(gain, rate):
     controller = ClipRateController(0.01, 0.15, gain=gain)
     rule, radii = TwoSided(FixedClip(), Band(KL(), controller)), {}
     for _ in range(200):
-        radii = rule.next_radii(radii, metrics(rule.resolve(TrainingState(radii=radii)).upper.radius))
+        radii = rule.update_controllers(
+            controller_state, metrics(rule.resolve(TrainingState(radii=radii)).upper.radius)
+        )
     assert controller.measured(metrics(radii[repr(controller)])) == pytest.approx(controller.target, rel=1e-3)
 
 
@@ -296,20 +298,20 @@ def test_two_controllers_in_one_rule():
     rule = TwoSided(
         Band(KL(), ClipRateController(0.01, 0.05, gain=-0.1)), Band(KL(), ClipRateController(0.01, 0.1))
     )
-    radii = rule.next_radii({}, {"clip_high": 0.03, "clip_low": 0.0})
+    radii = rule.update_controllers({}, {"clip_high": 0.03, "clip_low": 0.0})
     later = rule.resolve(TrainingState(radii=radii))
     assert later.lower.radius == pytest.approx(0.05 * math.exp(-0.05))
     assert later.upper.radius == pytest.approx(0.1 * math.exp(0.05))
-    assert Band().next_radii({}, {}) == {}
+    assert Band().update_controllers({}, {}) == {}
     with pytest.raises(ValueError, match="measures 'clip_low', which the metrics lack"):
-        rule.next_radii({}, {"clip_high": 0.1})
+        rule.update_controllers({}, {"clip_high": 0.1})
 
 
 def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), ClipRateController(0.3, 0.05))
     audit = Audit.from_batch(logp, logp_old, advantages, clip=rule.resolve(TrainingState(radii={})))
-    assert rule.next_radii({}, audit.without_counterfactuals.metrics()) == rule.next_radii(
+    assert rule.update_controllers({}, audit.without_counterfactuals.metrics()) == rule.update_controllers(
         {}, audit.metrics()
     )
     assert "if/Band/clip_high" not in audit.without_counterfactuals.metrics()

@@ -187,7 +187,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
-            self._held_radii.update(self.method.next_radii(self._held_radii, metrics))
+            self._held_radii.update(self.method.update_controllers(self._held_radii, metrics))
             self._batch.audit = None
         return loss
 
