@@ -88,7 +88,7 @@ def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_
         (
             ["Band(KL(), ClipRateController(0.05, 0.1))", "GRPO()"],
             {},
-            "needs radii, which a table does not have",
+            "needs controller_state, which a table does not have",
         ),
     ],
 )

@@ -121,7 +121,7 @@ class Batch(NamedTuple):
         state = TrainingState() if state is None else state
         entropy = finite.get("entropy")
         # torch 2.6 cannot trace dataclasses.replace.
-        known = state.progress, state.radii, state.group, state.age, mask, state.processes
+        known = state.progress, state.controller_state, state.group, state.age, mask, state.processes
         return cls(
             logps["logp"] - logps["logp_old"],
             logps["logp_old"],

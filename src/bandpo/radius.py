@@ -1,25 +1,26 @@
-"""Numbers that vary: over training, per token, or by a controller that holds a target.
+"""Numbers of a setting that vary over training: schedules and controllers.
 
 The radius of a `bandpo.Band` is a number, a tensor, or one of these. Any other number of a rule or an objective may be
 a schedule or a controller too: ``DualClip(Linear(10, 3))``. They are settings and hold no state: ``resolve(state)`` of
-a rule, an objective or a method puts numbers in their place. What controllers have reached is plain data, which the
-training loop keeps.
+a rule, an objective or a method replaces them by numbers. The state of controllers is plain data, which the training
+loop keeps.
 
-| radius | is | known from |
+| radius | is | depends on |
 |---|---|---|
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
 | `Linear` | a schedule over training | ``TrainingState(progress=…)`` |
-| `ClipRateController` | a controller's | ``TrainingState(radii=…)`` |
+| `ClipRateController` | adjusted after each batch | ``TrainingState(controller_state=…)`` |
 
 In a loop of your own (`BandGRPOTrainer` does this for you):
 
->>> rule, radii = Band(KL(), ClipRateController(target=0.01, start=0.05)), {}
+>>> rule = Band(KL(), ClipRateController(target=0.01, start=0.05))
+>>> controller_state = {}
 >>> for batch in range(3):
-...     clip = rule.resolve(TrainingState(progress=batch / 3, radii=radii))
-...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., clip=clip), over the whole batch
-...     radii = rule.update_controllers(controller_state, metrics)
->>> {name: round(radius, 4) for name, radius in radii.items()}
+...     method = rule.resolve(TrainingState(progress=batch / 3, controller_state=controller_state))
+...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., method=method), over the whole batch
+...     controller_state = rule.update_controllers(controller_state, metrics)
+>>> {name: round(radius, 4) for name, radius in controller_state.items()}
 {'ClipRateController(target=0.01, start=0.05, gain=0.1, min_radius=0.005, max_radius=0.5)': 0.0581}
 
 A radius of your own is a frozen dataclass that derives from `Radius`; its text form is readable once it is imported.
@@ -57,7 +58,7 @@ class TrainingState:
 
     Args:
         progress: Share of the training done, in [0, 1].
-        radii: What ``update_controllers`` gave after the last batch; ``{}`` before the first.
+        controller_state: What ``update_controllers`` returned after the last batch; ``{}`` before the first.
         group: A number for each sequence, (batch,): sequences of one prompt have the same.
         age: By how many versions the weights that sampled were behind, (batch,) or (batch, time).
         mask: 1 where a token counts, (batch, time); `bandpo.Batch` fills it in.
@@ -71,7 +72,7 @@ class TrainingState:
     """
 
     progress: float | None = None
-    radii: Mapping[str, float] | None = None
+    controller_state: Mapping[str, float] | None = None
     group: Int[Tensor, " batch"] | None = None
     age: Tensor | None = None
     mask: Float[Tensor, "batch time"] | None = None
@@ -168,14 +169,16 @@ class Varies:
                 changed[name] = value
         return replace(cast("Any", self), **changed) if changed else self
 
-    def update_controllers(self, radii: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
+    def update_controllers(
+        self, controller_state: Mapping[str, float], metrics: Mapping[str, Any]
+    ) -> dict[str, float]:
         """Return the numbers that the setting's controllers choose after a batch.
 
         The result is plain data, keyed by the controllers' text forms, to be saved with a checkpoint; empty without a
         controller.
 
         Args:
-            radii: The numbers of the batch; ``{}`` for the first.
+            controller_state: The numbers of the batch; ``{}`` for the first.
             metrics: The metrics of `bandpo.Audit` or `bandpo.policy_loss` over the batch.
 
         Raises:
@@ -191,7 +194,7 @@ class Varies:
                 raise InvalidValue(
                     f"{self!r} measures {error}, which the metrics lack; those of bandpo.Audit have it"
                 ) from None
-            updated[name] = controller.update(radii.get(name, controller.start), measured)
+            updated[name] = controller.update(controller_state.get(name, controller.start), measured)
         return updated
 
     def parts(self) -> dict[str, Any]:
@@ -260,7 +263,7 @@ class Controller(Radius):
     min_radius: float = None  # pyright: ignore[reportAssignmentType]  (filled in below)
     max_radius: float = None  # pyright: ignore[reportAssignmentType]
 
-    needs = "radii"
+    needs = "controller_state"
 
     def __post_init__(self) -> None:
         if _checks.is_a(self.min_radius, NoneType):
@@ -281,7 +284,7 @@ class Controller(Radius):
         return self.min_radius, self.max_radius
 
     def resolve(self, state: TrainingState) -> float | Radius:
-        return self if state.radii is None else state.radii.get(repr(self), self.start)
+        return self if state.controller_state is None else state.controller_state.get(repr(self), self.start)
 
     def update(self, radius: float, measured: float) -> float:
         """Return the next radius, after a batch with ``radius`` in which ``measured`` (≥ 0) was measured.

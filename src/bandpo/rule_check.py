@@ -34,7 +34,7 @@ LOGP = torch.tensor(
 LOG_U = torch.arange(-50, 51, dtype=torch.float64, device="cpu") / 10
 """0 is exact among them."""
 LOG_RATIOS = (-10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0)
-MIDWAY = TrainingState(progress=0.5, radii={})
+MIDWAY = TrainingState(progress=0.5, controller_state={})
 """For a radius that depends on the training state."""
 ROUNDING = 1e-6
 """Of a formula in float32."""

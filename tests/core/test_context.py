@@ -66,12 +66,12 @@ def test_any_number_may_be_a_schedule(name):
 def test_a_controller_may_stand_for_any_number():
     hold = ClipRateController(target=0.01, start=2.0, min_radius=1.1)
     method = Method(FixedClip(), DualClip(hold))
-    radii = method.update_controllers({}, {"clip_high": 0.002, "clip_low": 0.0})
-    state = TrainingState(radii=radii)
-    assert radii[repr(hold)] < 2.0
+    controller_state = method.update_controllers({}, {"clip_high": 0.002, "clip_low": 0.0})
+    state = TrainingState(controller_state=controller_state)
+    assert controller_state[repr(hold)] < 2.0
     assert torch.equal(
         gradient(method=method, state=state),
-        gradient(method=Method(FixedClip(), DualClip(radii[repr(hold)]))),
+        gradient(method=Method(FixedClip(), DualClip(controller_state[repr(hold)]))),
     )
     assert method.varying() == {"objective.max_ratio": hold}
 
@@ -235,7 +235,7 @@ def test_a_number_of_your_own_sees_the_context():
 def test_controllers_of_rules_and_objectives_are_held_together():
     first, second = ClipRateController(0.1, 0.2), ClipRateController(0.01, 3.0, min_radius=1.1)
     method = Method(Band(KL(), first), DualClip(second))
-    radii = method.update_controllers({}, {"clip_high": 0.3, "clip_low": 0.0})
-    assert set(radii) == {repr(first), repr(second)}
+    controller_state = method.update_controllers({}, {"clip_high": 0.3, "clip_low": 0.0})
+    assert set(controller_state) == {repr(first), repr(second)}
     with pytest.raises(ValueError, match="measures 'clip_low', which the metrics lack"):
         method.update_controllers({}, {"clip_high": 0.3})

@@ -115,7 +115,7 @@ def test_short_text():
     ids=lambda r: repr(r) if not isinstance(r, torch.Tensor) else f"tensor{tuple(r.shape)}",
 )
 def test_a_constant_in_any_form_is_the_constant(radius, level):
-    moment = TrainingState(progress=0.3, radii={})
+    moment = TrainingState(progress=0.3, controller_state={})
     clip = TwoSided(Band(KL(), radius), Tightest(Band(KL(), radius), FixedClip(1.0, 1.0))).resolve(moment)
     fixed = TwoSided(Band(KL(), 0.01), Tightest(Band(KL(), 0.01), FixedClip(1.0, 1.0)))
     expected = gradient(fixed, level=level)
@@ -155,7 +155,7 @@ def test_rules_within_rules():
     assert later == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), controller)), FixedClip(1.0, 3.0))
     with pytest.raises(ValueError, match="depends on the training state"):
         rule.resolve(TrainingState(progress=0.5))
-    both = later.resolve(TrainingState(radii={}))
+    both = later.resolve(TrainingState(controller_state={}))
     assert both == Tightest(TwoSided(Band(KL(), 0.03), Band(KL(), 0.1)), FixedClip(1.0, 3.0))
     for fixed in (
         Band(),
@@ -163,12 +163,12 @@ def test_rules_within_rules():
         Loosest(Band(), FixedClip()),
         Tightest(Band(), Band(KL(), torch.ones(6, 9))),
     ):
-        assert fixed.resolve(TrainingState(progress=0.5, radii={})) is fixed
+        assert fixed.resolve(TrainingState(progress=0.5, controller_state={})) is fixed
 
 
 @pytest.mark.parametrize(
     ("radius", "needs"),
-    [(Linear(1, 2), "progress"), (ClipRateController(1, 2), "radii")],
+    [(Linear(1, 2), "progress"), (ClipRateController(1, 2), "controller_state")],
     ids=repr,
 )
 def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
@@ -259,7 +259,7 @@ def test_updates_are_bounded_and_monotone(gain, target, radius, a, b):
 
 def test_a_controller_holds_the_clip_rate():
     """The loop closed over real bands: random moves of a policy, clipped at the rate asked for."""
-    rule, radii, rates = (
+    rule, controller_state, rates = (
         Band(KL(), ClipRateController(0.15, 0.5, gain=0.3, min_radius=1e-3, max_radius=1.0)),
         {},
         [],
@@ -267,13 +267,13 @@ def test_a_controller_holds_the_clip_rate():
     for batch in range(80):
         logp, logp_old, advantages = tokens(batch, (40, 20))
         metrics = policy_loss(
-            logp, logp_old, advantages, clip=rule.resolve(TrainingState(radii=radii))
+            logp, logp_old, advantages, clip=rule.resolve(TrainingState(controller_state=controller_state))
         ).metrics
-        radii = rule.update_controllers(controller_state, metrics)
+        controller_state = rule.update_controllers(controller_state, metrics)
         rates.append(float(metrics["clip_high"] + metrics["clip_low"]))
     assert rates[0] < 0.05
     assert sum(rates[-30:]) / 30 == pytest.approx(0.15, rel=0.1)
-    assert list(radii) == [repr(rule.radius)]
+    assert list(controller_state) == [repr(rule.radius)]
 
 
 @pytest.mark.parametrize(
@@ -286,20 +286,23 @@ def test_the_sign_of_the_gain_is_the_direction(gain, rate):
         return {"clip_high": rate(radius), "clip_low": 0.0}
 
     controller = ClipRateController(0.01, 0.15, gain=gain)
-    rule, radii = TwoSided(FixedClip(), Band(KL(), controller)), {}
+    rule, controller_state = TwoSided(FixedClip(), Band(KL(), controller)), {}
     for _ in range(200):
-        radii = rule.update_controllers(
-            controller_state, metrics(rule.resolve(TrainingState(radii=radii)).upper.radius)
+        controller_state = rule.update_controllers(
+            controller_state,
+            metrics(rule.resolve(TrainingState(controller_state=controller_state)).upper.radius),
         )
-    assert controller.measured(metrics(radii[repr(controller)])) == pytest.approx(controller.target, rel=1e-3)
+    assert controller.measured(metrics(controller_state[repr(controller)])) == pytest.approx(
+        controller.target, rel=1e-3
+    )
 
 
 def test_two_controllers_in_one_rule():
     rule = TwoSided(
         Band(KL(), ClipRateController(0.01, 0.05, gain=-0.1)), Band(KL(), ClipRateController(0.01, 0.1))
     )
-    radii = rule.update_controllers({}, {"clip_high": 0.03, "clip_low": 0.0})
-    later = rule.resolve(TrainingState(radii=radii))
+    controller_state = rule.update_controllers({}, {"clip_high": 0.03, "clip_low": 0.0})
+    later = rule.resolve(TrainingState(controller_state=controller_state))
     assert later.lower.radius == pytest.approx(0.05 * math.exp(-0.05))
     assert later.upper.radius == pytest.approx(0.1 * math.exp(0.05))
     assert Band().update_controllers({}, {}) == {}
@@ -310,7 +313,9 @@ def test_two_controllers_in_one_rule():
 def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), ClipRateController(0.3, 0.05))
-    audit = Audit.from_batch(logp, logp_old, advantages, clip=rule.resolve(TrainingState(radii={})))
+    audit = Audit.from_batch(
+        logp, logp_old, advantages, clip=rule.resolve(TrainingState(controller_state={}))
+    )
     assert rule.update_controllers({}, audit.without_counterfactuals.metrics()) == rule.update_controllers(
         {}, audit.metrics()
     )

@@ -103,7 +103,7 @@ def test_a_controller_acts_on_what_the_audit_shows_of_each_batch(tmp_path):
         assert radius == pytest.approx(expected, rel=1e-9)
         expected = controller.update(expected, sum(rates))
     assert len(set(radii)) == 3
-    assert audited._held_radii == {repr(controller): pytest.approx(expected, rel=1e-6)}
+    assert audited._controller_state == {repr(controller): pytest.approx(expected, rel=1e-6)}
     # Audited or not, it measures the same.
     for audit_steps in (0, 3):
         other = trained(tmp_path / str(audit_steps), rule, **three_batches, audit_steps=audit_steps)
@@ -123,11 +123,13 @@ def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     }
     whole = trained(tmp_path / "whole", **settings)
     checkpoint = tmp_path / "whole" / "checkpoint-8"
-    stored = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["HeldRadii"]
-    assert stored["args"]["held"] != whole._held_radii
+    stored = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"][
+        "ControllerState"
+    ]
+    assert stored["args"]["values"] != whole._controller_state
     cut = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "cut", **TWO_BATCHES | settings)
     cut.train(resume_from_checkpoint=str(checkpoint))
-    assert cut._held_radii == whole._held_radii
+    assert cut._controller_state == whole._controller_state
     assert logged(cut, "radius") == logged(whole, "radius")
     for ours, theirs in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -138,7 +140,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4}
     trained(tmp_path / "plain", "Band(KL(), 0.05)", max_steps=4, **settings)
     state = tmp_path / "plain" / "checkpoint-4" / "trainer_state.json"
-    assert "HeldRadii" not in json.loads(state.read_text())["stateful_callbacks"]
+    assert "ControllerState" not in json.loads(state.read_text())["stateful_callbacks"]
     settings |= TWO_BATCHES | {"clip": Band(KL(), ClipRateController(0.2, 0.05))}
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "on", **settings)
     trainer.train(resume_from_checkpoint=str(state.parent))
@@ -149,7 +151,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
 def test_a_batch_that_measures_nothing_leaves_the_radius(tmp_path, monkeypatch):
     monkeypatch.setattr(BandGRPOTrainer, "_read", lambda self, seen: {"tokens": 0.0})
     trainer = trained(tmp_path, "Band(KL(), ClipRateController(0.02, 0.05))")
-    assert list(trainer._held_radii.values()) == [0.05]
+    assert list(trainer._controller_state.values()) == [0.05]
 
 
 TWO_PROCESSES = """
@@ -161,7 +163,7 @@ out = Path(sys.argv[1])
 trainer = trained(out, "Band(KL(), ClipRateController(0.02, 0.05, 0.5))", max_steps=12)
 rank = trainer.accelerator.process_index
 rows = logged(trainer, "radius", "radius_min", "radius_max")
-(out / f"{rank}.json").write_text(json.dumps({"rows": rows, "held": trainer._held_radii}))
+(out / f"{rank}.json").write_text(json.dumps({"rows": rows, "state": trainer._controller_state}))
 """
 
 

@@ -136,7 +136,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self.certify = args.certify
         warn_of_an_unknown_loss()
         self.audit_steps, self.audit_detail, self.watched = args.audit_steps, args.audit_detail, args.watched
-        self._batch = _Batch(TrainingState(progress=0.0, radii={}))
+        self._batch = _Batch(TrainingState(progress=0.0, controller_state={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         super().__init__(model, reward_funcs, args, *arguments, **named)
         if engine and not self.use_vllm and self.rollout_func is None:
@@ -166,10 +166,12 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         return any(isinstance(number, Controller) for number in self.method.varying().values())
 
     @property
-    def _held_radii(self) -> dict[str, float]:
-        """The radii that controllers have reached: an entry of the state that transformers saves and restores."""
+    def _controller_state(self) -> dict[str, float]:
+        """The state of the method's controllers, an entry of the state that transformers saves and restores."""
         entries = cast("dict[str, Any]", self.state.stateful_callbacks)
-        return entries.setdefault("HeldRadii", {"args": {"held": {}}, "attributes": {}})["args"]["held"]
+        return entries.setdefault("ControllerState", {"args": {"values": {}}, "attributes": {}})["args"][
+            "values"
+        ]
 
     def loss_method(self) -> Method:
         """Return the method for the batch in use, with the numbers that this batch has."""
@@ -178,8 +180,10 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            radii = dict(self._held_radii) if self._controllers else {}
-            self._batch = _Batch(TrainingState(progress=progress, radii=radii), self._batch.audit)
+            controller_state = dict(self._controller_state) if self._controllers else {}
+            self._batch = _Batch(
+                TrainingState(progress=progress, controller_state=controller_state), self._batch.audit
+            )
         return super()._generate_and_score_completions(inputs)
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
@@ -187,7 +191,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
-            self._held_radii.update(self.method.update_controllers(self._held_radii, metrics))
+            self._controller_state.update(self.method.update_controllers(self._controller_state, metrics))
             self._batch.audit = None
         return loss
 
