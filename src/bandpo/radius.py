@@ -52,15 +52,15 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """What numbers, rules and objectives may depend on beside the log-probabilities, as far as it is known.
+    """The quantities that numbers, rules and objectives may depend on beside the log-probabilities.
 
-    What is of tokens or sequences belongs to the loss's own batch: a micro-batch comes with its rows.
+    Tensors are rows of the loss's own batch, so a micro-batch has its own rows. Every field is optional.
 
     Args:
         progress: Share of the training done, in [0, 1].
         controller_state: What ``update_controllers`` returned after the last batch; ``{}`` before the first.
-        group: A number for each sequence, (batch,): sequences of one prompt have the same.
-        age: By how many versions the weights that sampled were behind, (batch,) or (batch, time).
+        group: Index of each sequence's prompt, (batch,); sequences of one prompt have the same.
+        age: Number of versions that the sampling weights were behind, (batch,) or (batch, time).
         mask: 1 where a token counts, (batch, time); `bandpo.Batch` fills it in.
         processes: The ``torch.distributed`` group over whose batches sums of the batch run; None for this process.
 
@@ -80,12 +80,12 @@ class TrainingState:
 
     @property
     def position(self) -> Float[Tensor, "batch time"] | None:
-        """How many counted tokens of the sequence stand before each token; None without a mask."""
+        """Number of counted tokens of the sequence before each token; None without a mask."""
         return None if self.mask is None else (self.mask.cumsum(-1) - 1).clamp(min=0.0)
 
     @property
     def length(self) -> Float[Tensor, "batch time"] | None:
-        """How many counted tokens the sequence of each token has; None without a mask."""
+        """Number of counted tokens of each token's sequence; None without a mask."""
         return None if self.mask is None else self.mask.sum(-1, keepdim=True).expand_as(self.mask)
 
     def __post_init__(self) -> None:
@@ -96,24 +96,24 @@ class TrainingState:
 
 
 class Radius(ABC):
-    """The size of a trust region, or another number of a setting, as a function of the training state or the token."""
+    """A number of a setting, such as the size of a trust region, as a function of the training state."""
 
     needs: ClassVar[str]
     """The field or property of `TrainingState` that the value depends on."""
     each_token: ClassVar[bool] = False
-    """Whether it differs from token to token; only the radius of a `bandpo.Band` may."""
+    """Whether the value differs from token to token; only the radius of a `bandpo.Band` may."""
 
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The least and the greatest value that it can take."""
+        """The smallest and the greatest possible value."""
 
     def resolve(self, state: TrainingState) -> float | Tensor | Radius:
-        """Its value in this state; itself where the state does not tell."""
+        """Return the value in ``state``, or the radius itself if the state lacks what it depends on."""
         return self
 
     def unknown(self) -> InvalidValue:
-        """The error for one whose value the state does not tell."""
+        """Return the error for a radius whose value the state lacks."""
         return InvalidValue(
             f"{self!r} depends on the training state: give policy_loss state=TrainingState({self.needs}=...), or use "
             "a trainer that does so, such as BandGRPOTrainer"
@@ -124,10 +124,10 @@ V = TypeVar("V", bound="Varies")
 
 
 class Varies:
-    """A setting whose numbers may vary, those of settings within it too: a rule, an objective, a method."""
+    """A setting whose numbers, and those of settings within it, may vary: a rule, an objective or a method."""
 
     def varying(self, within: str = "") -> dict[str, Radius]:
-        """Every number that varies, by the path of fields that leads to it.
+        """Return every number that varies, by the path of fields that leads to it.
 
         >>> TwoSided(FixedClip(0.2), Band(KL(), Linear(0.05, 0.01))).varying()
         {'upper.radius': Linear(start=0.05, end=0.01)}
