@@ -1,7 +1,7 @@
 """bandpo: probability-aware ratio bounds for PPO and GRPO, projected from an f-divergence trust region.
 
 Here is what a user types. The rest is in its module: `bandpo.rules`, `bandpo.methods`, `bandpo.objectives`,
-`bandpo.divergences`, `bandpo.radius`, `bandpo.errors`.
+`bandpo.divergences`, `bandpo.schedules`, `bandpo.errors`.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bandpo.loss import aggregate, policy_loss
     from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
     from bandpo.objectives import DropOutside, DualClip, Objective, Surrogate
-    from bandpo.radius import Linear, TrainingState
     from bandpo.rule_check import check
     from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
+    from bandpo.schedules import Linear, TrainingState
     from bandpo.text import as_text, parse
 
 __version__ = "0.1.0"
@@ -77,7 +77,7 @@ __all__ = [
 ]  # fmt: skip
 
 MODULES = (
-    "methods", "radius", "rules", "objectives", "divergences", "bounds", "batch", "loss", "linear", "text",
+    "methods", "schedules", "rules", "objectives", "divergences", "bounds", "batch", "loss", "linear", "text",
     "gradient_check", "rule_check", "errors", "audit.metrics", "audit.recorder",
 )  # fmt: skip
 """Where the names are. They are imported when one is first asked for: `bandpo --help` does not wait for torch."""

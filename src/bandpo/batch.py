@@ -18,8 +18,8 @@ import torch
 from bandpo import _checks
 from bandpo.bounds import RatioBounds
 from bandpo.errors import InvalidValue
-from bandpo.radius import TrainingState
 from bandpo.rules import ClipMask, ClipRule
+from bandpo.schedules import TrainingState
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

@@ -19,8 +19,8 @@ from bandpo.errors import RunProblem
 from bandpo.loss import aggregate
 from bandpo.methods import Method
 from bandpo.objectives import DualClip
-from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule, FixedClip, Unclipped
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 
 if TYPE_CHECKING:

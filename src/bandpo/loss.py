@@ -13,8 +13,8 @@ from bandpo._packed import check_unpacked
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 
 if TYPE_CHECKING:

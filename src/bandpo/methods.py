@@ -44,8 +44,8 @@ from bandpo.objectives import (
     Unweighted,
 )
 from bandpo.objectives.base import is_objective
-from bandpo.radius import Varies
 from bandpo.rules import Band, ClipRule, FixedClip, LogClip, TwoSided, Unclipped
+from bandpo.schedules import Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -19,8 +19,8 @@ from bandpo.divergences import Divergence
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.methods import Method
 from bandpo.objectives import Objective
-from bandpo.radius import Radius, TrainingState
 from bandpo.rules import Band, ClipMask, ClipRule, FixedClip, bands
+from bandpo.schedules import Radius, TrainingState
 
 if TYPE_CHECKING:
     from torch import Tensor

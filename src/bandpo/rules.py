@@ -19,7 +19,7 @@ from bandpo import _checks
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.divergences import KL, Divergence
 from bandpo.errors import InvalidType
-from bandpo.radius import Radius, Varies
+from bandpo.schedules import Radius, Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -85,7 +85,7 @@ class Band(ClipRule):
     Args:
         divergence: The trust region's divergence.
         radius: Its size, in the divergence's own unit; by default ``divergence.default_radius``. A number, a tensor
-            (one per token, or one per sequence with a trailing dimension of 1), or one of `bandpo.radius`: a schedule,
+            (one per token, or one per sequence with a trailing dimension of 1), or one of `bandpo.schedules`: a schedule,
             a function of the token, or a controller. A rule that holds a tensor has no text form.
         max_ratio: Cap on the upper bound, > 1; ``inf`` for none. The paper uses 10.
 

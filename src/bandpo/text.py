@@ -20,8 +20,8 @@ from bandpo.divergences import KL, Divergence, PearsonChi2, TotalVariation
 from bandpo.errors import InvalidType, InvalidValue, did_you_mean
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import Objective
-from bandpo.radius import Radius
 from bandpo.rules import Band, ClipRule, FixedClip, Loosest
+from bandpo.schedules import Radius
 
 __all__ = ["as_method", "as_text", "importable_current_folder", "parse"]
 

@@ -25,7 +25,7 @@ from bandpo.batch import Batch
 from bandpo.bounds import RatioBounds
 from bandpo.methods import METHODS, SAPO, BandPO
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import ClipRateController, Radius
+from bandpo.schedules import ClipRateController, Radius
 
 LOGP = torch.tensor([[0.3, 0.1, 0.4], [0.2, 0.5, 0.6]]).log()
 OLD = torch.tensor([[0.2, 0.2, 0.2], [0.3, 0.3, 0.3]]).log()

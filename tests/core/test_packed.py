@@ -17,8 +17,8 @@ from bandpo import (
 from bandpo.batch import Batch
 from bandpo.methods import METHODS
 from bandpo.objectives import DualClip, FutureKL, GammaWeight, GeometricMean, SequenceMask
-from bandpo.radius import Radius
 from bandpo.rules import Band
+from bandpo.schedules import Radius
 
 ROWS, COLUMNS = 2, 6
 OLD = torch.full((ROWS, COLUMNS), -1.0)

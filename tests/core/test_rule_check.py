@@ -41,8 +41,8 @@ from bandpo.divergences import (
 )
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import ClipRateController, Radius
 from bandpo.rules import ClipMask, Tightest
+from bandpo.schedules import ClipRateController, Radius
 
 PAGE = r"docs/write-your-own\.md"
 

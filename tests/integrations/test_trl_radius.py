@@ -10,7 +10,7 @@ from test_trl import make
 from bandpo import KL, Band, ClipRule, parse
 from bandpo.audit.logs import named_rows
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo.radius import ClipRateController, Radius
+from bandpo.schedules import ClipRateController, Radius
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 

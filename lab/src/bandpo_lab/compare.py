@@ -19,9 +19,9 @@ from bandpo.errors import InvalidValue
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import Objective
-from bandpo.radius import TrainingState
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule, Unclipped
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 from bandpo_lab.page import Picture
 from bandpo_lab.study.statistics import Curve, difference, student

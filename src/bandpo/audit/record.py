@@ -16,7 +16,7 @@ from bandpo.audit.recorder import FILE_NAME, META, pyarrow, record_files
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.radius import TrainingState
+from bandpo.schedules import TrainingState
 from bandpo.text import parse
 
 if TYPE_CHECKING:

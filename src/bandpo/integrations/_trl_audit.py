@@ -26,7 +26,7 @@ from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
 from bandpo.methods import Method
 from bandpo.objectives import SequenceMask
-from bandpo.radius import TrainingState
+from bandpo.schedules import TrainingState
 
 if TYPE_CHECKING:
     from torch import Tensor

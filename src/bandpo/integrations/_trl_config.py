@@ -80,7 +80,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     Attributes:
         method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
             ``"DPPO()"``, ``"Method(FixedClip(0.2), DropOutside(20))"``) or as an object; text from then on. By default
-            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.radius`. At the level of sequences a rule bounds
+            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.schedules`. At the level of sequences a rule bounds
             GSPO's ratio, see `bandpo.policy_loss`.
         clip: Another name of ``method``; None from then on.
         loss_type: The average. By default the method's own; ``dapo`` for a rule alone.

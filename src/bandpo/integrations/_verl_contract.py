@@ -22,8 +22,8 @@ from bandpo.gradient_check import compare
 from bandpo.integrations._verl_identity import leaves
 from bandpo.loss import aggregate, known_aggregation
 from bandpo.methods import Method
-from bandpo.radius import TrainingState
 from bandpo.rules import Unclipped
+from bandpo.schedules import TrainingState
 from bandpo.text import as_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ gradient. Advantages and ratios stay true, so TRL's KL term, masks, entropy bonu
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
-A radius of `bandpo.radius` is brought up to date whenever a batch is generated and stays for all updates made on that
+A radius of `bandpo.schedules` is brought up to date whenever a batch is generated and stays for all updates made on that
 batch.
 """
 
@@ -34,8 +34,8 @@ from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
 from bandpo.loss import with_slope
 from bandpo.methods import Method
-from bandpo.radius import Controller, TrainingState
 from bandpo.rules import bands
+from bandpo.schedules import Controller, TrainingState
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bandpo import _checks
 from bandpo.errors import InvalidType
-from bandpo.radius import Varies
+from bandpo.schedules import Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -23,8 +23,8 @@ from bandpo import (
 )
 from bandpo.audit.metrics import Audit
 from bandpo.integrations._adapt import read_method
-from bandpo.radius import ClipRateController
 from bandpo.rules import Tightest, bands
+from bandpo.schedules import ClipRateController
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)
