@@ -84,9 +84,9 @@ class Band(ClipRule):
 
     Args:
         divergence: The trust region's divergence.
-        radius: Its size, in the divergence's own unit; by default ``divergence.default_radius``. A number, a tensor
-            (one per token, or one per sequence with a trailing dimension of 1), or one of `bandpo.schedules`: a schedule,
-            a function of the token, or a controller. A rule that holds a tensor has no text form.
+        radius: Size of the trust region, in the divergence's own unit; by default ``divergence.default_radius``. A
+            number, a tensor (one per token, or one per sequence with a trailing dimension of 1), or a schedule or
+            controller of `bandpo.schedules`. A rule that holds a tensor has no text form.
         max_ratio: Cap on the upper bound, > 1; ``inf`` for none. The paper uses 10.
 
     Source: arXiv 2603.04918.

@@ -9,7 +9,7 @@ gradient. Advantages and ratios stay true, so TRL's KL term, masks, entropy bonu
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
-A radius of `bandpo.schedules` is brought up to date whenever a batch is generated and stays for all updates made on that
+A radius of `bandpo.schedules` is updated whenever a batch is generated, and stays the same for all updates made on that
 batch.
 """
 
