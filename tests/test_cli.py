@@ -143,7 +143,7 @@ def test_a_misspelt_rule_is_one_line_and_loads_no_framework():
     code = """
 import sys
 from bandpo.cli import main
-for words in ("train --clip Bnad()", "train --clip=Bnad()", "bounds --divergence TotalVariatoin"):
+for words in ("train --method Bnad()", "train --method=Bnad()", "bounds --divergence TotalVariatoin"):
     sys.argv = ["bandpo", *words.split()]
     try:
         main()

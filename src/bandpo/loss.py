@@ -147,7 +147,6 @@ def policy_loss(
     mask: Tensor | None = None,
     *,
     method: Method | ClipRule | str | None = None,
-    clip: Method | ClipRule | str | None = None,
     logp_anchor: Float[Tensor, "batch time"] | None = None,
     entropy: Float[Tensor, "batch time"] | None = None,
     weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
@@ -178,7 +177,6 @@ def policy_loss(
             ``(π(y)/π_old(y))^(1/|y|)``, the geometric mean of its tokens'. ``p`` is then the geometric mean of the old
             token probabilities; as the ratio of two such means stays below ``1/p``, a band is well defined. It is
             the band of a typical token, not a trust region of the distribution over sequences.
-        clip: Another name of ``method``.
         logp_anchor: Log-probabilities under the policy that the rule's bounds surround, where that is not
             ``logp_old``: the rollout engine's own, say. The new probability is then kept within
             ``[lower(p), upper(p)]·p`` of the anchor's p, while the ratio goes on to refer to ``logp_old``.
@@ -210,16 +208,15 @@ def policy_loss(
     Raises:
         TypeError: a tensor is not floating-point, or ``method`` is none.
         ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; a row holds several sequences, see ``packed``;
-            a text cannot be read; both ``method`` and ``clip`` are given; a number of the method needs what ``state``
-            does not tell.
+            a text cannot be read; a number of the method depends on what ``state`` lacks.
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
-    >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), clip=FixedClip())
+    >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), method=FixedClip())
     >>> loss.backward()
     >>> logp.grad, metrics["clip_high"]
     (tensor([[-0.0000, -0.5000]]), tensor(0.5000))
     """
-    chosen = as_method(method, clip)
+    chosen = as_method(method)
     batch = Batch.read(
         logp,
         logp_old,

@@ -111,30 +111,28 @@ def importable_current_folder() -> Generator[None]:
             sys.path.remove(folder)
 
 
-def as_method(
-    method: Method | ClipRule | str | None = None, clip: Method | ClipRule | str | None = None
-) -> Method:
-    """Return the method passed as ``method``, or as its other name ``clip``; by default PPO's surrogate under `Band`.
+def as_method(method: Method | ClipRule | str | None = None) -> Method:
+    """Return ``method`` as a `Method`; PPO's surrogate under `Band` if not given.
+
+    Args:
+        method: A method, a clip rule (with PPO's surrogate), or the text of one.
 
     Raises:
-        TypeError: if it is neither a method, a clip rule nor a text.
-        ValueError: if both are passed, or a text cannot be read.
+        TypeError: if ``method`` is neither a method, a clip rule nor a text.
+        ValueError: if the text cannot be read.
 
-    >>> as_method("DPPO()").objective, as_method(clip=FixedClip(0.2)).clip
+    >>> as_method("DPPO()").objective, as_method(FixedClip(0.2)).clip
     (DropOutside(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
     """
-    if method is not None and clip is not None:
-        raise InvalidValue(f"method={method!r} and clip={clip!r} are two names of one setting; leave one out")
-    given = clip if method is None else method
-    if given is None:
+    if method is None:
         return DEFAULT
-    if isinstance(given, str):
-        return parse(given)
-    if isinstance(given, ClipRule):
-        return Method(given, DEFAULT.objective)  # newer compilers break the graph where a default is made
-    if not _checks.is_a(given, Method):
-        raise InvalidType(f"method must be {EXAMPLES[Method]}, or its text, got {given!r}")
-    return given
+    if isinstance(method, str):
+        return parse(method)
+    if isinstance(method, ClipRule):
+        return Method(method, DEFAULT.objective)  # newer compilers break the graph where a default is made
+    if not _checks.is_a(method, Method):
+        raise InvalidType(f"method must be {EXAMPLES[Method]}, or its text, got {method!r}")
+    return method
 
 
 def as_text(setting: Setting) -> str:

@@ -141,7 +141,7 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     Path("config.yaml").write_text(json.dumps({"arguments": said}).replace("EVIL", evil))
     rows = [row(1) | {"method": evil}, row(2)]
     write(Path("metrics.jsonl"), rows)
-    Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "clip": evil}))
+    Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "method": evil}))
     with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
         results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
     assert [result.exit_code for result in results] == [0, 0]

@@ -102,11 +102,11 @@ def test_advantages_and_versions_of_tokens(tmp_path):
 def test_the_anchor_may_be_the_engine(tmp_path):
     given = batch(2)
     rollout = given["logp_old"] - 0.2
-    with Recorder(tmp_path, clip="FixedClip(0.2)", anchor="rollout") as recorder:
+    with Recorder(tmp_path, method="FixedClip(0.2)", anchor="rollout") as recorder:
         recorder.add(**given, logp_rollout=rollout)
-    expected = Audit.from_batch(*given.values(), clip="FixedClip(0.2)", logp_anchor=rollout).metrics()
+    expected = Audit.from_batch(*given.values(), method="FixedClip(0.2)", logp_anchor=rollout).metrics()
     assert replay_record(tmp_path).audits[RUN].metrics()["clip_high"] == expected["clip_high"]
-    with Recorder(tmp_path / "none", clip="FixedClip(0.2)", anchor="rollout") as recorder:
+    with Recorder(tmp_path / "none", method="FixedClip(0.2)", anchor="rollout") as recorder:
         recorder.add(**given)
     with pytest.raises(ValueError, match=r"0000.arrow, call 1 has no log-probabilities of the rollout"):
         replay_record(tmp_path / "none")
@@ -215,7 +215,7 @@ def test_the_page_has_every_column():
 
 def test_a_call_may_have_a_method_of_its_own(tmp_path):
     given = batch(0)
-    with Recorder(tmp_path, clip="Band(KL(), 0.1)") as recorder:
+    with Recorder(tmp_path, method="Band(KL(), 0.1)") as recorder:
         recorder.add(**given)
         recorder.add(**given, method=Method(FixedClip(0.1)))  # the method of this call alone
     call, other = read_calls(tmp_path)
@@ -330,8 +330,8 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
     assert second.batch.mask.sum(1).tolist() == [16, 0, 16, 0]
     with pytest.warns(UserWarning, match="2 sequences"):
         seen = replay_record(tmp_path)
-    expected = Audit.from_batch(*given.values(), clip=FixedClip()) + Audit.from_batch(
-        *(x[[0, 2]] for x in spoilt.values()), clip=FixedClip()
+    expected = Audit.from_batch(*given.values(), method=FixedClip()) + Audit.from_batch(
+        *(x[[0, 2]] for x in spoilt.values()), method=FixedClip()
     )
     assert seen.audits["clip 0.2"].metrics()["clip_high"] == expected.metrics()["clip_high"]
 
@@ -359,7 +359,7 @@ def test_other_values_that_cannot_be_right_are_named(name, value, message, tmp_p
         ({"dtype": "bfloat16"}, "dtype must be 'float32' or 'float16', got 'bfloat16'"),
         ({"anchor": "engine"}, "anchor must be 'trainer' or 'rollout', got 'engine'"),
         ({"method": "GSPPO()"}, "unknown name 'GSPPO'"),
-        ({"clip": Band(radius=torch.tensor(0.1))}, "Tensor has no text form"),
+        ({"method": Band(radius=torch.tensor(0.1))}, "Tensor has no text form"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_a_file_is_made(settings, message, tmp_path):
@@ -395,7 +395,7 @@ def test_rows_without_a_counted_token(tmp_path):
     with Recorder(tmp_path) as recorder:
         recorder.add(**given)
         recorder.add(**nothing)
-    expected = Audit.from_batch(*given.values(), clip=FixedClip(), counterfactuals={}).metrics()
+    expected = Audit.from_batch(*given.values(), method=FixedClip(), counterfactuals={}).metrics()
     found = replay_record(tmp_path, {"clip": FixedClip()}).audits["clip"].metrics()
     assert (found["tokens"], found["clip_high"]) == (expected["tokens"], expected["clip_high"])
 

@@ -119,7 +119,7 @@ def test_the_reported_loss_is_finite_where_nothing_moves():
 def test_the_loss_of_a_band_solves_for_nothing(monkeypatch):
     monkeypatch.setattr(Band, "bounds", lambda *_: pytest.fail("solved"))
     logp_old = P.log()
-    policy_loss(logp_old + RATIO.log(), logp_old, torch.ones(1), clip=Band(KL(), 1e-3))
+    policy_loss(logp_old + RATIO.log(), logp_old, torch.ones(1), method=Band(KL(), 1e-3))
 
 
 def test_padding_may_hold_anything():
@@ -143,5 +143,5 @@ def test_sums_are_as_wide_as_the_device_has():
     """Apple's MPS has no float64; the audit's sums are float32 there."""
     assert widest_float(torch.device("mps")) == torch.float32
     assert widest_float(torch.device("cpu")) == torch.float64
-    audit = Audit.from_batch(P.log() + RATIO.log(), P.log(), torch.ones(1), clip=FixedClip())
+    audit = Audit.from_batch(P.log() + RATIO.log(), P.log(), torch.ones(1), method=FixedClip())
     assert {x.dtype for x in audit.sums.values()} == {torch.float64}

@@ -75,7 +75,7 @@ CHANGED = {
     "a term": (ppo(offset=0.1), "is added to every token"),
     "padding": (lambda x, *rest: ppo()(x, *rest[:2], torch.ones_like(rest[2])), "another mask"),
     "another average": (
-        lambda x, old, a, mask: policy_loss(x, old, a, mask, clip=FixedClip(), aggregation="grpo").loss,
+        lambda x, old, a, mask: policy_loss(x, old, a, mask, method=FixedClip(), aggregation="grpo").loss,
         "each sequence has a factor of its own",
     ),
     "nothing": (lambda x, *rest: 0 * x.sum(), "no gradient reached the log-probabilities"),

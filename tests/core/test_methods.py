@@ -459,12 +459,10 @@ def assert_one_graph(method):
     assert graphs.frame_count == 1
 
 
-def test_clip_is_another_name_of_method():
-    assert as_method("FixedClip(0.2)") == as_method(clip="FixedClip(0.2)") == Method(FixedClip(0.2))
-    assert as_method(clip="DAPO()") == DAPO()
+def test_a_text_a_rule_and_nothing_are_methods():
+    assert as_method("FixedClip(0.2)") == as_method(FixedClip(0.2)) == Method(FixedClip(0.2))
+    assert as_method("DAPO()") == DAPO()
     assert as_method() == Method(Band(KL(), 0.05))
-    with pytest.raises(ValueError, match="two names of one setting; leave one out"):
-        as_method("DAPO()", clip="FixedClip(0.2)")
 
 
 @pytest.mark.parametrize(

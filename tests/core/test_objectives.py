@@ -77,7 +77,7 @@ def test_dppo_is_band(divergence, seed):
         band = Band(divergence, radius, cap)
         masked = gradient(*tensors, method=Method(band, DropOutside(cap)))
         # Band's own cap *blocks* positive tokens beyond it; truncation also caps the weight of negative ones.
-        surrogate = gradient(*tensors, clip=band)
+        surrogate = gradient(*tensors, method=band)
         logp, logp_old, advantages, _ = tensors
         same = ((logp - logp_old).exp() <= cap) | (advantages > 0)
         torch.testing.assert_close(masked[same], surrogate[same], rtol=1e-12, atol=1e-15)
@@ -107,17 +107,17 @@ def test_sequence_level_by_hand():
 def test_another_anchor_moves_the_interval_not_the_ratio(rule):
     logp, logp_old, advantages, mask = batch(5)
     anchor = (logp_old + 0.3 * torch.randn(logp.shape, dtype=logp.dtype)).clamp(max=-1e-3)
-    ours = gradient(logp, logp_old, advantages, mask, clip=rule, logp_anchor=anchor, aggregation="sum")
+    ours = gradient(logp, logp_old, advantages, mask, method=rule, logp_anchor=anchor, aggregation="sum")
     bounds = rule.bounds(anchor)
     q, p = logp.exp(), anchor.exp()
     blocked = ((q > bounds.upper * p) & (advantages > 0)) | ((q < bounds.lower * p) & (advantages < 0))
     expected = (-(logp - logp_old).exp() * advantages * mask).masked_fill(blocked, 0.0)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
-    same = gradient(logp, logp_old, advantages, mask, clip=rule, logp_anchor=logp_old)
-    assert torch.equal(same, gradient(logp, logp_old, advantages, mask, clip=rule))
+    same = gradient(logp, logp_old, advantages, mask, method=rule, logp_anchor=logp_old)
+    assert torch.equal(same, gradient(logp, logp_old, advantages, mask, method=rule))
     # Anchor, ratio and all at the rollout engine's: that is logp_old itself.
     if not isinstance(rule, Band):  # the others report the clipped value: it is the anchor's interval, in q
-        value = policy_loss(logp, logp_old, advantages, mask, clip=rule, logp_anchor=anchor).loss
+        value = policy_loss(logp, logp_old, advantages, mask, method=rule, logp_anchor=anchor).loss
         ratio, old = (logp - logp_old).exp(), logp_old.exp()
         low, high = (bounds.lower * p / old), (bounds.upper * p / old)
         surrogate = torch.where(advantages > 0, torch.minimum(ratio, high), torch.maximum(ratio, low))

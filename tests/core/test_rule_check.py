@@ -475,8 +475,8 @@ def module(tmp_path, monkeypatch):
 
 
 def test_every_adapter_refuses_it_where_it_reads_its_settings(module):
-    with pytest.raises(ValueError, match=r"^actor\.clip: .*Ratios\(\).*are ratios"):
-        read_method("actor.", clip=f"{module}.Ratios()")
+    with pytest.raises(ValueError, match=r"^actor\.method: .*Ratios\(\).*are ratios"):
+        read_method("actor.", method=f"{module}.Ratios()")
     with pytest.raises(ValueError, match=r"^method: .*ForU\(\).*written for u"):
         read_method(method=f"Band({module}.ForU(), 0.05)")
     with pytest.raises(ValueError, match=r"^method: .*Number\(\).*weight"):

@@ -177,8 +177,8 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
     for use in (
         lambda: rule.bounds(logp_old),
         lambda: rule.clip_mask(logp - logp_old, logp_old),
-        lambda: policy_loss(logp, logp_old, advantages, clip=rule),
-        lambda: Audit.from_batch(logp, logp_old, advantages, clip=rule),
+        lambda: policy_loss(logp, logp_old, advantages, method=rule),
+        lambda: Audit.from_batch(logp, logp_old, advantages, method=rule),
     ):
         with pytest.raises(
             ValueError,
@@ -186,7 +186,7 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
         ):
             use()
     with pytest.raises(ValueError, match=f"depends on {needs}, which this framework does not tell"):
-        read_method(clip=repr(rule))
+        read_method(method=repr(rule))
 
 
 @pytest.mark.parametrize("form", [float, torch.tensor], ids=["number", "tensor"])
@@ -195,8 +195,8 @@ def test_a_radius_that_changes_does_not_recompile_for_ever(form):
     compiled = torch.compile(policy_loss, backend=(counter := CompileCounter()))
     for k in range(12):
         clip = Band(KL(), form(0.02 + 0.01 * k))
-        loss = compiled(logp.clone().requires_grad_(), logp_old, advantages, clip=clip).loss
-        torch.testing.assert_close(loss, policy_loss(logp, logp_old, advantages, clip=clip).loss)
+        loss = compiled(logp.clone().requires_grad_(), logp_old, advantages, method=clip).loss
+        torch.testing.assert_close(loss, policy_loss(logp, logp_old, advantages, method=clip).loss)
     assert counter.frame_count <= 2
 
 
@@ -267,7 +267,7 @@ def test_a_controller_holds_the_clip_rate():
     for batch in range(80):
         logp, logp_old, advantages = tokens(batch, (40, 20))
         metrics = policy_loss(
-            logp, logp_old, advantages, clip=rule.resolve(TrainingState(controller_state=controller_state))
+            logp, logp_old, advantages, method=rule.resolve(TrainingState(controller_state=controller_state))
         ).metrics
         controller_state = rule.update_controllers(controller_state, metrics)
         rates.append(float(metrics["clip_high"] + metrics["clip_low"]))
@@ -314,13 +314,13 @@ def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), ClipRateController(0.3, 0.05))
     audit = Audit.from_batch(
-        logp, logp_old, advantages, clip=rule.resolve(TrainingState(controller_state={}))
+        logp, logp_old, advantages, method=rule.resolve(TrainingState(controller_state={}))
     )
     assert rule.update_controllers({}, audit.without_counterfactuals.metrics()) == rule.update_controllers(
         {}, audit.metrics()
     )
     assert "if/Band/clip_high" not in audit.without_counterfactuals.metrics()
-    other = Audit.from_batch(logp, logp_old, advantages, clip=Band(), counterfactuals={})
+    other = Audit.from_batch(logp, logp_old, advantages, method=Band(), counterfactuals={})
     both = (audit.without_counterfactuals + other).metrics()
     assert both["tokens"] == 2 * audit.metrics()["tokens"]
     assert both["clip_high"] == pytest.approx(other.metrics()["clip_high"])
@@ -330,7 +330,7 @@ def test_the_share_of_a_radius_that_differs_by_token():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), 0.1 - 0.08 * logp_old.exp())
     share = KL().divergence_of_ratio(logp - logp_old, logp_old) / (0.1 - 0.08 * logp_old.exp())
-    audited = Audit.from_batch(logp, logp_old, advantages, clip=rule).metrics()
+    audited = Audit.from_batch(logp, logp_old, advantages, method=rule).metrics()
     assert audited["radius_used"] == pytest.approx(share.mean().item(), rel=1e-5)
 
 

@@ -109,7 +109,7 @@ def dense_reference(trainer, inputs, rule, aggregation):
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
 @pytest.mark.parametrize("rule", [Band(KL(), 1e-3), Band(KL(), 0.05)], ids=repr)
 def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
-    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type=loss_type, clip=rule)
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type=loss_type, method=rule)
     inputs = off_policy_batch(trainer, monkeypatch)
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer.compute_loss(trainer.model, inputs)
@@ -118,7 +118,7 @@ def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
     dense_gradient = torch.autograd.grad(dense, trainer.model.lm_head.weight)[0]
     torch.testing.assert_close(gradient, dense_gradient, rtol=1e-4, atol=1e-6)
     tensors = (inputs[name] for name in ("old_per_token_logps", "advantages", "completion_mask"))
-    ours = policy_loss(logps(trainer, inputs), *tensors, clip=rule, aggregation=loss_type)
+    ours = policy_loss(logps(trainer, inputs), *tensors, method=rule, aggregation=loss_type)
     torch.testing.assert_close(loss, ours.loss, rtol=1e-5, atol=1e-6)
     expected = torch.autograd.grad(ours.loss, trainer.model.lm_head.weight)[0]
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
@@ -193,7 +193,7 @@ def test_a_fixed_clip_trains_bit_for_bit_as_stock(loss_type, variation, level, a
     bound = {"epsilon": 0.02, "epsilon_high": 1.03 if loss_type == "cispo" else 0.03}
     stock = make(GRPOTrainer, GRPOConfig, tmp_path / "stock", **settings | bound)
     stock.train()
-    settings |= {"clip": FixedClip(0.02, 0.03), "audit_steps": audit_steps}
+    settings |= {"method": FixedClip(0.02, 0.03), "audit_steps": audit_steps}
     ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "ours", **settings)
     ours.train()
     for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
@@ -377,7 +377,7 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
                 assert run == Method(FixedClip(0.02, 0.03))
                 n = view.mask.sum().item()
                 old = view.logp_old
-                loss = policy_loss(old + view.log_ratio, old, view.advantages, view.mask, clip=run.clip)
+                loss = policy_loss(old + view.log_ratio, old, view.advantages, view.mask, method=run.clip)
                 metric += n * loss.metrics[name].item()
                 tokens += n
             assert row[f"audit/{name}"] == pytest.approx(metric / tokens, rel=1e-4, abs=1e-9)
@@ -458,7 +458,7 @@ def test_warns_when_the_old_policy_is_of_other_tokens(tmp_path, monkeypatch):
 
 
 def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeypatch):
-    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type="bnpo", clip=Unclipped())
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type="bnpo", method=Unclipped())
     inputs = off_policy_batch(trainer, monkeypatch)
     trainer.current_gradient_accumulation_steps = 1
     mask, ratio = inputs["completion_mask"], (logps(trainer, inputs) - inputs["old_per_token_logps"]).exp()
@@ -490,7 +490,7 @@ def test_says_that_one_update_per_batch_clips_nothing(tmp_path):
         ({"method": "GRPO()"}, "grpo"),
         ({"method": "GMPO()"}, "grpo"),
         ({"method": "SPO()"}, "dapo"),
-        ({"clip": "Band()"}, "dapo"),
+        ({"method": "Band()"}, "dapo"),
         ({"method": "Method(aggregation='seq-mean-token-sum')"}, "luspo"),
         ({"method": "Method(aggregation='seq-mean-token-sum-norm')"}, "dr_grpo"),
         ({"method": "SPO()", "loss_type": "bnpo"}, "bnpo"),
@@ -523,7 +523,6 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
         ({"method": "Method(Band(), DropOutsid())"}, "method: .*did you mean DropOutside"),
         ({"method": "GSPO()", "delta": 3.0}, "GSPO.* and delta=3.0 both say how to clip"),
         ({"delta": 0.9}, r"delta=0.9 is no bound above 1"),
-        ({"method": "SAPO()", "clip": "FixedClip()"}, "are two names of one setting"),
         ({"method": "SAPO()", "importance_sampling_level": "sequence"}, "is a method of tokens"),
         ({"method": "CISPO()", "loss_type": "cispo"}, "CISPO.* and loss_type='cispo' both say how to clip"),
         ({"method": "SAP()"}, "did you mean SAPO"),
@@ -537,7 +536,7 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
             "gradient_accumulation_steps=2: the sums of BAPO",
         ),
         ({"method": "Method(aggregation='sum')"}, "TRL has no average 'sum'"),
-        ({"clip": "Bnd()"}, "clip: .*did you mean Band"),
+        ({"method": "Bnd()"}, "method: .*did you mean Band"),
     ],
 )
 def test_refuses_what_cannot_work(settings, message, tmp_path):
@@ -638,10 +637,15 @@ def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
 
 
 def test_the_rule_is_text_in_the_config(tmp_path):
-    config = BandGRPOConfig(str(tmp_path), clip=Band(KL(), 0.1), **SETTINGS)
-    assert (config.method, config.clip) == ("Band(divergence=KL(), radius=0.1, max_ratio=10.0)", None)
+    config = BandGRPOConfig(str(tmp_path), method=Band(KL(), 0.1), **SETTINGS)
+    assert config.method == "Band(divergence=KL(), radius=0.1, max_ratio=10.0)"
     assert config.to_dict()["method"] == config.method
     assert config.updates_per_batch == 4
+
+
+def test_clip_is_no_setting(tmp_path):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clip'"):
+        BandGRPOConfig(str(tmp_path), clip="Band()", **SETTINGS)
 
 
 @pytest.mark.parametrize(("audit_steps", "audited"), [(0, []), (1, [1, 2, 3, 4]), (2, [1, 3])])

@@ -18,8 +18,8 @@ from two_processes import run_on_two_processes
 TWO_BATCHES = {"max_steps": 8, "logging_strategy": "steps", "logging_steps": 1, "audit_steps": 0}
 
 
-def trained(tmp_path, clip, **settings):
-    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, clip=clip, **TWO_BATCHES | settings)
+def trained(tmp_path, method, **settings):
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, method=method, **TWO_BATCHES | settings)
     trainer.train()
     return trainer
 
@@ -115,7 +115,7 @@ def test_a_controller_acts_on_what_the_audit_shows_of_each_batch(tmp_path):
 @pytest.mark.slow
 def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     settings = {
-        "clip": "Band(KL(), ClipRateController(0.2, 0.005, 0.5))",
+        "method": "Band(KL(), ClipRateController(0.2, 0.005, 0.5))",
         "max_steps": 12,
         "save_strategy": "steps",
         "save_steps": 4,
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
     trained(tmp_path / "plain", "Band(KL(), 0.05)", max_steps=4, **settings)
     state = tmp_path / "plain" / "checkpoint-4" / "trainer_state.json"
     assert "ControllerState" not in json.loads(state.read_text())["stateful_callbacks"]
-    settings |= TWO_BATCHES | {"clip": Band(KL(), ClipRateController(0.2, 0.05))}
+    settings |= TWO_BATCHES | {"method": Band(KL(), ClipRateController(0.2, 0.05))}
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "on", **settings)
     trainer.train(resume_from_checkpoint=str(state.parent))
     assert logged(trainer, "radius")[0][-4:] == pytest.approx([0.05] * 4)

@@ -51,7 +51,7 @@ def started(*overrides, target="BandPolicyLossConfig", step=None):
 
 
 def test_a_run_says_what_it_is_keeps_it_and_its_log_knows_the_method(capsys, tmp_path):
-    started(f"+{LOSS}clip='FixedClip(0.2, 0.28)'", step=40)
+    started(f"+{LOSS}method='FixedClip(0.2, 0.28)'", step=40)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bandpo: ")]
     method = "Method(clip=FixedClip(low=0.2, high=0.28), objective=DualClip(max_ratio=3.0, "
     assert said[0].startswith(f"bandpo: loss        {method}")
@@ -73,7 +73,7 @@ def test_a_run_says_what_it_is_keeps_it_and_its_log_knows_the_method(capsys, tmp
     ("target", "overrides", "message"),
     [
         (STOCK, [], r"loss .*Band.* → verl's vanilla"),
-        ("BandPolicyLossConfig", [f"+{LOSS}clip='Band(KL(), 0.1)'"], r"loss .*0\.05.* → .*0\.1,"),
+        ("BandPolicyLossConfig", [f"+{LOSS}method='Band(KL(), 0.1)'"], r"loss .*0\.05.* → .*0\.1,"),
         ("BandPolicyLossConfig", ["actor_rollout_ref.actor.optim.lr=5e-7"], r"optim\.lr 1e-06 → 5e-07"),
         ("BandPolicyLossConfig", ["trainer.nnodes=2"], r"trainer\.nnodes 1 → 2"),
         ("BandPolicyLossConfig", ["actor_rollout_ref.actor.clip_ratio_c=10"], r"clip_ratio_c 3\.0 → 10"),

@@ -224,8 +224,8 @@ _STOCK: Mapping[str, Callable[[Config], Method | None]] = {
 
 
 def _method(framework: str, config: Config, file: Path, given: Method | None) -> Method | None:
-    own = (at(config, f"{FRAMEWORKS[framework]['ours']}{name}") for name in ("method", "clip"))
-    if text := next((x for x in own if isinstance(x, str)), None):
+    text = at(config, f"{FRAMEWORKS[framework]['ours']}method")
+    if isinstance(text, str) and text:
         told, level = told_method(text, file, given), config.get("importance_sampling_level")
         return replace(told, level=level) if told and told.only_rule and level else told
     try:

@@ -88,7 +88,6 @@ class Recorder:
     Args:
         folder: Where the files go; made if it is not there.
         method: The run's method, which a replay shows first; as for `bandpo.policy_loss`. It may be left out.
-        clip: Another name of ``method``.
         anchor: Whose log-probabilities the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
         every: Steps that are no multiple of it are left out. (Calls of `add` are counted where no step is given.)
         dtype: ``float32`` replays the same figures; ``float16`` takes half the space, see docs/record.md.
@@ -104,7 +103,7 @@ class Recorder:
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
-    >>> with Recorder(folder, clip="FixedClip(0.2)") as recorder:
+    >>> with Recorder(folder, method="FixedClip(0.2)") as recorder:
     ...     recorder.add(logp=logp_old + 0.5, logp_old=logp_old, advantages=torch.tensor([1.0]), step=3)
     >>> recorder.path.name
     'tokens-00000-0000.arrow'
@@ -115,7 +114,6 @@ class Recorder:
         folder: str | Path,
         *,
         method: Method | ClipRule | str | None = None,
-        clip: Method | ClipRule | str | None = None,
         anchor: str = "trainer",
         every: int = 1,
         dtype: str = "float32",
@@ -132,8 +130,7 @@ class Recorder:
             raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
         self.every, self.dtype = every, dtype
         process = _rank() if process is None else process
-        told = method is not None or clip is not None
-        self._method = as_text(as_method(method, clip)) if told else None
+        self._method = None if method is None else as_text(as_method(method))
         said = {
             "format": FORMAT,
             "method": self._method,

@@ -75,7 +75,7 @@ def replay_record(
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
-    >>> with Recorder(folder, clip="FixedClip(0.2)") as recorder:
+    >>> with Recorder(folder, method="FixedClip(0.2)") as recorder:
     ...     recorder.add(logp=torch.tensor([[0.16, 0.55]]).log(), logp_old=logp_old, advantages=torch.ones(1), step=1)
     >>> seen = replay_record(folder, {"Band": "Band()"})
     >>> [(name, audit.metrics()["clip_high"]) for name, audit in seen.audits.items()]
