@@ -4,10 +4,11 @@ of ``eps_clip``.
     --loss-type custom_loss --custom-loss-function-path bandpo_slime.policy_loss
     --custom-config-path band.yaml
 
-where ``band.yaml`` holds ``method: Band(KL(), 0.05)`` or ``method: DAPO()``. The latter wants ``--calculate-per-token-loss``
-for its average, or one line says that it gets slime's; every key in it becomes an argument of slime. In miles it is
-``bandpo_slime.miles_policy_loss``. Of the methods only those that are PPO's surrogate on other bounds are possible, as
-the loss stays theirs. ``record: /runs/mine/tokens`` writes the tokens of every loss there, see `bandpo.Recorder`.
+where ``band.yaml`` holds ``method: Band(KL(), 0.05)`` or ``method: DAPO()``. A whole method wants
+``--calculate-per-token-loss`` for a mean over tokens, or one line says that it gets slime's average; every key in the
+file becomes an argument of slime. In miles it is ``bandpo_slime.miles_policy_loss``. Of the methods only those that are
+PPO's surrogate on other bounds are possible, as the loss stays theirs. ``record: /runs/mine/tokens`` writes the tokens
+of every loss there, see `bandpo.Recorder`.
 
 KL term, importance-sampling correction, masks, entropy bonus, context parallelism and metrics (``pg_clipfrac``,
 ``ppo_kl``) stay as they are: ``policy_loss_function`` does the work and takes tensors where it expects two numbers.
