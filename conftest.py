@@ -38,9 +38,9 @@ def _doctest_names(doctest_namespace):
     import torch
 
     import bandpo
-    from bandpo import batch, divergences, loss, methods, objectives, radius, rules, text
+    from bandpo import batch, divergences, loss, methods, objectives, rules, schedules, text
 
-    for module in (batch, divergences, loss, methods, objectives, radius, rules, text):
+    for module in (batch, divergences, loss, methods, objectives, rules, schedules, text):
         doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
     doctest_namespace.update(
         {name: getattr(bandpo, name) for name in bandpo.__all__}, bandpo=bandpo, torch=torch

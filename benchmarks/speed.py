@@ -54,7 +54,7 @@ def textbook_clip(logp, logp_old, advantages, mask):
 
 def rule_loss(clip):
     """Loss and metrics: what is returned, a compiled loss has to compute."""
-    return lambda logp, logp_old, advantages, mask: policy_loss(logp, logp_old, advantages, mask, clip=clip)
+    return lambda logp, logp_old, advantages, mask: policy_loss(logp, logp_old, advantages, mask, method=clip)
 
 
 def batch(tokens, device):

@@ -45,7 +45,7 @@ SETTINGS = {
 
 
 class Recorded(AuditedGRPOTrainer):
-    """Stock training with all that the doctor does: audit, tests, certificate and record."""
+    """Stock training with all that the doctor does: audit, tests, gradient check and record."""
 
     record = tempfile.mkdtemp()
 

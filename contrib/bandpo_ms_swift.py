@@ -1,10 +1,9 @@
 """Clip rules in ms-swift's GRPO: its own loss, with the bounds of the batch in place of ``epsilon``.
 
-    BANDPO_CLIP="Band(KL(), 0.05)" swift rlhf --rlhf_type grpo --external_plugins band_plugin.py ...
+    BANDPO_METHOD="Band(KL(), 0.05)" swift rlhf --rlhf_type grpo --external_plugins band_plugin.py ...
 
 where ``band_plugin.py`` is one line, ``import bandpo_ms_swift``. ms-swift has no option for a rule's
-text, so the environment has it: ``BANDPO_CLIP``, or ``BANDPO_METHOD`` for a method that is PPO's surrogate on other
-bounds.
+text, so the environment has it: ``BANDPO_METHOD`` holds the rule, or a method that is PPO's surrogate on other bounds.
 Importing this module makes ``--rlhf_type grpo`` train with `BandGRPOTrainer`. ms-swift's KL term, rollout correction,
 masks and metrics stay as they are; ``--epsilon`` and ``--epsilon_high`` have no effect. Its Megatron trainer is another
 class and does not take part.
@@ -35,7 +34,7 @@ CLAMPED = ("grpo", "bnpo", "dr_grpo", "dapo", "fipo")
 
 
 class BandGRPOTrainer(GRPOTrainer):
-    """ms-swift's `GRPOTrainer` with the clip rule of ``BANDPO_CLIP`` or ``BANDPO_METHOD``; by default Band-KL.
+    """ms-swift's `GRPOTrainer` with the clip rule of ``BANDPO_METHOD``; by default Band-KL.
 
     Raises:
         ValueError: a setting cannot be read; a method that is more than bounds; a ``loss_type`` that does not clamp,
@@ -47,8 +46,8 @@ class BandGRPOTrainer(GRPOTrainer):
 
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
-        named = (os.environ.get("BANDPO_METHOD"), os.environ.get("BANDPO_CLIP"))
-        self._rule = read_rule("BANDPO_", *named, average=TRL_LOSS_TYPES.get(self.loss_type, "token-mean"))
+        average = TRL_LOSS_TYPES.get(self.loss_type, "token-mean")
+        self._rule = read_rule("BANDPO_", os.environ.get("BANDPO_METHOD"), average=average)
         if self.loss_type not in CLAMPED:
             raise InvalidValue(
                 f"--loss_type {self.loss_type} does not clamp the ratio; use {', '.join(CLAMPED)}"

@@ -8,7 +8,7 @@
     method = "SAPO(1.0, 1.05)"
     record = "/runs/mine/tokens" # if wanted
 
-``clip`` is another name of ``method``; without both it is ``Band(KL(), 0.05)``.
+Without ``method`` it is ``Band(KL(), 0.05)``.
 
 Anchor: the sampler's log-probabilities (``inference_logprobs``), the only old ones that prime-rl has. The bounds
 therefore cover the mismatch between sampler and trainer too.
@@ -45,7 +45,6 @@ def loss(
     inputs: LossInputs,
     *,
     method: str | None = None,
-    clip: str | None = None,
     kl_tau: float = 0.0,
     record: str | None = None,
 ) -> LossOutputs:
@@ -57,7 +56,6 @@ def loss(
     Args:
         inputs: prime-rl's ``LossInputs`` of one sequence.
         method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
-        clip: Another name of ``method``.
         kl_tau: Weight ≥ 0 of the penalty ``log_ratio²`` on every counted token. prime-rl's own default loss has one
             of 1e-3: give the same here to change the method and nothing else.
         record: Folder to which the tokens of every sequence are written, see `bandpo.Recorder`.
@@ -66,9 +64,9 @@ def loss(
         An object with prime-rl's two fields, ``loss`` and ``metrics`` (those of `bandpo.policy_loss`).
 
     Raises:
-        ValueError: a setting cannot be read, both names are given, or a counted log-probability is out of range.
+        ValueError: a setting cannot be read, or a counted log-probability is out of range.
     """
-    chosen = read_method("trainer.loss.kwargs.", method, clip, average="token-mean")
+    chosen = read_method("trainer.loss.kwargs.", method, average="token-mean")
     if not kl_tau >= 0:
         raise InvalidValue(f"kl_tau must be at least 0, got {kl_tau!r}")
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask

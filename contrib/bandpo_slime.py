@@ -4,10 +4,11 @@ of ``eps_clip``.
     --loss-type custom_loss --custom-loss-function-path bandpo_slime.policy_loss
     --custom-config-path band.yaml
 
-where ``band.yaml`` holds ``clip: Band(KL(), 0.05)``, or ``method: DAPO()``, which wants ``--calculate-per-token-loss``
-for its average, or one line says that it gets slime's; every key in it becomes an argument of slime. In miles it is
-``bandpo_slime.miles_policy_loss``. Of the methods only those that are PPO's surrogate on other bounds are possible, as
-the loss stays theirs. ``record: /runs/mine/tokens`` writes the tokens of every loss there, see `bandpo.Recorder`.
+where ``band.yaml`` holds ``method: Band(KL(), 0.05)`` or ``method: DAPO()``. A whole method wants
+``--calculate-per-token-loss`` for a mean over tokens, or one line says that it gets slime's average; every key in the
+file becomes an argument of slime. In miles it is ``bandpo_slime.miles_policy_loss``. Of the methods only those that are
+PPO's surrogate on other bounds are possible, as the loss stays theirs. ``record: /runs/mine/tokens`` writes the tokens
+of every loss there, see `bandpo.Recorder`.
 
 KL term, importance-sampling correction, masks, entropy bonus, context parallelism and metrics (``pg_clipfrac``,
 ``ppo_kl``) stay as they are: ``policy_loss_function`` does the work and takes tensors where it expects two numbers.
@@ -48,14 +49,14 @@ def policy_loss(
     """slime's custom-loss interface.
 
     Args:
-        args: slime's arguments; not changed. ``clip`` is a clip rule in its text form, or ``method`` a method;
-            ``Band(KL(), 0.05)`` without both.
+        args: slime's arguments; not changed. ``method`` is a clip rule or a method in its text form;
+            ``Band(KL(), 0.05)`` if not given.
         batch: slime's micro-batch; not changed.
         logits: The model's output.
         reduction: slime's ``sum_of_sample_mean``.
 
     Raises:
-        ValueError: ``clip`` or ``method`` cannot be read, a method that is more than bounds, sequence-level ratios
+        ValueError: ``method`` cannot be read, a method that is more than bounds, sequence-level ratios
             (``--advantage-estimator gspo``), a counted old log-probability that is NaN or above 0, or a record under
             context parallelism.
     """
@@ -121,8 +122,7 @@ def with_bounds(args: Namespace, batch: dict[str, Any]) -> tuple[ClipRule, Names
     """
     per_token = getattr(args, "calculate_per_token_loss", False)
     average = "token-mean" if per_token else "seq-mean-token-mean"
-    named = (getattr(args, name, None) for name in ("method", "clip"))
-    rule = read_rule("", *named, average=average)
+    rule = read_rule("", getattr(args, "method", None), average=average)
     if args.advantage_estimator == "gspo":
         raise InvalidValue(
             "--advantage-estimator gspo makes one ratio of a sequence, but the bounds are per token; choose another"

@@ -25,7 +25,6 @@ class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):  # pyright: ignore[r
 
     Attributes:
         method: A clip rule, or a method that is PPO's surrogate on other bounds; the rule's text from then on.
-        clip: Another name of ``method``.
 
     Raises:
         ValueError: a setting cannot be read; a method that is more than bounds; ``epsilon`` or ``epsilon_high`` given
@@ -33,7 +32,7 @@ class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):  # pyright: ignore[r
     """
 
     def __post_init__(self) -> None:
-        self.settle(Method(read_rule(method=self.method, clip=self.clip)))
+        self.settle(Method(read_rule(method=self.method)))
         super().__post_init__()
 
 

@@ -92,7 +92,9 @@ def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
     # The command alone: a log is diagnosed without torch and numpy.
     pip(library)
     installed = run(python, "-m", "pip", "freeze", **elsewhere)
-    heavy = [name for name in ("torch", "numpy", "scipy", "pyarrow", "trl") if f"\n{name}==" in f"\n{installed}"]
+    heavy = [
+        name for name in ("torch", "numpy", "scipy", "pyarrow", "trl") if f"\n{name}==" in f"\n{installed}"
+    ]
     if heavy:
         sys.exit(f"bandpo alone installs {', '.join(heavy)}")
     version = run(command, "--version", **elsewhere).strip()
@@ -115,7 +117,9 @@ def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
     pip("--no-deps", lab)  # what it requires, `make demo` installs
     run(environment / "bin/bandpo-lab", "recipes", folder / "recipes", **elsewhere)
     recipes = len(list((folder / "recipes").rglob("*.yaml")))
-    print(f"installed: bandpo {version} without torch, with torch, and bandpo-lab with {recipes} recipe files")
+    print(
+        f"installed: bandpo {version} without torch, with torch, and bandpo-lab with {recipes} recipe files"
+    )
 
     if not extras:
         return

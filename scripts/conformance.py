@@ -36,7 +36,7 @@ from torch import Tensor
 
 import framework_losses
 from bandpo import Method, parse, policy_loss
-from bandpo.objectives import DualClip, Masked
+from bandpo.objectives import DropOutside, DualClip
 from framework_losses import Batch, Loss
 from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, install
@@ -167,7 +167,7 @@ class Call:
         )
 
     def limited(self, max_weight: float) -> Call:
-        if not isinstance(self.method.objective, Masked):
+        if not isinstance(self.method.objective, DropOutside):
             return self
         objective = replace(self.method.objective, max_weight=max_weight)
         return replace(self, method=replace(self.method, objective=objective))

@@ -38,7 +38,7 @@ RUN = [
     "--per_device_train_batch_size=8", "--num_generations=4", "--steps_per_generation=2", "--num_iterations=1",
     "--max_steps=12", "--save_steps=2", "--save_total_limit=2", "--logging_steps=1", "--max_completion_length=8",
     "--train_prompts=64", "--eval_prompts=2", "--eval_samples=4", "--eval_every=4",
-    "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))",
+    "--method=Band(KL(), ClipRateController(0.2, 0.05, gain=0.5))",
 ]  # fmt: skip
 # The fork server has imported everything, so a run takes 3 s instead of 12.
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -8,7 +8,7 @@ output is written every minute and at the end; stop and start again with the sam
 
 What must hold: no NaN; 0 ≤ lower ≤ 1 ≤ upper ≤ 1/p; both margins within the documented error of the root, by the
 constraint evaluated here from its definition in float64 (`constraint`, which shares no code with bandpo); no narrower
-at a radius 1 % larger; the complementary event sees the mirrored interval; `Band.outside` agrees with the bounds away
+at a radius 1 % larger; the complementary event sees the mirrored interval; `Band.clip_mask` agrees with the bounds away
 from them; the same bits when run again, in another shape, at another position, and alone.
 """
 
@@ -174,11 +174,11 @@ def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | f
     if not isinstance(radius, Tensor):
         band = Band(divergence, radius, max_ratio=math.inf)
         for factor in (0.5, 0.98, 1.02, 2.0):  # of the bound, by margin
-            for side, log_bound in (("below", lo), ("above", up)):
+            for side, log_bound in (("clipped_low", lo), ("clipped_high", up)):
                 change = torch.expm1(log_bound) * factor
                 moved = torch.log1p(change.clamp(min=-1)).to(lower)
                 legal = inside & (change > -1) & (moved < -x) & (moved.isfinite()) & (change.abs() > 1e-4)
-                verdict = getattr(band.outside(moved, logp), side)
+                verdict = getattr(band.clip_mask(moved, logp), side)
                 broken[f"apply {side}"] = broken.get(f"apply {side}", False) | (
                     legal & (verdict != (factor > 1))
                 )

@@ -38,8 +38,8 @@ OURS = """
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer as GRPOTrainer
 class GRPOConfig(BandGRPOConfig):
     def __init__(self, *args, epsilon=0.2, epsilon_high=None, **given):
-        clip = f"FixedClip({epsilon}, {epsilon if epsilon_high is None else epsilon_high})"
-        super().__init__(*args, clip=clip, **{"bf16": False, "use_cpu": True} | given)
+        method = f"FixedClip({epsilon}, {epsilon if epsilon_high is None else epsilon_high})"
+        super().__init__(*args, method=method, **{"bf16": False, "use_cpu": True} | given)
 """
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from bandpo import Band, BandAbove, FixedClip, Method, Sides, TotalVariation, Union, policy_loss
+from bandpo import Band, BandAbove, FixedClip, Loosest, Method, TotalVariation, TwoSided, policy_loss
 from bandpo.audit.metrics import Audit
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.metrics import pass_at_k
@@ -41,9 +41,9 @@ ARMS = {
     "clip [.8, 2]": FixedClip(0.2, 1.0),
     "Band": Band(),
     "BandAbove": ABOVE,
-    "room by mass": Sides(lower=CLIP, upper=Union(CLIP, Band(TotalVariation(), 0.02))),
+    "room by mass": TwoSided(lower=CLIP, upper=Loosest(CLIP, Band(TotalVariation(), 0.02))),
     "no upper bound": FixedClip(0.2, float("inf")),
-    "relaxed Band": Union(Band(), FixedClip(0.2, 0.28)),
+    "relaxed Band": Loosest(Band(), FixedClip(0.2, 0.28)),
 }
 RANDOM = "blocked at random"
 """BandAbove, and of rare winners' gradient a random share is dropped: as much as clip 0.2 blocked in its own run."""

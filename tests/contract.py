@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
 from bandpo import ClipRule, Surrogate, parse, policy_loss
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.integrations._adapt import has_pull
+from bandpo.integrations._adapt import has_bias
 from bandpo.methods import METHODS
 from bandpo.runs.record import read_record
 
@@ -67,7 +68,7 @@ class Contract:
         any_method: Whether the framework takes a loss of ours, or bounds alone.
         own_average: Whether a method then brings its own average.
         whole_batch: Whether the loss is given all of an update.
-        pulls: Whether a part of the gradient may be free of the advantage.
+        takes_bias: Whether a part of the gradient may be free of the advantage.
     """
 
     aggregation = "token-mean"
@@ -75,7 +76,7 @@ class Contract:
     any_method = False
     own_average = False
     whole_batch = False
-    pulls = True
+    takes_bias = True
     tolerance = {"rtol": 1e-5, "atol": 1e-6}  # noqa: RUF012
 
     def ours(self, batch, clip):
@@ -142,7 +143,9 @@ class Contract:
             if (method.objective, method.level) != (Surrogate(), "token"):
                 with pytest.raises(ValueError, match="but this framework's loss can only be given bounds"):
                     self.ours(batch, f"{name}()")
-        elif (method.objective.whole_batch and not self.whole_batch) or (has_pull(method) and not self.pulls):
+        elif (method.objective.whole_batch and not self.whole_batch) or (
+            has_bias(method) and not self.takes_bias
+        ):
             with pytest.raises(
                 ValueError, match=r"needs all of an update at once|has a term free of the advantage"
             ):
@@ -165,10 +168,10 @@ class Contract:
         batch = replace(batch, logp_old=batch.logp.detach().roll(1, 1))
         if self.recorded(batch, str(tmp_path)) is NotImplemented:
             return
-        found = [call.batch for call in read_record(tmp_path)]
+        losses = list(read_record(tmp_path))
         given = {"logp": batch.logp, "logp_old": batch.logp_old}
         given |= {"advantages": batch.advantages[:, None].expand_as(batch.mask)}
         for name, x in given.items():
-            counted = torch.cat([getattr(one, name)[one.mask > 0] for one in found])
-            torch.testing.assert_close(counted, x[batch.mask > 0].detach())
+            counted = np.concatenate([getattr(loss, name)[loss.mask] for loss in losses])
+            torch.testing.assert_close(torch.from_numpy(counted), x[batch.mask > 0].detach())
         assert diagnose(tmp_path).findings[0].code == "shift"

@@ -25,7 +25,7 @@ F = {
 } | {f"AlphaDivergence(alpha={a})": cressie_read(a) for a in (-8.0, -3.0, -1.0, -0.5, 0.5, 0.999, 1.5, 3.0)}
 
 
-def divergence_spent(name: str, logp: float, ratio: mp.mpf) -> mp.mpf:
+def divergence_of_ratio(name: str, logp: float, ratio: mp.mpf) -> mp.mpf:
     """``g(p, r) = p·f(r) + (1 − p)·f((1 − p·r)/(1 − p))``."""
     f = F[name]
     p, rest = mp.exp(mp.mpf(logp)), -mp.expm1(mp.mpf(logp))
@@ -40,11 +40,11 @@ def margins(name: str, logp: float, radius: float) -> tuple[mp.mpf, mp.mpf]:
 
     def margin(side: int, edge: mp.mpf) -> mp.mpf:
         # f at the simplex edge itself decides saturation; KL is infinite there.
-        if divergence_spent(name, logp, 1 + side * edge) <= radius:
+        if divergence_of_ratio(name, logp, 1 + side * edge) <= radius:
             return edge
 
         def excess(log_margin: mp.mpf) -> mp.mpf:
-            return mp.log(divergence_spent(name, logp, 1 + side * mp.exp(log_margin)) / radius)
+            return mp.log(divergence_of_ratio(name, logp, 1 + side * mp.exp(log_margin)) / radius)
 
         return mp.exp(root(excess, mp.log(edge) - 60, mp.log(edge)))
 

@@ -13,7 +13,7 @@ from jaxtyping import install_import_hook
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as type checkers have it
 
 CORE = ["_checks", "rule_check", "bounds", "rules", "audit.metrics", "divergences"]
-CORE += ["loss", "methods", "objectives", "radius", "batch"]
+CORE += ["loss", "methods", "objectives", "schedules", "batch"]
 
 typing.TYPE_CHECKING = True
 with install_import_hook([f"bandpo.{module}" for module in CORE], "shapes.checked"):

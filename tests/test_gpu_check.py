@@ -101,7 +101,7 @@ def test_a_failed_check_is_named_and_the_others_run(monkeypatch):
     with pytest.raises(AssertionError, match="2 checks failed"):
         next(found)
     outcomes = {(row["check"], row["of"]): row.get("failed", row.get("found")) for row in rows}
-    settings = "clip=FixedClip(low=0.2, high=0.28), aggregation=seq-mean-token-mean"
+    settings = "method=FixedClip(low=0.2, high=0.28), aggregation=seq-mean-token-mean"
     assert outcomes["graphs", settings] == "AssertionError: 3 graphs for 6 shapes"
     assert "not close" in outcomes["compiled equals eager", "textbook"]
     assert outcomes["compiled equals eager", "FixedClip"] == "holds"

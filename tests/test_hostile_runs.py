@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from bandpo import Recorder
-from bandpo.audit.recorder import META
+from bandpo import Recorder, parse
+from bandpo.runs.record_format import META
 
 pytest.importorskip("typer")
 pa = pytest.importorskip("pyarrow")
@@ -121,21 +122,28 @@ def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
 @pytest.mark.parametrize("kind", [with_log, with_record])
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_run_s_text_names_only_classes_of_bandpo(kind, text, tmp_path, monkeypatch):
+    """Where a log is diagnosed its method is a text that is shown; where an audit needs it, a warning says so."""
+    from bandpo.audit.replay import method_of
     from bandpo.doctor.diagnosis import diagnose
 
     folder = planted(tmp_path)
     kind(folder, text)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    with pytest.warns(UserWarning, match="the method that the run was trained with is not known"):
-        diagnose(folder)
+    unknown = "the method that the run was trained with is not known"
+    with nullcontext() if kind is with_log else pytest.warns(UserWarning, match=unknown):
+        diagnosis = diagnose(folder)
+    assert diagnosis.setup.method == text
+    with pytest.warns(UserWarning, match=unknown):
+        assert method_of(diagnosis.setup) is None
+    assert method_of(diagnosis.setup, parse("GSPO()")) == parse("GSPO()")
     assert [file.name for file in folder.glob("ran*")] == []
     assert "evilmod" not in sys.modules
 
 
 def test_a_class_that_is_loaded_is_not_reached_by_a_stranger_s_text(tmp_path, monkeypatch):
     """The folder's owner may have the module loaded, but a text of a run does not choose among loaded modules."""
-    from bandpo import ClipRule, FixedClip, parse
+    from bandpo import ClipRule, FixedClip
 
     loaded = type("Loaded", (FixedClip,), {"__module__": "loaded_for_hostile"})
     module = type(sys)("loaded_for_hostile")

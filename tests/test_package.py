@@ -154,7 +154,9 @@ def test_a_log_is_read_where_torch_and_numpy_are_missing(command, tmp_path):
     rows = [{"step": step, "reward": 0.01 * step, "entropy": 1.0} for step in range(1, 60)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
     words = [sys.executable, "-c", BLOCKED, command, str(tmp_path)]
-    run = subprocess.run(words, cwd=tmp_path, env={"PYTHONPATH": str(SRC.parent)}, capture_output=True, text=True)
+    run = subprocess.run(
+        words, cwd=tmp_path, env={"PYTHONPATH": str(SRC.parent)}, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     assert "ok: nothing is wrong" in run.stdout or (tmp_path / "report.html").stat().st_size > 10_000
 

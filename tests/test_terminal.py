@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bandpo import Recorder
 from bandpo._terminal import printable
-from bandpo.audit.blocked_tokens import Word, decoder, shown
+from bandpo.audit.blocked_tokens import BlockedToken, decoder, format_tokens
 from bandpo.cli.app import app
 from bandpo.errors import InvalidValue
 
@@ -65,10 +65,10 @@ def test_no_control_of_unicode_is_left():
 
 
 def test_words_are_shown_without_controls():
-    word = Word(1.0, 3, [0, 1, 2], 1, 0.1, 2.0, 1.0, {"the run": 0.0})
+    token = BlockedToken(1.0, 3, [0, 1, 2], 1, 0.1, 2.0, 1.0, {"the run": 0.0})
     texts = {0: f"before{RED}", 1: "one\ntwo\u202e", 2: "after\x9b"}
-    found = shown([word], lambda ids: "".join(texts[k] for k in ids))
-    assert found.splitlines()[0] == r" 1. before\x1b[31mred\x1b[0m ⟦one\ntwo\u202e⟧ after\x9b"
+    lines = format_tokens([token], lambda ids: "".join(texts[k] for k in ids))
+    assert lines.splitlines()[0] == r" 1. before\x1b[31mred\x1b[0m ⟦one\ntwo\u202e⟧ after\x9b"
 
 
 def tokenizer(folder: Path, word: str) -> Path:

@@ -122,7 +122,7 @@ class Setting:
     """Whether answers are begun with a scratchpad, which makes them long."""
     learning_rate: float = 1e-4
     columns: bool = True
-    """Whether all that format 2 holds is recorded, or what format 1 held and the reward."""
+    """Whether tokens, cuts, batches and updates are recorded, which other writers may leave out."""
     parts: int = 1
     """Updates that one pass over a batch is made in."""
     steps_of_updates: bool = False

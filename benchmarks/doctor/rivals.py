@@ -20,6 +20,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import numpy as np
 import rlwatch
 from rlprobe.recorder import Recorder
 
@@ -30,20 +31,20 @@ def log_of(record: Path) -> list[dict[str, float]]:
     """Reward, its spread, groups without spread, entropy, clip rate, answers cut off, mean length. No KL: there is no
     reference."""
     rows = []
-    for step, call in enumerate(read_record(record)):
-        batch, mask = call.batch, call.batch.mask.bool()
-        groups = call.reward.view(-1, 8)
-        clipped = batch.log_ratio[mask].exp()
+    for step, batch in enumerate(read_record(record)):
+        mask = batch.mask
+        spreads = batch.reward.reshape(-1, 8).std(1, ddof=1)
+        ratio = np.exp(batch.log_ratio[mask])
         row = {
             "step": step,
-            "reward": float(call.reward.mean()),
-            "reward_std": float(groups.std(1).mean()),
-            "frac_reward_zero_std": float((groups.std(1) == 0).double().mean()),
+            "reward": float(batch.reward.mean()),
+            "reward_std": float(spreads.mean()),
+            "frac_reward_zero_std": float((spreads == 0).mean()),
             "entropy": float(batch.entropy[mask].mean()),
-            "clip_ratio/region_mean": float(((clipped < 0.8) | (clipped > 1.28)).double().mean()),
-            "completions/mean_length": float(mask.sum(1).double().mean()),
-            "completions/clipped_ratio": float(call.truncated.double().mean()),
-            "advantages_std": float(batch.advantages[mask].std()),
+            "clip_ratio/region_mean": float(((ratio < 0.8) | (ratio > 1.28)).mean()),
+            "completions/mean_length": float(mask.sum(1).mean()),
+            "completions/clipped_ratio": float(batch.truncated.mean()),
+            "advantages_std": float(batch.advantages[mask].std(ddof=1)),
         }
         rows.append(row)
     return rows

@@ -130,7 +130,7 @@ def test_every_command_has_help_that_explains_every_option(name):
 
 
 def test_train_shows_our_options_first_and_the_others_when_asked(capsys):
-    assert {"--clip", "--learning_rate", "--resume"} <= options_of_train()
+    assert {"--method", "--learning_rate", "--resume"} <= options_of_train()
     from bandpo_lab.training.arguments import HELP, RunArguments, TrainingConfig, parse_arguments
 
     printed = []
@@ -148,7 +148,7 @@ def test_train_shows_our_options_first_and_the_others_when_asked(capsys):
     names = {
         name for part in (RunArguments, TrainingConfig) for cls in part.__mro__ for name in own_fields(cls)
     }
-    assert names - {"clip", "epsilon", "loss_type"} <= shown
+    assert names - {"epsilon", "loss_type"} <= shown
 
 
 def own_fields(cls):

@@ -89,7 +89,11 @@ def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_
         (["DAPO()", "GRPO()"], {"seeds": 3}, "at least 4 seeds"),
         (["GSPO()", "GRPO()"], {}, r"GSPO\(\) weights a token by others"),
         (["DeepSeekV32()", "GRPO()"], {}, r"DeepSeekV32\(\) weights a token by others"),
-        (["Band(KL(), ByEntropy(0.05, 0.1))", "GRPO()"], {}, "needs entropy, which a table does not have"),
+        (
+            ["Band(KL(), ClipRateController(0.05, 0.1))", "GRPO()"],
+            {},
+            "needs controller_state, which a table does not have",
+        ),
     ],
 )
 def test_what_a_table_cannot_compare_is_refused(methods, options, message):

@@ -50,38 +50,36 @@ band   | L.loss_mode=band                       | = BAND
 band   | L.loss_mode=gspo                       | loss_mode: 'gspo' reads no method: write loss_mode=band
 band   | L.loss_mode=Band                       | loss_mode: 'Band' reads no method
 band   | L.loss_mode=null                       | loss_mode: None reads no method
-band   | +L.clip='FixedClip(0.2, 0.28)'         | = Method(FixedClip(0.2, 0.28), DualClip(3))
+band   | +L.method='FixedClip(0.2, 0.28)'       | = Method(FixedClip(0.2, 0.28), DualClip(3))
 band   | +L.method='SAPO(1.0, 1.05)'            | = SAPO(1.0, 1.05)
 band   | +L.method=GSPO                         | = GSPO()
 band   | +L.method='GRPO(0.1)' A.clip_ratio_c=9 | = GRPO(0.1)
 band   | +L.method='BandPO(dual_clip=2)'        | = BandPO(dual_clip=2)
 band   | A.clip_ratio_c=inf                     | = Method(Band(KL(), 0.05), DualClip(inf))
-band   | +L.clip='Unclipped()' A.ppo_mini_batch_size=256 | = Method(Unclipped(), DualClip(3))
-band   | +L.clip='FixedClip(1, 0.2)'            | = Method(FixedClip(1, 0.2), DualClip(3))
-band   | +L.clip='FixedClip(0.8, 1.28)'         | > ratios +0.2 to 2.28 at p = 0.01
-band   | +L.clip='Band(KL(), 1e-9)'             | > ratios .*0.99996 to 1 at p = 0.5
-band   | L.clip='FixedClip()'                   | To append to your config use \+
-band   | +L.clip=FixedClip(0.2,0.28)            | Unknown function 'FixedClip'
-band   | +L.clip=0.2                            | clip: method must be a method .* or its text, got 0.2
-band   | +L.clip=''                             | clip: '' cannot be read
-band   | +L.clip=null                           | clip is null: leave it out
-band   | +L.method=null +L.clip='FixedClip()'   | method is null: leave it out
+band   | +L.method='Unclipped()' A.ppo_mini_batch_size=256 | = Method(Unclipped(), DualClip(3))
+band   | +L.method='FixedClip(1, 0.2)'          | = Method(FixedClip(1, 0.2), DualClip(3))
+band   | +L.method='FixedClip(0.8, 1.28)'       | > ratios +0.2 to 2.28 at p = 0.01
+band   | +L.method='Band(KL(), 1e-9)'           | > ratios .*0.99996 to 1 at p = 0.5
+band   | L.method='FixedClip()'                 | To append to your config use \+
+band   | +L.method=FixedClip(0.2,0.28)          | Unknown function 'FixedClip'
+band   | +L.method=0.2                          | method: method must be a method .* or its text, got 0.2
+band   | +L.method=''                           | method: '' cannot be read
+band   | +L.method=null                         | method is null: leave it out
 band   | +L.method=grpo                         | did you mean GRPO\?
 band   | +L.method='DualClip(3)'                | method: 'DualClip\(3\)' is not a method
-band   | +L.method='Masked(20)'                 | is not a method
-band   | +L.clip='Bamd(KL(), 0.05)'             | clip: .*did you mean Band
-band   | +L.clip='Band(0.05)'                   | Band's first argument is the divergence
-band   | +L.clip='Band(KL(), 0,05)'             | clip: 'Band.*' cannot be read
-band   | +L.clip='Band(KL(), -1)'               | radius must be a finite number above 0, got -1
-band   | +L.clip='Band(KL(), 5)'                | block a ratio above 1
-band   | +L.clip='Band(KL(), Linear(0.05, 0.01))' | clip: .* does not tell its loss
-band   | +L.clip='FixedClip(0.2, 28)'           | block a ratio above 1
-band   | +L.clip='FixedClip(0.99, 0.2)'         | block a ratio below 1
-band   | +L.clip='FixedClip(low=0.2, low=0.3)'  | an argument is given twice
-band   | +L.clip='FixedClip()' +L.method='GRPO()' | are two names of one setting
+band   | +L.method='DropOutside(20)'            | is not a method
+band   | +L.method='Bamd(KL(), 0.05)'           | method: .*did you mean Band
+band   | +L.method='Band(0.05)'                 | Band's first argument is the divergence
+band   | +L.method='Band(KL(), 0,05)'           | method: 'Band.*' cannot be read
+band   | +L.method='Band(KL(), -1)'             | radius must be a finite number above 0, got -1
+band   | +L.method='Band(KL(), 5)'              | block a ratio above 1
+band   | +L.method='Band(KL(), Linear(0.05, 0.01))' | method: .* does not tell its loss
+band   | +L.method='FixedClip(0.2, 28)'         | block a ratio above 1
+band   | +L.method='FixedClip(0.99, 0.2)'       | block a ratio below 1
+band   | +L.method='FixedClip(low=0.2, low=0.3)' | an argument is given twice
 band   | +L.method='DPPO()'                     | bypass_mode=true.*method=.Method\(clip=Band
 band   | +L.method='IcePop()' algorithm.rollout_correction=null | bypass_mode=true
-band   | +L.method='DPPO()' C.bypass_mode=true | = DPPO()
+band   | +L.method='DPPO()' C.bypass_mode=true  | = DPPO()
 band   | +L.method='BAPO()'                     | > loss +BAPO\(share=0.5
 band   | +L.method='BAPO()' A.ppo_micro_batch_size_per_gpu=4 | ppo_micro_batch_size_per_gpu=8
 band   | +L.method='BAPO()' actor_rollout_ref.rollout.n=2 | ppo_micro_batch_size_per_gpu=16
@@ -94,10 +92,10 @@ band   | A.clip_ratio_high=0.28                 | clip_ratio_high=0.28 has no ef
 band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2 has no effect beside SAPO
 band   | L.dro_beta=0.5                         | dro_beta=0.5 has no effect
 band   | A.clip_ratio_c=0.5                     | clip_ratio_c: DualClip's max_ratio must be above 1, got 0.5
-band   | +A.clip='FixedClip()'                  | unexpected keyword argument 'clip'
-band   | +clip='FixedClip()'                    | ^clip: verl does not look there; write L.clip
-band   | +policy_loss.clip='FixedClip()'        | ^policy_loss.clip: verl does not look there; write L.clip
-band   | +actor_rollout_ref.policy_loss.clip='FixedClip()' | clip: verl does not look there; write L.clip
+band   | +A.method='FixedClip()'                | unexpected keyword argument 'method'
+band   | +method='FixedClip()'                    | ^method: verl does not look there; write L.method
+band   | +policy_loss.method='FixedClip()'      | ^policy_loss.method: verl does not look there; write L.method
+band   | +actor_rollout_ref.policy_loss.method='FixedClip()' | method: verl does not look there; write L.method
 band   | +policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig | _target_: verl does not look there
 band   | +algorithm.clip_ratio=0.3              | clip_ratio: verl does not look there; write A.clip_ratio
 band   | +ppo_epochs=2                          | ppo_epochs: verl does not look there; write A.ppo_epochs
@@ -129,7 +127,7 @@ band   | algorithm.filter_groups.enable=true trainer.use_v1=false | use_v1=false
 stock  | L.loss_mode=band                       | = BAND
 stock  | L.loss_mode=audited                    | no policy loss is named 'audited' of band, bypass_mode
 stock  | L.loss_mode=gspoo                      | no policy loss is named 'gspoo' of band, .*gspo
-stock  | L.loss_mode=band +L.clip='FixedClip()' | unexpected keyword argument 'clip'
+stock  | L.loss_mode=band +L.method='FixedClip()' | unexpected keyword argument 'method'
 stock  | L._target_=bandpo.integrations.verl.BandPolicyLosConfig | Error loading 'bandpo.*LosConfig'
 audit  |                                        | > loss +verl's vanilla, Method\(clip=FixedClip\(low=0.2
 audit  | L.loss_mode=gspo A.clip_ratio_high=0.3 | > loss +verl's gspo, GSPO\(low=0.2, high=0.3\)
@@ -144,16 +142,16 @@ recipe | recipe.radius=0.1                      | = Method(Band(KL(), 0.1), Dual
 recipe | recipe.radius=5                        | block a ratio above 1
 recipe | recipe.radius=0,03                     | Ambiguous value for argument 'recipe.radius=0,03'
 recipe | L.loss_mode=vanilla                    | = BAND_10
-recipe | L.clip='FixedClip(0.3)'                | = Method(FixedClip(0.3), DualClip(10))
-recipe | ~L.clip                                | = BAND_10
-recipe | +L.method='GSPO()'                     | are two names of one setting
-recipe | L._target_=verl.workers.config.PolicyLossConfig | unexpected keyword argument 'clip'
+recipe | L.method='FixedClip(0.3)'              | = Method(FixedClip(0.3), DualClip(10))
+recipe | ~L.method                                | = BAND_10
+recipe | +L.method='GSPO()'                     | An item is already at
+recipe | L._target_=verl.workers.config.PolicyLossConfig | unexpected keyword argument 'method'
 recipe | paper/rule=grpo                        | = Method(FixedClip(0.2), DualClip(10))
 recipe | +paper/rule=grpo                       | Multiple values for paper/rule
 recipe | +dapo=dynamic_sampling                 | Could not find 'dapo/dynamic_sampling'
 recipe | +dapo=dynamic-sampling trainer.use_v1=false | use_v1=false ignores it
 groups | EXPERIMENT +paper=authors              | = BAND_10
-groups | EXPERIMENT                             | unexpected keyword argument 'clip'
+groups | EXPERIMENT                             | unexpected keyword argument 'method'
 groups | +paper=recommended                     | Interpolation key 'recipe.\w+' not found
 groups | +paper/model=qwen2.5-3b-instruct +paper/rule=[grpo,band-kl] +paper=recommended | = BAND_10
 launch | band-kl                                | = BAND_10
@@ -166,7 +164,7 @@ launch | 'GSPO(0.01'                            | 'GSPO\(0.01' cannot be read
 launch | grpo --settings author                 | 'author' is none of authors, recommended in
 launch | grpo --task chess                      | 'chess' is none of apps, commonsenseqa in
 launch | band-kl L.loss_mode=vanilla            | loss_mode=vanilla stands beside L._target_
-launch | band-kl L.clip='FixedClip()' ++L.clip='CISPO()' | clip is given twice
+launch | band-kl L.method='FixedClip()' ++L.method='CISPO()' | method is given twice
 launch | band-kl OURS AUDITED                   | _target_ is given twice
 launch | band-kl +recipe.radis=0.03             | recipe.radis is read by nothing
 launch | grpo +recipe.radius=0.03               | recipe.radius is read by nothing

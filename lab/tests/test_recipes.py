@@ -65,7 +65,7 @@ def test_every_model_goes_with_every_rule(model, rule):
     assert config.trainer.experiment_name == f"{model}-{rule}"
     assert model in config.actor_rollout_ref.model.path.lower()
     assert actor.policy_loss.loss_mode == "band"
-    of_the_recipe = parse(actor.policy_loss.clip, ClipRule)
+    of_the_recipe = parse(actor.policy_loss.method, ClipRule)
     assert of_the_recipe == (parse(PAPER[rule], ClipRule) if rule in PAPER else of_the_recipe)
     assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (256, 16, 64)
     assert config.trainer.n_gpus_per_node % rollout.tensor_model_parallel_size == 0

@@ -29,7 +29,7 @@ RECIPE = [
     "actor_rollout_ref.actor.use_dynamic_bsz=True",
     "actor_rollout_ref.actor.use_kl_loss=True",
     "actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig",
-    "+actor_rollout_ref.actor.policy_loss.clip='Band(KL(), 0.05)'",
+    "+actor_rollout_ref.actor.policy_loss.method='Band(KL(), 0.05)'",
 ]
 
 
@@ -179,13 +179,13 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
     [
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "one update for each batch"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
-        ("actor_rollout_ref.actor.policy_loss.clip=null", "clip is null: leave it out"),
+        ("actor_rollout_ref.actor.policy_loss.method=null", "method is null: leave it out"),
         ("data.train_files=null", "data.train_files names no file"),
         ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
         ("actor_rollout_ref.rollout.n=0", "rollout.n must be a whole number of at least 1, got 0"),
         ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
         ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
-        ("actor_rollout_ref.actor.policy_loss.clip='Band(KL(), -1)'", "verl refuses the settings: actor_"),
+        ("actor_rollout_ref.actor.policy_loss.method='Band(KL(), -1)'", "verl refuses the settings: actor_"),
     ],
 )
 def test_settings_that_no_run_can_have_are_named(composed, override, words):

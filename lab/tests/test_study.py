@@ -32,8 +32,8 @@ primary: mean@2
 stopping: a fixed number of steps
 baseline: clip
 arms:
-  clip: {clip: "FixedClip(0.2)"}
-  band: {clip: "Band(KL(), 0.05)"}
+  clip: {method: "FixedClip(0.2)"}
+  band: {method: "Band(KL(), 0.05)"}
 options: {learning_rate: 1.0}
 experiments:
   main:
@@ -115,7 +115,10 @@ def test_a_sweep_is_an_experiment_at_each_point():
     [
         ({"baseline": "clap"}, "baseline 'clap' is none of the arms clip, band"),
         ({"arms": {"clip": {}}}, "arm 'clip' names no method"),
-        ({"arms": {"clip": {"clip": "Band()", "objective": "Masked(20)"}}}, "write one method of both"),
+        (
+            {"arms": {"clip": {"method": "Band()", "objective": "DropOutside(20)"}}},
+            "write one method of both",
+        ),
         ({"experiments": {}}, "the study: experiments: Value should have at least 1 item"),
         ({"options": {"seed": 3}}, "options may not set seed"),
         ({"questions": "?"}, "the study: unknown key 'questions'; did you mean question?"),
@@ -133,7 +136,7 @@ def test_a_study_that_cannot_work_is_refused_by_name(change, message):
 
 
 def test_a_study_with_a_misspelt_method_does_not_begin():
-    study = study_with({"arms": {"clip": {"clip": "FixdClip(0.2)"}, "band": {"clip": "Band()"}}})
+    study = study_with({"arms": {"clip": {"method": "FixdClip(0.2)"}, "band": {"method": "Band()"}}})
     with pytest.raises(ValueError, match=r"arm 'clip': in 'FixdClip.*did you mean FixedClip\?"):
         study.check_methods()
 
@@ -145,7 +148,7 @@ def test_a_report_imports_nothing_that_the_results_name(arm, tmp_path, monkeypat
     (tmp_path / "evil_study.py").write_text("open('ran', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    change = {"arms": {"clip": {"clip": arm}, "band": {"clip": arm}}, **one(seeds=[0, 1, 2])}
+    change = {"arms": {"clip": {"method": arm}, "band": {"method": arm}}, **one(seeds=[0, 1, 2])}
     text = yaml.safe_dump(yaml.safe_load(SMALL) | change, sort_keys=False)
     runs = [vars(record(name, seed, 0.5, experiment="m")) for name in ("clip", "band") for seed in range(3)]
     results = {"study": text, "chosen": [], "failed": [], "versions": {}, "commit": "", "unfinished": False}
@@ -280,7 +283,7 @@ def execution(folder, said: list[str], **options) -> Execution:
     text = yaml.safe_dump(
         {
             "title": "t", "question": "q", "primary": "mean@2", "stopping": "s", "baseline": "clip",
-            "arms": {"clip": {"clip": "FixedClip(0.2)"}, "band": {"clip": "Band(KL(), 0.05)"}},
+            "arms": {"clip": {"method": "FixedClip(0.2)"}, "band": {"method": "Band(KL(), 0.05)"}},
             "options": {
                 "dataset_name": "multiplication", "model_name_or_path": "multiplication",
                 "reward_funcs": ["bandpo_lab.tasks.multiplication.reward"], "threads": 1, "use_cpu": True,

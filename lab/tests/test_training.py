@@ -113,25 +113,25 @@ def test_scores_in_between_are_logged_and_change_nothing(whole, tmp_path):
 
 def test_other_methods_by_name(tmp_path):
     """DPPO and GSPO from the command line, and what the audit logs of them."""
-    dppo = ["--clip", "Method(Band(TotalVariation, 0.15, inf), Masked(20))", "--max_steps=2"]
+    dppo = ["--method", "Method(Band(TotalVariation, 0.15, inf), DropOutside(20))", "--max_steps=2"]
     folder = run_training(small(tmp_path / "dppo", *dppo, "--eval_prompts=0"))
     config = yaml.safe_load((folder.path / "config.yaml").read_text())["arguments"]
     rule = "Band(divergence=TotalVariation(), radius=0.15, max_ratio=inf)"
-    objective = "Masked(max_weight=20, both_sides=False)"
+    objective = "DropOutside(max_weight=20, both_sides=False)"
     assert config["method"] == f"Method(clip={rule}, objective={objective})"
     assert {"audit/clip_high", "audit/radius_used"} <= folder.history()[-1].keys()
     assert "audit/if/Band/clip_high" in read_log(folder.path)[-1]
-    gspo = small(tmp_path / "gspo", "--clip=FixedClip(3e-4, 4e-4)", "--importance_sampling_level=sequence")
+    gspo = small(tmp_path / "gspo", "--method=FixedClip(3e-4, 4e-4)", "--importance_sampling_level=sequence")
     assert gspo.training.importance_sampling_level == "sequence"
     named = small(tmp_path / "named", "--method=GSPO()")
     assert named.training.whole_method.clip == gspo.training.whole_method.clip
     file = tmp_path / "named.yaml"
     file.write_text("method: GSPO()\n")
     assert parse_arguments([*CPU, "--config", str(file)]).training.method.startswith("GSPO(")
-    flagged = parse_arguments([*CPU, "--config", str(file), "--clip=FixedClip(0.3)"])
+    flagged = parse_arguments([*CPU, "--config", str(file), "--method=FixedClip(0.3)"])
     assert flagged.training.method == "FixedClip(low=0.3, high=0.3)"
-    with pytest.raises(ValueError, match="did you mean Masked"):
-        small(tmp_path / "typo", "--method=Method(FixedClip(), Mask())")
+    with pytest.raises(ValueError, match="did you mean DropOutside"):
+        small(tmp_path / "typo", "--method=Method(FixedClip(), DropOutsid())")
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_resumes_to_the_same_trajectory(tmp_path):
 
     With a controller, whose state is in the checkpoint too, and scores taken in between.
     """
-    steered = "--clip=Band(KL(), HoldClipRate(0.2, 0.05, gain=0.5))"
+    steered = "--method=Band(KL(), ClipRateController(0.2, 0.05, gain=0.5))"
     whole = run_training(small(tmp_path / "whole", steered, "--eval_every=2"))
     radii = [row["radius"] for row in whole.history() if "radius" in row]
     assert len(set(radii)) == 3
@@ -299,12 +299,12 @@ def test_a_lag_trains_on_older_batches_and_survives_a_kill(updates, tmp_path, mo
     options = [*sizes, "--lag=2", f"--save_steps={updates}", f"--max_steps={5 * updates}", "--eval_prompts=0"]
     options += [f"--record={tmp_path / 'record'}", "--learning_rate=1e-3"]
     whole = run_training(small(tmp_path / "run", *options)).path
-    looks = {call.step: call for call in read_record(tmp_path / "record")}
+    looks = {loss.step: loss for loss in read_record(tmp_path / "record")}
     assert min(looks) == 2 * updates
     firsts = [looks[batch * updates] for batch in (2, 3, 4)]
-    assert [call.lag.max().item() for call in firsts] == [2 * updates] * 3
+    assert [loss.lag.max() for loss in firsts] == [2 * updates] * 3
     assert {*torch.cat(ages).tolist()} == {2 * updates + look for look in range(updates)}
-    assert [call.batch.log_ratio.abs().max() > 1e-4 for call in firsts] == [False, True, True]
+    assert [abs(loss.log_ratio).max() > 1e-4 for loss in firsts] == [False, True, True]
     cut = Path(shutil.copytree(whole, tmp_path / "cut"))
     for name in (*AT_THE_END, f"checkpoint-{5 * updates}"):
         shutil.rmtree(cut / name) if (cut / name).is_dir() else (cut / name).unlink()
@@ -380,7 +380,7 @@ def test_yaml_and_flags(tmp_path):
     (tmp_path / "run.yaml").write_text(
         "dataset_name: multiplication\nmodel_name_or_path: multiplication\n"
         "reward_funcs: [accuracy_reward, bandpo_lab.tasks.multiplication.reward]\n"
-        "clip: FixedClip(0.2, 0.28)\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
+        "method: FixedClip(0.2, 0.28)\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
     )
     arguments = parse_arguments(["--config", str(tmp_path / "run.yaml"), "--learning_rate", "2e-5"])
     assert arguments.training.method == "FixedClip(low=0.2, high=0.28)"
@@ -394,9 +394,9 @@ def test_yaml_and_flags(tmp_path):
 
 
 def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tmp_path):
-    (tmp_path / "run.yaml").write_text("clip: FixedClip(0.2)\n")
+    (tmp_path / "run.yaml").write_text("method: FixedClip(0.2)\n")
     ours = parse_arguments([f"--config={tmp_path / 'run.yaml'}", "--max_steps=8"])
-    plain = parse_arguments(["--clip=FixedClip(0.2)", "--max_steps=8"])
+    plain = parse_arguments(["--method=FixedClip(0.2)", "--max_steps=8"])
     assert settings(ours) == settings(plain)
     assert ours.training.num_generations == 16  # the embedded task's, not TRL's default
 
@@ -404,14 +404,14 @@ def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tm
 def test_flags_may_be_written_with_hyphens():
     with pytest.raises(ValueError, match="no data: give --dataset_name"):  # not trained on the embedded task
         parse_arguments(["--model-name-or-path=x", *CPU])
-    one = parse_arguments(["--num-iterations", "3", "--learning-rate=2e-5", "--clip=Band(KL(), 0.04)"])
-    other = parse_arguments(["--num_iterations", "3", "--learning_rate=2e-5", "--clip=Band(KL(), 0.04)"])
+    one = parse_arguments(["--num-iterations", "3", "--learning-rate=2e-5", "--method=Band(KL(), 0.04)"])
+    other = parse_arguments(["--num_iterations", "3", "--learning_rate=2e-5", "--method=Band(KL(), 0.04)"])
     assert settings(one) == settings(other)
     assert one.training.num_iterations == 3
 
 
 def test_the_config_of_a_run_makes_the_run_again(tmp_path):
-    first = small(tmp_path / "run", "--clip=FixedClip(0.2, 0.28)", "--seed=7")
+    first = small(tmp_path / "run", "--method=FixedClip(0.2, 0.28)", "--seed=7")
     folder = RunFolder(tmp_path / "run")
     with folder.held():
         folder.check(first)
@@ -427,15 +427,16 @@ def test_the_config_of_a_run_makes_the_run_again(tmp_path):
 @pytest.mark.parametrize(
     ("content", "argv", "message"),
     [
-        (None, ["--clipp=Band"], "unknown option --clipp; did you mean clip?"),
-        (None, ["--clip=Bnd"], "unknown name 'Bnd'; did you mean Band?"),
+        (None, ["--metod=Band"], "unknown option --metod; did you mean method?"),
+        (None, ["--clip=Band()"], "unknown option --clip"),
+        (None, ["--method=Bnd"], "unknown name 'Bnd'; did you mean Band?"),
         (None, ["--config", "missing.yaml"], "there is no such file"),
         (None, ["--config"], "needs the path"),
         (None, ["--eval_samples=0"], "eval_samples must be at least 1, got 0"),
         (None, ["--model_name_or_path=x", *CPU], "no data: give --dataset_name"),
         (None, ["--dataset_name=x", *CPU], "no model: give --model_name_or_path"),
         (None, ["--dataset_name=x", "--model_name_or_path=y", *CPU], "no reward: give --reward_funcs"),
-        ("clip: [", [], "is no valid YAML"),
+        ("method: [", [], "is no valid YAML"),
         ("- clip", [], "must hold `key: value` lines"),
         ("env: x", [], "env must hold `NAME: value` lines, got 'x'"),
         ("clipp: Band", [], "run.yaml: unknown option clipp; did you mean clip?"),

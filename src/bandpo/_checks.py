@@ -89,7 +89,7 @@ def number(name: str, value: Any, must: str, allowed: Callable[[float], bool]) -
 
     Args:
         name: What it is called.
-        value: A number, or a `bandpo.radius.Radius` that stands for one.
+        value: A number, or a `bandpo.schedules.Radius` that stands for one.
         must: What it must be, for the error.
         allowed: Whether a number is that.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -18,8 +18,8 @@ import torch
 from bandpo import _checks
 from bandpo.bounds import RatioBounds
 from bandpo.errors import InvalidValue
-from bandpo.radius import TrainingState
-from bandpo.rules import ClipRule, Outside
+from bandpo.rules import ClipMask, ClipRule
+from bandpo.schedules import TrainingState
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -74,7 +74,7 @@ class Batch(NamedTuple):
             logp_anchor: What a rule's bounds surround, if not ``logp_old``.
             entropy: Entropy (nats) at each token, where it is known.
             weights: Importance weights ≥ 0, one per token or sequence.
-            state: What else is known of the tokens and of the training; ``entropy`` comes in if it has none.
+            state: What else is known of the tokens and of the training.
 
         Advantages, entropy and weights have the shape (batch, time), (batch,) or (batch, 1). A batch of several
         sequences does not take those of one sequence: (1,) or (1, time).
@@ -95,21 +95,23 @@ class Batch(NamedTuple):
         named |= {"logp_anchor": logp_anchor, "entropy": entropy, "weights": weights}
         for name, x in named.items():
             _checks.check_dense(name, x)
-        given, mask = mask, full_mask(logp, mask)
+        given, mask = mask, normalize_mask(logp, mask)
         padding = mask == 0
-        advantages = _fitting("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
+        advantages = (
+            _validate_shape("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
+        )
         logps = {
-            name: _like_mask(name, x, padding)
+            name: _validate_logp(name, x, padding)
             for name, x in (("logp", logp), ("logp_old", logp_old), ("logp_anchor", logp_anchor))
             if x is not None
         }
         finite = {"advantages": advantages}
         if entropy is not None:
             finite["entropy"] = (
-                _fitting("entropy", entropy, padding).expand_as(padding).masked_fill(padding, 0.0)
+                _validate_shape("entropy", entropy, padding).expand_as(padding).masked_fill(padding, 0.0)
             )
         if weights is not None:
-            weights = _fitting("weights", weights, padding)
+            weights = _validate_shape("weights", weights, padding)
             unused = padding if weights.shape == padding.shape else padding.all(-1, keepdim=True)
             weights = finite["weights"] = weights.masked_fill(unused, 0.0)
         if _checks.values_can_be_read(mask):
@@ -118,9 +120,8 @@ class Batch(NamedTuple):
             advantages = _poisoned(advantages, given, logps, finite, weights)
         state = TrainingState() if state is None else state
         entropy = finite.get("entropy")
-        old_entropy = entropy if state.entropy is None else state.entropy
         # torch 2.6 cannot trace dataclasses.replace.
-        known = state.progress, old_entropy, state.radii, state.group, state.age, mask, state.processes
+        known = state.progress, state.controller_state, state.group, state.age, mask, state.processes
         return cls(
             logps["logp"] - logps["logp_old"],
             logps["logp_old"],
@@ -163,36 +164,39 @@ class Batch(NamedTuple):
         Raises:
             ValueError: a level is unknown, or a number of the rule needs what the state does not tell.
         """
-        around = self.logp_old if self.logp_anchor is None else self.logp_anchor
-        known, bounded = self.state, None
-        if known.entropy is not None and rule.varying():
-            known = replace(known, entropy=at_level(known.entropy, self.mask, bound_level or level))
+        anchor = self.logp_old if self.logp_anchor is None else self.logp_anchor
+        anchor_ratio = None
         if self.logp_anchor is not None or bound_level not in (None, level):
-            moved = self.log_ratio if self.logp_anchor is None else self.log_ratio + (self.logp_old - around)
-            bounded = Bounded(*(at_level(x, self.mask, bound_level or level) for x in (around, moved)))
+            log_ratio = self.log_ratio
+            if self.logp_anchor is not None:
+                log_ratio = self.log_ratio + (self.logp_old - anchor)
+            anchor_ratio = AnchorRatio(
+                reduce_to_level(anchor, self.mask, bound_level or level),
+                reduce_to_level(log_ratio, self.mask, bound_level or level),
+            )
         return Tokens(
-            at_level(self.log_ratio, self.mask, level),
-            at_level(self.logp_old, self.mask, level),
+            reduce_to_level(self.log_ratio, self.mask, level),
+            reduce_to_level(self.logp_old, self.mask, level),
             self.advantages,
             self.mask,
-            rule.settled(known),
-            bounded,
+            rule.resolve(self.state),
+            anchor_ratio,
             self.entropy,
             self.weights,
             self.state,
         )
 
 
-class Bounded(NamedTuple):
-    """What a rule's bounds are for, where that is not the ratio that a loss weights with."""
+class AnchorRatio(NamedTuple):
+    """The ratio that a rule's bounds apply to, where it is not the ratio that a loss weights with."""
 
     logp: Float[Tensor, "batch time"]
     """Log-probability (nats) that the bounds surround."""
     log_ratio: Float[Tensor, "batch time"]
-    """log(π/π_anchor), nats: what is compared with them."""
+    """log(π/π_anchor), nats, which is compared with the bounds."""
 
 
-def full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
+def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     """1 where a token counts, else 0; of the shape of ``logp``. Refuses a mask of another shape, and shares."""
     if mask is None:
         return torch.ones_like(logp, dtype=torch.float32, requires_grad=False)
@@ -210,7 +214,7 @@ def full_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     return mask.float()
 
 
-def _like_mask(name: str, logp: Tensor, padding: Tensor) -> Tensor:
+def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     if logp.shape != padding.shape:
         raise InvalidValue(
             f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
@@ -218,7 +222,7 @@ def _like_mask(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     return _checks.as_float(name, logp).detach().masked_fill(padding, 0.0)
 
 
-def _fitting(name: str, x: Tensor, padding: Tensor) -> Tensor:
+def _validate_shape(name: str, x: Tensor, padding: Tensor) -> Tensor:
     """What is given per token, (batch, time), or per sequence, (batch, 1)."""
     x = _checks.as_float(name, x).detach()
     sequences = padding.shape[:-1]
@@ -276,18 +280,23 @@ def _poisoned(
 T = TypeVar("T")
 
 
-class _Once(Generic[T]):
-    """A property that is computed when first asked for. (functools.cached_property has a lock: it breaks the graph.)"""
+class lazy_property(Generic[T]):
+    """A property that is computed on first access and stored in the instance.
+
+    `functools.cached_property` holds a lock, which breaks the graph of ``torch.compile``.
+    """
 
     def __init__(self, compute: Callable[[Any], T]):
-        self.compute, self.__doc__ = compute, compute.__doc__
+        self.compute = compute
+        self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, tokens: Any, owner: Any = None) -> T:
         value = self.compute(tokens)
-        object.__setattr__(tokens, self.name, value)  # later reads find it before this descriptor
+        # This descriptor has no __set__, so later reads find the instance's attribute first.
+        object.__setattr__(tokens, self.name, value)
         return value
 
 
@@ -317,7 +326,7 @@ class Tokens:
     mask: Float[Tensor, "batch time"]
     """1 for tokens that count, else 0."""
     rule: ClipRule
-    bounded: Bounded | None = None
+    anchor_ratio: AnchorRatio | None = None
     """The ratio that the rule bounds, where that is not ``ratio``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Entropy (nats) of the policy at each token, where it is known."""
@@ -346,7 +355,7 @@ class Tokens:
         )
         return batch.tokens(rule, level)
 
-    @_Once
+    @lazy_property
     def ratio(self) -> Float[Tensor, "batch time"]:
         """π/π_old, kept finite and above 0 so that a weight can be compared with it."""
         limits = torch.finfo(self.log_ratio.dtype)
@@ -355,67 +364,68 @@ class Tokens:
     @property
     def logp_anchor(self) -> Float[Tensor, "batch time"]:
         """Log-probability (nats) that the rule's bounds surround."""
-        return self.logp_old if self.bounded is None else self.bounded.logp
+        return self.logp_old if self.anchor_ratio is None else self.anchor_ratio.logp
 
     @property
     def log_ratio_anchor(self) -> Float[Tensor, "batch time"]:
         """log(π/π_anchor): what the rule compares with its bounds."""
-        return self.log_ratio if self.bounded is None else self.bounded.log_ratio
+        return self.log_ratio if self.anchor_ratio is None else self.anchor_ratio.log_ratio
 
-    @_Once
-    def outside(self) -> Outside:
-        """Where the ratio to the anchor lies under the rule's lower bound, and where over its upper bound."""
+    @lazy_property
+    def clip_mask(self) -> ClipMask:
+        """Where the ratio to the anchor is below the rule's lower bound, and where above its upper bound."""
         if self.rule.solves:
-            return self.rule.outside(self.log_ratio_anchor, self.logp_anchor)
+            return self.rule.clip_mask(self.log_ratio_anchor, self.logp_anchor)
         # The metrics need the bounds of a rule in closed form anyway.
-        return Outside(
-            self.log_ratio_anchor < self.bounds.log_lower, self.log_ratio_anchor > self.bounds.log_upper
+        return ClipMask(
+            self.log_ratio_anchor < self.bounds.log_lower,
+            self.log_ratio_anchor > self.bounds.log_upper,
         )
 
-    @_Once
+    @lazy_property
     def blocked_low(self) -> Bool[Tensor, "batch time"]:
         """Below the lower bound, with a negative advantage that pushes further down."""
-        return self.outside.below & (self.advantages < 0)
+        return self.clip_mask.clipped_low & (self.advantages < 0)
 
-    @_Once
+    @lazy_property
     def blocked_high(self) -> Bool[Tensor, "batch time"]:
         """Above the upper bound, with a positive advantage that pushes further up."""
-        return self.outside.above & (self.advantages > 0)
+        return self.clip_mask.clipped_high & (self.advantages > 0)
 
-    @_Once
+    @lazy_property
     def blocked(self) -> Bool[Tensor, "batch time"]:
         """Outside on the side that the advantage pushes to: where PPO's surrogate has no gradient."""
         return self.blocked_low | self.blocked_high
 
-    @_Once
+    @lazy_property
     def bounds(self) -> RatioBounds:
         """The rule's bounds on the ratio to the anchor; for a Band this solves for them."""
         return self.rule.bounds(self.logp_anchor)
 
-    @_Once
+    @lazy_property
     def clipped(self) -> Float[Tensor, "batch time"]:
         """The ratio π/π_old after the rule."""
-        return self._moved_to(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
+        return self._shift_ratio(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
 
-    @_Once
-    def reported(self) -> Float[Tensor, "batch time"]:
+    @lazy_property
+    def reported_ratio(self) -> Float[Tensor, "batch time"]:
         """The ratio that a loss reports of a blocked token: clipped, or at most the cap where bounds are costly."""
         if not self.rule.solves:
             return self.clipped
         # The root keeps sums of the loss finite.
         highest = min(self.rule.cap, torch.finfo(self.log_ratio.dtype).max ** 0.5)
-        if self.bounded is None:
+        if self.anchor_ratio is None:
             return self.ratio.clamp(max=highest)
-        return self._moved_to(self.log_ratio_anchor.clamp(max=math.log(highest)))
+        return self._shift_ratio(self.log_ratio_anchor.clamp(max=math.log(highest)))
 
-    def _moved_to(self, log_ratio_anchor: Tensor) -> Tensor:
-        """The ratio π/π_old if that to the anchor were another."""
+    def _shift_ratio(self, log_ratio_anchor: Tensor) -> Tensor:
+        """Return π/π_old at another value of log(π/π_anchor)."""
         log_ratio = log_ratio_anchor
-        if self.bounded is not None:
+        if self.anchor_ratio is not None:
             log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
         return log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
 
-    @_Once
+    @lazy_property
     def interval_used(self) -> Float[Tensor, "batch time"]:
         """Share of the rule's interval that the ratio uses: 0 at the anchor, 1 at the upper bound, −1 at the lower."""
         smallest = torch.finfo(self.log_ratio.dtype).tiny
@@ -430,10 +440,10 @@ class Tokens:
 
     def sequence_mean(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """The mean of ``x`` over the counted tokens of a sequence, at each of its tokens."""
-        return at_level(x, self.mask, "sequence")
+        return reduce_to_level(x, self.mask, "sequence")
 
 
-def at_level(
+def reduce_to_level(
     logp: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], level: str
 ) -> Float[Tensor, "batch time"]:
     """Log-probabilities at the level that ratios are formed on.
@@ -444,7 +454,7 @@ def at_level(
     Raises:
         ValueError: another level.
 
-    >>> at_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
+    >>> reduce_to_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
     tensor([[-2., -2., -2.]])
     """
     if known_level(level) == "token":

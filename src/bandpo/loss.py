@@ -13,8 +13,8 @@ from bandpo._packed import check_unpacked
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
@@ -147,7 +147,6 @@ def policy_loss(
     mask: Tensor | None = None,
     *,
     method: Method | ClipRule | str | None = None,
-    clip: Method | ClipRule | str | None = None,
     logp_anchor: Float[Tensor, "batch time"] | None = None,
     entropy: Float[Tensor, "batch time"] | None = None,
     weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
@@ -159,7 +158,7 @@ def policy_loss(
     """The policy-gradient loss of any method: any clip rule, any objective, averaged over tokens.
 
     By default PPO's surrogate ``−min(r·A, clip(r)·A)`` under `Band`. A token's gradient is ``−(w·A + b)·∇logp``, where
-    the objective gives the weight ``w`` and the pull ``b``, 0 for most. A backward pass needs no more, so the rest is
+    the objective gives the weight ``w`` and the bias ``b``, 0 for most. A backward pass needs no more, so the rest is
     computed without autograd, and bounds are solved for only where the weight needs them. (A clipped token reports
     ``−clip(r)·A``; where its bound has to be solved for, ``−min(r, max_ratio)·A``. Its gradient is 0.)
 
@@ -178,7 +177,6 @@ def policy_loss(
             ``(π(y)/π_old(y))^(1/|y|)``, the geometric mean of its tokens'. ``p`` is then the geometric mean of the old
             token probabilities; as the ratio of two such means stays below ``1/p``, a band is well defined. It is
             the band of a typical token, not a trust region of the distribution over sequences.
-        clip: Another name of ``method``.
         logp_anchor: Log-probabilities under the policy that the rule's bounds surround, where that is not
             ``logp_old``: the rollout engine's own, say. The new probability is then kept within
             ``[lower(p), upper(p)]·p`` of the anchor's p, while the ratio goes on to refer to ``logp_old``.
@@ -210,16 +208,15 @@ def policy_loss(
     Raises:
         TypeError: a tensor is not floating-point, or ``method`` is none.
         ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; a row holds several sequences, see ``packed``;
-            a text cannot be read; both ``method`` and ``clip`` are given; a number of the method needs what ``state``
-            does not tell.
+            a text cannot be read; a number of the method depends on what ``state`` lacks.
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
-    >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), clip=FixedClip())
+    >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), method=FixedClip())
     >>> loss.backward()
     >>> logp.grad, metrics["clip_high"]
     (tensor([[-0.0000, -0.5000]]), tensor(0.5000))
     """
-    chosen = as_method(method, clip)
+    chosen = as_method(method)
     batch = Batch.read(
         logp,
         logp_old,
@@ -235,17 +232,20 @@ def policy_loss(
     advantages, mask = batch.advantages, batch.mask
     with torch.no_grad():
         tokens = chosen.tokens(batch)
-        objective = chosen.objective.settled(batch.state)
-        weight, pull, penalty = objective.weight(tokens), objective.pull(tokens), objective.penalty(tokens)
-        # Where the mask is 0 the advantage is 0 too.
-        down = -advantages
-        slope, value = down * weight, down * objective.value(tokens)
-        if pull is not None:
-            slope = slope - pull * mask
-        if penalty is not None:
-            value = value + penalty * mask
+        objective = chosen.objective.resolve(batch.state)
+        weight = objective.weight(tokens)
+        bias = objective.bias(tokens)
+        regularizer = objective.regularizer(tokens)
+        # The advantage is 0 in the padding, so the slope and the value are 0 there too.
+        slope = -advantages * weight
+        value = -advantages * objective.surrogate(tokens)
+        if bias is not None:
+            slope = slope - bias * mask
+        if regularizer is not None:
+            value = value + regularizer * mask
         if batch.weights is not None and not objective.weights_inside:
-            slope, value = slope * batch.weights, value * batch.weights
+            slope = slope * batch.weights
+            value = value * batch.weights
     values = with_slope(_checks.as_float("logp", logp), value, slope)
     loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)
 

@@ -23,6 +23,7 @@ from bandpo.objectives import (
     ClippedWeight,
     CovariancePenalty,
     DecoupledDecay,
+    DropOutside,
     DualClip,
     FutureKL,
     GammaWeight,
@@ -31,7 +32,6 @@ from bandpo.objectives import (
     InverseRatio,
     KeepBound,
     LogRatioPenalty,
-    Masked,
     MassAdaptiveGate,
     Objective,
     ProbabilityPenalty,
@@ -44,8 +44,8 @@ from bandpo.objectives import (
     Unweighted,
 )
 from bandpo.objectives.base import is_objective
-from bandpo.radius import Varies
-from bandpo.rules import Band, ClipRule, FixedClip, LogClip, Sides, Unclipped
+from bandpo.rules import Band, ClipRule, FixedClip, LogClip, TwoSided, Unclipped
+from bandpo.schedules import Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -71,8 +71,8 @@ class Method(Varies):
         TypeError: ``clip`` is no clip rule, or ``objective`` no objective.
         ValueError: ``level``, ``bound_level`` or ``old_policy`` is unknown.
 
-    >>> Method(FixedClip(0.2), Masked())
-    Method(clip=FixedClip(low=0.2, high=0.2), objective=Masked(max_weight=20.0, both_sides=False))
+    >>> Method(FixedClip(0.2), DropOutside())
+    Method(clip=FixedClip(low=0.2, high=0.2), objective=DropOutside(max_weight=20.0, both_sides=False))
     >>> CISPO()
     CISPO(low=1.0, high=4.0)
     """
@@ -139,7 +139,7 @@ class Method(Varies):
         Raises:
             ValueError: a number of the objective needs what the tokens' state does not tell.
         """
-        return self.objective.settled(tokens.state).weight(tokens)
+        return self.objective.resolve(tokens.state).weight(tokens)
 
     @property
     def only_rule(self) -> bool:
@@ -225,7 +225,7 @@ def BandAbove(
     >>> bounds.lower, bounds.upper
     (tensor([0.8000]), tensor([2.4106]))
     """
-    return Method(Sides(FixedClip(low), Band(divergence, radius, max_ratio)), aggregation=PER_SEQUENCE)
+    return Method(TwoSided(FixedClip(low), Band(divergence, radius, max_ratio)), aggregation=PER_SEQUENCE)
 
 
 @_published("2602.04879")
@@ -236,7 +236,7 @@ def DPPO(divergence: Divergence = KL(), radius: float | None = None, max_weight:
     authors' own code asks for 10, their example in verl for 10,000, and SkyRL and prime-rl have none: ``math.inf``.
     """
     clip = Band(divergence, radius, math.inf)
-    return Method(clip, Masked(max_weight), aggregation="token-mean", old_policy="rollout")
+    return Method(clip, DropOutside(max_weight), aggregation="token-mean", old_policy="rollout")
 
 
 @_published("2510.18855")
@@ -247,7 +247,7 @@ def IcePop(low: float = 0.5, high: float = 4.0) -> Method:
     2602.15763). Interval [0.5, 5] and average are IcePop's, whose paper has PPO's clip beside a constant factor
     π_old/π_engine, 0 outside of the interval: for that write ``GRPO()`` and give the factor as ``weights``.
     """
-    objective = Masked(math.inf, both_sides=True)
+    objective = DropOutside(math.inf, both_sides=True)
     return Method(FixedClip(low, high), objective, aggregation=PER_SEQUENCE, old_policy="rollout")
 
 
@@ -406,7 +406,7 @@ def DRO(beta: float = 0.1) -> Method:
 @_published("2602.02276")
 def PrimeRL(radius: float = 0.2, coefficient: float = 1e-3) -> Method:
     """prime-rl's default loss: DPPO's mask by total variation, and Kimi-K2.5's penalty on every token."""
-    objective = LogRatioPenalty(coefficient, Masked(math.inf))
+    objective = LogRatioPenalty(coefficient, DropOutside(math.inf))
     clip = Band(TotalVariation(), radius, math.inf)
     return Method(clip, objective, aggregation="token-mean", old_policy="rollout")
 

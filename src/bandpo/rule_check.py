@@ -19,8 +19,8 @@ from bandpo.divergences import Divergence
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.methods import Method
 from bandpo.objectives import Objective
-from bandpo.radius import Radius, TrainingState
-from bandpo.rules import Band, ClipRule, FixedClip, Outside, bands
+from bandpo.rules import Band, ClipMask, ClipRule, FixedClip, bands
+from bandpo.schedules import Radius, TrainingState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ LOGP = torch.tensor(
 LOG_U = torch.arange(-50, 51, dtype=torch.float64, device="cpu") / 10
 """0 is exact among them."""
 LOG_RATIOS = (-10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0)
-MIDWAY = TrainingState(progress=0.5, entropy=torch.ones_like(LOGP), radii={})
+MIDWAY = TrainingState(progress=0.5, controller_state={})
 """For a radius that depends on the training state."""
 ROUNDING = 1e-6
 """Of a formula in float32."""
@@ -47,10 +47,11 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     `bandpo report` do so by themselves. A radius that is not known yet is tried in the middle of training. A
     rule that holds a tensor is tried but for its bounds.
 
-    - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and `outside`
-      says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for some p, gets a
-      warning: no ratio exceeds 1/p, so the bound never binds there. An upper bound that is the same for every p gets
-      none, and neither do the rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published formula.
+    - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and
+      `clip_mask` says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for
+      some p, gets a warning: no ratio exceeds 1/p, so the bound never binds there. An upper bound that is the same for
+      every p gets none, and neither do the rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published
+      formula.
     - **Divergence**: ``f`` is convex with its minimum ``f(0) = 0``, ``df`` is its derivative, and both bounds spend the
       radius.
     - **Objective**: the weights are finite and in the tokens' shape.
@@ -80,15 +81,15 @@ def _check_rule(rule: ClipRule) -> None:
             _check_rule(part)
     if isinstance(rule, Band):
         _check_f(rule.divergence)
-        _check_spent(rule.divergence)
-    now = rule.resolved(MIDWAY)
+        _check_divergence_of_ratio(rule.divergence)
+    now = rule.resolve(MIDWAY, strict=False)
     if any(isinstance(band.radius, torch.Tensor) for band in bands(rule).values()) or any(
-        isinstance(band.radius, Radius) and band.radius.needs for band in bands(now).values()
+        isinstance(band.radius, Radius) for band in bands(now).values()
     ):
         return
     bounds = now.bounds(LOGP)
     _check_bounds(rule, bounds)
-    _check_outside(rule, now, bounds)
+    _check_clip_mask(rule, now, bounds)
     _warn_beyond_simplex(rule, bounds)
 
 
@@ -134,35 +135,41 @@ def _warn_beyond_simplex(rule: ClipRule, bounds: RatioBounds) -> None:
     )
 
 
-def _check_outside(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
+def _check_clip_mask(rule: ClipRule, now: ClipRule, bounds: RatioBounds) -> None:
+    """Compare `ClipRule.clip_mask` with the bounds, near them and at constant ratios."""
     of_bounds = [bound * factor for bound in (bounds.log_lower, bounds.log_upper) for factor in (0.9, 1.1)]
     constant = [torch.full_like(LOGP, log_ratio) for log_ratio in LOG_RATIOS]
     for log_ratio in (*of_bounds, *constant):
         log_ratio = torch.minimum(log_ratio.clamp(min=-30.0), -LOGP)  # within the simplex
-        outside = now.outside(log_ratio, LOGP)
-        if not _checks.is_a(outside, Outside):
-            _refuse(rule, f"outside returns a {type(outside).__name__}, not Outside(below, above)")
-        for side, name, said, bound, told in (
-            ("below", "log_lower", outside.below, bounds.log_lower, log_ratio < bounds.log_lower),
-            ("above", "log_upper", outside.above, bounds.log_upper, log_ratio > bounds.log_upper),
-        ):
-            _check_shape(rule, f"outside.{side}", said)
-            if said.dtype != torch.bool:
-                _refuse(rule, f"outside returns {said.dtype}, not booleans")
+        mask = now.clip_mask(log_ratio, LOGP)
+        if not _checks.is_a(mask, ClipMask):
+            _refuse(
+                rule,
+                f"clip_mask returns a {type(mask).__name__}, not ClipMask(clipped_low, clipped_high)",
+            )
+        sides = (
+            ("clipped_low", "log_lower", mask.clipped_low, bounds.log_lower, log_ratio < bounds.log_lower),
+            ("clipped_high", "log_upper", mask.clipped_high, bounds.log_upper, log_ratio > bounds.log_upper),
+        )
+        for side, name, clipped, bound, expected in sides:
+            _check_shape(rule, f"clip_mask.{side}", clipped)
+            if clipped.dtype != torch.bool:
+                _refuse(rule, f"clip_mask returns {clipped.dtype}, not booleans")
             # Ratios this close to a bound are left out: rounding decides them.
             near = bound.isfinite() & ((log_ratio - bound).abs() <= 0.05 * bound.abs() + ROUNDING)
-            if (wrong := (said != told) & ~near).any():
+            wrong = (clipped != expected) & ~near
+            if wrong.any():
                 logp, ratio, at = (x[wrong][0] for x in (LOGP, log_ratio, bound))
-                if isinstance(now, Band) and type(now).outside is Band.outside:
+                if isinstance(now, Band) and type(now).clip_mask is Band.clip_mask:
                     _refuse(
                         now.divergence,
                         f"at {_token(logp)} {name} is {at:g} by log_bounds, but the log-ratio {ratio:g} spends "
-                        f"{now.divergence.spent(ratio, logp):g} of the radius {now.radius_for(logp):g}",
+                        f"{now.divergence.divergence_of_ratio(ratio, logp):g} of the radius {now.radius_for(logp):g}",
                     )
-                verdict = side if said[wrong][0] else f"not {side}"
+                verdict = side if clipped[wrong][0] else f"not {side}"
                 _refuse(
                     rule,
-                    f"at {_token(logp)} outside says that the log-ratio {ratio:g} is {verdict}, but {name} is {at:g}",
+                    f"at {_token(logp)} clip_mask says that the log-ratio {ratio:g} is {verdict}, but {name} is {at:g}",
                 )
 
 
@@ -209,19 +216,20 @@ def _check_f(divergence: Divergence) -> None:
         )
 
 
-def _check_spent(divergence: Divergence) -> None:
-    """Against the base class's, which is the definition; where it is that one, there is nothing to see."""
+def _check_divergence_of_ratio(divergence: Divergence) -> None:
+    """Compare `Divergence.divergence_of_ratio` with the base class's, which is the definition."""
     for log_ratio in LOG_RATIOS:
         ratios = torch.minimum(torch.full_like(LOGP, log_ratio), -LOGP / 2)
-        spent, defined = divergence.spent(ratios, LOGP), Divergence.spent(divergence, ratios, LOGP)
-        _check_shape(divergence, "spent", spent)
-        wrong = ~torch.isclose(spent.double(), defined.double(), rtol=1e-3, atol=1e-9)
+        values = divergence.divergence_of_ratio(ratios, LOGP)
+        expected = Divergence.divergence_of_ratio(divergence, ratios, LOGP)
+        _check_shape(divergence, "divergence_of_ratio", values)
+        wrong = ~torch.isclose(values.double(), expected.double(), rtol=1e-3, atol=1e-9)
         if wrong.any():
-            at, ratio, value, right = (x[wrong][0].item() for x in (LOGP, ratios, spent, defined))
+            logp, ratio, value, right = (x[wrong][0].item() for x in (LOGP, ratios, values, expected))
             _refuse(
                 divergence,
-                f"spent at {_token(at)} and the log-ratio {ratio:g} is {value:g}, but p·f(r) + (1 − p)·f(c) is "
-                f"{right:g}",
+                f"divergence_of_ratio at {_token(logp)} and the log-ratio {ratio:g} is {value:g}, "
+                f"but p·f(r) + (1 − p)·f(c) is {right:g}",
             )
 
 
@@ -235,7 +243,7 @@ def _check_objective(objective: Objective) -> None:
         rule=FixedClip(),
         entropy=torch.ones_like(logp_old),
     )
-    for name in ("weight", "value"):
+    for name in ("weight", "surrogate"):
         values = getattr(objective, name)(tokens)
         _check_shape(objective, name, values)
         if (bad := ~values.isfinite()).any():

@@ -19,7 +19,7 @@ from bandpo import _checks
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.divergences import KL, Divergence
 from bandpo.errors import InvalidType
-from bandpo.radius import Radius, Varies
+from bandpo.schedules import Radius, Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 __all__ = [
     "DCPO",
     "Band",
+    "ClipMask",
     "ClipRule",
     "FixedClip",
-    "Intersection",
     "LogClip",
-    "Outside",
-    "Sides",
+    "Loosest",
+    "Tightest",
+    "TwoSided",
     "Unclipped",
-    "Union",
 ]
 
 
-class Outside(NamedTuple):
-    """Where ratios lie outside of a rule's interval."""
+class ClipMask(NamedTuple):
+    """The ratios that a rule clips, by the bound that they exceed."""
 
-    below: Bool[Tensor, "*shape"]
-    """Where the ratio lies under the lower bound."""
-    above: Bool[Tensor, "*shape"]
-    """Where it lies over the upper bound."""
+    clipped_low: Bool[Tensor, "*shape"]
+    """True where the ratio is below the lower bound."""
+    clipped_high: Bool[Tensor, "*shape"]
+    """True where the ratio is above the upper bound."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class ClipRule(Varies, ABC):
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
         """The interval for tokens of old log-probability ``logp_old`` (nats, any shape)."""
 
-    def outside(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> Outside:
-        """Where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
+    def clip_mask(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> ClipMask:
+        """Return where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
 
-        All that a gradient needs. By default it compares with `bounds`. A rule that can tell more cheaply overrides it,
-        and `solves` to say so.
+        A gradient needs no more than this. By default the ratio is compared with `bounds`. A rule that has a cheaper
+        test overrides this method and `solves`.
         """
         bounds = self.bounds(logp_old)
-        return Outside(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
+        return ClipMask(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
 
     @property
     def solves(self) -> bool:
-        """Whether `bounds` is costly, as a root search is. A loss then asks `outside` alone where that will do."""
+        """Whether `bounds` is costly, as a root search is. A loss then calls `clip_mask` alone where it can."""
         return any(part.solves for part in self.parts().values() if isinstance(part, ClipRule))
 
     @property
@@ -80,13 +80,13 @@ class ClipRule(Varies, ABC):
 class Band(ClipRule):
     """Band: the ratios within an f-divergence trust region around the token's old probability.
 
-    `outside` evaluates the constraint once and solves for no bound. The gradient of a clipped loss needs no more.
+    `clip_mask` evaluates the constraint once and solves for no bound. The gradient of a clipped loss needs no more.
 
     Args:
         divergence: The trust region's divergence.
-        radius: Its size, in the divergence's own unit; by default ``divergence.default_radius``. A number, a tensor
-            (one per token, or one per sequence with a trailing dimension of 1), or one of `bandpo.radius`: a schedule,
-            a function of the token, or a controller. A rule that holds a tensor has no text form.
+        radius: Size of the trust region, in the divergence's own unit; by default ``divergence.default_radius``. A
+            number, a tensor (one per token, or one per sequence with a trailing dimension of 1), or a schedule or
+            controller of `bandpo.schedules`. A rule that holds a tensor has no text form.
         max_ratio: Cap on the upper bound, > 1; ``inf`` for none. The paper uses 10.
 
     Source: arXiv 2603.04918.
@@ -128,16 +128,16 @@ class Band(ClipRule):
         return same_radius and (self.divergence, self.max_ratio) == (other.divergence, other.max_ratio)
 
     def radius_for(self, logp_old: Float[Tensor, "*shape"]) -> float | Tensor:
-        """The radius, for tokens of old log-probability ``logp_old``: a number or a tensor that broadcasts to them.
+        """Return the radius for tokens of old log-probability ``logp_old``, a number or a tensor that broadcasts.
 
         Raises:
-            ValueError: it depends on the training state (see `resolved`), does not broadcast, or is not above 0
-                everywhere.
+            ValueError: if the radius depends on the training state (see `resolve`), does not broadcast, or is not above
+                0 everywhere.
         """
         logp = _checks.as_float("logp_old", logp_old)
         radius = cast("float | Tensor | Radius", self.radius)  # never None: __post_init__ filled it in
         if isinstance(radius, Radius):
-            radius = radius.per_token(logp)
+            raise radius.unknown()
         return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
@@ -149,11 +149,13 @@ class Band(ClipRule):
     def cap(self) -> float:
         return self.max_ratio
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
+    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
         logp = _checks.as_logp("logp_old", logp_old)
         # As a number, not a flag: a compiler keeps it for both sides, and flags are slow to keep.
-        beyond = torch.where(self.divergence.spent(log_ratio, logp) > self.radius_for(logp), log_ratio, 0.0)
-        return Outside(beyond < 0, (beyond > 0) | (log_ratio > math.log(self.max_ratio)))
+        beyond = torch.where(
+            self.divergence.divergence_of_ratio(log_ratio, logp) > self.radius_for(logp), log_ratio, 0.0
+        )
+        return ClipMask(beyond < 0, (beyond > 0) | (log_ratio > math.log(self.max_ratio)))
 
     @property
     def solves(self) -> bool:
@@ -234,7 +236,7 @@ class Unclipped(ClipRule):
 def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
     """Every band in a rule by the path of fields that leads to it; by ``""`` where it is the rule itself.
 
-    >>> bands(Intersection(Sides(FixedClip(), Band()), FixedClip(1.0, 3.0)))
+    >>> bands(Tightest(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)))
     {'a.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
     found = {within: rule} if isinstance(rule, Band) else {}
@@ -300,10 +302,14 @@ def _check_rules(**rules: object) -> None:
 
 
 @dataclass(frozen=True)
-class Sides(ClipRule):
-    """The lower bound of one rule and the upper bound of another.
+class TwoSided(ClipRule):
+    """A clip rule with the lower bound of one rule and the upper bound of another.
 
-    >>> bounds = Sides(lower=FixedClip(0.2), upper=Band(KL(), 0.05)).bounds(torch.tensor([0.08]).log())
+    Args:
+        lower: The rule of the lower bound.
+        upper: The rule of the upper bound.
+
+    >>> bounds = TwoSided(lower=FixedClip(0.2), upper=Band(KL(), 0.05)).bounds(torch.tensor([0.08]).log())
     >>> print(f"{bounds.lower.item():.3f} {bounds.upper.item():.3f}")
     0.800 2.411
     """
@@ -317,9 +323,11 @@ class Sides(ClipRule):
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return RatioBounds(self.lower.bounds(logp_old).log_lower, self.upper.bounds(logp_old).log_upper)
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
-        below = self.lower.outside(log_ratio, logp_old).below
-        return Outside(below, self.upper.outside(log_ratio, logp_old).above)
+    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+        return ClipMask(
+            self.lower.clip_mask(log_ratio, logp_old).clipped_low,
+            self.upper.clip_mask(log_ratio, logp_old).clipped_high,
+        )
 
     @property
     def cap(self) -> float:
@@ -327,7 +335,9 @@ class Sides(ClipRule):
 
 
 @dataclass(frozen=True)
-class _Pair(ClipRule):
+class _Combined(ClipRule):
+    """Two clip rules, of which each bound takes one rule's."""
+
     a: ClipRule
     b: ClipRule
 
@@ -337,36 +347,43 @@ class _Pair(ClipRule):
     @staticmethod
     @abstractmethod
     def _lower(a: Tensor, b: Tensor, /) -> Tensor:
-        """Of two lower bounds the one that holds."""
+        """Return the lower bound that holds, of two."""
 
     @staticmethod
     @abstractmethod
     def _upper(a: Tensor, b: Tensor, /) -> Tensor:
-        """Of two upper bounds the one that holds."""
+        """Return the upper bound that holds, of two."""
 
     @staticmethod
     @abstractmethod
-    def _outside(a: Tensor, b: Tensor, /) -> Tensor:
-        """Outside of the pair, where ``a`` and ``b`` tell what is outside of each."""
+    def _clipped(a: Tensor, b: Tensor, /) -> Tensor:
+        """Return where the combined rule clips, from where ``a`` and ``b`` clip."""
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
-        a, b = self.a.bounds(logp_old), self.b.bounds(logp_old)
+        a = self.a.bounds(logp_old)
+        b = self.b.bounds(logp_old)
         return RatioBounds(self._lower(a.log_lower, b.log_lower), self._upper(a.log_upper, b.log_upper))
 
-    def outside(self, log_ratio: Tensor, logp_old: Tensor) -> Outside:
-        a, b = self.a.outside(log_ratio, logp_old), self.b.outside(log_ratio, logp_old)
-        return Outside(self._outside(a.below, b.below), self._outside(a.above, b.above))
+    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+        a = self.a.clip_mask(log_ratio, logp_old)
+        b = self.b.clip_mask(log_ratio, logp_old)
+        return ClipMask(
+            self._clipped(a.clipped_low, b.clipped_low),
+            self._clipped(a.clipped_high, b.clipped_high),
+        )
 
 
 @dataclass(frozen=True)
-class Union(_Pair):
-    """Ratios that either rule allows: the lesser lower and the greater upper bound.
+class Loosest(_Combined):
+    """A clip rule that allows each ratio that either of two rules allows.
 
-    >>> Union(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
+    The lower bound is the smaller of the two, the upper bound the greater.
+
+    >>> Loosest(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.2800])
     """
 
-    _lower, _upper, _outside = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
+    _lower, _upper, _clipped = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
 
     @property
     def cap(self) -> float:
@@ -374,14 +391,16 @@ class Union(_Pair):
 
 
 @dataclass(frozen=True)
-class Intersection(_Pair):
-    """Ratios that both rules allow: the greater lower and the lesser upper bound.
+class Tightest(_Combined):
+    """A clip rule that allows the ratios that both of two rules allow.
 
-    >>> Intersection(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
+    The lower bound is the greater of the two, the upper bound the smaller.
+
+    >>> Tightest(Band(KL(), 0.05), FixedClip(0.2, 0.28)).bounds(torch.tensor([0.9]).log()).upper
     tensor([1.0764])
     """
 
-    _lower, _upper, _outside = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
+    _lower, _upper, _clipped = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
 
     @property
     def cap(self) -> float:

@@ -20,8 +20,8 @@ from bandpo.divergences import KL, Divergence, PearsonChi2, TotalVariation
 from bandpo.errors import InvalidType, InvalidValue, did_you_mean
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import Objective
-from bandpo.radius import Radius
-from bandpo.rules import Band, ClipRule, FixedClip, Union
+from bandpo.rules import Band, ClipRule, FixedClip, Loosest
+from bandpo.schedules import Radius
 
 __all__ = ["as_method", "as_text", "importable_current_folder", "parse"]
 
@@ -34,7 +34,7 @@ DEFAULT = Method()
 EXAMPLES: dict[type, str] = {
     ClipRule: "a clip rule such as Band(KL(), 0.05) or FixedClip(0.2, 0.28)",
     Divergence: "a divergence such as KL() or TotalVariation()",
-    Objective: "an objective such as Surrogate() or Masked(20)",
+    Objective: "an objective such as Surrogate() or DropOutside(20)",
     Method: "a method such as DPPO() or SAPO(1.0, 1.05), or a clip rule",
     Radius: "a radius such as Linear(0.05, 0.01)",
 }
@@ -61,7 +61,7 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
 
     The names of the BandPO authors' scripts are read too: ``bandkl``, ``bandtv`` and ``bandchi2`` are `Band` under
     their divergence with a radius of 0.05 and a cap of 10. ``bandkl005`` names the radius, and ``bandkl005_relax`` is
-    the union with Clip-Higher's interval.
+    the loosest of Band and Clip-Higher's interval.
 
     Args:
         text: The text.
@@ -77,7 +77,7 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
 
     >>> parse("SAPO"), parse("FixedClip(0.2)")
     (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.2))
-    >>> parse("Method(Band(KL(), Linear(0.05, 0.01)), Masked(20), level='sequence')").level
+    >>> parse("Method(Band(KL(), Linear(0.05, 0.01)), DropOutside(20), level='sequence')").level
     'sequence'
     >>> parse("Band(KL, radius=0.1)", ClipRule)
     Band(divergence=KL(), radius=0.1, max_ratio=10.0)
@@ -111,30 +111,28 @@ def importable_current_folder() -> Generator[None]:
             sys.path.remove(folder)
 
 
-def as_method(
-    method: Method | ClipRule | str | None = None, clip: Method | ClipRule | str | None = None
-) -> Method:
-    """Return the method passed as ``method``, or as its other name ``clip``; by default PPO's surrogate under `Band`.
+def as_method(method: Method | ClipRule | str | None = None) -> Method:
+    """Return ``method`` as a `Method`; PPO's surrogate under `Band` if not given.
+
+    Args:
+        method: A method, a clip rule (with PPO's surrogate), or the text of one.
 
     Raises:
-        TypeError: if it is neither a method, a clip rule nor a text.
-        ValueError: if both are passed, or a text cannot be read.
+        TypeError: if ``method`` is neither a method, a clip rule nor a text.
+        ValueError: if the text cannot be read.
 
-    >>> as_method("DPPO()").objective, as_method(clip=FixedClip(0.2)).clip
-    (Masked(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
+    >>> as_method("DPPO()").objective, as_method(FixedClip(0.2)).clip
+    (DropOutside(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
     """
-    if method is not None and clip is not None:
-        raise InvalidValue(f"method={method!r} and clip={clip!r} are two names of one setting; leave one out")
-    given = clip if method is None else method
-    if given is None:
+    if method is None:
         return DEFAULT
-    if isinstance(given, str):
-        return parse(given)
-    if isinstance(given, ClipRule):
-        return Method(given, DEFAULT.objective)  # newer compilers break the graph where a default is made
-    if not _checks.is_a(given, Method):
-        raise InvalidType(f"method must be {EXAMPLES[Method]}, or its text, got {given!r}")
-    return given
+    if isinstance(method, str):
+        return parse(method)
+    if isinstance(method, ClipRule):
+        return Method(method, DEFAULT.objective)  # newer compilers break the graph where a default is made
+    if not _checks.is_a(method, Method):
+        raise InvalidType(f"method must be {EXAMPLES[Method]}, or its text, got {method!r}")
+    return method
 
 
 def as_text(setting: Setting) -> str:
@@ -263,7 +261,7 @@ def _paper_rule(name: str, decimals: str | None, relaxed: str | None) -> Callabl
 
     def rule(radius: float = default_radius, max_ratio: float = 10.0) -> ClipRule:
         band = Band(PAPER_DIVERGENCES[name](), radius, max_ratio)
-        return Union(band, FixedClip(0.2, 0.28)) if relaxed else band
+        return Loosest(band, FixedClip(0.2, 0.28)) if relaxed else band
 
     rule.__name__ = name
     return rule

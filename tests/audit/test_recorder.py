@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bandpo
-from bandpo import GSPO, Audit, Band, FixedClip, Method, Recorder, parse
+from bandpo import GSPO, KL, Audit, Band, FixedClip, Method, Recorder, parse
 from bandpo.audit.replay import RUN, as_batch, method_of, replay_record
 from bandpo.runs import record_format
 from bandpo.runs.record import read_record
@@ -217,8 +217,14 @@ def test_a_file_without_a_required_column_is_refused(column, tmp_path):
 
 @pytest.mark.parametrize("column", sorted({*record_schema("float32").names} - {*REQUIRED_COLUMNS}))
 def test_any_other_column_may_be_missing(column, tmp_path):
-    rewritten(record(tmp_path), lambda table: table.drop_columns([column]))
-    assert len(list(read_record(tmp_path))) == 1  # one record batch after the rewriting
+    path = record(tmp_path)
+    whole = [*read_record(tmp_path)]
+    rewritten(path, lambda table: table.drop_columns([column]))
+    losses = [*read_record(tmp_path)]
+    assert [getattr(loss, column) for loss in losses] == [None] * 3
+    for loss, original in zip(losses, whole, strict=True):
+        assert_array_equal(loss.logp, original.logp)
+        assert loss.step == original.step
 
 
 def test_what_may_be_missing_is_read_back(tmp_path):
@@ -248,14 +254,13 @@ def test_the_page_has_every_column():
         assert f"| `{field.name}` | {kind} |" in page
 
 
-def test_a_radius_by_entropy_is_resolved(tmp_path):
-    given, entropy = batch(0), torch.rand(4, 16).half().float()
-    with Recorder(tmp_path, method="Band(KL(), ByEntropy(0.01, 0.1))") as recorder:
-        recorder.add(**given, entropy=entropy)
+def test_a_call_may_have_a_method_of_its_own(tmp_path):
+    given = batch(0)
+    with Recorder(tmp_path, method="Band(KL(), 0.1)") as recorder:
+        recorder.add(**given)
         recorder.add(**given, method=Method(FixedClip(0.1)))  # the method of this call alone
     loss, other = read_record(tmp_path)
-    bounds = parse(loss.method).tokens(as_batch(loss)).bounds
-    assert torch.isfinite(bounds.log_upper).all()
+    assert parse(loss.method).clip == Band(KL(), 0.1)
     assert parse(other.method).clip == FixedClip(0.1)
 
 
@@ -279,7 +284,16 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
     assert sorted(set(sizes.values())) == [0, 1, 2, 3, 4, 5]
     path.write_bytes(b"")  # killed before its first word
     assert list(read_record(tmp_path)) == []
-    with pytest.raises(ValueError, match="holds no tokens of a loss: nothing was added"):
+    with pytest.raises(ValueError, match="holds no tokens: nothing was added before it was closed or killed"):
+        replay_record(tmp_path)
+
+
+def test_batches_before_their_first_loss_cannot_be_replayed(tmp_path):
+    with Recorder(tmp_path, method="FixedClip(0.2)") as recorder:
+        recorder.add(**{name: x for name, x in batch(0).items() if name != "logp"})
+    (loss,) = read_record(tmp_path)
+    assert (loss.has_logp, np.abs(loss.log_ratio).max()) == (False, 0)
+    with pytest.raises(ValueError, match=r"holds no tokens of a loss: .* or batches before their first loss"):
         replay_record(tmp_path)
 
 

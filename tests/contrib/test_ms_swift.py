@@ -65,7 +65,7 @@ class TestMsSwift(Contract):
         self.adapter, self.patch = adapter, monkeypatch
 
     def ours(self, batch, clip):
-        self.patch.setenv("BANDPO_CLIP", clip)
+        self.patch.setenv("BANDPO_METHOD", clip)
         return call(self.adapter.BandGRPOTrainer(), batch)[0]
 
     def stock(self, batch, low, high):

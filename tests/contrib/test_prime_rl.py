@@ -31,7 +31,7 @@ class TestPrimeRL(Contract):
     shows_clipped_value = False
 
     def ours(self, batch, clip):
-        return torch.stack([loss(inputs, clip=clip).loss for inputs in sequences(batch)]).sum()
+        return torch.stack([loss(inputs, method=clip).loss for inputs in sequences(batch)]).sum()
 
     def stock(self, batch, low, high):
         """The example of prime-rl's documentation: PPO's clip, summed over the mask."""
@@ -52,7 +52,7 @@ def test_weights_multiply_and_the_penalty_is_prime_rls():
     inputs.loss_weights = torch.rand_like(inputs.inference_logprobs)
     log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
     expected = inputs.loss_weights * (0.3 * log_ratio**2 - inputs.advantages * log_ratio.exp())
-    torch.testing.assert_close(loss(inputs, clip="Unclipped()", kl_tau=0.3).loss, expected.sum())
+    torch.testing.assert_close(loss(inputs, method="Unclipped()", kl_tau=0.3).loss, expected.sum())
 
 
 @pytest.mark.parametrize("method", ["GSPO()", "VESPO()"])
@@ -79,9 +79,9 @@ def test_a_sequence_without_counted_tokens_is_zero_and_has_the_same_metrics():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clip": "Bnd()"}, r"trainer\.loss\.kwargs\.clip: .*did you mean Band"),
+        ({"method": "Bnd()"}, r"trainer\.loss\.kwargs\.method: .*did you mean Band"),
         ({"method": "SAP0()"}, r"trainer\.loss\.kwargs\.method: .*did you mean SAPO"),
-        ({"clip": "Method(Band(), DualClip(0.5))"}, r"trainer\.loss\.kwargs\.clip: .*must be above 1"),
+        ({"method": "Method(Band(), DualClip(0.5))"}, r"trainer\.loss\.kwargs\.method: .*must be above 1"),
         ({"kl_tau": -1.0}, "kl_tau must be at least 0"),
     ],
 )

@@ -73,7 +73,7 @@ class TestSlime(Contract):
     loss = staticmethod(policy_loss)
 
     def ours(self, batch, clip):
-        return call(self.loss, batch, clip=clip)[0]
+        return call(self.loss, batch, method=clip)[0]
 
     def stock(self, batch, low, high):
         return call(policy_loss_function, batch, eps_clip=low, eps_clip_high=high)[0]
@@ -107,7 +107,7 @@ def test_without_old_log_probabilities_slime_is_left_alone(monkeypatch):
 def test_part_of_a_sequence_under_context_parallelism():
     batch = make_batch(13)
     half = slice(0, 4)
-    args = Namespace(use_rollout_logprobs=False, advantage_estimator="grpo", clip="Band(KL(), 0.05)")
+    args = Namespace(use_rollout_logprobs=False, advantage_estimator="grpo", method="Band(KL(), 0.05)")
     micro_batch = {
         "log_probs": list(batch.logp_old[:, half]),
         "advantages": [a.expand(4) for a in batch.advantages],

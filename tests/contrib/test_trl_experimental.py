@@ -75,7 +75,7 @@ class TestAsyncGRPO(Contract):
     ("settings", "message"),
     [
         ({"epsilon": 0.1}, r"epsilon=0.1 would have no effect"),
-        ({"clip": "Bnd()"}, "clip: .*did you mean Band"),
+        ({"method": "Bnd()"}, "method: .*did you mean Band"),
         ({"method": "SAPO()"}, r"^method: 'SAPO\(\)' is SigmoidGate"),
     ],
 )
@@ -85,9 +85,9 @@ def test_refuses_what_cannot_work(settings, message, tmp_path):
 
 
 def test_the_rule_is_text_in_the_config(tmp_path):
-    made = BandAsyncGRPOConfig(str(tmp_path), clip="FixedClip(0.2)", **CPU)
-    assert (made.method, made.clip) == ("FixedClip(low=0.2, high=0.2)", None)
-    for again in ({"clip": made.method}, {"method": "GRPO()"}):
+    made = BandAsyncGRPOConfig(str(tmp_path), method="FixedClip(0.2)", **CPU)
+    assert made.method == "FixedClip(low=0.2, high=0.2)"
+    for again in ({"method": made.method}, {"method": "GRPO()"}):
         assert BandAsyncGRPOConfig(str(tmp_path), **again, **CPU).method == made.method
     assert math.isclose(made.epsilon, 0.2)
 

@@ -11,16 +11,16 @@ from bandpo import (
     Band,
     DualClip,
     FixedClip,
+    Loosest,
     Method,
-    Sides,
     Tokens,
     TotalVariation,
-    Union,
+    TwoSided,
     policy_loss,
     ratio_bounds,
 )
 from bandpo._checks import widest_float
-from bandpo.rules import Intersection
+from bandpo.rules import Tightest
 
 P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0, 1.5]])
 
@@ -44,8 +44,8 @@ def test_a_move_to_a_side_that_is_closed_stays_finite():
 def test_worked_by_hand():
     seen = tokens()
     torch.testing.assert_close(seen.ratio, RATIO)
-    assert seen.outside.above.tolist() == [[True, False, False, True]]
-    assert seen.outside.below.tolist() == [[False, True, False, False]]
+    assert seen.clip_mask.clipped_high.tolist() == [[True, False, False, True]]
+    assert seen.clip_mask.clipped_low.tolist() == [[False, True, False, False]]
     assert seen.blocked.tolist() == [[True, True, False, False]]  # the last one is pulled back
     torch.testing.assert_close(seen.clipped, torch.tensor([[1.2, 0.8, 1.0, 1.2]]))
     torch.testing.assert_close(seen.interval_used, torch.tensor([[5.0, -2.5, 0.0, 2.5]]))
@@ -78,7 +78,7 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
     calls = []
     monkeypatch.setattr(Band, "bounds", lambda self, logp: calls.append(1) or ratio_bounds(logp, KL(), 0.05))
     seen = tokens(Band(KL(), 0.05))
-    assert (seen.blocked.any(), seen.reported.tolist(), calls) == (False, seen.ratio.tolist(), [])
+    assert (seen.blocked.any(), seen.reported_ratio.tolist(), calls) == (False, seen.ratio.tolist(), [])
     _ = seen.clipped, seen.bounds, seen.interval_used
     assert calls == [1]
 
@@ -88,21 +88,21 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
     [
         (Band(KL(), 1e-3, max_ratio=3.0), 3.0),
         (Band(TotalVariation(), 1e-3, max_ratio=math.inf), 1 + 1e-3 / math.exp(-30)),
-        (Sides(FixedClip(), Band(KL(), 1e-3, max_ratio=4.0)), 4.0),
-        (Union(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 6.0),
-        (Intersection(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 4.0),
+        (TwoSided(FixedClip(), Band(KL(), 1e-3, max_ratio=4.0)), 4.0),
+        (Loosest(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 6.0),
+        (Tightest(Band(KL(), 1e-3, max_ratio=4.0), FixedClip(0.2, 5.0)), 4.0),
     ],
     ids=repr,
 )
 def test_what_is_reported_does_not_depend_on_how_dear_a_bound_is(rule, reported):
     """The closed bound itself; else the cap that is known."""
     seen = Tokens.from_batch(torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=rule)
-    assert seen.reported.item() == pytest.approx(reported, rel=1e-5)
+    assert seen.reported_ratio.item() == pytest.approx(reported, rel=1e-5)
     moved = {"logp_anchor": torch.tensor([[-30.0 - math.log(2)]])}  # the ratio to it is twice as great
     seen = Tokens.from_batch(
         torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=FixedClip(), **moved
     )
-    assert seen.reported.item() == pytest.approx(0.6)
+    assert seen.reported_ratio.item() == pytest.approx(0.6)
 
 
 def test_the_reported_loss_is_finite_where_nothing_moves():
@@ -119,7 +119,7 @@ def test_the_reported_loss_is_finite_where_nothing_moves():
 def test_the_loss_of_a_band_solves_for_nothing(monkeypatch):
     monkeypatch.setattr(Band, "bounds", lambda *_: pytest.fail("solved"))
     logp_old = P.log()
-    policy_loss(logp_old + RATIO.log(), logp_old, torch.ones(1), clip=Band(KL(), 1e-3))
+    policy_loss(logp_old + RATIO.log(), logp_old, torch.ones(1), method=Band(KL(), 1e-3))
 
 
 def test_padding_may_hold_anything():
@@ -143,5 +143,5 @@ def test_sums_are_as_wide_as_the_device_has():
     """Apple's MPS has no float64; the audit's sums are float32 there."""
     assert widest_float(torch.device("mps")) == torch.float32
     assert widest_float(torch.device("cpu")) == torch.float64
-    audit = Audit.from_batch(P.log() + RATIO.log(), P.log(), torch.ones(1), clip=FixedClip())
+    audit = Audit.from_batch(P.log() + RATIO.log(), P.log(), torch.ones(1), method=FixedClip())
     assert {x.dtype for x in audit.sums.values()} == {torch.float64}

@@ -17,7 +17,7 @@ from bandpo.divergences import (
     ReverseKL,
     SquaredHellinger,
 )
-from oracle import divergence_spent, margins
+from oracle import divergence_of_ratio, margins
 
 WITHOUT_PARAMETERS = [
     getattr(divergences, name)()
@@ -30,7 +30,7 @@ CLOSED = [d for d in WITHOUT_PARAMETERS if type(d).log_bounds is not Divergence.
 def through_generic_solver(divergence):
     """The same divergence with only its f, as a new one would be written."""
     cls = type(divergence)
-    generic = {"log_bounds": Divergence.log_bounds, "spent": Divergence.spent}
+    generic = {"log_bounds": Divergence.log_bounds, "divergence_of_ratio": Divergence.divergence_of_ratio}
     return type("Generic" + cls.__name__, (cls,), generic)()
 
 
@@ -197,7 +197,7 @@ def test_tight_or_exact(divergence, points):
         got, exact = (-mp.expm1(lower), mp.expm1(upper)), margins(name(divergence), logp, radius)
         for side, margin, wanted in zip((-1, 1), got, exact, strict=True):
             if abs(margin / wanted - 1) > 1e-12:
-                spent = divergence_spent(name(divergence), logp, 1 + side * margin)
+                spent = divergence_of_ratio(name(divergence), logp, 1 + side * margin)
                 assert float(spent) == pytest.approx(radius, rel=1e-8)
 
 
@@ -349,7 +349,7 @@ def test_refuses_other_types():
 def test_no_value_is_read(divergence):
     """No data-dependent control flow: meta tensors hold no values at all, so that reading one raises."""
     logp = torch.empty(2, device="meta")
-    of_one_ratio = divergence.f(logp), divergence.df(logp), divergence.spent(logp, logp)
+    of_one_ratio = divergence.f(logp), divergence.df(logp), divergence.divergence_of_ratio(logp, logp)
     bounds = divergence.log_bounds(logp, logp) if divergence in CLOSED else ()
     assert all((x.device.type, x.shape) == ("meta", (2,)) for x in (*of_one_ratio, *bounds))
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, ClipRule, FixedClip, Sides, Tokens, TotalVariation, Unclipped, Union, parse
-from bandpo.rules import Intersection
+from bandpo import KL, Band, ClipRule, FixedClip, Loosest, Tokens, TotalVariation, TwoSided, Unclipped, parse
+from bandpo.rules import Tightest
 
 leaves = st.sampled_from(
     [Band(KL(), 0.05), Band(TotalVariation(), 0.1, math.inf), FixedClip(), FixedClip(0.1, 0.5), Unclipped()]
@@ -14,9 +14,9 @@ leaves = st.sampled_from(
 rules = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.builds(Sides, lower=inner, upper=inner),
-        st.builds(Union, inner, inner),
-        st.builds(Intersection, inner, inner),
+        st.builds(TwoSided, lower=inner, upper=inner),
+        st.builds(Loosest, inner, inner),
+        st.builds(Tightest, inner, inner),
     ),
     max_leaves=5,
 )
@@ -27,13 +27,13 @@ rules = st.recursive(
 def test_membership_is_the_bounds(rule, logp, log_ratio):
     logp = torch.tensor(logp, dtype=torch.float64)
     log_ratio = torch.tensor(log_ratio, dtype=torch.float64).clamp(max=-logp)
-    bounds, applied = rule.bounds(logp), rule.outside(log_ratio, logp)
+    bounds, applied = rule.bounds(logp), rule.clip_mask(log_ratio, logp)
     assert bounds.log_lower <= 0 <= bounds.log_upper
     for bound in (bounds.log_lower, bounds.log_upper):
         if abs(log_ratio - bound) <= 1e-9 * (1 + abs(bound)):
             return  # at the edge itself rounding decides
-    assert applied.below == (log_ratio < bounds.log_lower)
-    assert applied.above == (log_ratio > bounds.log_upper)
+    assert applied.clipped_low == (log_ratio < bounds.log_lower)
+    assert applied.clipped_high == (log_ratio > bounds.log_upper)
     assert parse(repr(rule), ClipRule) == rule
 
 
@@ -43,26 +43,26 @@ exact = st.sampled_from([FixedClip(), FixedClip(0.1, 0.5), FixedClip(0.4, 0.1), 
 @given(a=exact, b=exact, log_ratio=st.floats(-2, 2))
 def test_clipped_values(a, b, log_ratio):
     log_ratio, logp = torch.tensor([[log_ratio]]), torch.tensor([[-8.0]])
-    for rule in (Sides(a, b), Union(a, b), Intersection(a, b)):
+    for rule in (TwoSided(a, b), Loosest(a, b), Tightest(a, b)):
         bounds = rule.bounds(logp)
         expected = log_ratio.clamp(bounds.log_lower, bounds.log_upper)
         tokens = Tokens(log_ratio, logp, torch.ones(1, 1), torch.ones(1, 1), rule)
         assert torch.equal(tokens.clipped, expected.exp())
-        assert torch.equal(tokens.reported, tokens.clipped)
+        assert torch.equal(tokens.reported_ratio, tokens.clipped)
         assert not rule.solves
 
 
 def test_a_rule_with_a_band_solves():
     assert Band().solves
-    assert Intersection(Sides(FixedClip(), Band()), FixedClip(1.0, 3.0)).solves
+    assert Tightest(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)).solves
 
 
 def test_trgppo_is_a_union():
-    bounds = Union(Band(KL(), 0.05), FixedClip(0.2)).bounds(torch.tensor([0.08, 0.9]).log())
+    bounds = Loosest(Band(KL(), 0.05), FixedClip(0.2)).bounds(torch.tensor([0.08, 0.9]).log())
     assert bounds.lower.tolist() == [pytest.approx(0.262, abs=1e-3), pytest.approx(0.8)]
     assert bounds.upper.tolist() == [pytest.approx(2.411, abs=1e-3), pytest.approx(1.2)]
 
 
 def test_refuses_bad_members():
     with pytest.raises(TypeError, match="upper must be a ClipRule"):
-        Sides(FixedClip(), 0.2)
+        TwoSided(FixedClip(), 0.2)

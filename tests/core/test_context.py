@@ -1,6 +1,5 @@
 """What rules and objectives may depend on beside the log-probabilities: the context, and numbers that vary."""
 
-import math
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from bandpo import (
     KL,
-    Audit,
     Band,
     ClipRule,
     DualClip,
@@ -16,10 +14,10 @@ from bandpo import (
     Linear,
     Method,
     Objective,
-    Sides,
     Surrogate,
     Tokens,
     TrainingState,
+    TwoSided,
     Unclipped,
     policy_loss,
 )
@@ -27,7 +25,7 @@ from bandpo.batch import Batch
 from bandpo.bounds import RatioBounds
 from bandpo.methods import METHODS, SAPO, BandPO
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import ByEntropy, BySurprisal, HoldClipRate, HoldKL, Radius
+from bandpo.schedules import ClipRateController, Radius
 
 LOGP = torch.tensor([[0.3, 0.1, 0.4], [0.2, 0.5, 0.6]]).log()
 OLD = torch.tensor([[0.2, 0.2, 0.2], [0.3, 0.3, 0.3]]).log()
@@ -45,7 +43,7 @@ def gradient(mask=MASK, logp=LOGP, **settings):
 
 VARYING = {  # a setting with a schedule from its first value to its last, and what it is in the middle
     "rule": (FixedClip(Linear(0.3, 0.1), Linear(0.4, 0.2)), FixedClip(0.2, 0.3)),
-    "within rules": (Sides(FixedClip(Linear(0.3, 0.1)), Band()), Sides(FixedClip(0.2), Band())),
+    "within rules": (TwoSided(FixedClip(Linear(0.3, 0.1)), Band()), TwoSided(FixedClip(0.2), Band())),
     "objective": (Method(Unclipped(), DualClip(Linear(2.0, 1.2))), Method(Unclipped(), DualClip(1.6))),
     "within objectives": (
         Method(FixedClip(), SequenceMask(Linear(0.3, 0.1), Surrogate(Linear(0.2, 0.0)))),
@@ -66,14 +64,14 @@ def test_any_number_may_be_a_schedule(name):
 
 
 def test_a_controller_may_stand_for_any_number():
-    hold = HoldKL(target=0.01, start=2.0, min_radius=1.1)
+    hold = ClipRateController(target=0.01, start=2.0, min_radius=1.1)
     method = Method(FixedClip(), DualClip(hold))
-    radii = method.next_radii({}, {"approx_kl": 0.05})
-    state = TrainingState(radii=radii)
-    assert radii[repr(hold)] < 2.0
+    controller_state = method.update_controllers({}, {"clip_high": 0.002, "clip_low": 0.0})
+    state = TrainingState(controller_state=controller_state)
+    assert controller_state[repr(hold)] < 2.0
     assert torch.equal(
         gradient(method=method, state=state),
-        gradient(method=Method(FixedClip(), DualClip(radii[repr(hold)]))),
+        gradient(method=Method(FixedClip(), DualClip(controller_state[repr(hold)]))),
     )
     assert method.varying() == {"objective.max_ratio": hold}
 
@@ -84,26 +82,14 @@ def test_both_ends_must_be_allowed(make):
         make()
 
 
-@pytest.mark.parametrize("number", [BySurprisal(0.1, 0.2), ByEntropy(0.1, 0.2)])
-def test_only_a_band_has_a_number_for_each_token(number):
+def test_only_a_band_has_a_number_for_each_token():
+    class Early(Radius):
+        needs = "position"
+        each_token = True
+        range = (0.01, 0.1)
+
     with pytest.raises(ValueError, match="differs from token to token, which only the radius of a Band may"):
-        FixedClip(number)
-
-
-def test_entropies_come_with_the_batch():
-    """Each micro-batch has its own rows of them, so the radii follow."""
-    entropy = torch.tensor([[0.0, 1.0, math.nan], [2.0, 0.5, 3.0]])
-    rule = Band(KL(), ByEntropy(0.001, 0.3))
-    settings = {"clip": rule, "aggregation": "sum"}
-    whole = gradient(entropy=entropy, **settings)
-    known = TrainingState(entropy=entropy.nan_to_num())
-    assert torch.equal(whole, gradient(clip=rule.resolved(known), aggregation="sum"))
-    for row in range(2):
-        leaf = LOGP[row : row + 1].clone().requires_grad_()
-        part = (x[row : row + 1] for x in (OLD, ADVANTAGES, MASK))
-        policy_loss(leaf, *part, entropy=entropy[row : row + 1], **settings).loss.backward()
-        assert torch.equal(leaf.grad[0], whole[row])
-    assert Audit.from_batch(LOGP, OLD, ADVANTAGES, MASK, clip=rule, entropy=entropy).metrics()["tokens"] == 5
+        FixedClip(Early())
 
 
 # --- the context ------------------------------------------------------------------------------------------------------
@@ -115,7 +101,7 @@ class Older(ClipRule):
 
     age: object = None
 
-    def resolved(self, state):
+    def resolve(self, state, strict=True):
         return Older(state.age)
 
     def bounds(self, logp_old):
@@ -163,10 +149,10 @@ class Regression(Objective):
     def weight(self, tokens):
         return torch.ones_like(tokens.ratio)
 
-    def pull(self, tokens):
+    def bias(self, tokens):
         return -self.beta * tokens.log_ratio
 
-    def penalty(self, tokens):
+    def regularizer(self, tokens):
         return self.beta * tokens.log_ratio**2 / 2
 
 
@@ -188,7 +174,7 @@ def test_the_bound_may_be_of_the_sequence_and_the_ratio_of_the_token():
     """Row 1: (1.5·0.5)^½ = 0.87; row 2: (2/3·5/3·2)^⅓ = 1.30. Only the second lies outside of [0.8, 1.2]."""
     method = Method(FixedClip(0.2), bound_level="sequence")
     seen = method.tokens(Batch.read(LOGP, OLD, ADVANTAGES, MASK))
-    assert seen.outside.above.tolist() == [[False] * 3, [True] * 3]
+    assert seen.clip_mask.clipped_high.tolist() == [[False] * 3, [True] * 3]
     expected = torch.tensor([[1.5, 0.5, 1.0], [2 / 3, 0.0, 2.0]])
     torch.testing.assert_close(method.weight(seen)[MASK > 0], expected[MASK > 0])
     torch.testing.assert_close(seen.clipped[1], seen.ratio[1] * 1.2 / (20 / 9) ** (1 / 3))
@@ -239,7 +225,7 @@ def test_a_number_of_your_own_sees_the_context():
         each_token = True
         range = (0.01, 0.1)
 
-        def resolved(self, state):
+        def resolve(self, state):
             return self if state.position is None else 0.1 / (1 + state.position)
 
     seen = Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Band(KL(), Early()))
@@ -247,9 +233,9 @@ def test_a_number_of_your_own_sees_the_context():
 
 
 def test_controllers_of_rules_and_objectives_are_held_together():
-    first, second = HoldClipRate(0.1, 0.2), HoldKL(0.01, 3.0, min_radius=1.1)
+    first, second = ClipRateController(0.1, 0.2), ClipRateController(0.01, 3.0, min_radius=1.1)
     method = Method(Band(KL(), first), DualClip(second))
-    radii = method.next_radii({}, {"clip_high": 0.3, "clip_low": 0.0, "approx_kl": 0.01})
-    assert set(radii) == {repr(first), repr(second)}
-    with pytest.raises(ValueError, match="measures 'approx_kl', which the metrics lack"):
-        method.next_radii({}, {"clip_high": 0.3, "clip_low": 0.0})
+    controller_state = method.update_controllers({}, {"clip_high": 0.3, "clip_low": 0.0})
+    assert set(controller_state) == {repr(first), repr(second)}
+    with pytest.raises(ValueError, match="measures 'clip_low', which the metrics lack"):
+        method.update_controllers({}, {"clip_high": 0.3})

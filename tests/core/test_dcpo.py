@@ -51,8 +51,8 @@ def test_no_probability_has_no_bound():
 
 def test_unbounded_positive_is_a_fixed_clip():
     log_ratio = torch.tensor([math.log(1e6), math.log(0.7)])
-    clipped = FixedClip(0.2, math.inf).outside(log_ratio, torch.full((2,), -20.0))
-    assert (clipped.above.tolist(), clipped.below.tolist()) == ([False, False], [False, True])
+    clipped = FixedClip(0.2, math.inf).clip_mask(log_ratio, torch.full((2,), -20.0))
+    assert (clipped.clipped_high.tolist(), clipped.clipped_low.tolist()) == ([False, False], [False, True])
 
 
 @pytest.mark.parametrize(

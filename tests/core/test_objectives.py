@@ -8,16 +8,16 @@ from bandpo import (
     DCPO,
     KL,
     Band,
+    DropOutside,
     DualClip,
     FixedClip,
-    Masked,
     Method,
     Surrogate,
     TotalVariation,
     Unclipped,
     policy_loss,
 )
-from bandpo.batch import Tokens, at_level
+from bandpo.batch import Tokens, reduce_to_level
 from bandpo.objectives import ClippedWeight, SelfAnchored, SequenceMask
 
 
@@ -52,8 +52,8 @@ FOUR = (
         (Surrogate(0.25), [0.5, 2, 0.5, 0.125], [1.4, 2, 0.5, 0.725]),
         # PPO-RB's −α·r + (1 + α)(1 + ε) with α = 0.3: −0.6 + 1.56 = 0.96, and −0.15 + 1.04 = 0.89
         (Surrogate(-0.3), [-0.6, 2, 0.5, -0.15], [0.96, 2, 0.5, 0.89]),
-        (Masked(20), [0, 2, 0.5, 0], [0, 2, 0.5, 0]),
-        (Masked(1.5), [0, 1.5, 0.5, 0], [0, 1.5, 0.5, 0]),
+        (DropOutside(20), [0, 2, 0.5, 0], [0, 2, 0.5, 0]),
+        (DropOutside(1.5), [0, 1.5, 0.5, 0], [0, 1.5, 0.5, 0]),
         (ClippedWeight(), [1.2, 1.2, 0.8, 0.8], [1.2, 1.2, 0.8, 0.8]),
     ],
     ids=repr,
@@ -75,9 +75,9 @@ def test_dppo_is_band(divergence, seed):
     radius = 0.02
     for cap in (math.inf, 4.0):
         band = Band(divergence, radius, cap)
-        masked = gradient(*tensors, method=Method(band, Masked(cap)))
+        masked = gradient(*tensors, method=Method(band, DropOutside(cap)))
         # Band's own cap *blocks* positive tokens beyond it; truncation also caps the weight of negative ones.
-        surrogate = gradient(*tensors, clip=band)
+        surrogate = gradient(*tensors, method=band)
         logp, logp_old, advantages, _ = tensors
         same = ((logp - logp_old).exp() <= cap) | (advantages > 0)
         torch.testing.assert_close(masked[same], surrogate[same], rtol=1e-12, atol=1e-15)
@@ -91,7 +91,7 @@ def test_sequence_level_by_hand():
     logp = torch.tensor([[0.4, 0.4, 0.1]], dtype=torch.float64).log()
     mask = torch.tensor([[1.0, 1.0, 0.0]], dtype=torch.float64)
     rest = (logp_old, torch.ones(1, dtype=torch.float64), mask)
-    assert at_level(logp_old, mask, "sequence").exp().tolist() == [[pytest.approx(0.2)] * 3]
+    assert reduce_to_level(logp_old, mask, "sequence").exp().tolist() == [[pytest.approx(0.2)] * 3]
     free = gradient(
         logp, *rest, method=Method(FixedClip(0.2, 1.1), level="sequence"), aggregation="seq-mean-token-mean"
     )
@@ -107,17 +107,17 @@ def test_sequence_level_by_hand():
 def test_another_anchor_moves_the_interval_not_the_ratio(rule):
     logp, logp_old, advantages, mask = batch(5)
     anchor = (logp_old + 0.3 * torch.randn(logp.shape, dtype=logp.dtype)).clamp(max=-1e-3)
-    ours = gradient(logp, logp_old, advantages, mask, clip=rule, logp_anchor=anchor, aggregation="sum")
+    ours = gradient(logp, logp_old, advantages, mask, method=rule, logp_anchor=anchor, aggregation="sum")
     bounds = rule.bounds(anchor)
     q, p = logp.exp(), anchor.exp()
     blocked = ((q > bounds.upper * p) & (advantages > 0)) | ((q < bounds.lower * p) & (advantages < 0))
     expected = (-(logp - logp_old).exp() * advantages * mask).masked_fill(blocked, 0.0)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
-    same = gradient(logp, logp_old, advantages, mask, clip=rule, logp_anchor=logp_old)
-    assert torch.equal(same, gradient(logp, logp_old, advantages, mask, clip=rule))
+    same = gradient(logp, logp_old, advantages, mask, method=rule, logp_anchor=logp_old)
+    assert torch.equal(same, gradient(logp, logp_old, advantages, mask, method=rule))
     # Anchor, ratio and all at the rollout engine's: that is logp_old itself.
     if not isinstance(rule, Band):  # the others report the clipped value: it is the anchor's interval, in q
-        value = policy_loss(logp, logp_old, advantages, mask, clip=rule, logp_anchor=anchor).loss
+        value = policy_loss(logp, logp_old, advantages, mask, method=rule, logp_anchor=anchor).loss
         ratio, old = (logp - logp_old).exp(), logp_old.exp()
         low, high = (bounds.lower * p / old), (bounds.upper * p / old)
         surrogate = torch.where(advantages > 0, torch.minimum(ratio, high), torch.maximum(ratio, low))
@@ -133,7 +133,7 @@ def test_another_anchor_is_what_a_drift_and_a_rise_are_measured_from():
         logp, logp_old, advantages, method=masked, logp_anchor=far
     ).any()  # log(0.5/0.16) > 0.5
     assert gradient(logp, logp_old, advantages, method=masked).any()  # log(0.2/0.16) is less
-    outside = Method(FixedClip(0.2), Masked(both_sides=True))
+    outside = Method(FixedClip(0.2), DropOutside(both_sides=True))
     for anchor, name in ((far, "clip_low"), (near, "dual_clip")):
         metrics = policy_loss(logp, logp_old, advantages, method=outside, logp_anchor=anchor).metrics
         assert {key: metrics[key].item() for key in ("clip_low", "dual_clip")} == {
@@ -170,7 +170,7 @@ def test_what_stands_around_an_objective_leaves_the_other_tokens_to_it(around):
         ClippedWeight(),
         seen.advantages < 0,
     )  # none of ratio above 3, none of a sequence that drifted
-    for name in ("weight", "value"):
+    for name in ("weight", "surrogate"):
         found, expected = getattr(around(inner), name)(seen), getattr(inner, name)(seen)
         torch.testing.assert_close(found[same], expected[same])
         assert not torch.equal(expected[same], getattr(Surrogate(), name)(seen)[same])
@@ -178,7 +178,7 @@ def test_what_stands_around_an_objective_leaves_the_other_tokens_to_it(around):
 
 def test_an_overflowing_ratio_that_is_blocked_has_no_gradient():
     logp, logp_old = torch.tensor([[-0.1, -1.0]]), torch.tensor([[-200.0, -1.0]])
-    for objective in (Surrogate(), Masked()):
+    for objective in (Surrogate(), DropOutside()):
         grad = gradient(logp, logp_old, torch.ones(1), method=Method(FixedClip(), objective))
         assert grad.tolist() == [[0.0, -0.5]]
 
@@ -200,7 +200,9 @@ def test_refuses_bad_input(settings, error, message):
         policy_loss(*FOUR, **settings)
 
 
-@pytest.mark.parametrize("bad", [lambda: Surrogate(1.0), lambda: Surrogate(math.nan), lambda: Masked(0.0)])
+@pytest.mark.parametrize(
+    "bad", [lambda: Surrogate(1.0), lambda: Surrogate(math.nan), lambda: DropOutside(0.0)]
+)
 def test_refuses_bad_settings(bad):
     with pytest.raises(ValueError, match="must be"):
         bad()

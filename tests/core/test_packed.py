@@ -17,8 +17,8 @@ from bandpo import (
 from bandpo.batch import Batch
 from bandpo.methods import METHODS
 from bandpo.objectives import DualClip, FutureKL, GammaWeight, GeometricMean, SequenceMask
-from bandpo.radius import Radius
 from bandpo.rules import Band
+from bandpo.schedules import Radius
 
 ROWS, COLUMNS = 2, 6
 OLD = torch.full((ROWS, COLUMNS), -1.0)
@@ -99,7 +99,7 @@ def test_a_packed_row_is_refused_by_a_number_that_depends_on_the_position():
         needs = "position"
         range = (0.01, 0.1)
 
-        def resolved(self, state):
+        def resolve(self, state):
             return 0.01 + 0.001 * state.position
 
     with pytest.raises(ValueError, match=r"row 1 looks packed.*position"):
@@ -171,7 +171,7 @@ def test_packed_true_is_not_supported_yet():
 
 
 @pytest.mark.parametrize("method", [SEQUENCE, "GRPO()", "VESPO()"])
-def test_certificate_and_audit_refuse_the_same_rows(method):
+def test_gradient_check_and_audit_refuse_the_same_rows(method):
     with pytest.raises(ValueError, match="row 1"):
         certify(zero_loss, NEW, OLD, PACKED, method=method)
     with pytest.raises(ValueError, match="row 1"):

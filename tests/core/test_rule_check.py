@@ -15,20 +15,20 @@ from bandpo import (
     Band,
     ClipRule,
     Divergence,
+    DropOutside,
     DualClip,
     FDivergence,
     FixedClip,
     Linear,
-    Masked,
+    Loosest,
     Method,
     Objective,
     RatioBounds,
-    Sides,
     Surrogate,
     TotalVariation,
     TrainingState,
+    TwoSided,
     Unclipped,
-    Union,
     check,
 )
 from bandpo.divergences import (
@@ -41,8 +41,8 @@ from bandpo.divergences import (
 )
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import Balanced, SequenceMask
-from bandpo.radius import ByEntropy, BySurprisal, Cosine, HoldClipRate, HoldEntropy, HoldKL, Radius
-from bandpo.rules import Intersection, Outside
+from bandpo.rules import ClipMask, Tightest
+from bandpo.schedules import ClipRateController, Radius
 
 PAGE = r"docs/write-your-own\.md"
 
@@ -64,11 +64,10 @@ named = st.one_of(
 )
 divergences = named | st.sampled_from([FDivergence(triangular), FDivergence(with_kinks)])
 sizes = st.floats(1e-6, 1e3)
-pairs = [Linear, Cosine, BySurprisal, ByEntropy]
 radii = st.one_of(
     sizes,
-    *(st.builds(kind, sizes, sizes) for kind in pairs),
-    *(st.builds(kind, st.floats(1e-3, 1), sizes) for kind in (HoldClipRate, HoldKL, HoldEntropy)),
+    st.builds(Linear, sizes, sizes),
+    st.builds(ClipRateController, st.floats(1e-3, 1), sizes),
     sizes.map(lambda size: torch.full((5, 7), size)),
 )
 caps = st.one_of(st.floats(1.01, 100), st.just(math.inf))
@@ -79,7 +78,7 @@ rules = st.recursive(
         st.builds(DCPO, st.floats(0, 2), st.floats(0, 2), caps),
         st.just(Unclipped()),
     ),
-    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (Sides, Union, Intersection))),
+    lambda inner: st.one_of(*(st.builds(kind, inner, inner) for kind in (TwoSided, Loosest, Tightest))),
     max_leaves=4,
 )
 
@@ -112,7 +111,7 @@ NEEDS_ARGUMENTS = {
     FDivergence: FDivergence(triangular),
 }
 NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5)}
-NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (Sides, Union, Intersection)}
+NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Loosest, Tightest)}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,9 @@ def test_nothing_that_is_exported_is_refused(cls):
     check(NEEDS_ARGUMENTS[cls] if cls in NEEDS_ARGUMENTS else cls())
 
 
-@pytest.mark.parametrize("objective", [Masked(math.inf, both_sides=True), Surrogate(-0.3), Balanced(0.5)])
+@pytest.mark.parametrize(
+    "objective", [DropOutside(math.inf, both_sides=True), Surrogate(-0.3), Balanced(0.5)]
+)
 def test_objectives_of_ours_with_other_settings(objective):
     check(DualClip(3.0, SequenceMask(0.5, objective)))
 
@@ -152,9 +153,9 @@ def test_the_page_s_own_examples_are_not_refused():
             return torch.exp(log_u) * half * (2 - half)
 
     check(BySurprise())
-    check(Intersection(BySurprise(), FixedClip(1.0, 1.0)))
+    check(Tightest(BySurprise(), FixedClip(1.0, 1.0)))
     check(LeCam())
-    check(Sides(FixedClip(), Band(LeCam(), Linear(0.05, 0.01))))
+    check(TwoSided(FixedClip(), Band(LeCam(), Linear(0.05, 0.01))))
 
 
 def test_a_radius_that_no_moment_tells_is_left_to_whoever_knows_it():
@@ -185,17 +186,17 @@ def all_of(value):
 
 
 def nothing(log_ratio, logp_old):
-    return Outside(
+    return ClipMask(
         torch.zeros_like(log_ratio, dtype=torch.bool), torch.zeros_like(log_ratio, dtype=torch.bool)
     )
 
 
 def the_other_way(log_ratio, logp_old):
-    return Outside(log_ratio > 0.2, log_ratio < -0.2)
+    return ClipMask(log_ratio > 0.2, log_ratio < -0.2)
 
 
 def of_ratios(log_ratio, logp_old):
-    return Outside(log_ratio < 0.8, log_ratio > 1.2)
+    return ClipMask(log_ratio < 0.8, log_ratio > 1.2)
 
 
 WRONG_RULES = {
@@ -219,19 +220,19 @@ WRONG_RULES = {
         r"log_lower has the shape \(\), not the tokens",
     ),
     "no tensor": (rule(lambda logp: -0.2, all_of(0.2)), "log_lower is a float"),
-    "outside never": (
-        rule(all_of(-0.2), all_of(0.2), outside=nothing),
-        r"outside says .* is not below, but log_lower is -0\.2",
+    "clip_mask never": (
+        rule(all_of(-0.2), all_of(0.2), clip_mask=nothing),
+        r"clip_mask says .* is not clipped_low, but log_lower is -0\.2",
     ),
-    "outside the other way": (rule(all_of(-0.2), all_of(0.2), outside=the_other_way), "outside says"),
-    "outside of ratios": (rule(all_of(-0.2), all_of(0.2), outside=of_ratios), "outside says"),
-    "outside as one tensor": (
-        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: log_ratio.abs() > 0.2),
-        r"outside returns a Tensor, not Outside\(below, above\)",
+    "clip_mask the other way": (rule(all_of(-0.2), all_of(0.2), clip_mask=the_other_way), "clip_mask says"),
+    "clip_mask of ratios": (rule(all_of(-0.2), all_of(0.2), clip_mask=of_ratios), "clip_mask says"),
+    "clip_mask as one tensor": (
+        rule(all_of(-0.2), all_of(0.2), clip_mask=lambda log_ratio, logp: log_ratio.abs() > 0.2),
+        r"clip_mask returns a Tensor, not ClipMask\(clipped_low, clipped_high\)",
     ),
-    "outside as numbers": (
-        rule(all_of(-0.2), all_of(0.2), outside=lambda log_ratio, logp: Outside(log_ratio, log_ratio)),
-        "outside returns torch.float64, not booleans",
+    "clip_mask as numbers": (
+        rule(all_of(-0.2), all_of(0.2), clip_mask=lambda log_ratio, logp: ClipMask(log_ratio, log_ratio)),
+        "clip_mask returns torch.float64, not booleans",
     ),
 }
 
@@ -239,7 +240,7 @@ WRONG_RULES = {
 @pytest.mark.parametrize("name", WRONG_RULES)
 @pytest.mark.parametrize(
     "within",
-    [lambda r: r, lambda r: Intersection(Union(FixedClip(), r), FixedClip(1.0, 3.0))],
+    [lambda r: r, lambda r: Tightest(Loosest(FixedClip(), r), FixedClip(1.0, 3.0))],
     ids=["", "within"],
 )
 def test_a_wrong_rule_is_refused_with_its_reason_and_the_page(name, within):
@@ -275,7 +276,7 @@ class SquareRoot(ClipRule):
 
 
 @pytest.mark.parametrize(
-    "within", [lambda r: r, lambda r: Sides(FixedClip(), r), Method], ids=["", "part", "method"]
+    "within", [lambda r: r, lambda r: TwoSided(FixedClip(), r), Method], ids=["", "part", "method"]
 )
 def test_a_bound_by_probability_beyond_the_simplex_is_warned_of(within):
     message = (
@@ -297,7 +298,7 @@ def test_a_bound_by_probability_beyond_the_simplex_is_warned_of(within):
         rule(lambda logp: logp.clamp(min=-1.0), lambda logp: -logp),  # 1/p itself
         FixedClip(0.2, 0.28),
         DCPO(),
-        Union(Band(), FixedClip(0.2)),
+        Loosest(Band(), FixedClip(0.2)),
         Unclipped(),
     ],
     ids=repr,
@@ -353,13 +354,17 @@ WRONG_DIVERGENCES = {
     ),
     "nan": (divergence(lambda x: torch.where(x < -1, math.nan, kl(x)), torch.expm1), r"f\(-5\) is nan"),
     "of another shape": (divergence(lambda x: kl(x).sum(), torch.expm1), "f must be elementwise"),
-    "spent off by 1 %": (
-        divergence(kl, torch.expm1, spent=lambda log_ratio, logp: 1.01 * KL().spent(log_ratio, logp)),
-        r"spent.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
+    "divergence_of_ratio off by 1 %": (
+        divergence(
+            kl,
+            torch.expm1,
+            divergence_of_ratio=lambda log_ratio, logp: 1.01 * KL().divergence_of_ratio(log_ratio, logp),
+        ),
+        r"divergence_of_ratio.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
     ),
-    "spent of another": (
-        divergence(kl, torch.expm1, spent=lambda log_ratio, logp: log_ratio**2),
-        r"spent.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
+    "divergence_of_ratio of another": (
+        divergence(kl, torch.expm1, divergence_of_ratio=lambda log_ratio, logp: log_ratio**2),
+        r"divergence_of_ratio.* is .*, but p·f\(r\) \+ \(1 − p\)·f\(c\) is",
     ),
     "bounds as ratios": (
         divergence(kl, torch.expm1, log_bounds=lambda logp, radius: (0.8 + 0 * logp, 1.2 + 0 * logp)),
@@ -383,13 +388,15 @@ WRONG_DIVERGENCES = {
 @pytest.mark.parametrize("name", WRONG_DIVERGENCES)
 def test_a_wrong_divergence_is_refused_with_its_reason_and_the_page(name):
     wrong, message = WRONG_DIVERGENCES[name]
-    for setting in (wrong, Sides(FixedClip(), Band(wrong, Linear(0.08, 0.02)))):
+    for setting in (wrong, TwoSided(FixedClip(), Band(wrong, Linear(0.08, 0.02)))):
         with pytest.raises(ValueError, match=rf"(?s)Mine\(\).*{message}.*{PAGE}"):
             check(setting)
 
 
 def test_a_right_divergence_of_ones_own_passes_with_a_spent_and_bounds_of_its_own():
-    check(divergence(kl, torch.expm1, spent=KL().spent, log_bounds=KL().log_bounds))
+    check(
+        divergence(kl, torch.expm1, divergence_of_ratio=KL().divergence_of_ratio, log_bounds=KL().log_bounds)
+    )
 
 
 # Objectives and methods.
@@ -406,8 +413,8 @@ def test_a_right_divergence_of_ones_own_passes_with_a_spent_and_bounds_of_its_ow
         (mine(Objective, weight=lambda tokens: LOG(tokens.log_ratio)), r"weight returns nan .* finite"),
         (mine(Objective, weight=lambda tokens: 1 / (tokens.log_ratio * 0)), "weight returns -?inf"),
         (
-            mine(Objective, weight=lambda tokens: tokens.ratio, value=lambda tokens: tokens.ratio / 0),
-            "value returns inf",
+            mine(Objective, weight=lambda tokens: tokens.ratio, surrogate=lambda tokens: tokens.ratio / 0),
+            "surrogate returns inf",
         ),
     ],
 )
@@ -468,8 +475,8 @@ def module(tmp_path, monkeypatch):
 
 
 def test_every_adapter_refuses_it_where_it_reads_its_settings(module):
-    with pytest.raises(ValueError, match=r"^actor\.clip: .*Ratios\(\).*are ratios"):
-        read_method("actor.", clip=f"{module}.Ratios()")
+    with pytest.raises(ValueError, match=r"^actor\.method: .*Ratios\(\).*are ratios"):
+        read_method("actor.", method=f"{module}.Ratios()")
     with pytest.raises(ValueError, match=r"^method: .*ForU\(\).*written for u"):
         read_method(method=f"Band({module}.ForU(), 0.05)")
     with pytest.raises(ValueError, match=r"^method: .*Number\(\).*weight"):
@@ -482,8 +489,8 @@ def test_an_adapter_checks_a_text_once(monkeypatch):
     seen = []
     monkeypatch.setattr(_adapt, "check", seen.append)
     for _ in range(3):  # verl reads its settings for each loss
-        read_method(method="Method(Band(KL(), 0.0123), Masked(12.3))")
-    assert seen == [Method(Band(KL(), 0.0123), Masked(12.3))]
+        read_method(method="Method(Band(KL(), 0.0123), DropOutside(12.3))")
+    assert seen == [Method(Band(KL(), 0.0123), DropOutside(12.3))]
 
 
 @pytest.mark.parametrize(
@@ -506,8 +513,9 @@ def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypa
 
 
 def test_a_stand_in_moment_knows_every_radius_of_ours():
-    rule = Union(
-        Band(KL(), Linear(0.1, 0.2)), Sides(Band(KL(), ByEntropy(0.1, 0.2)), Band(KL(), HoldKL(1e-3, 0.1)))
+    rule = Loosest(
+        Band(KL(), Linear(0.1, 0.2)),
+        TwoSided(Band(KL(), ClipRateController(0.1, 0.2)), Band(KL(), ClipRateController(1e-3, 0.1))),
     )
     check(rule)
-    assert rule.resolved(TrainingState()) is rule
+    assert rule.resolve(TrainingState(), strict=False) is rule

@@ -10,17 +10,17 @@ from bandpo import (
     Band,
     ClipRule,
     Divergence,
+    DropOutside,
     DualClip,
     FDivergence,
     FixedClip,
     Linear,
-    Masked,
+    Loosest,
     Method,
     Objective,
-    Sides,
     TotalVariation,
+    TwoSided,
     Unclipped,
-    Union,
     as_text,
     parse,
 )
@@ -110,8 +110,8 @@ def test_a_class_of_ones_own_by_its_import_path(tmp_path, monkeypatch):
         ("bandkl005", Band(KL(), 0.05, 10.0)),
         ("bandchi2010", Band(PearsonChi2(), 0.1, 10.0)),
         ("bandkl(0.03, max_ratio=5)", Band(KL(), 0.03, 5)),
-        ("bandkl005_relax", Union(Band(KL(), 0.05, 10.0), FixedClip(0.2, 0.28))),
-        ("Sides(FixedClip(0.2), bandtv003)", Sides(FixedClip(0.2), Band(TotalVariation(), 0.03, 10.0))),
+        ("bandkl005_relax", Loosest(Band(KL(), 0.05, 10.0), FixedClip(0.2, 0.28))),
+        ("TwoSided(FixedClip(0.2), bandtv003)", TwoSided(FixedClip(0.2), Band(TotalVariation(), 0.03, 10.0))),
     ],
 )
 def test_names_of_the_authors_scripts(text, rule):
@@ -136,12 +136,12 @@ def test_a_text_of_somebody_else_s_imports_nothing(tmp_path, monkeypatch):
 
 def test_a_method_of_ones_own_is_a_function(tmp_path, monkeypatch):
     (tmp_path / "mine_for_methods.py").write_text(
-        "from bandpo import FixedClip, Masked, Method\n\n\n"
-        "def gentle(low: float = 0.1) -> Method:\n    return Method(FixedClip(low), Masked())\n\n\n"
+        "from bandpo import FixedClip, DropOutside, Method\n\n\n"
+        "def gentle(low: float = 0.1) -> Method:\n    return Method(FixedClip(low), DropOutside())\n\n\n"
         "def other(low):\n    return 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert parse("mine_for_methods.gentle(0.3)") == Method(FixedClip(0.3), Masked())
+    assert parse("mine_for_methods.gentle(0.3)") == Method(FixedClip(0.3), DropOutside())
     with pytest.raises(ValueError, match="is no function annotated `-> Method`"):
         parse("mine_for_methods.other(0.3)")
 
@@ -171,7 +171,7 @@ def test_what_has_no_text():
 
 
 @pytest.mark.parametrize(
-    "value", [*RULES, Masked(math.inf, True), SequenceMask(0.5, DualClip(2.0)), Linear(0.1, 0.2)]
+    "value", [*RULES, DropOutside(math.inf, True), SequenceMask(0.5, DualClip(2.0)), Linear(0.1, 0.2)]
 )
 def test_as_text_reads_back(value):
     text = as_text(value)

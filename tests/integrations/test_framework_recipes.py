@@ -90,7 +90,7 @@ def _frameworks(monkeypatch):
 def recipe(name, monkeypatch=None, clip=None):
     """The names that a recipe defines, with the rule in the environment variable that some of them read."""
     if clip is not None:
-        monkeypatch.setenv("BANDPO_CLIP", clip)
+        monkeypatch.setenv("BANDPO_METHOD", clip)
     namespace = {"__name__": name}
     exec(compile(RECIPES[name], f"{name}.py", "exec"), namespace)
     return SimpleNamespace(**namespace)

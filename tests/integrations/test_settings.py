@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from bandpo import FixedClip, Method
+from bandpo.audit.replay import method_of
 from bandpo.objectives import DualClip
-from bandpo.runs.configs import trained_with
+from bandpo.runs.configs import read_configuration
 from bandpo.runs.setup import SETTINGS, Setup
 
 
@@ -19,7 +20,9 @@ def test_trl_s_settings_are_called_so():
 def test_trl_s_own_arguments_are_read(tmp_path):
     trl = pytest.importorskip("trl")
     torch.save(trl.GRPOConfig("out", use_cpu=True, bf16=False), tmp_path / "training_args.bin")
-    assert trained_with(tmp_path) == Setup("trl", Method(FixedClip(0.2)), 1, stale=False)
+    setup = read_configuration(tmp_path)
+    assert setup == Setup("trl", setup.method, "token", 1, stale=False)
+    assert method_of(setup) == Method(FixedClip(0.2))
 
 
 def test_verl_s_settings_are_called_so(tmp_path):
@@ -37,4 +40,6 @@ def test_verl_s_settings_are_called_so(tmp_path):
     assert absent == []
     (tmp_path / ".hydra").mkdir()
     OmegaConf.save(config, tmp_path / ".hydra/config.yaml")
-    assert trained_with(tmp_path) == Setup("verl", Method(FixedClip(0.2), DualClip(3.0)), 4)
+    setup = read_configuration(tmp_path)
+    assert setup == Setup("verl", setup.method, None, 4)
+    assert method_of(setup) == Method(FixedClip(0.2), DualClip(3.0))

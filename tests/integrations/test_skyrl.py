@@ -29,12 +29,12 @@ def call(loss_fn, config, batch, rollout=None):
 
 class TestSkyRL(Contract):
     any_method = True
-    pulls = False
+    takes_bias = False
     aggregation = "sum"
     shows_clipped_value = False
 
     def ours(self, batch, clip):
-        return call(band, BandAlgorithmConfig(clip=clip), batch, rollout=batch.logp_old)[0]
+        return call(band, BandAlgorithmConfig(method=clip), batch, rollout=batch.logp_old)[0]
 
     def stock(self, batch, low, high):
         return call(ppo_policy_loss, AlgorithmConfig(eps_clip_low=low, eps_clip_high=high), batch)[0]
@@ -65,8 +65,8 @@ def test_dual_clip_and_importance_correction_are_skyrls():
 
 def test_the_command_line_reaches_the_loss_and_the_registry_takes_it():
     ours = "trainer.override_entrypoint=bandpo.integrations.skyrl"
-    algorithm = settings([ours, "trainer.algorithm.clip=FixedClip(0.1, 0.3)"]).trainer.algorithm
-    assert (algorithm.policy_loss_type, algorithm.clip) == ("band", "FixedClip(0.1, 0.3)")
+    algorithm = settings([ours, "trainer.algorithm.method=FixedClip(0.1, 0.3)"]).trainer.algorithm
+    assert (algorithm.policy_loss_type, algorithm.method) == ("band", "FixedClip(0.1, 0.3)")
     PolicyLossRegistry.register("band", band)
     assert PolicyLossRegistry.get("band") is band
 
@@ -81,9 +81,9 @@ def test_a_method_from_the_command_line_is_the_cores():
     assert metrics["approx_kl"] == pytest.approx(expected.metrics["approx_kl"].item())
 
 
-@pytest.mark.parametrize(("name", "near"), [("clip=Bnd()", "Band"), ("method=SAP0()", "SAPO")])
+@pytest.mark.parametrize(("name", "near"), [("method=Bnd()", "Band"), ("method=SAP0()", "SAPO")])
 def test_a_bad_setting_is_refused_before_training(name, near):
-    with pytest.raises(ValueError, match=rf"trainer\.algorithm\.{name[:4]}.*: .*did you mean {near}"):
+    with pytest.raises(ValueError, match=rf"trainer\.algorithm\.method: .*did you mean {near}"):
         settings([f"trainer.algorithm.{name}"])
 
 

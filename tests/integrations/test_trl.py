@@ -109,7 +109,7 @@ def dense_reference(trainer, inputs, rule, aggregation):
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
 @pytest.mark.parametrize("rule", [Band(KL(), 1e-3), Band(KL(), 0.05)], ids=repr)
 def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
-    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type=loss_type, clip=rule)
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type=loss_type, method=rule)
     inputs = off_policy_batch(trainer, monkeypatch)
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer.compute_loss(trainer.model, inputs)
@@ -118,7 +118,7 @@ def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
     dense_gradient = torch.autograd.grad(dense, trainer.model.lm_head.weight)[0]
     torch.testing.assert_close(gradient, dense_gradient, rtol=1e-4, atol=1e-6)
     tensors = (inputs[name] for name in ("old_per_token_logps", "advantages", "completion_mask"))
-    ours = policy_loss(logps(trainer, inputs), *tensors, clip=rule, aggregation=loss_type)
+    ours = policy_loss(logps(trainer, inputs), *tensors, method=rule, aggregation=loss_type)
     torch.testing.assert_close(loss, ours.loss, rtol=1e-5, atol=1e-6)
     expected = torch.autograd.grad(ours.loss, trainer.model.lm_head.weight)[0]
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
@@ -193,7 +193,7 @@ def test_a_fixed_clip_trains_bit_for_bit_as_stock(loss_type, variation, level, a
     bound = {"epsilon": 0.02, "epsilon_high": 1.03 if loss_type == "cispo" else 0.03}
     stock = make(GRPOTrainer, GRPOConfig, tmp_path / "stock", **settings | bound)
     stock.train()
-    settings |= {"clip": FixedClip(0.02, 0.03), "audit_steps": audit_steps}
+    settings |= {"method": FixedClip(0.02, 0.03), "audit_steps": audit_steps}
     ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "ours", **settings)
     ours.train()
     for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
@@ -244,10 +244,10 @@ def _trained(tmp_path_factory):
 class Pulled(objectives.Quadratic):
     """SPO's penalty, and (log r)²/20."""
 
-    def pull(self, tokens):
+    def bias(self, tokens):
         return -0.1 * tokens.log_ratio
 
-    def penalty(self, tokens):
+    def regularizer(self, tokens):
         return 0.05 * tokens.log_ratio**2
 
 
@@ -258,8 +258,8 @@ class Pulled(objectives.Quadratic):
         (objectives.Surrogate(), FixedClip(0.01, 0.02)),
         (objectives.Surrogate(), DCPO(1e-4, 1e-4)),
         (objectives.Surrogate(0.3), Band(KL(), 1e-3)),
-        (objectives.Masked(1.05), Band(TotalVariation(), 0.01, math.inf)),
-        (objectives.Masked(both_sides=True), FixedClip(0.9, 0.01)),
+        (objectives.DropOutside(1.05), Band(TotalVariation(), 0.01, math.inf)),
+        (objectives.DropOutside(both_sides=True), FixedClip(0.9, 0.01)),
         (ClippedWeight(), FixedClip(0.02, 0.03)),
         (ClippedWeight(0.9), Band(KL(), 1e-3)),
         (objectives.KeepBound(0.5), FixedClip(0.02, 0.03)),
@@ -286,7 +286,7 @@ def test_every_objective_at_both_levels(level, objective, clip, trained):
     assert not torch.allclose(ours, unclipped, rtol=1e-2)
     if level == "token":  # TRL counts sequences, where there is one ratio for each
         logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-        pushed_out = isinstance(objective, (objectives.Surrogate, objectives.Masked))
+        pushed_out = isinstance(objective, (objectives.Surrogate, objectives.DropOutside))
         if pushed_out and not getattr(objective, "both_sides", False):
             assert logged["clip_ratio/high_mean"] == pytest.approx(metrics["clip_high"].item(), abs=1e-6)
             assert logged["clip_ratio/low_mean"] == pytest.approx(metrics["clip_low"].item(), abs=1e-6)
@@ -326,7 +326,7 @@ def test_the_reported_loss_is_the_methods(trained):
         torch.testing.assert_close(trainer.compute_loss(trainer.model, inputs), expected.loss)
 
 
-@pytest.mark.parametrize("objective", [objectives.Surrogate(), objectives.Masked()], ids=repr)
+@pytest.mark.parametrize("objective", [objectives.Surrogate(), objectives.DropOutside()], ids=repr)
 def test_the_rollout_engine_as_anchor(objective, trained):
     """vLLM's log-probabilities as TRL hands them on, NaN where it had none; no vLLM runs here."""
     trainer, inputs = trained
@@ -377,7 +377,7 @@ def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
                 assert run == Method(FixedClip(0.02, 0.03))
                 n = view.mask.sum().item()
                 old = view.logp_old
-                loss = policy_loss(old + view.log_ratio, old, view.advantages, view.mask, clip=run.clip)
+                loss = policy_loss(old + view.log_ratio, old, view.advantages, view.mask, method=run.clip)
                 metric += n * loss.metrics[name].item()
                 tokens += n
             assert row[f"audit/{name}"] == pytest.approx(metric / tokens, rel=1e-4, abs=1e-9)
@@ -432,7 +432,7 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
         ({"loss_type": "sapo"}, Method(Unclipped(), SigmoidGate(1.0, 1.05))),
         ({"loss_type": "vespo"}, Method(Unclipped(), objectives.GammaWeight(2.0, 3.0, 3.0, 2.0))),
         ({"importance_sampling_level": "sequence"}, Method(FixedClip(0.2, 0.2), level="sequence")),
-        ({"delta": 3.0}, Method(FixedClip(0.2, 0.2), objectives.TwoSided(3.0))),
+        ({"delta": 3.0}, Method(FixedClip(0.2, 0.2), objectives.RatioCap(3.0))),
     ],
     ids=str,
 )
@@ -458,7 +458,7 @@ def test_warns_when_the_old_policy_is_of_other_tokens(tmp_path, monkeypatch):
 
 
 def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeypatch):
-    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type="bnpo", clip=Unclipped())
+    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, loss_type="bnpo", method=Unclipped())
     inputs = off_policy_batch(trainer, monkeypatch)
     trainer.current_gradient_accumulation_steps = 1
     mask, ratio = inputs["completion_mask"], (logps(trainer, inputs) - inputs["old_per_token_logps"]).exp()
@@ -490,7 +490,7 @@ def test_says_that_one_update_per_batch_clips_nothing(tmp_path):
         ({"method": "GRPO()"}, "grpo"),
         ({"method": "GMPO()"}, "grpo"),
         ({"method": "SPO()"}, "dapo"),
-        ({"clip": "Band()"}, "dapo"),
+        ({"method": "Band()"}, "dapo"),
         ({"method": "Method(aggregation='seq-mean-token-sum')"}, "luspo"),
         ({"method": "Method(aggregation='seq-mean-token-sum-norm')"}, "dr_grpo"),
         ({"method": "SPO()", "loss_type": "bnpo"}, "bnpo"),
@@ -520,10 +520,9 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
     ("settings", "message"),
     [
         ({"loss_type": "sapo"}, r"loss_type='sapo' is an objective of its own; .* method='SAPO\(\)'"),
-        ({"method": "Method(Band(), Maskd())"}, "method: .*did you mean Masked"),
+        ({"method": "Method(Band(), DropOutsid())"}, "method: .*did you mean DropOutside"),
         ({"method": "GSPO()", "delta": 3.0}, "GSPO.* and delta=3.0 both say how to clip"),
         ({"delta": 0.9}, r"delta=0.9 is no bound above 1"),
-        ({"method": "SAPO()", "clip": "FixedClip()"}, "are two names of one setting"),
         ({"method": "SAPO()", "importance_sampling_level": "sequence"}, "is a method of tokens"),
         ({"method": "CISPO()", "loss_type": "cispo"}, "CISPO.* and loss_type='cispo' both say how to clip"),
         ({"method": "SAP()"}, "did you mean SAPO"),
@@ -537,7 +536,7 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
             "gradient_accumulation_steps=2: the sums of BAPO",
         ),
         ({"method": "Method(aggregation='sum')"}, "TRL has no average 'sum'"),
-        ({"clip": "Bnd()"}, "clip: .*did you mean Band"),
+        ({"method": "Bnd()"}, "method: .*did you mean Band"),
     ],
 )
 def test_refuses_what_cannot_work(settings, message, tmp_path):
@@ -638,10 +637,15 @@ def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
 
 
 def test_the_rule_is_text_in_the_config(tmp_path):
-    config = BandGRPOConfig(str(tmp_path), clip=Band(KL(), 0.1), **SETTINGS)
-    assert (config.method, config.clip) == ("Band(divergence=KL(), radius=0.1, max_ratio=10.0)", None)
+    config = BandGRPOConfig(str(tmp_path), method=Band(KL(), 0.1), **SETTINGS)
+    assert config.method == "Band(divergence=KL(), radius=0.1, max_ratio=10.0)"
     assert config.to_dict()["method"] == config.method
     assert config.updates_per_batch == 4
+
+
+def test_clip_is_no_setting(tmp_path):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clip'"):
+        BandGRPOConfig(str(tmp_path), clip="Band()", **SETTINGS)
 
 
 @pytest.mark.parametrize(("audit_steps", "audited"), [(0, []), (1, [1, 2, 3, 4]), (2, [1, 3])])

@@ -2,12 +2,13 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from test_trl import LOG, SETTINGS, half, make
 from trl import GRPOConfig
 
-from bandpo.audit.replay import RUN, replay_record
+from bandpo.audit.replay import RUN, method_of, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.record import read_record
 from two_processes import run_on_two_processes
@@ -36,7 +37,7 @@ def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_pat
     assert len(logged) > 20
     assert {name: found[name] for name in logged} == pytest.approx(logged, rel=1e-3, abs=1e-7)
     assert logged["audit/clip_high"] + logged["audit/clip_low"] > 0
-    if seen.setup.method.level == "token":
+    if method_of(seen.setup).level == "token":
         for name in ("clip 0.2", "Band"):
             metrics = seen.audits[name].metrics()
             assert metrics["clip_low"] == pytest.approx(rows[1][f"audit/if/{name}/clip_low"], abs=1e-7)
@@ -56,7 +57,7 @@ def test_a_stock_trainer_writes_one_too_and_resuming_appends(tmp_path):
         warnings.simplefilter("ignore")
         again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     assert len(list((tmp_path / "tokens").iterdir())) == 2
-    steps = [call.step for call in read_record(tmp_path / "tokens")]
+    steps = [loss.step for loss in read_record(tmp_path / "tokens")]
     assert steps == sorted(steps)
     assert {step: steps.count(step) for step in steps} == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
 
@@ -66,10 +67,10 @@ def test_the_engine_s_log_probabilities_are_recorded(tmp_path):
     settings = LOG | {"anchor": "rollout", "record": str(tmp_path / "tokens")}
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, **settings)
     trainer.train()
-    for call in read_record(tmp_path / "tokens"):
-        rollout = call.batch.logp_anchor[call.batch.mask.bool()]
-        torch.testing.assert_close(rollout.exp(), torch.full_like(rollout, 0.5))
-        assert call.anchor == "rollout"
+    for loss in read_record(tmp_path / "tokens"):
+        rollout = loss.logp_anchor[loss.mask]
+        np.testing.assert_allclose(np.exp(rollout), 0.5, rtol=1.3e-6, atol=1e-5)
+        assert loss.anchor == "rollout"
     seen = replay_record(tmp_path / "tokens")
     row = next(row for row in trainer.state.log_history if "audit/tokens" in row)
     first = [seen.by_step[RUN][step] for step in (0, 1)]

@@ -12,7 +12,7 @@ from test_diagnose import trl_log
 from bandpo import DAPO, GSPO, FixedClip, Method
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.methods import PrimeRL
-from bandpo.objectives import DualClip, TwoSided
+from bandpo.objectives import DualClip, RatioCap
 from bandpo.runs.configs import trained_with
 from bandpo.runs.setup import Setup
 
@@ -63,7 +63,7 @@ def verl(**loss):
             "training_args.bin",
             TRL | {"delta": 4.0, "num_iterations": 2},
             "trl",
-            Method(CLIP, TwoSided(4.0)),
+            Method(CLIP, RatioCap(4.0)),
             2,
         ),
         ("training_args.bin", TRL | {"method": "DAPO()"}, "trl", DAPO(), 1),

@@ -134,14 +134,14 @@ def evil(tmp_path, monkeypatch):
     return f"{name}.X()"
 
 
-@pytest.mark.parametrize("method", ["EVIL", "Method(Sides(FixedClip(), EVIL), EVIL)"])
+@pytest.mark.parametrize("method", ["EVIL", "Method(TwoSided(FixedClip(), EVIL), EVIL)"])
 def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     """Nor can a log; the user's own word has it imported."""
     said = {"method": method, "importance_sampling_level": "token"}
     Path("config.yaml").write_text(json.dumps({"arguments": said}).replace("EVIL", evil))
     rows = [row(1) | {"method": evil}, row(2)]
     write(Path("metrics.jsonl"), rows)
-    Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "clip": evil}))
+    Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "method": evil}))
     with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
         results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
     assert [result.exit_code for result in results] == [0, 0]

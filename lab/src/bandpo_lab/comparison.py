@@ -18,9 +18,9 @@ from bandpo.errors import InvalidValue
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import Objective
-from bandpo.radius import TrainingState
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule, Unclipped
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Picture
@@ -124,7 +124,7 @@ def _check_alone(name: str, method: Method) -> None:
     """Refuse a method by which a token's gradient depends on other tokens: a sample of a table has one."""
     check(method)
     for number in method.varying().values():
-        if number.needs not in (None, "progress"):
+        if number.needs != "progress":
             raise InvalidValue(f"{name}: {number!r} needs {number.needs}, which a table does not have")
     # Twenty sequences of four tokens, which drift from little to much.
     draws = torch.Generator().manual_seed(0)

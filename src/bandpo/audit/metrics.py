@@ -61,7 +61,7 @@ class Audit:
 
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
     >>> logp = torch.tensor([[0.16, 0.55]]).log()
-    >>> metrics = Audit.from_batch(logp, logp_old, torch.tensor([1.0]), clip=FixedClip(0.2, 0.2)).metrics()
+    >>> metrics = Audit.from_batch(logp, logp_old, torch.tensor([1.0]), method=FixedClip(0.2, 0.2)).metrics()
     >>> metrics["clip_high/0.01_to_0.1"], metrics["if/Band/clip_high"]
     (1.0, 0.0)
     """
@@ -80,7 +80,6 @@ class Audit:
         mask: Tensor | None = None,
         *,
         method: Method | ClipRule | str | None = None,
-        clip: Method | ClipRule | str | None = None,
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
@@ -95,7 +94,6 @@ class Audit:
             advantages: One per token or per sequence.
             mask: 1 for tokens that count; all if omitted.
             method: The run's method, as for `bandpo.policy_loss`.
-            clip: Another name of ``method``.
             logp_anchor: What the bounds surround, if not ``logp_old``.
             entropy: Entropy (nats) of the policy at each token. If omitted, ``−logp_old`` stands for it: its mean is
                 an unbiased estimate of the old policy's entropy.
@@ -107,7 +105,7 @@ class Audit:
         Raises:
             TypeError, ValueError: see `bandpo.policy_loss`.
         """
-        run = as_method(method, clip)
+        run = as_method(method)
         batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
         check_unpacked(batch, advantages, run, run.aggregation, packed)
         for other in counterfactuals.values():
@@ -277,7 +275,7 @@ def _sums(
 def _radius_used(tokens: Tokens) -> Tensor:
     """Share of the radius that each token's move spends; of several bands in a rule the one that is spent most."""
     shares = [
-        band.divergence.spent(tokens.log_ratio_anchor, tokens.logp_anchor)
+        band.divergence.divergence_of_ratio(tokens.log_ratio_anchor, tokens.logp_anchor)
         / band.radius_for(tokens.logp_anchor)
         for band in bands(tokens.rule).values() or (Band(),)
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo.batch import full_mask
+from bandpo.batch import normalize_mask
 from bandpo.doctor.findings import Finding
 from bandpo.doctor.first_pass import FirstPass
 from bandpo.doctor.log_checks import log_findings
@@ -90,7 +90,7 @@ class Watch:
         """
         if update or generation % self._every:
             return
-        counted = full_mask(logp_old, mask).cpu() != 0
+        counted = normalize_mask(logp_old, mask).cpu() != 0
         old = _at_counted(counted, logp_old)
         new = None if logp is None else _at_counted(counted, logp)
         per_token = advantages.detach().float().cpu()

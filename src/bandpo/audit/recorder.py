@@ -20,7 +20,7 @@ import torch
 
 import bandpo
 from bandpo import _checks
-from bandpo.batch import full_mask
+from bandpo.batch import normalize_mask
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
@@ -41,7 +41,6 @@ class Recorder:
     Args:
         folder: Where the files go; made if it is not there.
         method: The run's method, which a replay shows first; as for `bandpo.policy_loss`. It may be left out.
-        clip: Another name of ``method``.
         anchor: Whose log-probabilities the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
         every: Steps that are no multiple of it are left out. (Calls of `add` are counted where no step is given.)
         dtype: ``float32`` replays the same figures; ``float16`` takes half the space, see docs/record.md.
@@ -57,7 +56,7 @@ class Recorder:
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
-    >>> with Recorder(folder, clip="FixedClip(0.2)") as recorder:
+    >>> with Recorder(folder, method="FixedClip(0.2)") as recorder:
     ...     recorder.add(logp=logp_old + 0.5, logp_old=logp_old, advantages=torch.tensor([1.0]), step=3)
     >>> recorder.path.name
     'tokens-00000-0000.arrow'
@@ -68,7 +67,6 @@ class Recorder:
         folder: str | Path,
         *,
         method: Method | ClipRule | str | None = None,
-        clip: Method | ClipRule | str | None = None,
         anchor: str = "trainer",
         every: int = 1,
         dtype: str = "float32",
@@ -85,8 +83,7 @@ class Recorder:
             raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
         self.every, self.dtype = every, dtype
         process = _rank() if process is None else process
-        told = method is not None or clip is not None
-        self._method = as_text(as_method(method, clip)) if told else None
+        self._method = None if method is None else as_text(as_method(method))
         said = {
             "format": FORMAT,
             "method": self._method,
@@ -167,7 +164,7 @@ class Recorder:
             _checks.check_dense(name, x)
         if logp_old.dim() != 2:
             raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
-        counted = full_mask(logp_old, mask).cpu() != 0
+        counted = normalize_mask(logp_old, mask).cpu() != 0
         rows = len(counted)
 
         def each_token(name: str, x: Tensor) -> Tensor:

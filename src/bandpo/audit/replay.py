@@ -17,11 +17,11 @@ from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
-from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule, FixedClip
 from bandpo.runs import LossBatch, Run, Setup, open_run
 from bandpo.runs.logs import Row, named_rows
 from bandpo.runs.setup import framework_of
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method, as_text, parse
 
 if TYPE_CHECKING:
@@ -72,15 +72,14 @@ def as_batch(loss_batch: LossBatch) -> Batch:
         return None if array is None else torch.from_numpy(array)
 
     mask = torch.from_numpy(loss_batch.mask).float()
-    entropy = tensor(loss_batch.entropy)
     return Batch(
         log_ratio=torch.from_numpy(loss_batch.log_ratio),
         logp_old=torch.from_numpy(loss_batch.logp_old),
         advantages=torch.from_numpy(loss_batch.advantages),
         mask=mask,
         logp_anchor=tensor(loss_batch.logp_anchor),
-        entropy=entropy,
-        state=TrainingState(entropy=entropy, age=tensor(loss_batch.lag), mask=mask),
+        entropy=tensor(loss_batch.entropy),
+        state=TrainingState(age=tensor(loss_batch.lag), mask=mask),
     )
 
 

@@ -34,14 +34,14 @@ class Divergence(ABC):
 
     A new divergence is one subclass with its `f` and `df` (docs/write-your-own.md shows each step);
     `bandpo.ratio_bounds` then works through the generic solver. Where a closed form exists, override `log_bounds`;
-    where g is cheaper than from ``f``, override `spent`.
+    where g is cheaper than from ``f``, override `divergence_of_ratio`.
 
     Everything is done on logarithms, ``log_ratio = log r`` and ``logp = log p``, so that neither rare (p = 1e−30) nor
     near-certain tokens (1 − p = 1e−7) lose digits.
     """
 
     closed: ClassVar[bool] = False
-    """Whether `log_bounds` is a closed form, as cheap as `spent`."""
+    """Whether `log_bounds` is a closed form, as cheap as `divergence_of_ratio`."""
 
     @property
     def curvature(self) -> float:
@@ -65,7 +65,7 @@ class Divergence(ABC):
     def df(self, log_u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Derivative of `f` with respect to ``log_u``, that is ``u·f'(u)``."""
 
-    def spent(
+    def divergence_of_ratio(
         self, log_ratio: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape"]:
         """``g(p, r) = p·f(r) + (1 − p)·f(c)``: the divergence, in nats for KL, that moving a token to ``r`` costs.

@@ -36,7 +36,7 @@ class TotalVariation(Divergence):
     def df(self, log_u: Tensor) -> Tensor:
         return torch.exp(log_u) * torch.sign(log_u) / 2
 
-    def spent(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+    def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         return torch.exp(logp) * expm1(log_ratio).abs()
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class PearsonChi2(Divergence):
     def df(self, log_u: Tensor) -> Tensor:
         return 2 * torch.exp(log_u) * expm1(log_u)
 
-    def spent(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+    def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         return torch.exp(logp) * expm1(log_ratio).square() / one_minus_exp(logp)
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ class FDivergence(Divergence):
     def default_radius(self) -> float:
         # At p = ½ as wide as KL at 0.05; unlike the curvature, also right for an f with a kink.
         up = torch.tensor(math.log(1.3085), dtype=torch.float64)
-        return self.spent(up, torch.tensor(math.log(0.5), dtype=torch.float64)).item()
+        return self.divergence_of_ratio(up, torch.tensor(math.log(0.5), dtype=torch.float64)).item()
 
     def f(self, log_u: Tensor) -> Tensor:
         u = _linear(log_u)

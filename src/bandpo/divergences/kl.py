@@ -33,7 +33,7 @@ class KL(Divergence):
     def df(self, log_u: Tensor) -> Tensor:
         return expm1(log_u)
 
-    def spent(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+    def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         p, rest = torch.exp(logp), one_minus_exp(logp)
         return -torch.addcmul(
             p * log_ratio, rest, torch.log1p((-p * expm1(log_ratio) / rest).clamp(min=-1.0))

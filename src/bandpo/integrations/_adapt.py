@@ -30,7 +30,6 @@ _logger = logging.getLogger("bandpo")
 def read_method(
     prefix: str = "",
     method: Any = None,
-    clip: Any = None,
     *,
     moves: bool = False,
     whole: bool = False,
@@ -41,28 +40,25 @@ def read_method(
     Args:
         prefix: Where the settings stand, for the error: ``trainer.algorithm.``.
         method: As for `bandpo.policy_loss`. By default PPO's surrogate under ``Band(KL(), 0.05)``.
-        clip: Another name of ``method``.
         moves: Whether the trainer knows what a number may depend on.
         whole: Whether the loss is given all of an update at once.
         average: How the framework averages in any case, as `bandpo.aggregate` calls it. A method that has another
             average gets this one, and one line says so; None where that is not known, or the adapter sees to it.
 
     Raises:
-        ValueError: it cannot be read, both names are given, `bandpo.check` refuses it, a number depends on what a
+        ValueError: it cannot be read, `bandpo.check` refuses it, a number depends on what a
             framework does not tell its loss, or the method needs all of an update and the loss gets parts; the
             message starts with the setting's name.
 
     >>> read_method(method="DAPO()").clip
     FixedClip(low=0.2, high=0.28)
     """
-    read = _read_text if isinstance(clip if method is None else method, str) else _read
-    with naming(f"{prefix}{'clip' if method is None else 'method'}"):
-        return read(method, clip, moves, whole, average)
+    read = _read_text if isinstance(method, str) else _read
+    with naming(f"{prefix}method"):
+        return read(method, moves, whole, average)
 
 
-def read_rule(
-    prefix: str = "", method: Any = None, clip: Any = None, *, average: str | None = None
-) -> ClipRule:
+def read_rule(prefix: str = "", method: Any = None, *, average: str | None = None) -> ClipRule:
     """`read_method` for a framework that can be given bounds alone, since the rest of the loss is its own.
 
     Raises:
@@ -71,20 +67,19 @@ def read_rule(
     >>> read_rule(method="DAPO()"), read_rule()
     (FixedClip(low=0.2, high=0.28), Band(divergence=KL(), radius=0.05, max_ratio=10.0))
     """
-    read = read_method(prefix, method, clip, whole=True, average=average)
+    read = read_method(prefix, method, whole=True, average=average)
     if (read.objective, read.level) != (Surrogate(), "token"):
-        name, given = ("clip", clip) if method is None else ("method", method)
         raise InvalidValue(
-            f"{prefix}{name}: {given!r} is {read.objective!r} per {read.level}, but this framework's loss can only be "
+            f"{prefix}method: {method!r} is {read.objective!r} per {read.level}, but this framework's loss can only be "
             "given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
     return read.clip
 
 
-def has_pull(method: Method) -> bool:
+def has_bias(method: Method) -> bool:
     """Whether a part of the gradient does not scale with the advantage."""
     token = torch.full((1, 1), -1.0)
-    return method.objective.pull(method.tokens(Batch.read(token, token, token))) is not None
+    return method.objective.bias(method.tokens(Batch.read(token, token, token))) is not None
 
 
 @contextmanager
@@ -96,13 +91,13 @@ def naming(setting: str) -> Iterator[None]:
         raise InvalidValue(f"{setting}: {error}") from error
 
 
-def _read(method: Any, clip: Any, moves: bool, whole: bool, average: str | None) -> Method:
-    read = as_method(method, clip)
+def _read(method: Any, moves: bool, whole: bool, average: str | None) -> Method:
+    read = as_method(method)
     for number in read.varying().values():
-        if number.needs and not moves:
+        if not moves:
             raise InvalidValue(
                 f"{number!r} depends on {number.needs}, which this framework does not tell its loss; give "
-                "a number or BySurprisal(...), or train with `bandpo-lab train` or BandGRPOTrainer, which know it"
+                "a number, or train with `bandpo-lab train` or BandGRPOTrainer, which know it"
             )
     if read.objective.whole_batch and not whole:
         raise InvalidValue(

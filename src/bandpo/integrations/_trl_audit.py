@@ -21,12 +21,12 @@ from bandpo.audit.online import Watch
 from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.integrations._trl_certificate import Certifier, by_entropy
+from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
 from bandpo.methods import Method
 from bandpo.objectives import SequenceMask
-from bandpo.radius import TrainingState
 from bandpo.runs.configs import trl_method
 from bandpo.runs.logs import DETAIL
+from bandpo.schedules import TrainingState
 from bandpo.text import parse
 
 if TYPE_CHECKING:

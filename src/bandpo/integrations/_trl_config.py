@@ -11,8 +11,8 @@ from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
 from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
 from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight, TwoSided
-from bandpo.rules import Sides, Unclipped
+from bandpo.objectives import ClippedWeight, RatioCap
+from bandpo.rules import TwoSided, Unclipped
 from bandpo.runs.configs import TRL_CLIPS
 from bandpo.text import as_method, as_text
 
@@ -41,20 +41,19 @@ def _setting(default: Any, told: str) -> Any:
 
 @dataclass
 class MethodSettings:
-    """What every config of TRL's gets: a method, by either of its names, in place of two epsilons."""
+    """Settings that every TRL config has: a method in place of two epsilons."""
 
     method: str | None = _setting(
         None,
         "A clip rule or a method: 'Band(KL(), 0.05)' (the default), 'Band(KL(), Linear(0.05, 0.01))', "
         "'FixedClip(0.2, 0.28)', 'Unclipped()', 'DPPO()', 'SAPO(1.0, 1.05)', "
-        "'Method(FixedClip(0.2), Masked(20))', ...",
+        "'Method(FixedClip(0.2), DropOutside(20))', ...",
     )
-    clip: str | None = _setting(None, "Another name of method.")
     epsilon: float | None = _setting(None, "Refused; the interval is part of method, as in 'FixedClip(0.2)'.")
 
     def settle(self, method: Method) -> None:
         """Put a method into ``method``, as text, and refuse epsilons beside it."""
-        self.method, self.clip = as_text(method), None
+        self.method = as_text(method)
         given = {"epsilon": self.epsilon, "epsilon_high": cast("Any", self).epsilon_high}
         given = {name: x for name, x in given.items() if x is not None and not isinstance(x, _Replaced)}
         if given:
@@ -79,10 +78,9 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
 
     Attributes:
         method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
-            ``"DPPO()"``, ``"Method(FixedClip(0.2), Masked(20))"``) or as an object; text from then on. By default
-            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.radius`. At the level of sequences a rule bounds
+            ``"DPPO()"``, ``"Method(FixedClip(0.2), DropOutside(20))"``) or as an object; text from then on. By default
+            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.schedules`. At the level of sequences a rule bounds
             GSPO's ratio, see `bandpo.policy_loss`.
-        clip: Another name of ``method``; None from then on.
         loss_type: The average. By default the method's own; ``dapo`` for a rule alone.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
@@ -102,7 +100,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             own; a setting beside a whole method that already says it; ``epsilon`` or ``epsilon_high`` given too;
             ``gradient_accumulation_steps`` above 1 beside a method whose sums run over all tokens of an update.
 
-    >>> BandGRPOConfig("out", clip="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
+    >>> BandGRPOConfig("out", method="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
     'FixedClip(low=0.2, high=0.28)'
     """
 
@@ -134,7 +132,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     def __post_init__(self) -> None:
         if self.audit_steps < 0:
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
-        method = read_method(method=self.method, clip=self.clip, moves=True, whole=True)
+        method = read_method(method=self.method, moves=True, whole=True)
         self.settle(method)
         if not method.only_rule:
             if (level := self.importance_sampling_level) not in ("token", method.level):
@@ -188,9 +186,9 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             return method
         rule, objective = method.clip, method.objective
         if self.loss_type == "cispo":  # which has no lower bound
-            rule, objective = Sides(Unclipped(), rule), ClippedWeight()
+            rule, objective = TwoSided(Unclipped(), rule), ClippedWeight()
         elif self.delta is not None:
-            objective = TwoSided(self.delta)
+            objective = RatioCap(self.delta)
         return Method(rule, objective, self.importance_sampling_level)
 
     @property

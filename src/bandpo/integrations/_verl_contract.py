@@ -17,13 +17,13 @@ from omegaconf import OmegaConf
 
 from bandpo.audit.online import BandWarning
 from bandpo.batch import Batch
-from bandpo.certificate import compare
 from bandpo.errors import InvalidValue, RunProblem
+from bandpo.gradient_check import compare
 from bandpo.integrations._verl_announcement import leaves
 from bandpo.loss import aggregate, known_aggregation
 from bandpo.methods import Method
-from bandpo.radius import TrainingState
 from bandpo.rules import Unclipped
+from bandpo.schedules import TrainingState
 from bandpo.text import as_text
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     """Refuse in the driver what would train another method than was asked for, by the name of the setting."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as KNOWN
 
-    places = dict.fromkeys(vars(actor), ACTOR) | dict.fromkeys(
-        ("method", "clip", *vars(actor.policy_loss)), WHERE
-    )
+    places = dict.fromkeys(vars(actor), ACTOR) | dict.fromkeys(("method", *vars(actor.policy_loss)), WHERE)
     for key in new_settings(config):
         name = key.rpartition(".")[2]
         _refuse(name in places, f"{key}: verl does not look there; write {places.get(name)}{name}")
@@ -86,9 +84,8 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
         f"distillation.distillation_loss.use_task_rewards=false leaves out the policy loss, {method}",
     )
     written = config.actor_rollout_ref.actor.policy_loss
-    for name in ("method", "clip"):
-        empty = name in written and written[name] is None
-        _refuse(empty, f"{WHERE}{name} is null: leave it out for Band(KL(), 0.05), or write 'Unclipped()'")
+    empty = "method" in written and written["method"] is None
+    _refuse(empty, f"{WHERE}method is null: leave it out for Band(KL(), 0.05), or write 'Unclipped()'")
     for name in OF_LOSSES:
         where, given = (ACTOR, actor) if hasattr(actor, name) else (WHERE, actor.policy_loss)
         said, instead = f"{where}{name}={getattr(given, name)}", f"{WHERE}method='FixedClip(low, high)'"
@@ -151,7 +148,7 @@ def _check_acts(method: Method, config: DictConfig) -> None:
     _refuse(
         _updates(config) <= 1 and not _bypasses(config),
         f"{ACTOR}ppo_mini_batch_size: there is one update for each batch, so every ratio is 1 and {rule} never acts: "
-        "make it smaller than data.train_batch_size, or write clip='Unclipped()'",
+        "make it smaller than data.train_batch_size, or write method='Unclipped()'",
     )
 
 
@@ -263,7 +260,7 @@ class Certifier:
         blocked: bool,
         stop: bool,
     ) -> None:
-        """Watch the backward pass of one loss, if it is its turn; the rest as for `bandpo.certificate.compare`.
+        """Watch the backward pass of one loss, if it is its turn; the rest as for `bandpo.gradient_check.compare`.
 
         ``blocked`` says whether the method blocks a token, ``stop`` whether a mismatch ends the run or is a warning.
         """

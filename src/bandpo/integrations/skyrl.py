@@ -3,9 +3,9 @@
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=bandpo.integrations.skyrl \
         trainer.algorithm.policy_loss_type=band trainer.algorithm.method='SAPO(1.0, 1.05)' ...
 
-``clip`` is another name of ``method``; without both it is ``Band(KL(), 0.05)``. SkyRL hands over to `main` here, which
-registers the loss and adds the settings of `BandAlgorithmConfig` to SkyRL's. The registry reaches the workers through
-Ray; bandpo must be installed where they run.
+Without ``method`` it is ``Band(KL(), 0.05)``. SkyRL hands over to `main` here, which registers the loss and adds the
+settings of `BandAlgorithmConfig` to SkyRL's. The registry reaches the workers through Ray; bandpo must be installed
+where they run.
 
 Anchor: the trainer's own log-probabilities at the start of the step; SkyRL makes that forward pass for any loss whose
 name it does not know. The sampler's are the anchor of ``DPPO()`` and ``IcePop()``; for others they enter through
@@ -27,7 +27,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import has_pull, numbers, read_method, record
+from bandpo.integrations._adapt import has_bias, numbers, read_method, record
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
@@ -56,17 +56,15 @@ class BandAlgorithmConfig(AlgorithmConfig):
             another than SkyRL's default, which then wins, as one line says. SkyRL gives a loss micro-batches and
             advantages that it has scaled for the average. So methods that need a whole update are refused, and those
             with a term free of the advantage.
-        clip: Another name of ``method``.
         record: Folder, absolute, to which each worker writes the tokens of every loss, see `bandpo.Recorder`. The
             advantages there are SkyRL's scaled ones.
 
     Raises:
-        ValueError: a setting cannot be read, or both names are given, when the settings are built.
+        ValueError: ``method`` cannot be read, when the settings are built.
     """
 
     policy_loss_type: str = "band"
     method: str | None = None
-    clip: str | None = None
     record: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,7 +72,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
         if parent is not None:
             parent()
         method = _method(self)
-        if has_pull(method):
+        if has_bias(method):
             raise InvalidValue(
                 f"trainer.algorithm.method: {method!r} has a term free of the advantage, and SkyRL averages by scaling "
                 "advantages; train with verl or TRL"
@@ -90,7 +88,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
 
 
 def _method(settings: BandAlgorithmConfig) -> Method:
-    return read_method("trainer.algorithm.", settings.method, settings.clip)
+    return read_method("trainer.algorithm.", settings.method)
 
 
 def band(

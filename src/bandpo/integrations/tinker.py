@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 def custom_loss(
     method: Method | ClipRule | str | None = None,
     *,
-    clip: Method | ClipRule | str | None = None,
     record: str | None = None,
 ) -> Callable[[list[Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]:
     """A loss for ``TrainingClient.forward_backward_custom``.
@@ -44,14 +43,13 @@ def custom_loss(
 
     Args:
         method: A method, a clip rule, or the text form of one; ``Band(KL(), 0.05)`` by default.
-        clip: Another name of ``method``.
         record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`.
 
     Raises:
-        ValueError: a setting cannot be read, or both names are given; when called, if an input's shape is not that of
+        ValueError: ``method`` cannot be read; when called, if an input's shape is not that of
             the target tokens.
     """
-    chosen = read_method(method=method, clip=clip, whole=True)
+    chosen = read_method(method=method, whole=True)
 
     def band(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         def padded(name: str) -> Tensor:  # one row a datum, for methods that look at its whole sequence

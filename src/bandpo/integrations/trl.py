@@ -9,8 +9,8 @@ gradient. Advantages and ratios stay true, so TRL's KL term, masks, entropy bonu
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
-A radius of `bandpo.radius` is brought up to date whenever a batch is generated and stays for all updates made on that
-batch. Its entropies come from the pass that TRL makes for the old log-probabilities.
+A radius of `bandpo.schedules` is updated whenever a batch is generated, and stays the same for all updates made on that
+batch.
 """
 
 from __future__ import annotations
@@ -26,24 +26,21 @@ import torch
 
 from bandpo import _checks
 from bandpo.audit.metrics import Audit
-from bandpo.batch import Batch, Tokens, at_level
+from bandpo.batch import Batch, Tokens, reduce_to_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin, counted_tokens
-from bandpo.integrations._trl_certificate import by_entropy, warn_of_an_unknown_loss
+from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
+from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
 from bandpo.loss import with_slope
 from bandpo.methods import Method
-from bandpo.radius import Hold, TrainingState
 from bandpo.rules import bands
+from bandpo.schedules import Controller, TrainingState
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
-
-OLD_ENTROPIES = "old_per_token_entropies"
-"""Beside TRL's ``old_per_token_logps`` in a batch, where a radius is set by them."""
 
 SWITCHED_OFF = -1.0
 """A bound below every ratio: TRL's clamps pass no gradient there, and its clip metrics count nothing."""
@@ -114,8 +111,6 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     """
 
     args: BandGRPOConfig
-    _wanted_entropies: list[Tensor] | None = None
-    """Filled while a batch is generated, where a radius needs the old policy's entropies."""
     _added: _Added | None = None
     """Of the loss that is being computed."""
 
@@ -141,7 +136,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self.certify = args.certify
         warn_of_an_unknown_loss()
         self.audit_steps, self.audit_detail, self.watched = args.audit_steps, args.audit_detail, args.watched
-        self._batch = _Batch(TrainingState(progress=0.0, radii={}))
+        self._batch = _Batch(TrainingState(progress=0.0, controller_state={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         super().__init__(model, reward_funcs, args, *arguments, **named)
         if engine and not self.use_vllm and self.rollout_func is None:
@@ -168,49 +163,35 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     @property
     def _controllers(self) -> bool:
-        return any(isinstance(number, Hold) for number in self.method.varying().values())
+        return any(isinstance(number, Controller) for number in self.method.varying().values())
 
     @property
-    def _held_radii(self) -> dict[str, float]:
-        """The radii that controllers have reached: an entry of the state that transformers saves and restores."""
+    def _controller_state(self) -> dict[str, float]:
+        """The state of the method's controllers, an entry of the state that transformers saves and restores."""
         entries = cast("dict[str, Any]", self.state.stateful_callbacks)
-        return entries.setdefault("HeldRadii", {"args": {"held": {}}, "attributes": {}})["args"]["held"]
+        return entries.setdefault("ControllerState", {"args": {"values": {}}, "attributes": {}})["args"][
+            "values"
+        ]
 
     def loss_method(self) -> Method:
-        """The method for the batch in use, but for what a radius takes from entropies."""
-        return self.method.resolved(self._batch.state)
+        """Return the method for the batch in use, with the numbers that this batch has."""
+        return self.method.resolve(self._batch.state, strict=False)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            radii = dict(self._held_radii) if self._controllers else {}
-            self._batch = _Batch(TrainingState(progress=progress, radii=radii), self._batch.audit)
-        if any(number.needs == "entropy" for number in self.method.varying().values()):
-            self._wanted_entropies = []
-        try:
-            output = super()._generate_and_score_completions(inputs)
-            if self._wanted_entropies and "old_per_token_logps" in output:
-                output[OLD_ENTROPIES] = self._wanted_entropies[0]  # shuffled and split with the rest
-        finally:
-            self._wanted_entropies = None
-        return output
-
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        # The model's first pass is the old policy's. A reference is its second, without the adapter, or another model.
-        wanted = self._wanted_entropies == [] and arguments[0] is self.model
-        if wanted:
-            named["compute_entropy"] = True
-        outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
-        if wanted:
-            self._wanted_entropies = [outputs[1]]
-        return outputs
+            controller_state = dict(self._controller_state) if self._controllers else {}
+            self._batch = _Batch(
+                TrainingState(progress=progress, controller_state=controller_state), self._batch.audit
+            )
+        return super()._generate_and_score_completions(inputs)
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
             metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
-            self._held_radii.update(self.method.next_radii(self._held_radii, metrics))
+            self._controller_state.update(self.method.update_controllers(self._controller_state, metrics))
             self._batch.audit = None
         return loss
 
@@ -245,13 +226,9 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self._steer(inputs, batch, tokens, logp)
 
     def _state(self, inputs: dict[str, Any]) -> TrainingState:
-        # A batch without a pass of the old policy takes the current policy's entropies.
-        entropy = inputs.get(OLD_ENTROPIES)
-        if entropy is not None:
-            entropy = entropy.float().masked_fill(counted_tokens(inputs) == 0, 0.0)
         everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         age = None if "version" not in inputs else self.state.global_step - inputs["version"]
-        return replace(self._batch.state, entropy=entropy, age=age, processes=everyone)
+        return replace(self._batch.state, age=age, processes=everyone)
 
     def _record_all(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
         """The audit, the radii that are logged, and what controllers measure."""
@@ -272,7 +249,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     def _steer(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:
         """Hand TRL's loss the bounds under which its gradient is the method's, and note what is to be added."""
-        level, ratio, above = self.method.level, tokens.ratio, tokens.outside.above
+        level, ratio, above = self.method.level, tokens.ratio, tokens.clip_mask.clipped_high
         each_row = level == "sequence" and inputs["advantages"].dim() == 1
         first = tokens.mask.argmax(1, keepdim=True)
 
@@ -287,20 +264,20 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         # TRL drops a token by finding its ratio outside of the bounds. Where the rule would have to solve for the
         # bound, one just short of the ratio does the same. The step is larger than the rounding of TRL's
         # 1 + (bound − 1) in float32. The sign of A is left to TRL's minimum.
-        limit, delta = tokens.reported, self.args.delta or math.inf
+        limit, delta = tokens.reported_ratio, self.args.delta or math.inf
         upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~above, math.inf)
         lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22)
-        lower = lower.masked_fill(~tokens.outside.below, 0.0)
+        lower = lower.masked_fill(~tokens.clip_mask.clipped_low, 0.0)
         blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
-        objective = self.method.objective.settled(batch.state)
-        pull, penalty = objective.pull(tokens), objective.penalty(tokens)
-        weight, value = objective.weight(tokens), objective.value(tokens)
+        objective = self.method.objective.resolve(batch.state)
+        bias, regularizer = objective.bias(tokens), objective.regularizer(tokens)
+        weight, value = objective.weight(tokens), objective.surrogate(tokens)
         ours = (weight != ratio.masked_fill(blocked, 0.0)) | ((value != ratio) & ~blocked)
         slope, value = -weight * tokens.advantages, -value * tokens.advantages
-        if pull is not None:
-            slope, ours = slope - pull, ours | (pull != 0)
-        if penalty is not None:
-            value = value + penalty
+        if bias is not None:
+            slope, ours = slope - bias, ours | (bias != 0)
+        if regularizer is not None:
+            value = value + regularizer
         if objective.weights_inside and batch.weights is not None:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
         # An evaluation has no gradient to give, and its ratio is 1.
@@ -314,7 +291,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         args: Any = self.args
         args.delta = torch.full_like(lower, delta).masked_fill(ours, SWITCHED_OFF)
         with torch.enable_grad():
-            around = shaped(at_level(logp, tokens.mask, level))
+            around = shaped(reduce_to_level(logp, tokens.mask, level))
         inputs["advantages"] = advantages
         value = shaped(value) - advantages.detach()
         self._added = _Added(advantages, around, ours, shaped(slope), value)

@@ -100,15 +100,14 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
     Args:
         loss_mode: Always ``band``; verl's own default, ``vanilla``, counts as not set.
         method: A clip rule, a method of `bandpo.methods`, or a combination such as
-            ``Method(FixedClip(0.2), Masked(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. A clip rule
+            ``Method(FixedClip(0.2), DropOutside(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. A clip rule
             alone leaves average and dual clip to verl; a whole method brings its own, see docs/verl.md.
-        clip: Another name of ``method``.
         certify: What happens if the gradient that reaches the log-probabilities is not the method's: ``stop``,
             ``warn`` or ``off``.
 
     Raises:
-        ValueError: ``loss_mode`` names another loss, a setting cannot be read, a radius needs what verl does not tell,
-            or both names are given. The message starts with the setting's name.
+        ValueError: ``loss_mode`` names another loss, a setting cannot be read, or a radius depends on what verl
+            does not tell. The message starts with the setting's name.
 
     >>> BandPolicyLossConfig(method="SAPO(1.0, 1.05)").loss_mode
     'band'
@@ -116,7 +115,6 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
 
     loss_mode: str = "band"
     method: str | None = None
-    clip: str | None = None
     certify: str = "stop"
 
     def __post_init__(self) -> None:
@@ -129,7 +127,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
                 "AuditedPolicyLossConfig in its place audits a loss of verl's own"
             )
         object.__setattr__(self, "loss_mode", "band")
-        read_method(WHERE, self.method, self.clip, whole=True)
+        read_method(WHERE, self.method, whole=True)
 
 
 def loss_method(config: ActorConfig) -> Method | None:
@@ -138,7 +136,7 @@ def loss_method(config: ActorConfig) -> Method | None:
     if settings.loss_mode != "band":
         text = verl_method(settings.get("audited") or settings.loss_mode, config)
         return None if text is None else parse(text)
-    chosen = read_method(WHERE, settings.get("method"), settings.get("clip"), whole=True)
+    chosen = read_method(WHERE, settings.get("method"), whole=True)
     with naming(f"{ACTOR}clip_ratio_c"):
         return replace(chosen, objective=DualClip(config.clip_ratio_c)) if chosen.only_rule else chosen
 

@@ -1,6 +1,6 @@
 """Objectives: what a policy-gradient loss makes of a clip rule.
 
-A token's gradient is ``−(w·A + b)·∇logp``. An objective is the function that gives the *weight* ``w`` (and the pull
+A token's gradient is ``−(w·A + b)·∇logp``. An objective is the function that gives the *weight* ``w`` (and the bias
 ``b``, where there is one) from one view of the tokens (`bandpo.Tokens`). The view has the ratio ``r = π/π_old``, the
 side on which it lies outside of the rule's interval, the advantage ``A``, and means over a token's sequence. It has the
 interval itself for those that ask.

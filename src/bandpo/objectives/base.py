@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bandpo import _checks
 from bandpo.errors import InvalidType
-from bandpo.radius import Varies
+from bandpo.schedules import Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -21,7 +21,7 @@ __all__ = ["Objective"]
 
 @dataclass(frozen=True)
 class Objective(Varies, ABC):
-    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``Masked(20.0)``.
+    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``DropOutside(20.0)``.
 
     A token's gradient is ``−(w·A + b)·∇logp``.
     """
@@ -30,16 +30,19 @@ class Objective(Varies, ABC):
     def weight(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
         """The weight ``w`` of each token."""
 
-    def value(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
-        """What stands for ``r`` in the reported loss ``−r·A``; by default the weight. It has no effect on training."""
+    def surrogate(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
+        """Return the value that replaces ``r`` in the reported loss ``−r·A``, by default the weight.
+
+        It has no effect on training.
+        """
         return self.weight(tokens)
 
-    def pull(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
-        """``b``: the part of each token's gradient that does not scale with its advantage; None where there is none."""
+    def bias(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
+        """Return ``b``, the part of each token's gradient that does not scale with its advantage; None for 0."""
         return None
 
-    def penalty(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
-        """What the reported loss has beside ``−r·A``; the loss whose gradient `pull` is."""
+    def regularizer(self, tokens: Tokens) -> Float[Tensor, "batch time"] | None:
+        """Return the term of each token's loss whose gradient is `bias`; None for 0."""
         return None
 
     @property

@@ -12,7 +12,7 @@ from bandpo import _checks
 from bandpo.batch import Tokens
 from bandpo.objectives.base import Objective, above_0
 
-__all__ = ["ClippedWeight", "GeometricMean", "InverseRatio", "KeepBound", "Masked", "Surrogate"]
+__all__ = ["ClippedWeight", "DropOutside", "GeometricMean", "InverseRatio", "KeepBound", "Surrogate"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,15 @@ class Surrogate(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return torch.where(tokens.blocked, self.beyond * tokens.ratio, tokens.ratio)
 
-    def value(self, tokens: Tokens) -> Tensor:
-        return torch.where(tokens.blocked, tokens.reported.lerp(tokens.ratio, self.beyond), tokens.ratio)
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        return torch.where(
+            tokens.blocked, tokens.reported_ratio.lerp(tokens.ratio, self.beyond), tokens.ratio
+        )
 
 
 @dataclass(frozen=True)
-class Masked(Objective):
-    """Outside tokens are dropped, the others weighted with the truncated ratio: ``w = min(r, max_weight)``, or 0.
+class DropOutside(Objective):
+    """An objective without the tokens outside of the rule's interval: ``w = min(r, max_weight)`` inside, 0 outside.
 
     With `Band` as the rule and no truncation this is DPPO's binary mask, and its gradient is `Surrogate`'s.
 
@@ -60,7 +62,7 @@ class Masked(Objective):
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.16]]).log(), old, advantages, rule=FixedClip(0.2))
-    >>> Masked(1.5).weight(tokens), Masked(both_sides=True).weight(tokens)
+    >>> DropOutside(1.5).weight(tokens), DropOutside(both_sides=True).weight(tokens)
     (tensor([[0.0000, 1.5000]]), tensor([[0., 0.]]))
     """
 
@@ -71,7 +73,8 @@ class Masked(Objective):
         above_0(max_weight=self.max_weight)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        dropped = tokens.outside.below | tokens.outside.above if self.both_sides else tokens.blocked
+        outside = tokens.clip_mask.clipped_low | tokens.clip_mask.clipped_high
+        dropped = outside if self.both_sides else tokens.blocked
         return tokens.ratio.clamp(max=self.max_weight).masked_fill(dropped, 0.0)
 
 
@@ -181,8 +184,8 @@ class GeometricMean(Objective):
         return True
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return self.value(tokens).masked_fill(tokens.blocked, 0.0)
+        return self.surrogate(tokens).masked_fill(tokens.blocked, 0.0)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         kept = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
         return tokens.sequence_mean(kept.log()).exp()

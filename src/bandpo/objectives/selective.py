@@ -16,8 +16,8 @@ from bandpo.objectives.base import Objective, above_0, is_objective
 from bandpo.objectives.clipped import Surrogate
 
 __all__ = [
-    "Balanced", "CovariancePenalty", "DualClip", "FutureKL", "LogRatioPenalty", "SelfAnchored", "SequenceMask",
-    "TwoSided", "Unweighted",
+    "Balanced", "CovariancePenalty", "DualClip", "FutureKL", "LogRatioPenalty", "RatioCap", "SelfAnchored",
+    "SequenceMask", "Unweighted",
 ]  # fmt: skip
 
 
@@ -32,14 +32,14 @@ class _Around(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return self.objective.weight(tokens)
 
-    def value(self, tokens: Tokens) -> Tensor:
-        return self.objective.value(tokens)
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        return self.objective.surrogate(tokens)
 
-    def pull(self, tokens: Tokens) -> Tensor | None:
-        return self.objective.pull(tokens)
+    def bias(self, tokens: Tokens) -> Tensor | None:
+        return self.objective.bias(tokens)
 
-    def penalty(self, tokens: Tokens) -> Tensor | None:
-        return self.objective.penalty(tokens)
+    def regularizer(self, tokens: Tokens) -> Tensor | None:
+        return self.objective.regularizer(tokens)
 
     @property
     def weights_inside(self) -> bool:
@@ -65,9 +65,9 @@ class _Apart(_Around):
         these, weight, _ = self._apart(tokens)
         return self.objective.weight(tokens).masked_fill(these, weight)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         these, _, value = self._apart(tokens)
-        return self.objective.value(tokens).masked_fill(these, value)
+        return self.objective.surrogate(tokens).masked_fill(these, value)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class DualClip(_Apart):
 
 
 @dataclass(frozen=True)
-class TwoSided(Objective):
+class RatioCap(Objective):
     """TRL's ``delta``: PPO's surrogate, whose unclipped ratio is at most ``max_ratio``, for both signs of A.
 
     A token beyond it loses its gradient with A > 0, and with A < 0 where the rule's upper bound is below ``r`` too.
@@ -108,7 +108,7 @@ class TwoSided(Objective):
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
-    >>> TwoSided(1.1).weight(tokens)
+    >>> RatioCap(1.1).weight(tokens)
     tensor([[0.0000, 1.1250]])
     """
 
@@ -118,11 +118,11 @@ class TwoSided(Objective):
         above_0(max_ratio=self.max_ratio)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.outside.above)
+        beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.clip_mask.clipped_high)
         return tokens.ratio.masked_fill(tokens.blocked | beyond, 0.0)
 
-    def value(self, tokens: Tokens) -> Tensor:
-        cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported_ratio
         return torch.where(tokens.advantages > 0, torch.minimum(cut, clipped), torch.maximum(cut, clipped))
 
 
@@ -202,7 +202,7 @@ class LogRatioPenalty(_Around):
 
     >>> old = torch.tensor([[0.08]]).log()
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16]]).log(), old, torch.zeros(1, 1), rule=Unclipped())
-    >>> LogRatioPenalty(0.5).pull(tokens), LogRatioPenalty(0.5).penalty(tokens)  # −log 2 and ½·log² 2
+    >>> LogRatioPenalty(0.5).bias(tokens), LogRatioPenalty(0.5).regularizer(tokens)  # −log 2 and ½·log² 2
     (tensor([[-0.6931]]), tensor([[0.2402]]))
     """
 
@@ -213,12 +213,12 @@ class LogRatioPenalty(_Around):
         above_0(coefficient=self.coefficient)
         super().__post_init__()
 
-    def pull(self, tokens: Tokens) -> Tensor:
-        mine, other = -2 * self.coefficient * tokens.log_ratio, self.objective.pull(tokens)
+    def bias(self, tokens: Tokens) -> Tensor:
+        mine, other = -2 * self.coefficient * tokens.log_ratio, self.objective.bias(tokens)
         return mine if other is None else mine + other
 
-    def penalty(self, tokens: Tokens) -> Tensor:
-        mine, other = self.coefficient * tokens.log_ratio.square(), self.objective.penalty(tokens)
+    def regularizer(self, tokens: Tokens) -> Tensor:
+        mine, other = self.coefficient * tokens.log_ratio.square(), self.objective.regularizer(tokens)
         return mine if other is None else mine + other
 
 
@@ -264,8 +264,8 @@ class FutureKL(_Around):
     def weight(self, tokens: Tokens) -> Tensor:
         return self._factor(tokens) * super().weight(tokens)
 
-    def value(self, tokens: Tokens) -> Tensor:
-        return self._factor(tokens) * super().value(tokens)
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        return self._factor(tokens) * super().surrogate(tokens)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class CovariancePenalty(Objective):
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.eye(2)[:1]
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=Unclipped())
-    >>> CovariancePenalty(0.5).pull(tokens)
+    >>> CovariancePenalty(0.5).bias(tokens)
     tensor([[-1.,  0.]])
     """
 
@@ -313,10 +313,10 @@ class CovariancePenalty(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio
 
-    def pull(self, tokens: Tokens) -> Tensor:
+    def bias(self, tokens: Tokens) -> Tensor:
         return -self._chosen(tokens) * tokens.log_ratio.sign()
 
-    def penalty(self, tokens: Tokens) -> Tensor:
+    def regularizer(self, tokens: Tokens) -> Tensor:
         return self._chosen(tokens) * tokens.log_ratio.abs()
 
     def _chosen(self, tokens: Tokens) -> Tensor:
@@ -410,7 +410,7 @@ class Balanced(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio.masked_fill(self._blocked(tokens), 0.0)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         lower, upper = self._bounds(tokens)
         return torch.where(self._blocked(tokens), tokens.ratio.clamp(lower, upper), tokens.ratio)
 

@@ -44,7 +44,7 @@ class Quadratic(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio * (1 - tokens.advantages.sign() * tokens.interval_used)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         moved = torch.expm1(tokens.log_ratio_anchor)
         return tokens.ratio - tokens.advantages.sign() * moved * tokens.interval_used / 2
 
@@ -76,7 +76,7 @@ class ProbabilityPenalty(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio * (1 - tokens.advantages.sign() * self._moved(tokens) / self.delta)
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         penalty = torch.expm1(tokens.log_ratio_anchor) * self._moved(tokens) / (2 * self.delta)
         return tokens.ratio - tokens.advantages.sign() * penalty
 
@@ -115,7 +115,7 @@ class SigmoidGate(Objective):
             tokens.ratio * 4 * torch.sigmoid(x) * torch.sigmoid(-x)
         )  # 1 − σ would lose its digits where σ is near 1
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         temperature = self._temperature(tokens)
         return torch.sigmoid(temperature * (tokens.ratio - 1)) * 4 / temperature
 
@@ -139,7 +139,7 @@ class Smoothed(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         return (1 - self.alpha) * tokens.ratio
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         return self.weight(tokens) + self.alpha
 
 
@@ -215,9 +215,9 @@ class HazardGate(Objective):
         above_0(**{name: getattr(self, name) for name in self.__dataclass_fields__})
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return self.value(tokens) / torch.cosh(tokens.log_ratio / self.reach).square()
+        return self.surrogate(tokens) / torch.cosh(tokens.log_ratio / self.reach).square()
 
-    def value(self, tokens: Tokens) -> Tensor:
+    def surrogate(self, tokens: Tokens) -> Tensor:
         bent = self.reach * torch.tanh(tokens.log_ratio / self.reach)
         rise = (softplus(bent) / self.rise_scale) ** self.rise_shape
         fall = (softplus(-bent) / self.fall_scale) ** self.fall_shape

@@ -208,7 +208,7 @@ def trl_method(config: Config) -> str:
     high = config.get("epsilon_high")
     if loss_type in TRL_CLIPS:
         delta = config.get("delta")
-        objective = None if delta is None else f"TwoSided({delta})"
+        objective = None if delta is None else f"RatioCap({delta})"
         return method_text(fixed_clip(low, high), objective, level)
     if loss_type == "cispo":
         # epsilon_high is the bound itself there.
@@ -233,8 +233,8 @@ def verl_method(loss_mode: str, actor: Any) -> str | None:
         divergence = "TotalVariation()" if loss_mode == "dppo_tv" else "KL()"
         lower = f"Band({divergence}, {low}, inf)"
         upper = f"Band({divergence}, {high}, inf)"
-        clip = lower if low == high else f"Sides({lower}, {upper})"
-        return method_text(clip, f"Masked({actor['clip_ratio_c']})")
+        clip = lower if low == high else f"TwoSided({lower}, {upper})"
+        return method_text(clip, f"DropOutside({actor['clip_ratio_c']})")
     if loss_mode == "gspo":
         return f"GSPO({low}, {high})"
     if loss_mode == "sapo":

@@ -20,7 +20,7 @@ def train_command(context: typer.Context) -> None:
 
     words = [word for a in context.args for word in (a.split("=", 1) if a.startswith("--") else [a])]
     for flag, text in pairwise(words):
-        if flag in ("--clip", "--method"):
+        if flag == "--method":
             # A misspelt rule is refused before TRL is imported, which takes seconds.
             with importable_current_folder():
                 parse(text)

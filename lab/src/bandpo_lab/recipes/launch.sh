@@ -40,11 +40,11 @@ case $how in
     rule_file=recipes/paper/rule/$rule.yaml model_file=recipes/paper/model/$model.yaml
     [ -f "$rule_file" ] && [ -f "$model_file" ] || usage
     radius=$(value radius "$rule_file" | sed 's/.*,\(.*\)}/\1/')
-    clip=$(value clip "$rule_file" | sed "s/\${recipe.radius}/$radius/")
+    method=$(value method "$rule_file" | sed "s/\${recipe.radius}/$radius/")
     command=(accelerate launch --config_file recipes/paper/accelerate.yaml --no_python bandpo-lab train
       --config recipes/paper/trl.yaml --data_dir "$data/trl" --output_dir "$output/$model-$rule-trl"
       --model_name_or_path "$(value path "$model_file")"
-      --clip "$clip" "$@")
+      --method "$method" "$@")
     ;;
   *) usage ;;
 esac

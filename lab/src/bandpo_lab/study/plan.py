@@ -139,7 +139,7 @@ class Study(FileModel):
     baseline: str
     """The arm that the others are compared with."""
     arms: Mapping[str, Mapping[str, Any]]
-    """For each arm its own options of `bandpo-lab train`: a ``method``, or ``clip``, at least."""
+    """For each arm its own options of `bandpo-lab train`: a ``method`` at least."""
     options: Mapping[str, Any]
     """Options of `bandpo-lab train` that all runs share."""
     experiments: Annotated[
@@ -158,11 +158,11 @@ class Study(FileModel):
             if "objective" in options:
                 raise InvalidValue(
                     f"arm {name!r} has an objective beside its rule; write one method of both, "
-                    f"`{name}: {{method: 'Method({options.get('clip', 'Band()')}, {options['objective']})'}}`"
+                    f"`{name}: {{method: 'Method({options.get('method', 'Band()')}, {options['objective']})'}}`"
                 )
-            if not {"method", "clip"} & {*options}:
+            if "method" not in options:
                 raise InvalidValue(
-                    f"arm {name!r} names no method; write `{name}: {{clip: 'Band(KL(), 0.05)'}}`"
+                    f"arm {name!r} names no method; write `{name}: {{method: 'Band(KL(), 0.05)'}}`"
                 )
         for e in self.experiments.values():
             if unknown := [arm for arm in e.arms if arm not in self.arms]:
@@ -187,7 +187,7 @@ class Study(FileModel):
         for name, options in self.arms.items():
             try:
                 with importable_current_folder():
-                    as_method(options.get("method"), options.get("clip"))
+                    as_method(options["method"])
             except ValueError as error:
                 raise InvalidValue(f"arm {name!r}: {error}") from error
 

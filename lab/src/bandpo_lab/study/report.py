@@ -108,7 +108,7 @@ def _terms(study: Study, comparisons: int) -> Section:
             Table(["experiment", "seeds reported", "arms", "tuned"], rows, prose=True),
             Table(
                 ["arm", "clip rule"],
-                [[arm, str(options.get("method") or options["clip"])] for arm, options in study.arms.items()],
+                [[arm, str(options["method"])] for arm, options in study.arms.items()],
                 prose=True,
             ),
         ],

@@ -17,8 +17,8 @@ import torch
 from bandpo.errors import InvalidValue
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
-from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule
+from bandpo.schedules import TrainingState
 
 if TYPE_CHECKING:
     from jaxtyping import Float

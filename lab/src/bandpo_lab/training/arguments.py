@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -110,7 +110,6 @@ class Arguments(NamedTuple):
 
 
 PARTS: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
-METHOD = {"method", "clip"}
 KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help", "help_all"}
 
 HELP = {
@@ -185,8 +184,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     config = {} if file.config is None else _read(file.config)
     if not {"dataset_name", "datasets", "model_name_or_path"} & {*named, *config}:
         task = _read(str(resources.files("bandpo_lab.tasks") / "multiplication.yaml"))
-        config = _below(task, config) | config
-    config = _below(config, named)
+        config = task | config
     # Paths of the YAML file; the command has checked those of its flags before it imported TRL.
     for option, what in PATHS.items():
         name = config.get(option)
@@ -223,12 +221,6 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             "no reward: give --reward_funcs (e.g. accuracy_reward, or package.module.function)"
         )
     return arguments
-
-
-def _below(config: dict[str, Any], above: Iterable[str]) -> dict[str, Any]:
-    """The settings that are left where those named ``above`` stand over them: a method has two names."""
-    over = METHOD if METHOD & {*above} else set[str]()
-    return {name: value for name, value in config.items() if name not in over}
 
 
 def _read(path: str) -> dict[str, Any]:

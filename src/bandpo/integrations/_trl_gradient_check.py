@@ -1,4 +1,4 @@
-"""The certificate in TRL: the gradient at the log-probabilities that a loss was handed, against the method's."""
+"""The gradient check in TRL: the gradient at the log-probabilities that a loss was handed, against the method's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 import trl
 from trl import GRPOTrainer
 
-from bandpo.batch import Batch, at_level
-from bandpo.certificate import Certificate, compare, slope
+from bandpo.batch import Batch, reduce_to_level
 from bandpo.errors import RunProblem
+from bandpo.gradient_check import GradientCheck, compare, slope
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ TESTED_LOSSES = {
 MOVED = 1e-6
 """A log-ratio that is no rounding; smaller ones test nothing."""
 EVERY = 100
-"""Optimiser steps from one certificate to the next, so that its cost is < 0.1 % of a run's."""
+"""Optimiser steps from one gradient check to the next, so that its cost is < 0.1 % of a run's."""
 SEARCHED = 10
 """Losses whose ratios have left 1, in which a token beyond a bound is looked for: a method without bounds has none."""
 
@@ -44,8 +44,8 @@ def warn_of_an_unknown_loss() -> None:
     if hashlib.sha256(source.encode()).hexdigest()[:16] not in TESTED_LOSSES:
         tested = ", ".join(TESTED_LOSSES.values())
         warnings.warn(
-            f"the loss of trl {trl.__version__} is none that bandpo was tested with ({tested}); the certificate of the "
-            "first update tells whether its gradient is still the method's",
+            f"the loss of trl {trl.__version__} is none that bandpo was tested with ({tested}); the gradient check of "
+            "the first update tells whether its gradient is still the method's",
             stacklevel=3,
         )
 
@@ -67,7 +67,7 @@ class Watched:
         """Note what arrives at the log-probabilities, in the backward pass."""
         self.gradient = gradient.detach()
 
-    def certificate(self, trainer: Any, method: Method) -> Certificate:
+    def gradient_check(self, trainer: Any, method: Method) -> GradientCheck:
         """The gradient against the method's: its averages, TRL's masks and KL term included."""
         batch, mask = self.batch, self.batch.mask.double()
         average = _average(trainer, self.inputs, mask)
@@ -78,12 +78,12 @@ class Watched:
         def expected(method: Method) -> Tensor:
             with torch.enable_grad():
                 logp = self.logp.double().masked_fill(mask == 0, 0.0).requires_grad_()
-                loss = (share * slope(method, batch).double() * at_level(logp, mask, level)).sum()
+                loss = (share * slope(method, batch).double() * reduce_to_level(logp, mask, level)).sum()
                 if trainer.beta:
                     gap = self.inputs["ref_per_token_logps"].double().masked_fill(mask == 0, 0.0) - logp
                     kl = gap.exp() - gap - 1
                     if trainer.args.use_bias_correction_kl:
-                        kl = kl * at_level(logp - batch.logp_old.double(), mask, method.level).exp()
+                        kl = kl * reduce_to_level(logp - batch.logp_old.double(), mask, method.level).exp()
                     loss = loss + trainer.beta * (average * kl).sum()
                 return torch.autograd.grad(loss, logp)[0]
 
@@ -218,21 +218,21 @@ class Certifier:
         watched, self.watched = self.watched, None
         if watched is None:
             return ""
-        certificate = watched.certificate(trainer, method)
-        if not certificate.equal:
+        check = watched.gradient_check(trainer, method)
+        if not check.equal:
             remedy = "; certify='warn' goes on, where a change of the loss is meant"
             if self.mode == "stop":
-                raise RunProblem(f"{certificate}{remedy}")
-            warnings.warn(f"{certificate}{remedy}", stacklevel=3)
-        beyond = torch.tensor(float(certificate.beyond), device=watched.logp.device)
+                raise RunProblem(f"{check}{remedy}")
+            warnings.warn(f"{check}{remedy}", stacklevel=3)
+        beyond = torch.tensor(float(check.beyond), device=watched.logp.device)
         some_beyond = trainer.accelerator.reduce(beyond, reduction="sum").item() > 0
         tested = _tested_by(watched.moved, some_beyond)
         is_new = tested > self.tested
         self.tested = max(tested, self.tested)
         self._schedule_next(trainer.state.global_step, watched.moved)
-        if not is_new or not certificate.equal:
+        if not is_new or not check.equal:
             return ""
-        return str(certificate) if watched.moved else f"{certificate}; every ratio is 1"
+        return str(check) if watched.moved else f"{check}; every ratio is 1"
 
     def _schedule_next(self, step: int, moved: bool) -> None:
         """Set the step from which a loss of the kind that was compared is compared again."""
@@ -248,7 +248,7 @@ class Certifier:
         if self.mode == "off" or self.tested > Tested.NOTHING:
             return ""
         if not _comparable(trainer):
-            cause = "under DeepSpeed, and for TRL 1.8's luspo, the certificate is not available"
+            cause = "under DeepSpeed, and for TRL 1.8's luspo, the gradient check is not available"
         elif self.watched is not None:
             cause = "training_step is replaced by one that does not call super().training_step()"
         else:

@@ -1,4 +1,4 @@
-"""The certificate: equal gradients pass, changed ones are stopped with their cause."""
+"""The gradient check: equal gradients pass, changed ones are stopped with their cause."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import method_references as reference
 from bandpo import Band, FixedClip, Method, TrainingState, certify, policy_loss
 from bandpo.batch import Batch
-from bandpo.certificate import compare, unsure
+from bandpo.gradient_check import compare, unsure
 from bandpo.methods import METHODS
 
 
@@ -75,7 +75,7 @@ CHANGED = {
     "a term": (ppo(offset=0.1), "is added to every token"),
     "padding": (lambda x, *rest: ppo()(x, *rest[:2], torch.ones_like(rest[2])), "another mask"),
     "another average": (
-        lambda x, old, a, mask: policy_loss(x, old, a, mask, clip=FixedClip(), aggregation="grpo").loss,
+        lambda x, old, a, mask: policy_loss(x, old, a, mask, method=FixedClip(), aggregation="grpo").loss,
         "each sequence has a factor of its own",
     ),
     "nothing": (lambda x, *rest: 0 * x.sum(), "no gradient reached the log-probabilities"),

@@ -1,8 +1,8 @@
-"""A proof that a loss is the method's: the gradient that reaches the log-probabilities, compared token by token.
+"""Comparison of the gradient that a loss gives the log-probabilities with a method's, token by token.
 
-What stands between a method and a step of training can change its loss: a trainer's average, another plug-in, the next
-release. The gradient at ``logp`` shows all of it. `certify` looks at any loss; the trainers of `bandpo.integrations`
-look at their own when it first matters and rarely after.
+A trainer's average, another plug-in or a new release can change the loss between the method and the optimiser step. The
+gradient at ``logp`` shows every such change. `certify` checks any loss; the trainers of `bandpo.integrations` check
+their own loss when the method first matters and rarely after.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from bandpo.errors import RunProblem
 from bandpo.loss import aggregate
 from bandpo.methods import Method
 from bandpo.objectives import DualClip
-from bandpo.radius import TrainingState
 from bandpo.rules import ClipRule, FixedClip, Unclipped
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-__all__ = ["Certificate", "certify", "compare", "slope", "unsure"]
+__all__ = ["GradientCheck", "certify", "compare", "slope", "unsure"]
 
 TOLERANCE = 1e-4
 """Largest difference that counts as rounding. Float32 losses have at most 4e-7, also under autocast; losses with other
@@ -37,8 +37,8 @@ NEAR = 1e-6
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What a comparison found; as text it is one sentence."""
+class GradientCheck:
+    """The result of a comparison; ``str`` gives one sentence."""
 
     method: str
     tokens: int
@@ -66,7 +66,7 @@ class Certificate:
             + "; ".join(self.examples)
         )
 
-    def or_stop(self) -> Certificate:
+    def or_stop(self) -> GradientCheck:
         """Itself, if the gradient is the method's.
 
         Raises:
@@ -92,8 +92,8 @@ def certify(
     aggregation: str | None = None,
     normalizer: float | Tensor | None = None,
     packed: bool | None = None,
-) -> Certificate:
-    """Whether any loss has a method's gradient.
+) -> GradientCheck:
+    """Check that a loss has a method's gradient.
 
     Args:
         loss: The loss as a function of ``logp``, which it must not detach: a framework's, or one of your own.
@@ -135,9 +135,9 @@ def certify(
 def slope(method: Method, batch: Batch) -> Float[Tensor, "batch time"]:
     """The derivative of each token's loss by its log-probability: ``−(w·A + b)``, importance weights included."""
     with torch.no_grad():
-        tokens, objective = method.tokens(batch), method.objective.settled(batch.state)
-        found, pull = objective.weight(tokens) * batch.advantages, objective.pull(tokens)
-        found = -found if pull is None else -(found + pull * batch.mask)
+        tokens, objective = method.tokens(batch), method.objective.resolve(batch.state)
+        found, bias = objective.weight(tokens) * batch.advantages, objective.bias(tokens)
+        found = -found if bias is None else -(found + bias * batch.mask)
         return found if batch.weights is None or objective.weights_inside else found * batch.weights
 
 
@@ -158,7 +158,7 @@ def compare(
     share: Float[Tensor, "batch time"],
     *,
     expected: Callable[[Method], Float[Tensor, "batch time"]] | None = None,
-) -> Certificate:
+) -> GradientCheck:
     """A gradient at the log-probabilities against a method's.
 
     Args:
@@ -196,7 +196,7 @@ def compare(
             for row, column in zip(rows, columns, strict=True)
         )
     blocked = counted & (method.weight(method.tokens(batch)) <= 0) & (batch.advantages != 0)
-    return Certificate(repr(method), int(counted.sum()), int(blocked.sum()), error, cause, examples)
+    return GradientCheck(repr(method), int(counted.sum()), int(blocked.sum()), error, cause, examples)
 
 
 def _cause(

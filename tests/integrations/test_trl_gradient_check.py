@@ -1,4 +1,4 @@
-"""The certificate in TRL's trainer: silent where the gradient is the method's, a stop where TRL's loss is another."""
+"""The gradient check in TRL's trainer: an error only where the gradient is not the method's."""
 
 import inspect
 import textwrap
@@ -12,7 +12,7 @@ from trl.trainer import grpo_trainer
 
 import byte_model
 from bandpo.errors import RunProblem
-from bandpo.integrations._trl_certificate import BY_WINDOW, Watched
+from bandpo.integrations._trl_gradient_check import BY_WINDOW, Watched
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.logs import named_rows
 from bandpo_lab.tasks import multiplication
@@ -85,7 +85,7 @@ EVERYTHING = {
     ids=str,
 )
 def test_the_gradient_is_the_methods(settings, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bandpo.integrations._trl_certificate.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
     train(folder, tmp_path, **settings)
     lines = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("bandpo: gradient equals ")
@@ -147,7 +147,7 @@ STOCK_VARIATIONS = [
 @pytest.mark.parametrize("loss", STOCK_LOSSES, ids=str)
 def test_every_stock_loss_equals_its_method(loss, variation, moved, folder, tmp_path, monkeypatch, capsys):
     """Without a false alarm, whatever TRL's ``loss_type``."""
-    monkeypatch.setattr("bandpo.integrations._trl_certificate.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
     settings = ONCE | loss | variation | {"max_steps": 3}
     if moved:
         settings["num_iterations"] = 2
@@ -177,7 +177,7 @@ class WithWeights(AuditedGRPOTrainer):
 @pytest.mark.parametrize("moved", [False, True], ids=["ratio 1", "moved"])
 @pytest.mark.parametrize("loss", STOCK_LOSSES, ids=str)
 def test_every_stock_loss_with_importance_weights(loss, moved, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bandpo.integrations._trl_certificate.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
     settings = ONCE | loss | {"max_steps": 3, "num_iterations": 1 + moved}
     train(folder, tmp_path, uneven(WithWeights), GRPOConfig, **settings)
     assert "bandpo: gradient equals " in capsys.readouterr().err
@@ -305,7 +305,7 @@ class OwnLoss(BandGRPOTrainer):
 
 
 @pytest.mark.parametrize(
-    "method", ["FixedClip(0.02, 0.03)", "BandPO()", "SAPO()", "Method(FixedClip(0.02), Masked())"]
+    "method", ["FixedClip(0.02, 0.03)", "BandPO()", "SAPO()", "Method(FixedClip(0.02), DropOutside())"]
 )
 @pytest.mark.parametrize(
     "cls", [Copied, CopiedAndTimed, Split, SecondPass, OwnLoss], ids=lambda cls: cls.__name__
@@ -378,14 +378,14 @@ def test_the_end_of_training_says_that_nothing_was_compared(cls, config, folder,
 
 def test_a_loss_at_ratio_1_is_compared_again_only_after_many_steps(folder, tmp_path, monkeypatch):
     """And one whose ratios have left 1 at once, after which losses at ratio 1 are not compared any more."""
-    compared, certificate = [], Watched.certificate
+    compared, gradient_check = [], Watched.gradient_check
 
     def noted(self, trainer, method):
         compared.append((trainer.state.global_step, bool(self.batch.log_ratio.abs().max() > 1e-6)))
-        return certificate(self, trainer, method)
+        return gradient_check(self, trainer, method)
 
-    monkeypatch.setattr(Watched, "certificate", noted)
-    monkeypatch.setattr("bandpo.integrations._trl_certificate.EVERY", 4)
+    monkeypatch.setattr(Watched, "gradient_check", noted)
+    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 4)
     train(folder, tmp_path, AuditedGRPOTrainer, GRPOConfig, **ONCE | {"max_steps": 9})
     assert compared == [(0, False), (4, False), (8, False)]
     compared.clear()
