@@ -13,8 +13,8 @@ WORKERS ?= 2
 MARKED ?= not slow and not exhaustive
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKED)" $(TESTS)
 # Four jobs, of which .ci/run runs each by itself. No test is in two of them.
-CORE := tests src --ignore=tests/integrations --ignore=tests/contrib --ignore=src/bandpo/integrations
-FRAMEWORKS := tests/integrations tests/contrib src/bandpo/integrations
+CORE := tests src --ignore=tests/integrations --ignore=tests/framework_examples --ignore=src/bandpo/integrations
+FRAMEWORKS := tests/integrations tests/framework_examples src/bandpo/integrations
 LAB := lab --ignore=lab/tests/studies
 STUDIES := lab/tests/studies studies
 # Where Python must not keep what it compiled, each process compiles torch anew.
@@ -77,7 +77,7 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell src lab contrib tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
+	$(BIN)/codespell src lab examples tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 
 # Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
 mutation: $(DEV)

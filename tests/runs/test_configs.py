@@ -1,20 +1,23 @@
 """A run's own configuration files, written as frameworks write them, and by somebody who means ill."""
 
 import json
+import math
 import os
 import pickle
 import zipfile
 from argparse import Namespace
 
 import pytest
-from test_diagnose import trl_log
 
-from bandpo import DAPO, GSPO, FixedClip, Method
+from bandpo import DAPO, GSPO, KL, Band, FixedClip, Method, Surrogate, TwoSided, Unclipped
+from bandpo.audit.replay import method_of
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.methods import PrimeRL
-from bandpo.objectives import DualClip, RatioCap
-from bandpo.runs.configs import trained_with
+from bandpo.objectives import ClippedWeight, DropOutside, DualClip, GammaWeight, GeometricMean, RatioCap
+from bandpo.runs.configs import read_configuration
 from bandpo.runs.setup import Setup
+from bandpo.text import as_method
+from helpers.simulated_runs import trl_log
 
 ACTOR = {"ppo_mini_batch_size": 256, "ppo_epochs": 1, "clip_ratio": 0.2, "clip_ratio_c": 3.0}
 ACTOR |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "policy_loss": {"loss_mode": "vanilla"}}
@@ -80,8 +83,75 @@ def verl(**loss):
 )
 def test_a_framework_s_own_configuration(name, settings, framework, method, updates, tmp_path):
     saved(tmp_path / name, settings)
-    stale = False if framework == "trl" else None
-    assert trained_with(tmp_path) == Setup(framework, method, updates, stale)
+    level, stale = ("token", False) if framework == "trl" else (None, None)
+    setup = read_configuration(tmp_path)
+    assert setup == Setup(framework, setup.method, level, updates, stale)
+    assert method_of(setup) == method
+    if method is None:
+        assert setup.method is None
+        assert method_of(read_configuration(tmp_path, "GMPO()")) == as_method("GMPO()")
+    else:
+        assert read_configuration(tmp_path, "GMPO()") == setup  # which the configuration overrules
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ({}, Method(CLIP, level="sequence")),
+        ({"delta": 4.0}, Method(CLIP, RatioCap(4.0), level="sequence")),
+        ({"loss_type": "cispo"}, Method(Unclipped(), ClippedWeight(0.28), level="sequence")),
+        ({"loss_type": "vespo"}, Method(Unclipped(), GammaWeight(2.0, 3.0, 3.0, 2.0))),
+        ({"loss_type": "other"}, Method(Unclipped(), Surrogate(), level="sequence")),
+        ({"method": "FixedClip(0.1)"}, Method(FixedClip(0.1), level="sequence")),
+        ({"method": "DAPO()"}, DAPO()),
+        ({"epsilon_high": None}, Method(FixedClip(0.2), level="sequence")),
+        ({"epsilon": 5.0}, Method(FixedClip(1.0, 0.28), level="sequence")),
+    ],
+)
+def test_trl_s_level_is_that_of_its_ratio(settings, method, tmp_path):
+    vespo = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+    sequence = {"importance_sampling_level": "sequence"}
+    saved(tmp_path / "training_args.bin", TRL | vespo | sequence | settings)
+    setup = read_configuration(tmp_path)
+    assert (setup.level, method_of(setup)) == ("sequence", method)
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "method"),
+    [
+        ("gspo", GSPO(0.2, 0.28)),
+        (
+            "dppo_kl",
+            Method(TwoSided(Band(KL(), 0.2, math.inf), Band(KL(), 0.28, math.inf)), DropOutside(3.0)),
+        ),
+        ("geo_mean", Method(FixedClip(-math.expm1(-0.2), math.expm1(0.28)), GeometricMean())),
+        ("cispo", as_method("CISPO(0.2, 0.28)")),
+    ],
+)
+def test_verl_s_loss_modes(loss_mode, method, tmp_path):
+    saved(tmp_path / "config.yaml", verl(loss_mode=loss_mode))
+    assert method_of(read_configuration(tmp_path)) == method
+
+
+HOSTILE_SETTINGS = [
+    {"epsilon_high": "0.2), __import__('os').system('touch ran'"},
+    {"delta": "open('ran', 'w')"},
+    {"importance_sampling_level": "token'), open('ran', 'w'"},
+    {"method": "__import__('os').system('touch ran')"},
+    {"loss_type": "sapo", "sapo_temperature_pos": "open('ran', 'w')", "sapo_temperature_neg": 1},
+]
+
+
+@pytest.mark.parametrize("settings", HOSTILE_SETTINGS)
+def test_a_text_within_a_setting_is_not_run(settings, tmp_path, monkeypatch):
+    """It stands in the text of the method, which is shown as it is, and cannot be parsed."""
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "training_args.bin", TRL | settings)
+    setup = read_configuration(tmp_path)
+    with pytest.warns(UserWarning, match="the method that the run was trained with is not known"):
+        assert method_of(setup) is None
+    assert method_of(setup, GSPO()) == GSPO()
+    assert "ran" not in [file.name for file in tmp_path.iterdir()]
 
 
 def test_the_newest_counts_and_what_cannot_be_read_does_not(tmp_path):
@@ -94,9 +164,9 @@ def test_the_newest_counts_and_what_cannot_be_read_does_not(tmp_path):
     (tmp_path / "config.yaml").write_text("&a [*a, *a]")
     (tmp_path / "trainer.json").write_text("[" * 100_000)
     archive(tmp_path / "c/training_args.bin", b"\x80\x04" + b"." * 9)
-    assert trained_with(tmp_path).framework == "skyrl"
-    assert trained_with(tmp_path / "a/log.jsonl").framework == "nemo-rl"  # of a log what lies beside it
-    assert trained_with(tmp_path / "none") == Setup()
+    assert read_configuration(tmp_path).framework == "skyrl"
+    assert read_configuration(tmp_path / "a/log.jsonl").framework == "nemo-rl"  # of a log what lies beside it
+    assert read_configuration(tmp_path / "none") == Setup()
 
 
 class Hostile:
@@ -120,7 +190,7 @@ def test_a_pickle_that_would_run_a_command_runs_nothing(tmp_path):
         trl_log(tmp_path / str(number))
         diagnose(tmp_path / str(number))
         assert not ran.exists()
-    assert trained_with(tmp_path / "2") == Setup("trl", None, 1, stale=False)
+    assert read_configuration(tmp_path / "2") == Setup("trl", None, "token", 1, stale=False)
     pickle.loads(of_posix)  # noqa: S301
     assert ran.exists()  # it would have
 
@@ -137,11 +207,9 @@ def test_with_its_updates_known_a_log_says_why_nothing_was_clipped(updates, clip
             del row["clip_ratio/region_mean"]
         (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     saved(tmp_path / "checkpoint-3/training_args.bin", TRL | {"num_iterations": updates})
-    found = diagnose(tmp_path)
-    assert [(f.code, *f.or_else) for f in found.findings] == ([(code,)] if code else [])
-    assert (
-        str(found.setup) == f"trl, FixedClip(low=0.2, high=0.28) per token, updates on each batch: {updates}"
-    )
+    diagnosis = diagnose(tmp_path)
+    assert [(f.code, *f.or_else) for f in diagnosis.findings] == ([(code,)] if code else [])
+    assert str(diagnosis.setup) == f"trl, FixedClip(0.2, 0.28) per token, updates on each batch: {updates}"
 
 
 def test_a_configuration_of_another_framework_than_the_log_s_is_none_of_the_run(tmp_path):

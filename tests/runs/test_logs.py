@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bandpo.audit.replay import method_of
 from bandpo.cli.app import app
-from bandpo.runs.configs import setup_of
-from bandpo.runs.logs import read_log, summarize
+from bandpo.runs.configs import read_setup
+from bandpo.runs.logs import read_log
 from bandpo.runs.setup import Setup
+from bandpo.runs.summary import summarize
 from bandpo.text import as_method, parse
 
 
@@ -81,19 +83,6 @@ def test_a_log_that_is_cut_off_or_still_being_written_is_read_up_to_there(tmp_pa
     assert "run, 2 steps" in result.output
 
 
-def test_rates_are_weighted_with_what_they_were_taken_over(tmp_path):
-    few = {"tokens": 1000, "clip_high": 0.1, "tokens_positive/0.01_to_0.1": 10, "clip_high/0.01_to_0.1": 1.0}
-    many = {"tokens": 9000, "clip_high": 0.0, "tokens_positive/0.01_to_0.1": 90, "clip_high/0.01_to_0.1": 0.0}
-    light = {"mass_positive_below_0.1": 1, "blocked_mass_below_0.1": 1.0}
-    heavy = {"mass_positive_below_0.1": 3, "blocked_mass_below_0.1": 0.0}
-    rows = read_log(write(tmp_path / "log.jsonl", [row(1, **few, **light), row(2, **many, **heavy)]))
-    d = summarize(rows)
-    expected = {"clip_high": 0.01, "clip_high/0.01_to_0.1": 0.1, "tokens_positive/0.01_to_0.1": 100}
-    expected |= {"blocked_mass_below_0.1": 0.25, "tokens": 10_000}
-    assert d.metrics.items() >= {name: pytest.approx(x) for name, x in expected.items()}.items()
-    assert "clip_high/above_0.1" not in d.metrics
-
-
 def test_the_command_compares_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -112,14 +101,15 @@ def test_the_command_compares_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "method"),
+    ("text", "method"),
     [("FixedClip(0.2)", "Method(FixedClip(0.2), level='sequence')"), ("DAPO()", "DAPO()")],
 )
-def test_a_run_folder_tells_its_method(said, method, tmp_path):
-    said = {"method": said, "importance_sampling_level": "sequence"}
-    (tmp_path / "config.yaml").write_text(json.dumps({"arguments": said}))
-    found = setup_of(tmp_path, [row(1)], "GMPO()").method  # which the folder overrules
-    assert repr(found) == repr(parse(method))
+def test_a_run_folder_tells_its_method(text, method, tmp_path):
+    arguments = {"method": text, "importance_sampling_level": "sequence"}
+    (tmp_path / "config.yaml").write_text(json.dumps({"arguments": arguments}))
+    setup = read_setup(tmp_path, [row(1)], "GMPO()")  # which the folder overrules
+    assert (setup.method, setup.level) == (text, "sequence")
+    assert repr(method_of(setup)) == repr(parse(method))
 
 
 @pytest.fixture
@@ -137,31 +127,38 @@ def evil(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["EVIL", "Method(TwoSided(FixedClip(), EVIL), EVIL)"])
 def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     """Nor can a log; the user's own word has it imported."""
-    said = {"method": method, "importance_sampling_level": "token"}
-    Path("config.yaml").write_text(json.dumps({"arguments": said}).replace("EVIL", evil))
+    arguments = {"method": method, "importance_sampling_level": "token"}
+    Path("config.yaml").write_text(json.dumps({"arguments": arguments}).replace("EVIL", evil))
     rows = [row(1) | {"method": evil}, row(2)]
     write(Path("metrics.jsonl"), rows)
     Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "method": evil}))
-    with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
-        results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
+    results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
     assert [result.exit_code for result in results] == [0, 0]
+    assert all(
+        f"the run: trl, {method.replace('EVIL', evil)} per token" in result.output for result in results
+    )
+    setup = read_setup(Path(), read_log("."))
+    with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
+        assert method_of(setup) is None
     assert not Path("imported").exists()
-    rows = read_log(".")
-    assert setup_of(Path(), rows, evil).method.clip == parse(evil).clip
+    setup = read_setup(Path(), read_log("."), evil)
+    assert setup.method == method.replace("EVIL", evil)
+    assert not Path("imported").exists()
+    assert method_of(setup, as_method(evil)).clip == parse(evil).clip
     assert Path("imported").exists()
 
 
 def test_a_framework_is_told_from_its_log_or_not_at_all():
-    assert setup_of(Path("log"), [{"step": 1, "actor/pg_loss": 0.1}]).framework == "verl"
-    assert setup_of(Path("log"), [{"step": 1, "completions/mean_length": 9.0}]).framework == "trl"
-    assert setup_of(Path("log"), [{"step": 1, "entropy": 0.1}]).framework is None
-    assert Setup().named("learning rate") == Setup("prime-rl").named("clip") == ""
-    assert Setup("slime").filled("smaller{learning rate}, or not") == "smaller (--lr), or not"
+    assert read_setup(Path("log"), [{"step": 1, "actor/pg_loss": 0.1}]).framework == "verl"
+    assert read_setup(Path("log"), [{"step": 1, "completions/mean_length": 9.0}]).framework == "trl"
+    assert read_setup(Path("log"), [{"step": 1, "entropy": 0.1}]).framework is None
+    assert Setup().setting("learning rate") == Setup("prime-rl").setting("clip") == ""
+    assert Setup("slime").fill("smaller{learning rate}, or not") == "smaller (--lr), or not"
 
 
 def test_a_run_folder_says_its_method(tmp_path):
     rows = [{"step": 1, "completions/mean_length": 9.0}]
-    assert setup_of(tmp_path, rows) == Setup("trl")
-    assert setup_of(tmp_path, rows, "GSPO()") == Setup("trl", as_method("GSPO()"))
+    assert read_setup(tmp_path, rows) == Setup("trl")
+    assert read_setup(tmp_path, rows, "GSPO()") == Setup("trl", "GSPO()")
     (tmp_path / "config.yaml").write_text("model: other\n")
-    assert setup_of(tmp_path, rows).method is None
+    assert read_setup(tmp_path, rows).method is None

@@ -153,8 +153,8 @@ def _columns(log_rows: Sequence[Row], finer_rows: Sequence[Row]) -> dict[str, An
         finer_rows: The rows computed from its tokens. What they have is not taken from the log.
     """
     finer_names = {name for row in finer_rows for name in row} - {"step"}
-    rows = [{name: x for name, x in row.items() if name not in finer_names} for row in log_rows]
-    rows += finer_rows
+    coarse_rows = [{name: x for name, x in row.items() if name not in finer_names} for row in log_rows]
+    rows = [*coarse_rows, *finer_rows]
     table: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in rows:
         table[row["step"]] |= row
