@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from bandpo import DCPO, KL, Band, FixedClip, Recorder, ratio_bounds
 from bandpo import divergences as all_divergences
-from bandpo.audit import invariants
 from bandpo.audit.replay import replay_record
 from bandpo.cli.app import app
-from bandpo.report.page import write_report
+from bandpo.doctor import first_pass
+from bandpo.report import write_report
 from bandpo.runs.record import read_record
 from bandpo_lab.interval import bootstrap
 from browser import calculated, needs_browser, needs_javascript, opened
@@ -64,8 +64,8 @@ def test_a_record_gives_each_rule_its_figures_and_the_tokens_that_moved_most(tmp
         "Band above",
         "DCPO()",
     ]
-    call = next(read_record(record))
-    far = call.batch.log_ratio.abs().flatten()
+    loss = next(read_record(record))
+    far = abs(loss.log_ratio).flatten()
     tokens = run["tokens"]["0"]
     assert len(tokens) == len(far)
     _, ratio, advantage, *kept = tokens[0]
@@ -105,7 +105,7 @@ def test_the_page_says_how_much_of_a_record_was_looked_at(tmp_path, monkeypatch)
     log(tmp_path / "run" / "metrics.jsonl", [{"step": k, "reward": k / 9} for k in range(3)])
     (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
     assert (run["looked_at"], run["part"]) == ("looked at all 1,728 tokens of 12 losses", "")
-    monkeypatch.setattr(invariants, "TOKENS", 300)
+    monkeypatch.setattr(first_pass, "TOKENS", 300)
     (run,) = held(write_report([record], tmp_path / "page.html"))["runs"]
     assert run["looked_at"] == "looked at 432 of 1,728 tokens (the first 3 of 12 losses)"
     assert run["part"] == "the first 3 of 12 losses"

@@ -50,25 +50,25 @@ def drawn_steps(rng, shape):
     return share * mass, mass
 
 
-@pytest.mark.parametrize("steps", [20, 60])
-def test_the_interval_covers_the_share_of_simulated_runs(steps):
-    """It is one of 95 %; over few and skewed steps it may be a little narrow."""
+@pytest.mark.parametrize(("steps", "least"), [(FEW_STEPS, 0.83), (30, 0.9), (100, 0.92)])
+def test_the_interval_covers_the_share_of_simulated_runs(steps, least):
+    """It is one of 95 % by the normal distribution, which is narrow over few and skewed steps."""
     rng = np.random.default_rng(steps)
     blocked, masses = drawn_steps(rng, 4_000_000)
     share = blocked.sum() / masses.sum()
-    runs = 1000
     covered = []
     widths = []
     estimates = []
-    for _ in range(runs):
+    for _ in range(2000):
         blocked, masses = drawn_steps(rng, steps)
         low, high = summary_of(blocked.tolist(), masses.tolist()).blocked_interval()
         covered.append(low <= share <= high)
         widths.append(high - low)
         estimates.append(blocked.sum() / masses.sum())
-    assert 0.9 <= np.mean(covered) <= 0.98
-    # Nor is it wider than it must be.
-    assert np.mean(widths) == pytest.approx(2 * 1.96 * np.std(estimates), rel=0.1)
+    assert least <= np.mean(covered) <= 0.98
+    if steps > FEW_STEPS:
+        # Nor is it wider than it must be.
+        assert np.mean(widths) == pytest.approx(2 * 1.96 * np.std(estimates), rel=0.1)
 
 
 def test_of_equal_masses_it_is_that_of_a_mean():

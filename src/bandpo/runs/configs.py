@@ -191,9 +191,24 @@ def method_text(clip: str, objective: str | None = None, level: str = "token") -
     return clip if len(arguments) == 1 else f"Method({', '.join(arguments)})"
 
 
+def call_text(name: str, *numbers: Any) -> str:
+    """Return the text of a class or method with numbers as its arguments.
+
+    Raises:
+        TypeError: if an argument is no number: a configuration of another version, or a damaged one.
+
+    >>> call_text("FixedClip", 0.2, 0.28)
+    'FixedClip(0.2, 0.28)'
+    """
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{name} takes numbers, got {number!r}")
+    return f"{name}({', '.join(map(repr, numbers))})"
+
+
 def fixed_clip(low: float, high: float | None) -> str:
-    """Return the text of a clip; a lower bound below 0 bounds nothing, as one of 0."""
-    return f"FixedClip({min(low, 1.0)}, {low if high is None else high})"
+    """Return the text of a clip. A lower bound below 0 bounds nothing, as one of 0."""
+    return call_text("FixedClip", min(low, 1.0), low if high is None else high)
 
 
 TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -206,20 +221,22 @@ def trl_method(config: Config) -> str:
     level = config["importance_sampling_level"]
     low = config["epsilon"]
     high = config.get("epsilon_high")
+    if not isinstance(loss_type, str) or not isinstance(level, str):
+        raise TypeError(f"loss_type and importance_sampling_level are texts, got {loss_type!r} and {level!r}")
     if loss_type in TRL_CLIPS:
         delta = config.get("delta")
-        objective = None if delta is None else f"RatioCap({delta})"
+        objective = None if delta is None else call_text("RatioCap", delta)
         return method_text(fixed_clip(low, high), objective, level)
     if loss_type == "cispo":
         # epsilon_high is the bound itself there.
-        return method_text("Unclipped()", f"ClippedWeight({low if high is None else high})", level)
+        return method_text("Unclipped()", call_text("ClippedWeight", low if high is None else high), level)
     if loss_type == "sapo":
-        temperatures = config["sapo_temperature_pos"], config["sapo_temperature_neg"]
-        return method_text("Unclipped()", f"SigmoidGate({temperatures[0]}, {temperatures[1]})", level)
+        gate = call_text("SigmoidGate", config["sapo_temperature_pos"], config["sapo_temperature_neg"])
+        return method_text("Unclipped()", gate, level)
     if loss_type == "vespo":
         names = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
-        values = ", ".join(str(config[f"vespo_{name}"]) for name in names)
-        return method_text("Unclipped()", f"GammaWeight({values})")
+        weight = call_text("GammaWeight", *(config[f"vespo_{name}"] for name in names))
+        return method_text("Unclipped()", weight)
     return method_text("Unclipped()", "Surrogate()", level)
 
 
@@ -228,24 +245,24 @@ def verl_method(loss_mode: str, actor: Any) -> str | None:
     low = actor["clip_ratio"] if actor["clip_ratio_low"] is None else actor["clip_ratio_low"]
     high = actor["clip_ratio"] if actor["clip_ratio_high"] is None else actor["clip_ratio_high"]
     if loss_mode == "vanilla":
-        return method_text(fixed_clip(low, high), f"DualClip({actor['clip_ratio_c']})")
+        return method_text(fixed_clip(low, high), call_text("DualClip", actor["clip_ratio_c"]))
     if loss_mode in ("dppo_tv", "dppo_kl"):
         divergence = "TotalVariation()" if loss_mode == "dppo_tv" else "KL()"
         lower = f"Band({divergence}, {low}, inf)"
         upper = f"Band({divergence}, {high}, inf)"
         clip = lower if low == high else f"TwoSided({lower}, {upper})"
-        return method_text(clip, f"DropOutside({actor['clip_ratio_c']})")
+        return method_text(clip, call_text("DropOutside", actor["clip_ratio_c"]))
     if loss_mode == "gspo":
-        return f"GSPO({low}, {high})"
+        return call_text("GSPO", low, high)
     if loss_mode == "sapo":
-        return f"SAPO({actor['tau_pos']}, {actor['tau_neg']})"
+        return call_text("SAPO", actor["tau_pos"], actor["tau_neg"])
     if loss_mode == "gpg":
         return "GPG()"
     if loss_mode == "geo_mean":
         # Its ends are distances of log r from 0.
-        return method_text(f"FixedClip({-math.expm1(-low)}, {math.expm1(high)})", "GeometricMean()")
+        return method_text(call_text("FixedClip", -math.expm1(-low), math.expm1(high)), "GeometricMean()")
     if loss_mode == "cispo":
-        return f"CISPO({low}, {high})"
+        return call_text("CISPO", low, high)
     return None
 
 
@@ -257,14 +274,13 @@ def _verl_stock_method(config: Config) -> str | None:
 
 def _skyrl_stock_method(config: Config) -> str | None:
     settings = lookup(config, "trainer.algorithm")
-    low = settings["eps_clip_low"]
-    high = settings["eps_clip_high"]
+    ends = settings["eps_clip_low"], settings["eps_clip_high"]
     if settings["policy_loss_type"] == "regular":
-        return f"FixedClip({low}, {high})"
+        return call_text("FixedClip", *ends)
     if settings["policy_loss_type"] == "dual_clip":
-        return method_text(f"FixedClip({low}, {high})", f"DualClip({settings['clip_ratio_c']})")
+        return method_text(call_text("FixedClip", *ends), call_text("DualClip", settings["clip_ratio_c"]))
     if settings["policy_loss_type"] == "gspo":
-        return f"GSPO({low}, {high})"
+        return call_text("GSPO", *ends)
     return None
 
 
@@ -272,16 +288,17 @@ def _nemo_rl_stock_method(config: Config) -> str | None:
     loss = config["loss_fn"]
     if loss.get("use_cispo") or loss.get("disable_ppo_ratio"):
         return None
-    clip = f"FixedClip({loss['ratio_clip_min']}, {loss['ratio_clip_max']})"
-    objective = None if loss["ratio_clip_c"] is None else f"DualClip({loss['ratio_clip_c']})"
+    clip = call_text("FixedClip", loss["ratio_clip_min"], loss["ratio_clip_max"])
+    objective = None if loss["ratio_clip_c"] is None else call_text("DualClip", loss["ratio_clip_c"])
     level = "sequence" if loss.get("sequence_level_importance_ratios") else "token"
     return method_text(clip, objective, level)
 
 
 def _prime_rl_stock_method(config: Config) -> str | None:
     loss = config["loss"]
-    radius = loss["dppo_mask_low"]
-    return f"PrimeRL({radius}, {loss['kl_tau']})" if radius == loss["dppo_mask_high"] else None
+    if loss["dppo_mask_low"] != loss["dppo_mask_high"]:
+        return None
+    return call_text("PrimeRL", loss["dppo_mask_low"], loss["kl_tau"])
 
 
 _STOCK_METHODS: Mapping[str, Callable[[Config], str | None]] = {
