@@ -23,7 +23,7 @@ def checked_imports():
 
 @pytest.mark.parametrize("module", [methods, rules, divergences, objectives, schedules])
 def test_the_table_has_every_name_that_a_module_defines(module):
-    defined = {name: module.__name__ for name in module.__all__}
+    defined = dict.fromkeys(module.__all__, module.__name__)
     missing = [name for name in defined if bandpo._MODULES.get(name) != module.__name__]
     table = "\n".join(f'    "{name}": "{module.__name__}",' for name in missing)
     exports = "\n".join(f'    "{name}",' for name in missing)
