@@ -1,59 +1,369 @@
 """bandpo: probability-aware ratio bounds for PPO and GRPO, projected from an f-divergence trust region.
 
-Here is what a user types. The rest is in its module: `bandpo.rules`, `bandpo.methods`, `bandpo.objectives`,
-`bandpo.divergences`, `bandpo.schedules`, `bandpo.errors`.
+Methods, clip rules, divergences, objectives and schedules are imported from here, and so are the functions that use
+them. Each name is loaded on first access, so ``import bandpo`` imports no torch. Submodules are attributes too:
+`bandpo.audit`, `bandpo.errors`, `bandpo.integrations`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bandpo import audit as audit
+    from bandpo import batch as batch
+    from bandpo import bounds as bounds
+    from bandpo import cli as cli
+    from bandpo import divergences as divergences
+    from bandpo import errors as errors
+    from bandpo import gradient_check as gradient_check
+    from bandpo import integrations as integrations
+    from bandpo import linear as linear
+    from bandpo import loss as loss
+    from bandpo import methods as methods
+    from bandpo import objectives as objectives
+    from bandpo import rule_check as rule_check
+    from bandpo import rules as rules
+    from bandpo import schedules as schedules
+    from bandpo import text as text
     from bandpo.audit.metrics import Audit
     from bandpo.audit.recorder import Recorder
-    from bandpo.batch import Tokens
-    from bandpo.bounds import RatioBounds, ratio_bounds
-    from bandpo.divergences import KL, Divergence, FDivergence, TotalVariation
-    from bandpo.gradient_check import certify
+    from bandpo.batch import (
+        Batch,
+        Tokens,
+    )
+    from bandpo.bounds import (
+        RatioBounds,
+        ratio_bounds,
+    )
+    from bandpo.divergences import (
+        KL,
+        AlphaDivergence,
+        Divergence,
+        FDivergence,
+        JensenShannon,
+        NeymanChi2,
+        PearsonChi2,
+        ReverseKL,
+        SquaredHellinger,
+        TotalVariation,
+    )
+    from bandpo.gradient_check import (
+        GradientCheck,
+        certify,
+    )
     from bandpo.linear import linear_logp
-    from bandpo.loss import aggregate, policy_loss
-    from bandpo.methods import DAPO, GRPO, GSPO, BandAbove, BandPO, Method
-    from bandpo.objectives import DropOutside, DualClip, Objective, Surrogate
+    from bandpo.loss import (
+        LossOutputs,
+        aggregate,
+        policy_loss,
+    )
+    from bandpo.methods import (
+        ASPO,
+        BAPO,
+        CEGPPO,
+        CISPO,
+        DAPO,
+        DGPO,
+        DPPO,
+        DRO,
+        DRPO,
+        FIPO,
+        GMPO,
+        GPG,
+        GPPO,
+        GRPO,
+        GSPO,
+        MASPO,
+        METHODS,
+        MHPO,
+        PPO,
+        PSPO,
+        SAPO,
+        SPO,
+        TOPR,
+        TRM,
+        UPGRPO,
+        VESPO,
+        BandAbove,
+        BandPO,
+        DeepSeekV32,
+        IcePop,
+        KLCov,
+        Method,
+        PrimeRL,
+    )
+    from bandpo.objectives import (
+        Balanced,
+        ClippedWeight,
+        CovariancePenalty,
+        DecoupledDecay,
+        DropOutside,
+        DualClip,
+        FutureKL,
+        GammaWeight,
+        GeometricMean,
+        HazardGate,
+        InverseRatio,
+        KeepBound,
+        LogRatioPenalty,
+        MassAdaptiveGate,
+        Objective,
+        ProbabilityPenalty,
+        Quadratic,
+        RatioCap,
+        SelfAnchored,
+        SequenceMask,
+        SigmoidGate,
+        Smoothed,
+        Surrogate,
+        Unweighted,
+    )
     from bandpo.rule_check import check
-    from bandpo.rules import DCPO, Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
-    from bandpo.schedules import Linear, TrainingState
-    from bandpo.text import as_text, parse
+    from bandpo.rules import (
+        DCPO,
+        Band,
+        ClipMask,
+        ClipRule,
+        FixedClip,
+        LogClip,
+        Loosest,
+        Tightest,
+        TwoSided,
+        Unclipped,
+    )
+    from bandpo.schedules import (
+        ClipRateController,
+        Controller,
+        Linear,
+        Radius,
+        TrainingState,
+    )
+    from bandpo.text import (
+        as_method,
+        as_text,
+        parse,
+    )
 
 __version__ = "0.1.0"
 
+
+_MODULES = {
+    "Audit": "bandpo.audit.metrics",
+    "Recorder": "bandpo.audit.recorder",
+    "Batch": "bandpo.batch",
+    "Tokens": "bandpo.batch",
+    "RatioBounds": "bandpo.bounds",
+    "ratio_bounds": "bandpo.bounds",
+    "KL": "bandpo.divergences",
+    "AlphaDivergence": "bandpo.divergences",
+    "Divergence": "bandpo.divergences",
+    "FDivergence": "bandpo.divergences",
+    "JensenShannon": "bandpo.divergences",
+    "NeymanChi2": "bandpo.divergences",
+    "PearsonChi2": "bandpo.divergences",
+    "ReverseKL": "bandpo.divergences",
+    "SquaredHellinger": "bandpo.divergences",
+    "TotalVariation": "bandpo.divergences",
+    "GradientCheck": "bandpo.gradient_check",
+    "certify": "bandpo.gradient_check",
+    "linear_logp": "bandpo.linear",
+    "LossOutputs": "bandpo.loss",
+    "aggregate": "bandpo.loss",
+    "policy_loss": "bandpo.loss",
+    "ASPO": "bandpo.methods",
+    "BAPO": "bandpo.methods",
+    "CEGPPO": "bandpo.methods",
+    "CISPO": "bandpo.methods",
+    "DAPO": "bandpo.methods",
+    "DGPO": "bandpo.methods",
+    "DPPO": "bandpo.methods",
+    "DRO": "bandpo.methods",
+    "DRPO": "bandpo.methods",
+    "FIPO": "bandpo.methods",
+    "GMPO": "bandpo.methods",
+    "GPG": "bandpo.methods",
+    "GPPO": "bandpo.methods",
+    "GRPO": "bandpo.methods",
+    "GSPO": "bandpo.methods",
+    "MASPO": "bandpo.methods",
+    "METHODS": "bandpo.methods",
+    "MHPO": "bandpo.methods",
+    "PPO": "bandpo.methods",
+    "PSPO": "bandpo.methods",
+    "SAPO": "bandpo.methods",
+    "SPO": "bandpo.methods",
+    "TOPR": "bandpo.methods",
+    "TRM": "bandpo.methods",
+    "UPGRPO": "bandpo.methods",
+    "VESPO": "bandpo.methods",
+    "BandAbove": "bandpo.methods",
+    "BandPO": "bandpo.methods",
+    "DeepSeekV32": "bandpo.methods",
+    "IcePop": "bandpo.methods",
+    "KLCov": "bandpo.methods",
+    "Method": "bandpo.methods",
+    "PrimeRL": "bandpo.methods",
+    "Balanced": "bandpo.objectives",
+    "ClippedWeight": "bandpo.objectives",
+    "CovariancePenalty": "bandpo.objectives",
+    "DecoupledDecay": "bandpo.objectives",
+    "DropOutside": "bandpo.objectives",
+    "DualClip": "bandpo.objectives",
+    "FutureKL": "bandpo.objectives",
+    "GammaWeight": "bandpo.objectives",
+    "GeometricMean": "bandpo.objectives",
+    "HazardGate": "bandpo.objectives",
+    "InverseRatio": "bandpo.objectives",
+    "KeepBound": "bandpo.objectives",
+    "LogRatioPenalty": "bandpo.objectives",
+    "MassAdaptiveGate": "bandpo.objectives",
+    "Objective": "bandpo.objectives",
+    "ProbabilityPenalty": "bandpo.objectives",
+    "Quadratic": "bandpo.objectives",
+    "RatioCap": "bandpo.objectives",
+    "SelfAnchored": "bandpo.objectives",
+    "SequenceMask": "bandpo.objectives",
+    "SigmoidGate": "bandpo.objectives",
+    "Smoothed": "bandpo.objectives",
+    "Surrogate": "bandpo.objectives",
+    "Unweighted": "bandpo.objectives",
+    "check": "bandpo.rule_check",
+    "DCPO": "bandpo.rules",
+    "Band": "bandpo.rules",
+    "ClipMask": "bandpo.rules",
+    "ClipRule": "bandpo.rules",
+    "FixedClip": "bandpo.rules",
+    "LogClip": "bandpo.rules",
+    "Loosest": "bandpo.rules",
+    "Tightest": "bandpo.rules",
+    "TwoSided": "bandpo.rules",
+    "Unclipped": "bandpo.rules",
+    "ClipRateController": "bandpo.schedules",
+    "Controller": "bandpo.schedules",
+    "Linear": "bandpo.schedules",
+    "Radius": "bandpo.schedules",
+    "TrainingState": "bandpo.schedules",
+    "as_method": "bandpo.text",
+    "as_text": "bandpo.text",
+    "parse": "bandpo.text",
+}
+"""The module of each public name. A new name is added here, to the imports above and to ``__all__``."""
+
+_SUBMODULES = (
+    "audit",
+    "batch",
+    "bounds",
+    "cli",
+    "doctor",
+    "divergences",
+    "errors",
+    "gradient_check",
+    "integrations",
+    "linear",
+    "loss",
+    "methods",
+    "objectives",
+    "report",
+    "rule_check",
+    "rules",
+    "runs",
+    "schedules",
+    "text",
+)
+"""The public submodules."""
+
 __all__ = [
+    "ASPO",
+    "BAPO",
+    "CEGPPO",
+    "CISPO",
     "DAPO",
     "DCPO",
+    "DGPO",
+    "DPPO",
+    "DRO",
+    "DRPO",
+    "FIPO",
+    "GMPO",
+    "GPG",
+    "GPPO",
     "GRPO",
     "GSPO",
     "KL",
+    "MASPO",
+    "METHODS",
+    "MHPO",
+    "PPO",
+    "PSPO",
+    "SAPO",
+    "SPO",
+    "TOPR",
+    "TRM",
+    "UPGRPO",
+    "VESPO",
+    "AlphaDivergence",
     "Audit",
+    "Balanced",
     "Band",
     "BandAbove",
     "BandPO",
+    "Batch",
+    "ClipMask",
+    "ClipRateController",
     "ClipRule",
+    "ClippedWeight",
+    "Controller",
+    "CovariancePenalty",
+    "DecoupledDecay",
+    "DeepSeekV32",
     "Divergence",
     "DropOutside",
     "DualClip",
     "FDivergence",
     "FixedClip",
+    "FutureKL",
+    "GammaWeight",
+    "GeometricMean",
+    "GradientCheck",
+    "HazardGate",
+    "IcePop",
+    "InverseRatio",
+    "JensenShannon",
+    "KLCov",
+    "KeepBound",
     "Linear",
+    "LogClip",
+    "LogRatioPenalty",
     "Loosest",
+    "LossOutputs",
+    "MassAdaptiveGate",
     "Method",
+    "NeymanChi2",
     "Objective",
+    "PearsonChi2",
+    "PrimeRL",
+    "ProbabilityPenalty",
+    "Quadratic",
+    "Radius",
     "RatioBounds",
+    "RatioCap",
     "Recorder",
+    "ReverseKL",
+    "SelfAnchored",
+    "SequenceMask",
+    "SigmoidGate",
+    "Smoothed",
+    "SquaredHellinger",
     "Surrogate",
+    "Tightest",
     "Tokens",
     "TotalVariation",
     "TrainingState",
     "TwoSided",
     "Unclipped",
+    "Unweighted",
     "aggregate",
+    "as_method",
     "as_text",
     "certify",
     "check",
@@ -61,24 +371,25 @@ __all__ = [
     "parse",
     "policy_loss",
     "ratio_bounds",
-]  # fmt: skip
-
-MODULES = (
-    "methods", "schedules", "rules", "objectives", "divergences", "bounds", "batch", "loss", "linear", "text",
-    "gradient_check", "rule_check", "errors", "audit.metrics", "audit.recorder",
-)  # fmt: skip
-"""Where the names are. They are imported when one is first asked for: `bandpo --help` does not wait for torch."""
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in MODULES:
+    if name in _SUBMODULES:
         return import_module(f"bandpo.{name}")
-    if name in __all__:
-        modules = (import_module(f"bandpo.{module}") for module in MODULES)
-        found = globals()[name] = next(getattr(module, name) for module in modules if hasattr(module, name))
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        missing = import_module("bandpo.errors").MissingPackage
+        raise missing(f"bandpo.{name} needs torch: in a clone of bandpo, pip install '.[torch]'") from error
+    # The next access finds the name without this function.
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_SUBMODULES, "__version__"]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClipRateController",
+    "Controller",
     "Linear",
     "Radius",
     "TrainingState",

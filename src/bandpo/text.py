@@ -61,7 +61,7 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
 
     The names of the BandPO authors' scripts are read too: ``bandkl``, ``bandtv`` and ``bandchi2`` are `Band` under
     their divergence with a radius of 0.05 and a cap of 10. ``bandkl005`` names the radius, and ``bandkl005_relax`` is
-    the loosest of Band and Clip-Higher's interval.
+    `Loosest` of Band and Clip-Higher's interval.
 
     Args:
         text: The text.

@@ -40,8 +40,8 @@ from bandpo.divergences import (
     SquaredHellinger,
 )
 from bandpo.integrations._adapt import read_method
-from bandpo.objectives import Balanced, SequenceMask
-from bandpo.rules import ClipMask, Tightest
+from bandpo.objectives import Balanced, LogRatioPenalty, RatioCap, SequenceMask
+from bandpo.rules import ClipMask, LogClip, Tightest
 from bandpo.schedules import ClipRateController, Radius
 
 PAGE = r"docs/write-your-own\.md"
@@ -110,7 +110,8 @@ NEEDS_ARGUMENTS = {
     SequenceMask: SequenceMask(0.5),
     FDivergence: FDivergence(triangular),
 }
-NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5)}
+NEEDS_ARGUMENTS |= {AlphaDivergence: AlphaDivergence(0.5), LogClip: LogClip(0.2, 0.3)}
+NEEDS_ARGUMENTS |= {RatioCap: RatioCap(3.0), LogRatioPenalty: LogRatioPenalty(0.1)}
 NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Loosest, Tightest)}
 
 
