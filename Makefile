@@ -8,46 +8,60 @@ OLD := import sys; sys.version_info < (3, 11) and sys.exit("This is Python %d.%d
 DEMO := $(VENV)/.demo
 TEST := $(VENV)/.test
 DEV := $(VENV)/.dev
-# make test WORKERS=8, make test-lab MARKED=slow, make test TESTS='-k radius -x'
+# make test WORKERS=8, make job-trl MARKED=slow, make test TESTS='-k radius -x'
 WORKERS ?= 2
 MARKED ?= not slow and not exhaustive
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKED)" $(TESTS)
-# Four jobs, of which .ci/run runs each by itself. No test is in two of them.
-CORE := tests src --ignore=tests/integrations --ignore=tests/framework_examples --ignore=src/bandpo/integrations
-FRAMEWORKS := tests/integrations tests/framework_examples src/bandpo/integrations
-LAB := lab --ignore=lab/tests/studies
-STUDIES := lab/tests/studies studies
+
+# The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
+PATHS_core := tests/core src/bandpo/divergences src/bandpo/objectives $(wildcard src/bandpo/*.py)
+PATHS_runs := tests/runs tests/doctor tests/audit tests/report src/bandpo/runs src/bandpo/doctor src/bandpo/audit src/bandpo/report
+PATHS_commands := $(wildcard tests/test_*.py) src/bandpo/cli
+PATHS_trl := $(wildcard tests/integrations/test_trl*.py) src/bandpo/integrations/_trl_config.py
+PATHS_verl := $(wildcard tests/integrations/test_verl*.py) src/bandpo/integrations/verl.py
+PATHS_frameworks := tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl),$(wildcard tests/integrations/test_*.py))
+PATHS_training := lab/tests/training lab/tests/commands lab/src/bandpo_lab/training lab/src/bandpo_lab/cli $(wildcard lab/src/bandpo_lab/*.py)
+PATHS_evaluation := lab/tests/evals lab/tests/data lab/tests/tasks lab/src/bandpo_lab/evals lab/src/bandpo_lab/data lab/src/bandpo_lab/tasks
+PATHS_recipes := lab/tests/recipes
+PATHS_rehearsal := lab/tests/rehearsal lab/src/bandpo_lab/rehearsal
+PATHS_studies := lab/tests/studies lab/src/bandpo_lab/study studies
+TEST_JOBS := rehearsal training trl verl recipes studies commands core frameworks evaluation runs
+# The longest first.
+JOBS := $(addprefix job-,$(TEST_JOBS)) coverage release-check lint docs
 # Where Python must not keep what it compiled, each process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test test-frameworks test-lab test-studies slow-test nightly test-matrix conformance rehearsals figures coverage \
-  mutation lint docs release-check audit-deps gpu-check lock clean
+.PHONY: demo setup test $(addprefix job-,$(TEST_JOBS)) list-jobs list-paths slow-test nightly test-matrix conformance rehearsals \
+  figures coverage mutation lint docs release-check audit-deps gpu-check lock clean
 
 demo: $(DEMO)
 	$(BIN)/bandpo-lab train --output_dir runs/demo --resume
 
 setup: $(DEV)
 
-# The core, the audit and the command line: no framework is imported to collect these.
+# The library without the frameworks' integrations. No framework is imported to collect these tests.
 test: $(TEST)
-	$(PYTEST) $(CORE)
+	$(PYTEST) $(PATHS_core) $(PATHS_runs) $(PATHS_commands)
 
-test-frameworks: $(TEST)
-	$(PYTEST) $(FRAMEWORKS)
+# One job of continuous integration: make job-trl, and so on.
+$(addprefix job-,$(TEST_JOBS)): job-%: $(TEST)
+	$(PYTEST) $(PATHS_$*)
 
-test-lab: $(TEST)
-	$(PYTEST) $(LAB)
+# The names of the jobs that .ci/run and the workflow run.
+list-jobs:
+	@printf '%s\n' $(JOBS)
 
-test-studies: $(TEST)
-	$(PYTEST) $(STUDIES)
+# The folders of each job, a line each, for the test that every test is in one of them.
+list-paths:
+	@$(foreach job,$(TEST_JOBS),echo $(job) $(PATHS_$(job));)
 
-# What trains, compiles, starts processes or brings up Ray, of all four.
+# What trains, compiles, starts processes or brings up Ray, of all jobs.
 slow-test: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(TESTS)
 
-# `make test`, with the branch coverage of the core, which must be at least 95 %.
+# The branch coverage of the core by its fast tests, which must be at least 95 %.
 coverage: $(DEV)
-	$(PYTEST) $(CORE) --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not exhaustive" $(PATHS_core) --cov --cov-report=term
 
 # What takes hours and seldom fails: the oracle's whole grid, kills and full disks, a Ray cluster, each recipe, mutants.
 nightly: rehearsals mutation

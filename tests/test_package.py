@@ -105,9 +105,25 @@ print(*sys.modules)""")
     assert not {*core} & {*FRAMEWORKS, "matplotlib", "pydantic"}
 
 
+def paths_of_jobs():
+    """Return the paths of each job that runs tests, as the Makefile has them."""
+    listed = subprocess.run(["make", "--silent", "list-paths"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in listed.stdout.splitlines()]
+    return {job: paths for job, *paths in lines}
+
+
+def test_every_test_is_in_one_job_of_continuous_integration():
+    tests = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "lab/tests").rglob("test_*.py")]
+    jobs = {job: [ROOT / path for path in paths] for job, paths in paths_of_jobs().items()}
+    for file in tests:
+        owners = [job for job, paths in jobs.items() if any(file == p or p in file.parents for p in paths)]
+        assert len(owners) == 1, f"{file.relative_to(ROOT)} is in the jobs {owners}; set PATHS_… in the Makefile"
+
+
 @pytest.mark.slow
 def test_make_test_collects_its_tests_without_a_framework():
-    paths = re.search(r"^CORE := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    jobs = paths_of_jobs()
+    paths = [*jobs["core"], *jobs["runs"], *jobs["commands"]]
     status, modules = printed(f"""
 import sys, pytest
 status = pytest.main(["--collect-only", "-qq", "-n", "0", *{paths}])

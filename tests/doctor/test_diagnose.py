@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -29,6 +26,7 @@ from helpers.simulated_runs import (
     simulate,
     trl_log,
 )
+from helpers.without_torch import diagnosed_without_torch, token_part
 
 pytest.importorskip("pyarrow")
 
@@ -253,36 +251,6 @@ def test_a_log_holds_no_tokens_to_look_at(tmp_path):
     assert Diagnosis(diagnosis.tested).headline == diagnosis.headline
 
 
-WITHOUT_TORCH = """
-import json, sys
-
-sys.modules["torch"] = None
-from bandpo.doctor.diagnosis import diagnose
-
-for folder in sys.argv[1:]:
-    diagnosis = diagnose(folder)
-    findings = [[*finding] for finding in diagnosis.tested]
-    coverage = None if diagnosis.coverage is None else diagnosis.coverage.as_json()
-    print(json.dumps({"findings": findings, "coverage": coverage, "setup": str(diagnosis.setup)}))
-"""
-
-
-def without_torch(*folders):
-    """Diagnose runs in a process in which torch cannot be imported; return what it prints of each."""
-    command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, folders)]
-    environment = {**os.environ, "PYTHONPATH": "src", "PYTHONHASHSEED": "7"}
-    process = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert process.returncode == 0, process.stderr
-    return [json.loads(line) for line in process.stdout.splitlines()]
-
-
-def token_part(findings):
-    """The findings of the token checks, which come before those of the course, as JSON has them."""
-    findings = json.loads(json.dumps([[*finding] for finding in findings]))
-    names = [finding[2] for finding in findings]
-    return findings[: names.index("the log holds numbers")] if "the log holds numbers" in names else findings
-
-
 CHECKED_WITHOUT_TORCH = ("colder engine", "both shifted", "padding", "groups", "nan", "random")
 
 
@@ -290,7 +258,7 @@ def test_without_torch_the_tokens_of_a_record_are_diagnosed_alike(tmp_path):
     """Of a healthy run, and of faults of every check of tokens."""
     folders = [simulate(tmp_path / "healthy", engine=noise(0.01))]
     folders += [simulate(tmp_path / name, **FAULTS[name][1]) for name in CHECKED_WITHOUT_TORCH]
-    for folder, without in zip(folders, without_torch(*folders), strict=True):
+    for folder, without in zip(folders, diagnosed_without_torch(*folders), strict=True):
         diagnosis = diagnose(folder)
         assert token_part(without["findings"]) == token_part(diagnosis.tested)
         assert without["coverage"] == diagnosis.coverage.as_json()
@@ -303,7 +271,7 @@ def test_without_torch_the_tokens_of_a_record_are_diagnosed_alike(tmp_path):
 
 def test_without_torch_a_log_is_diagnosed_alike(tmp_path):
     trl_log(tmp_path, grad_norm=lambda t: math.nan if t > 0.5 else 0.3)
-    (without,) = without_torch(tmp_path)
+    (without,) = diagnosed_without_torch(tmp_path)
     assert without["findings"] == json.loads(json.dumps(diagnose(tmp_path).tested))
 
 

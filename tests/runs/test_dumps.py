@@ -11,8 +11,10 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from bandpo.doctor.diagnosis import diagnose
+from bandpo.runs import Setup, open_run
 from bandpo.runs.files import unpickled
 from bandpo.runs.logs import read_log
+from helpers.without_torch import diagnosed_without_torch
 
 GROUPS, PROMPT, LENGTH = 8, 3, 9
 
@@ -121,6 +123,32 @@ def test_a_framework_s_own_dump_is_diagnosed(write, tmp_path):
     assert "the clip" in well.untested
 
 
+def test_without_torch_dumps_of_numbers_are_diagnosed_alike(tmp_path):
+    """NeMo-RL's, and SkyRL's of numpy's arrays."""
+    folders = []
+    for write in (nemo_rl, skyrl):
+        folders.append(tmp_path / write.__name__)
+        folders[-1].mkdir()
+        for step in range(4):
+            write(folders[-1], step, batch(step, 0.7))
+    for folder, without in zip(folders, diagnosed_without_torch(*folders), strict=True):
+        diagnosis = diagnose(folder)
+        assert without["findings"] == json.loads(json.dumps(diagnosis.tested))
+        assert without["coverage"] == diagnosis.coverage.as_json()
+
+
+def test_the_framework_of_a_dump_is_known(tmp_path):
+    for write, framework in ((nemo_rl, "nemo-rl"), (slime, "slime"), (skyrl, "skyrl")):
+        folder = tmp_path / framework
+        folder.mkdir()
+        write(folder, 3, batch(3))
+        run = open_run(folder)
+        assert (run.is_record, run.record, len(run.dumps)) == (True, None, 1)
+        assert run.setup == Setup(framework)
+        (loss,) = run.batches()
+        assert (loss.step, loss.has_logp, loss.framework, loss.method) == (3, False, framework, None)
+
+
 def test_a_foreign_file_is_named(tmp_path):
     torch.save({"model": {"weight": torch.ones(2)}}, tmp_path / "1.pt")
     with pytest.raises(ValueError, match=r"1\.pt lacks prev_logprobs or log_probs"):
@@ -178,6 +206,6 @@ def test_a_tracker_s_file_is_a_log(write, tmp_path):
     rows = read_log(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(1, 61))
     assert rows[9]["reward"] == pytest.approx(0.3)
-    found = diagnose(tmp_path / "run")
-    assert [f.code for f in found.findings] == ["plateau", "nan", "entropy-collapse"]
-    assert "first step 50" in found.findings[1].cause  # a mean over no answers may be NaN
+    diagnosis = diagnose(tmp_path / "run")
+    assert [f.code for f in diagnosis.findings] == ["plateau", "nan", "entropy-collapse"]
+    assert "first step 50" in diagnosis.findings[1].cause  # a mean over no answers may be NaN

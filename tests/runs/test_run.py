@@ -108,7 +108,9 @@ def test_a_path_that_holds_nothing_is_refused_when_it_is_read(tmp_path):
         with pytest.raises(ValueError, match="nothing is no log of a run"):
             read()
     for read in (lambda: list(run.batches()), lambda: run.scan([])):
-        with pytest.raises(ValueError, match="nothing holds no record; give the folder that bandpo.Recorder"):
+        with pytest.raises(
+            ValueError, match=r"nothing holds no record; give the folder that bandpo\.Recorder"
+        ):
             read()
 
 

@@ -18,7 +18,7 @@ from bandpo_lab.rehearsal.inputs import choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.run import environment
 from bandpo_lab.rehearsal.shrink import PROMPTS, changes, compose
 
-RECIPES = Path(__file__).parents[2] / "lab/src/bandpo_lab/recipes"
+RECIPES = Path(__file__).parents[3] / "lab/src/bandpo_lab/recipes"
 NAMES = ["qwen2.5-3b-instruct", "band-kl"]
 
 

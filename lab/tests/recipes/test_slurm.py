@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-RECIPES = Path(__file__).parents[2] / "lab/src/bandpo_lab/recipes"
+RECIPES = Path(__file__).parents[3] / "lab/src/bandpo_lab/recipes"
 
 # What the real programs do as far as the script can see; each call is a line of the file calls.
 FAKES = {
