@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from bandpo import audit as audit
     from bandpo import batch as batch
     from bandpo import bounds as bounds
@@ -143,8 +144,6 @@ if TYPE_CHECKING:
         as_text,
         parse,
     )
-
-__version__ = "0.1.0"
 
 
 _MODULES = {
@@ -374,7 +373,19 @@ __all__ = [
 ]
 
 
+def _version() -> str:
+    """Return the version of the installed distribution, which is the newest tag and the commits since then."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("bandpo")
+    except PackageNotFoundError:
+        return "0+unknown"  # the package is on the path, and not installed
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _SUBMODULES:
         return import_module(f"bandpo.{name}")
     if name not in _MODULES:

@@ -5,11 +5,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bandpo_lab.comparison import Comparison, compare
 
-__version__ = "0.1.0"  # bandpo's, which scripts/check_release.py checks
+    __version__: str
+
 __all__ = ["Comparison", "compare"]
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        # Both distributions are built from one commit, and so have one version.
+        import bandpo
+
+        return bandpo.__version__
     # Imported when first asked for: `bandpo-lab --help` does not wait for torch and matplotlib.
     if name in __all__:
         from bandpo_lab import comparison
