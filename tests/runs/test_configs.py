@@ -133,16 +133,31 @@ def test_verl_s_loss_modes(loss_mode, method, tmp_path):
     assert method_of(read_configuration(tmp_path)) == method
 
 
-HOSTILE_SETTINGS = [
-    {"epsilon_high": "0.2), __import__('os').system('touch ran'"},
-    {"delta": "open('ran', 'w')"},
-    {"importance_sampling_level": "token'), open('ran', 'w'"},
-    {"method": "__import__('os').system('touch ran')"},
-    {"loss_type": "sapo", "sapo_temperature_pos": "open('ran', 'w')", "sapo_temperature_neg": 1},
-]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epsilon": [0.2]},
+        {"epsilon_high": "0.2), __import__('os').system('touch ran'"},
+        {"delta": "open('ran', 'w')"},
+        {"loss_type": "sapo", "sapo_temperature_pos": "open('ran', 'w')", "sapo_temperature_neg": 1},
+        {"loss_type": ["dapo"]},
+    ],
+)
+def test_a_setting_that_is_of_another_kind_gives_no_method(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "training_args.bin", TRL | settings)
+    assert read_configuration(tmp_path) == Setup("trl", None, "token", 1, stale=False)
+    assert read_configuration(tmp_path, "GSPO()").method == "GSPO()"
+    assert [file.name for file in tmp_path.iterdir()] == ["training_args.bin"]
 
 
-@pytest.mark.parametrize("settings", HOSTILE_SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"importance_sampling_level": "token'), open('ran', 'w'"},
+        {"method": "__import__('os').system('touch ran')"},
+    ],
+)
 def test_a_text_within_a_setting_is_not_run(settings, tmp_path, monkeypatch):
     """It stands in the text of the method, which is shown as it is, and cannot be parsed."""
     monkeypatch.chdir(tmp_path)
@@ -151,7 +166,7 @@ def test_a_text_within_a_setting_is_not_run(settings, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="the method that the run was trained with is not known"):
         assert method_of(setup) is None
     assert method_of(setup, GSPO()) == GSPO()
-    assert "ran" not in [file.name for file in tmp_path.iterdir()]
+    assert [file.name for file in tmp_path.iterdir()] == ["training_args.bin"]
 
 
 def test_the_newest_counts_and_what_cannot_be_read_does_not(tmp_path):
