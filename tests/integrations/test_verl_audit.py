@@ -149,7 +149,7 @@ def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, policy_loss):
     config = actor_config(policy_loss, clip_ratio_low=0.02, clip_ratio_high=0.03)
     found, tensors, losses = trained(config, cuts, ranks)
     audited = policy_loss.audited
-    parts = as_method(policy_loss.method) if audited is None else verl_method(audited, config)
+    parts = as_method(policy_loss.method if audited is None else verl_method(audited, config))
     expected = logged(the_audit(tensors, parts).metrics(), detail=True)
     of_losses = {name for name in expected if name.rpartition("/")[2] in ("calls", "inert", "on_policy")}
     assert found["audit/calls"] == pytest.approx(losses)

@@ -97,7 +97,7 @@ def test_a_misspelt_method_is_one_line_and_loads_no_framework():
     code = """
 import sys
 from bandpo_lab.cli import main
-for words in ("train --clip Bnad()", "train --clip=Bnad()", "compare GRPO() Bnad()"):
+for words in ("train --method Bnad()", "train --method=Bnad()", "compare GRPO() Bnad()"):
     sys.argv = ["bandpo-lab", *words.split()]
     try:
         main()

@@ -240,7 +240,7 @@ def test_a_whole_checkpoint_that_cannot_be_loaded_stops_the_run(name, copied):
 def test_the_command_says_in_one_line_which_checkpoint_cannot_be_loaded(copied):
     unfinish(copied)
     make_unloadable(copied / "checkpoint-6", "optimizer.pt")
-    command = [sys.executable, "-m", "bandpo", "train", *SMALL, "--output_dir", str(copied), "--resume"]
+    command = [sys.executable, "-m", "bandpo_lab", "train", *SMALL, "--output_dir", str(copied), "--resume"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
