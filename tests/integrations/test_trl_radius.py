@@ -90,7 +90,7 @@ def test_radii_per_token_are_logged(tmp_path):
     trainer.evaluate(eval_dataset=multiplication.dataset("eval", 8))
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.audit.watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
 @pytest.mark.slow
 def test_a_controller_acts_on_what_the_audit_shows_of_each_batch(tmp_path):
     rule = "Band(KL(), ClipRateController(0.2, 0.005, 0.5))"

@@ -137,7 +137,7 @@ def test_the_launcher_trains_what_it_is_told(words, name, method):
     config = shrink.compose(run[run.index("--config-dir") + 2 :], RECIPES, "ppo_trainer")
     check = validate(config)
     assert check.ok, check.detail
-    assert (config.trainer.experiment_name, config.bandpo.said.loss[: len(method)]) == (name, method)
+    assert (config.trainer.experiment_name, config.bandpo.run.loss[: len(method)]) == (name, method)
     own = config.actor_rollout_ref.actor.policy_loss._target_.startswith("verl.")
     assert own == ("vanilla" in words)
     assert config.data.val_files[0].startswith(str(Path.cwd() / "data"))

@@ -116,7 +116,8 @@ def _run_data(run: Run, tokens: Tokens | None) -> dict[str, Any]:
         finer_rows: list[Row] = []
         method = None
         if run.record is not None and tokens is not None:
-            gathered = tokens.gather(run)
+            # The record names its own method, also where the folder around it has a configuration.
+            gathered = tokens.gather(open_run(run.record, method=run.method))
             diagnoses.append(gathered.diagnosis)
             finer_rows = [*gathered.diagnosis.rows]
             method = gathered.method
