@@ -455,5 +455,5 @@ def test_what_to_install_is_said(tmp_path, monkeypatch):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(record_format.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install '\.\[recorder\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[records\]'"):
         Recorder(tmp_path)
