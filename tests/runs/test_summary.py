@@ -74,9 +74,9 @@ def test_the_interval_covers_the_share_of_simulated_runs(steps, least):
 def test_of_equal_masses_it_is_that_of_a_mean():
     shares = [0.05 * k / 7 for k in range(3, 18)]
     low, high = summary_of([2 * share for share in shares], [2.0] * len(shares)).blocked_interval()
-    half = statistics.NormalDist().inv_cdf(0.975) * statistics.stdev(shares) / math.sqrt(len(shares))
+    half = stats.t.ppf(0.975, len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
     centre = statistics.fmean(shares)
-    assert (low, high) == pytest.approx((centre - half, centre + half), rel=1e-9)
+    assert (low, high) == pytest.approx((centre - half, centre + half), rel=1e-3)
 
 
 @pytest.mark.parametrize(("tokens", "clipped"), [(400, 0), (400, 3), (25, 25), (10_000, 1)])
