@@ -9,6 +9,7 @@ import pytest
 
 import bandpo
 from bandpo import divergences, methods, objectives, rules, schedules
+from helpers.missing import require
 from public_names import SNAPSHOT, public_names
 
 SOURCE = Path(bandpo.__file__)
@@ -35,8 +36,26 @@ def test_the_table_has_every_name_that_a_module_defines(module):
 
 
 def test_the_three_lists_of_names_are_equal():
-    assert checked_imports() == bandpo._MODULES
-    assert {*bandpo.__all__} == {*bandpo._MODULES, "compare"}
+    modules = bandpo._MODULES
+    imports = checked_imports()
+    require(
+        [name for name in modules if imports.get(name) != modules[name]],
+        "src/bandpo/__init__.py",
+        lambda name: f"    from {modules[name]} import {name}",
+        "the imports under TYPE_CHECKING",
+    )
+    require(
+        [name for name in modules if name not in bandpo.__all__],
+        "src/bandpo/__init__.py",
+        lambda name: f'    "{name}",',
+        "__all__",
+    )
+    require(
+        [name for name in (*bandpo.__all__, *imports) if name not in modules],
+        "src/bandpo/__init__.py",
+        lambda name: f'    "{name}": "{imports.get(name, "bandpo.MODULE")}",',
+        "_MODULES",
+    )
 
 
 def test_every_name_is_the_module_s_own_object():
@@ -45,7 +64,12 @@ def test_every_name_is_the_module_s_own_object():
 
 
 def test_every_method_can_be_imported():
-    assert len(methods.METHODS) == 31
+    require(
+        [name for name in methods.METHODS if name not in methods.__all__],
+        "src/bandpo/methods.py",
+        lambda name: f'    "{name}",',
+        "__all__",
+    )
     for name, paper in methods.METHODS.items():
         assert getattr(bandpo, name) is paper.method
 
@@ -53,7 +77,7 @@ def test_every_method_can_be_imported():
 def test_submodules_are_attributes():
     folder = SOURCE.parent
     files = {path.stem for path in folder.glob("*.py")}
-    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    packages = {path.parent.name for path in folder.glob("*/*.py")}
     public = {name for name in files | packages if not name.startswith("_")}
     assert {*bandpo._SUBMODULES} == public
     for name in public - {"cli"}:  # its packages are an extra
