@@ -2,7 +2,7 @@
 
     python scripts/check_release.py build/release [--extras]
 
-First the table of tested versions in docs/frameworks.md must be of this core, and of the versions that the adapters name.
+The table of tested versions in docs/frameworks.md must be of this core, and of the versions that the adapters name.
 
 From what git tracks: source distributions and wheels are built in two folders and must be equal byte for byte. Each
 must hold its own tracked files and nothing else. Installed into an empty environment, bandpo must need torch alone,
