@@ -247,7 +247,7 @@ _MODULES = {
     "as_text": "bandpo.text",
     "parse": "bandpo.text",
 }
-"""The module of each public name. A new name is added here, to the imports above and to ``__all__``."""
+"""The module of each public name. ``python tests/public_names.py`` writes this, the imports above and ``__all__``."""
 
 _SUBMODULES = (
     "audit",

@@ -1,6 +1,6 @@
 """The names that `import bandpo` offers: the table in src/bandpo/__init__.py against what the modules define."""
 
-import ast
+import difflib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,53 +8,21 @@ from pathlib import Path
 import pytest
 
 import bandpo
-from bandpo import divergences, methods, objectives, rules, schedules
+from bandpo import methods
 from helpers.missing import require
-from public_names import SNAPSHOT, public_names
+from public_names import SNAPSHOT, public_names, root_source
 
 SOURCE = Path(bandpo.__file__)
 
 
-def checked_imports():
-    """Return the module of each name that type checkers see, from the block ``if TYPE_CHECKING``."""
-    body = ast.parse(SOURCE.read_text()).body
-    block = next(node for node in body if isinstance(node, ast.If))
-    return {alias.name: node.module for node in block.body for alias in node.names if node.module != "bandpo"}
-
-
-@pytest.mark.parametrize("module", [methods, rules, divergences, objectives, schedules])
-def test_the_table_has_every_name_that_a_module_defines(module):
-    defined = dict.fromkeys(module.__all__, module.__name__)
-    missing = [name for name in defined if bandpo._MODULES.get(name) != module.__name__]
-    table = "\n".join(f'    "{name}": "{module.__name__}",' for name in missing)
-    exports = "\n".join(f'    "{name}",' for name in missing)
-    assert not missing, (
-        f"{SOURCE.name} lacks {', '.join(missing)}. Add to _MODULES:\n\n{table}\n\n"
-        f"to __all__:\n\n{exports}\n\nand under TYPE_CHECKING:\n\n"
-        f"    from {module.__name__} import {', '.join(missing)}\n"
-    )
-
-
-def test_the_three_lists_of_names_are_equal():
-    modules = bandpo._MODULES
-    imports = checked_imports()
-    require(
-        [name for name in modules if imports.get(name) != modules[name]],
-        "src/bandpo/__init__.py",
-        lambda name: f"    from {modules[name]} import {name}",
-        "the imports under TYPE_CHECKING",
-    )
-    require(
-        [name for name in modules if name not in bandpo.__all__],
-        "src/bandpo/__init__.py",
-        lambda name: f'    "{name}",',
-        "__all__",
-    )
-    require(
-        [name for name in (*bandpo.__all__, *imports) if name not in modules],
-        "src/bandpo/__init__.py",
-        lambda name: f'    "{name}": "{imports.get(name, "bandpo.MODULE")}",',
-        "_MODULES",
+def test_the_lists_of_names_have_every_name_that_a_module_defines():
+    written = SOURCE.read_text().splitlines()
+    expected = root_source().splitlines()
+    changes = [line for line in difflib.unified_diff(written, expected, lineterm="", n=0) if line[0] in "+-"]
+    assert not changes, (
+        "the lists of names in src/bandpo/__init__.py differ from the modules:\n\n"
+        + "\n".join(changes[2:])
+        + "\n\nRun: python tests/public_names.py\n"
     )
 
 
