@@ -103,10 +103,10 @@ mutation: $(DEV)
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir build/site
 
-# Builds twice and compares, checks what is inside, installs into an empty environment. With EXTRAS=--extras also
+# Builds twice and compares, checks what is inside, installs into an empty environment. With RELEASE='--extras --tested' also
 # resolves each extra, which depends on what the index has that day.
 release-check: $(DEV)
-	$(BIN)/python scripts/check_release.py build/release $(EXTRAS)
+	$(BIN)/python scripts/check_release.py build/release $(RELEASE)
 
 # Asks the advisory database about every locked version; needs the network beyond the package index.
 audit-deps: $(DEV)

@@ -2,6 +2,8 @@
 
     python scripts/check_release.py build/release [--extras]
 
+The table of tested versions in docs/frameworks.md must be of this core, and of the versions that the adapters name.
+
 From what git tracks: source distributions and wheels are built in two folders and must be equal byte for byte. Each
 must hold its own tracked files and nothing else. Installed into an empty environment, bandpo must need torch alone,
 name the extra that a command lacks, and run with it. With --extras, each must resolve against the
@@ -21,6 +23,8 @@ import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import matrix
 
 ROOT = Path(__file__).parents[1]
 TORCH = "torch==2.13.0"
@@ -72,6 +76,24 @@ def check_contents(sdist: Path, wheel: Path, ours: set[str]) -> None:
         if found != expected:
             sys.exit(f"{file.name}: missing {sorted(expected - found)}, stray {sorted(found - expected)}")
         print(f"{file.name}: {len(found)} files, none missing or stray")
+
+
+def check_tested_versions() -> None:
+    """Check that the table of docs/frameworks.md is of this core and of the versions that the adapters name."""
+    page = (ROOT / "docs/frameworks.md").read_text()
+    table = page.partition("<!-- matrix: begin -->")[2].partition("<!-- matrix: end -->")[0]
+    digest = matrix.core_digest()
+    if f"with the core `{digest}`" not in table:
+        sys.exit(f"docs/frameworks.md: the core is {digest} and was not tested; run make test-matrix")
+    for name, adapter in matrix.adapters().items():
+        # A framework that is tested at both ends of its versions has two rows.
+        rows = (f"| {adapter['framework']} | ", f"| {name}, newest | ")
+        if not any(f"{row}{adapter['tested']} |" in table for row in rows):
+            sys.exit(
+                f"docs/frameworks.md: {adapter['framework']} {adapter['tested']} was not tested; "
+                "run make test-matrix"
+            )
+    print(f"docs/frameworks.md: tested with the core {digest}")
 
 
 def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
@@ -138,7 +160,12 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="where the files go; emptied first")
     parser.add_argument("--extras", action="store_true", help="resolve each, without installing")
+    parser.add_argument(
+        "--tested", action="store_true", help="demand that the table of tested versions is of this core"
+    )
     arguments = parser.parse_args()
+    if arguments.tested:
+        check_tested_versions()
     folder = arguments.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     first, second = build(folder / "1"), build(folder / "2")

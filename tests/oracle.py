@@ -25,9 +25,25 @@ F = {
 } | {f"AlphaDivergence(alpha={a})": cressie_read(a) for a in (-8.0, -3.0, -1.0, -0.5, 0.5, 0.999, 1.5, 3.0)}
 
 
+def formula(name: str):
+    """Return the f of a divergence.
+
+    Raises:
+        LookupError: if `F` lacks it.
+    """
+    if name not in F:
+        raise LookupError(f"tests/oracle.py has no formula of {name}. Add to F:\n\n{line_to_add(name)}\n")
+    return F[name]
+
+
+def line_to_add(name: str) -> str:
+    """Return the line of `F` for a divergence, to be completed."""
+    return f'    "{name}": lambda u: (u - 1) ** 2 / (u + 1),  # its f(u) in mpmath, and its limit at u = 0'
+
+
 def divergence_of_ratio(name: str, logp: float, ratio: mp.mpf) -> mp.mpf:
     """``g(p, r) = p·f(r) + (1 − p)·f((1 − p·r)/(1 − p))``."""
-    f = F[name]
+    f = formula(name)
     p, rest = mp.exp(mp.mpf(logp)), -mp.expm1(mp.mpf(logp))
     others = max(mp.mpf(0), (1 - p * ratio) / rest)
     return p * f(ratio) + rest * f(others)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import bandpo
-import matrix
-from bandpo.integrations import ADAPTERS
 from bandpo.methods import METHODS
+from helpers.missing import require
 from pages import PAGES, ROOT, blocks, check_python, follow, python_blocks
 
 PAGE_OF_METHODS = (ROOT / "docs/which-method.md").read_text()
@@ -77,26 +76,36 @@ def test_the_tests_named_in_the_paper_map_exist():
 
 
 def test_the_page_of_methods_has_each_with_its_source():
-    """As it is written, with its paper."""
-    row = r"^\| `(\w+\(\))` \|.*?\| \[([\d.]+)\]\(https://arxiv\.org/abs/\2\) \|$"
-    found = dict(re.findall(row, PAGE_OF_METHODS, re.M))
-    assert found == {f"{name}()": paper.source for name, paper in METHODS.items()}
-    assert f"bandpo has {len(METHODS)} methods" in PAGE_OF_METHODS
+    """Each method has a row, as it is written and with the number of its paper."""
+    row = r"^\| `(\w+)\(\)` \|.*?\| \[([\d.]+)\]\(https://arxiv\.org/abs/\2\) \|$"
+    sources = dict(re.findall(row, PAGE_OF_METHODS, re.M))
+    require(
+        [name for name, paper in METHODS.items() if sources.get(name) != paper.source],
+        "docs/which-method.md",
+        lambda name: (
+            f"| `{name}()` | WHAT IT DOES | [{METHODS[name].source}](https://arxiv.org/abs/{METHODS[name].source}) |"
+        ),
+        "one of the tables of methods",
+    )
+    assert sources.keys() <= METHODS.keys(), "docs/which-method.md has rows of methods that do not exist"
 
 
-MATRIX = (ROOT / "docs/frameworks.md").read_text().partition("<!-- matrix: begin -->")[2]
+def test_the_first_page_names_each_method():
+    readme = (ROOT / "README.md").read_text()
+    table = readme.partition("| kind | [methods]")[2].partition("\n\n")[0]
+    require(
+        [name for name in METHODS if f"`{name}`" not in table],
+        "README.md",
+        lambda name: f"`{name}`",
+        "a row of the table of methods",
+    )
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.module)
-def test_an_adapter_has_tests_that_need_its_framework_and_the_table_has_their_version(adapter):
-    assert (ROOT / f"src/bandpo/integrations/{adapter.module}.py").exists()
-    tests = (ROOT / f"tests/integrations/test_{adapter.module}.py").read_text()
-    needed = rf'^(from|import) {adapter.package}\b|^pytest\.importorskip\("{adapter.package}"'
-    assert re.search(needed, tests, re.M)
-    name = {"trl": "trl, newest", "verl": "verl, newest"}.get(adapter.module, adapter.framework)
-    assert f"| {name} | {adapter.tested} |" in MATRIX
-
-
-def test_the_table_of_frameworks_is_of_this_core():
-    """Comments, docstrings and layout aside."""
-    assert f"with the core `{matrix.core_digest()}`" in MATRIX, "the core has changed since: make test-matrix"
+def test_the_files_that_a_contributor_is_sent_to_exist():
+    """`NAME` in a path stands for the new adapter."""
+    page = (ROOT / "docs/contribute.md").read_text()
+    folders = "src|tests|docs|scripts|benchmarks"
+    paths = re.findall(rf"\b((?:{folders})/[\w./-]*\w|pyproject\.toml|mkdocs\.yml|README\.md)", page)
+    paths = [path.replace("NAME", "tinker") for path in paths]
+    assert len(set(paths)) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.missing import require
 from pages import ROOT
 
 LINK = re.compile(r"(?<!!)\[(?:[^][]|\[[^]]*\])*\]\(([^)\s]+)\)")
@@ -58,7 +59,7 @@ def test_the_index_lists_every_page():
     missing = [
         page.relative_to(DOCS).as_posix() for page in PAGES if page not in {*listed, DOCS / "index.md"}
     ]
-    assert missing == [], "add these pages to the list of docs/index.md"
+    require(missing, "docs/index.md", lambda page: f"[TITLE]({page})", "the list of all pages")
 
 
 @pytest.mark.parametrize(

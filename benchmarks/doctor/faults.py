@@ -106,6 +106,15 @@ FAULTS = {
 }
 """The last is no fault: nothing is wrong, and a report should say only that no clip can act."""
 
+LOG_ONLY = {
+    "plateau": "needs 30 log steps and more",
+    "collapse": "needs 30 log steps and more",
+    "no-step": "is seen in the learning rate and the gradient, which a record does not hold",
+    "clip-idle": "is a remark; healthy runs make it",
+    "rare-tokens-blocked": "is a remark; healthy runs make it",
+}
+"""Findings that no fault of the bench makes, with the reason; tests/doctor makes them from logs."""
+
 
 @dataclass(frozen=True)
 class Setting:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bandpo import bounds as bounds
     from bandpo import cli as cli
     from bandpo import divergences as divergences
+    from bandpo import doctor as doctor
     from bandpo import errors as errors
     from bandpo import gradient_check as gradient_check
     from bandpo import integrations as integrations
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from bandpo import loss as loss
     from bandpo import methods as methods
     from bandpo import objectives as objectives
+    from bandpo import report as report
     from bandpo import rule_check as rule_check
     from bandpo import rules as rules
+    from bandpo import runs as runs
     from bandpo import schedules as schedules
     from bandpo import text as text
     from bandpo.audit.metrics import Audit
@@ -246,7 +249,7 @@ _MODULES = {
     "as_text": "bandpo.text",
     "parse": "bandpo.text",
 }
-"""The module of each public name. A new name is added here, to the imports above and to ``__all__``."""
+"""The module of each public name. ``python tests/public_names.py`` writes this, the imports above and ``__all__``."""
 
 _SUBMODULES = (
     "audit",

@@ -8,6 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fuzz
+import oracle
 from bandpo import KL, FDivergence, TotalVariation, divergences, ratio_bounds
 from bandpo.divergences import (
     AlphaDivergence,
@@ -17,13 +19,13 @@ from bandpo.divergences import (
     ReverseKL,
     SquaredHellinger,
 )
+from helpers.missing import require
 from oracle import divergence_of_ratio, margins
+from pages import ROOT
 
-WITHOUT_PARAMETERS = [
-    getattr(divergences, name)()
-    for name in divergences.__all__
-    if name not in ("Divergence", "FDivergence", "AlphaDivergence")
-]
+NAMES = [name for name in divergences.__all__ if name not in ("Divergence", "FDivergence", "AlphaDivergence")]
+# A divergence without a formula fails one test below, not every test against the oracle.
+WITHOUT_PARAMETERS = [getattr(divergences, name)() for name in NAMES if f"{name}()" in oracle.F]
 CLOSED = [d for d in WITHOUT_PARAMETERS if type(d).log_bounds is not Divergence.log_bounds]
 
 
@@ -53,6 +55,38 @@ def name(divergence):
 
 def ids(divergence):
     return f"FDivergence[{name(divergence)}]" if divergence in USERS else repr(divergence)
+
+
+def test_the_oracle_and_the_fuzzer_have_a_formula_of_each_divergence():
+    require(
+        [f"{name}()" for name in NAMES if f"{name}()" not in oracle.F],
+        "tests/oracle.py",
+        oracle.line_to_add,
+        "F",
+    )
+    require(
+        [f"{name}()" for name in NAMES if f"{name}()" not in fuzz.F],
+        "scripts/fuzz.py",
+        lambda name: (
+            f'    "{name}": (lambda t: t / (2 + t) * t, None),  # f(1 + t) without cancellation, in torch'
+        ),
+        "F",
+    )
+
+
+def test_the_reports_have_a_formula_of_each_divergence():
+    """The explorer and the reports let a reader choose among them."""
+    script = (ROOT / "src/bandpo/report/assets/bounds.js").read_text()
+    table = script.partition("const divergences = {")[2].partition("\n  };")[0]
+    require(
+        [name for name in NAMES if f"\n    {name}: " not in table],
+        "src/bandpo/report/assets/bounds.js",
+        lambda name: (
+            f"    {name}: {{ radius: {getattr(divergences, name)().default_radius}, "
+            "f: (t) => expm1(t) * Math.tanh(t / 2) },  // f(u) of t = log u"
+        ),
+        "const divergences",
+    )
 
 
 # p from 1e-30 to 1 - 1e-7, dense around ½ where the rarer event changes.

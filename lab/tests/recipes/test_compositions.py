@@ -216,10 +216,7 @@ def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, caps
     assert as_method(re.search("bandpo: loss +(.*)", said)[1]) == asked
     names = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_is_weights")
     logp, *rest, weights = (tensors[name].clone() for name in names)
-<<<<<<< HEAD:lab/tests/recipes/test_compositions.py
-=======
     # As in verl's adapter: a row is one sequence, whose advantages may change.
->>>>>>> piece-e:lab/tests/test_compositions.py
     loss = policy_loss(logp.requires_grad_(), *rest, weights=weights, method=asked, packed=False).loss
     expected = torch.autograd.grad(loss, logp)[0]
     torch.testing.assert_close(evaluate(actor, tensors)[1], expected, check_dtype=False)

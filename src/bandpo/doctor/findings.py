@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from bandpo.errors import InvalidValue
 from bandpo.runs.files import shipped
 
 
@@ -67,14 +68,28 @@ class Finding(NamedTuple):
             cause: The fault, in a sentence.
             *alternatives: Codes of other faults that look the same in this check.
             ok: None for a remark that is no fault.
+
+        Raises:
+            ValueError: if there is no advice for ``code``.
         """
         return self._replace(
             code=code,
             ok=ok,
             cause=cause,
             or_else=alternatives,
-            advice=shipped("advice")[code],
+            advice=_advice_for(code),
         )
+
+
+def _advice_for(code: str) -> str:
+    """Return the advice for a code."""
+    table = shipped("advice")
+    if code not in table:
+        raise InvalidValue(
+            f"there is no advice for the finding {code!r}: add to src/bandpo/data/advice.json the line "
+            f'"{code}": "WHAT TO CHANGE, AND WHICH SETTING"'
+        )
+    return table[code]
 
 
 def untested(tested: str, advice: str = "") -> Finding:

@@ -1,0 +1,22 @@
+"""Fail with the file to add to and the lines to copy."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+
+def require(missing: Iterable[str], file: str, line: Callable[[str], str], where: str = "") -> None:
+    """Fail if a name is missing from a file.
+
+    Args:
+        missing: The names that the file lacks; the check passes if there are none.
+        file: The path of the file, from the repository's root.
+        line: Returns the line to add for a name.
+        where: The table or the section of the file that the line belongs to.
+    """
+    names = list(missing)
+    if not names:
+        return
+    place = f"Add to {where}" if where else "Add"
+    lines = "\n".join(line(name) for name in names)
+    pytest.fail(f"{file} lacks {', '.join(names)}. {place}:\n\n{lines}\n", pytrace=False)

@@ -1,0 +1,118 @@
+"""Each module of bandpo.integrations is registered, tested and documented."""
+
+import re
+
+import pytest
+
+import matrix
+from bandpo.integrations import ADAPTERS
+from helpers.missing import require
+from pages import ROOT
+
+SOURCE = ROOT / "src/bandpo/integrations"
+MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("_"))
+FRAMEWORKS = {adapter.module: adapter for adapter in ADAPTERS}
+OWN_CONTRACT = {"trl", "verl"}
+"""Adapters that replace a trainer's loss and average; their tests compare both with the framework's own."""
+
+CONTRACT = '''"""The adapter against the real framework."""
+
+import pytest
+
+pytest.importorskip("{module}", reason="needs the extra bandpo[{module}]")
+
+from bandpo.integrations.{module} import loss
+from contract import Contract
+
+
+class TestLoss(Contract):
+    any_method = True  # the attributes of Contract say what the framework takes
+
+    def ours(self, batch, clip):
+        return loss({{...}}, method=clip).loss
+
+    def stock(self, batch, low, high):
+        return ...  # the framework's own loss, clipped at 1 - low and 1 + high
+
+    def sequence_level(self, batch):
+        ...  # must raise ValueError
+
+    def recorded(self, batch, folder):
+        return loss({{...}}, record=folder)
+'''
+
+
+def page_of(module):
+    """Return the path of the page of an adapter, from docs; empty if there is none."""
+    pages = (f"frameworks/{module}.md", f"{module}.md", f"frameworks/{module.replace('_', '-')}.md")
+    return next((page for page in pages if (ROOT / "docs" / page).exists()), "")
+
+
+def test_each_adapter_is_registered():
+    require(
+        [module for module in MODULES if module not in FRAMEWORKS],
+        "src/bandpo/integrations/__init__.py",
+        lambda module: f'    Adapter("FRAMEWORK", "{module}", "{module}", "{module}", "VERSION"),',
+        "ADAPTERS (its name, its distribution, its package, the module here, the tested version)",
+    )
+    absent = [adapter.module for adapter in ADAPTERS if adapter.module not in MODULES]
+    assert not absent, f"src/bandpo/integrations/__init__.py registers modules that do not exist: {absent}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_adapter_is_tested_against_its_framework(module):
+    file = f"tests/integrations/test_{module}.py"
+    path = ROOT / file
+    tests = path.read_text() if path.exists() else ""
+    missing = [module] if module not in OWN_CONTRACT and "(Contract)" not in tests else []
+    require(missing, file, lambda module: CONTRACT.format(module=module), "the file")
+    package = FRAMEWORKS[module].package if module in FRAMEWORKS else module
+    needed = rf'^(from|import) {package}\b|^pytest\.importorskip\("{package}"'
+    require(
+        [] if re.search(needed, tests, re.M) else [package],
+        file,
+        lambda package: f'pytest.importorskip("{package}", reason="needs the extra bandpo[{module}]")',
+    )
+
+
+def test_the_matrix_has_each_adapter():
+    """`make test-matrix` installs the framework and runs the adapter's tests; a pull request need not run it."""
+    require(
+        [module for module in MODULES if not {module, f"{module}, newest"} & matrix.ENVIRONMENTS.keys()],
+        "scripts/matrix.py",
+        lambda module: f'    "{module}": Environment(("{module}=={{version}}",)),',
+        "ENVIRONMENTS",
+    )
+
+
+def test_each_adapter_has_a_page():
+    require(
+        [module for module in MODULES if not page_of(module)],
+        "docs/frameworks",
+        lambda module: f"docs/frameworks/{module}.md, with the sections of docs/frameworks/tinker.md",
+        "the folder the page",
+    )
+    table = (ROOT / "docs/frameworks.md").read_text()
+    require(
+        [page_of(module) for module in MODULES if page_of(module) and f"]({page_of(module)})" not in table],
+        "docs/frameworks.md",
+        lambda page: f"| [FRAMEWORK]({page}) | HOW | any method |",
+        "the first table",
+    )
+    menu = (ROOT / "mkdocs.yml").read_text()
+    require(
+        [page_of(module) for module in MODULES if page_of(module) and f": {page_of(module)}\n" not in menu],
+        "mkdocs.yml",
+        lambda page: f"          - FRAMEWORK: {page}",
+        "nav, Other frameworks",
+    )
+
+
+def test_each_adapter_has_an_extra():
+    project = (ROOT / "pyproject.toml").read_text()
+    require(
+        [module for module in MODULES if f"\n{module} = [" not in project],
+        "pyproject.toml",
+        lambda module: f'{module} = ["bandpo[torch,records]", "{module}==VERSION"]',
+        "[project.optional-dependencies]",
+    )
