@@ -1,12 +1,13 @@
 """Build both distributions twice, compare them, and install them into an empty environment.
 
-    python scripts/check_release.py build/release [--extras]
+    python scripts/check_release.py build/release [--extras] [--tested]
 
-The table of tested versions in docs/frameworks.md must be of this core, and of the versions that the adapters name.
+With --tested, the table of tested versions in docs/frameworks.md must be of this core, and of the versions that the
+adapters name.
 
 From what git tracks: source distributions and wheels are built in two folders and must be equal byte for byte. Each
-must hold its own tracked files and nothing else. Installed into an empty environment, bandpo must need torch alone,
-name the extra that a command lacks, and run with it. With --extras, each must resolve against the
+must hold its own tracked files and nothing else. Installed into an empty environment, bandpo must diagnose a log
+without torch, name the extra that a command lacks, and run with it. With --extras, each must resolve against the
 package index. The files are left in the folder, with their SHA-256. Needs `build` and the index; takes a minute or two.
 """
 

@@ -127,7 +127,7 @@ class LossBatch:
             wrong[name] = ~np.isfinite(array)
             if name != "advantages":
                 wrong[name] |= array > LOGP_SLACK
-        bad: Array = np.stack([*wrong.values()]).any(axis=(0, 2))
+        bad = np.asarray(np.stack([*wrong.values()]).any(axis=(0, 2)))
         if not bad.any():
             return self, ""
 
