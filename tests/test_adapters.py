@@ -26,7 +26,10 @@ from contract import Contract
 
 
 class TestLoss(Contract):
-    any_method = True  # the attributes of Contract say what the framework takes
+    aggregation = "sum"  # the docstring of Contract says what this and the next attributes mean
+    any_method = True
+    whole_batch = False
+    shows_clipped_value = False
 
     def ours(self, batch, clip):
         return loss({{...}}, method=clip).loss
@@ -35,7 +38,7 @@ class TestLoss(Contract):
         return ...  # the framework's own loss, clipped at 1 - low and 1 + high
 
     def sequence_level(self, batch):
-        ...  # must raise ValueError
+        return loss({{...}})  # with one log-probability for each sequence: must raise ValueError
 
     def recorded(self, batch, folder):
         return loss({{...}}, record=folder)
