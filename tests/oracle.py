@@ -38,7 +38,7 @@ def formula(name: str):
 
 def line_to_add(name: str) -> str:
     """Return the line of `F` for a divergence, to be completed."""
-    return f'    "{name}": lambda u: (u - 1) ** 2 / (u + 1),  # its f(u) in mpmath, and its limit at u = 0'
+    return f'    "{name}": lambda u: (u - 1) ** 2 / (u + 1),  # its f(u) in mpmath instead, and its limit at u = 0'
 
 
 def divergence_of_ratio(name: str, logp: float, ratio: mp.mpf) -> mp.mpf:

@@ -26,7 +26,10 @@ from contract import Contract
 
 
 class TestLoss(Contract):
-    any_method = True  # the attributes of Contract say what the framework takes
+    aggregation = "sum"  # the docstring of Contract says what this and the next attributes mean
+    any_method = True
+    whole_batch = False
+    shows_clipped_value = False
 
     def ours(self, batch, clip):
         return loss({{...}}, method=clip).loss
@@ -35,7 +38,7 @@ class TestLoss(Contract):
         return ...  # the framework's own loss, clipped at 1 - low and 1 + high
 
     def sequence_level(self, batch):
-        ...  # must raise ValueError
+        return loss({{...}})  # with one log-probability for each sequence: must raise ValueError
 
     def recorded(self, batch, folder):
         return loss({{...}}, record=folder)
@@ -64,8 +67,8 @@ def test_an_adapter_is_tested_against_its_framework(module):
     file = f"tests/integrations/test_{module}.py"
     path = ROOT / file
     tests = path.read_text() if path.exists() else ""
-    missing = [module] if module not in OWN_CONTRACT and "(Contract)" not in tests else []
-    require(missing, file, lambda module: CONTRACT.format(module=module), "the file")
+    missing = ["the contract"] if module not in OWN_CONTRACT and "(Contract)" not in tests else []
+    require(missing, file, lambda _: CONTRACT.format(module=module))
     package = FRAMEWORKS[module].package if module in FRAMEWORKS else module
     needed = rf'^(from|import) {package}\b|^pytest\.importorskip\("{package}"'
     require(
@@ -89,8 +92,8 @@ def test_each_adapter_has_a_page():
     require(
         [module for module in MODULES if not page_of(module)],
         "docs/frameworks",
-        lambda module: f"docs/frameworks/{module}.md, with the sections of docs/frameworks/tinker.md",
-        "the folder the page",
+        lambda module: f"docs/frameworks/{module}.md  # begin with a copy of docs/frameworks/tinker.md",
+        "the folder",
     )
     table = (ROOT / "docs/frameworks.md").read_text()
     require(

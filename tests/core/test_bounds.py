@@ -57,18 +57,21 @@ def ids(divergence):
     return f"FDivergence[{name(divergence)}]" if divergence in USERS else repr(divergence)
 
 
-def test_the_oracle_and_the_fuzzer_have_a_formula_of_each_divergence():
+def test_the_oracle_has_a_formula_of_each_divergence():
     require(
         [f"{name}()" for name in NAMES if f"{name}()" not in oracle.F],
         "tests/oracle.py",
         oracle.line_to_add,
         "F",
     )
+
+
+def test_the_fuzzer_has_a_formula_of_each_divergence():
     require(
         [f"{name}()" for name in NAMES if f"{name}()" not in fuzz.F],
         "scripts/fuzz.py",
         lambda name: (
-            f'    "{name}": (lambda t: t / (2 + t) * t, None),  # f(1 + t) without cancellation, in torch'
+            f'    "{name}": (lambda t: t / (2 + t) * t, None),  # its f(1 + t) in torch instead, without cancellation'
         ),
         "F",
     )
@@ -83,7 +86,7 @@ def test_the_reports_have_a_formula_of_each_divergence():
         "src/bandpo/report/assets/bounds.js",
         lambda name: (
             f"    {name}: {{ radius: {getattr(divergences, name)().default_radius}, "
-            "f: (t) => expm1(t) * Math.tanh(t / 2) },  // f(u) of t = log u"
+            "f: (t) => expm1(t) * Math.tanh(t / 2) },  // its f(u) of t = log u instead"
         ),
         "const divergences",
     )

@@ -124,6 +124,6 @@ def log_only_findings():
 
 
 def test_a_finding_without_advice_is_refused_with_the_line_to_add():
-    message = r'add to src/bandpo/data/advice.json the line "gradient-explodes": "WHAT TO CHANGE'
+    message = r'add to src/bandpo/data/advice.json the line "no-such-finding": "WHAT TO CHANGE'
     with pytest.raises(ValueError, match=message):
-        Finding("ok", True, "the gradient stays small").failed("gradient-explodes", "it grew a thousandfold")
+        Finding("ok", True, "the gradient stays small").failed("no-such-finding", "it grew a thousandfold")
