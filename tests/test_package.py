@@ -137,20 +137,26 @@ print(*sys.modules)""")[-2:]
     assert not {*modules.split()} & {*FRAMEWORKS}
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: module_name(path))
+# The package names what a user may import, and what the command is.
+MODULES = [
+    path for path in sorted(SRC.rglob("*.py")) if path not in (SRC / "__init__.py", SRC / "__main__.py")
+]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 def test_imports_go_down_the_layers(path):
-    if path in (SRC / "__init__.py", SRC / "__main__.py"):
-        pytest.skip("the package names what a user may import, and what the command is")
     layer = layer_of(module_name(path))
     allowed = ALLOWED[layer] | {layer} | WITHIN_FUNCTIONS.get(layer, set())
     above = [module for module in imported(path) if layer_of(module) not in allowed]
     assert above == [], f"a module of the layer {layer} imports from {sorted(allowed)} only"
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: module_name(path))
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if layer_of(module_name(path)) in WITHOUT_TORCH],
+    ids=lambda path: module_name(path),
+)
 def test_logs_are_read_without_torch_and_numpy(path):
-    if path == SRC / "__init__.py" or layer_of(module_name(path)) not in WITHOUT_TORCH:
-        pytest.skip("a module that needs torch")
     if path.parent.name == "doctor" and path.stem in ("first_pass", "token_checks"):
         assert not {"torch"} & {name.split(".")[0] for name in top_level_imports(path)}
         return  # which look at records of tokens, and so need numpy
