@@ -66,7 +66,7 @@ def recipes() -> list[str]:
 
 
 def overrides(recipe: str) -> list[str]:
-    """What follows `bandpo-lab rehearse --` to rehearse it, in the order of launch.sh."""
+    """Return the overrides with which `bandpo-lab rehearse --` rehearses a recipe, in the order of launch.sh."""
     group, _, name = recipe.rpartition("/")
     experiment = MAIN | BESIDE.get(recipe, {})
     own = MORE.get(recipe, [f"+{group}={name}"])

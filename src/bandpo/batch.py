@@ -373,7 +373,7 @@ class Tokens:
 
     @lazy_property
     def clip_mask(self) -> ClipMask:
-        """Where the ratio to the anchor is below the rule's lower bound, and where above its upper bound."""
+        """Masks of the tokens whose ratio to the anchor is below the rule's lower bound, and above its upper bound."""
         if self.rule.solves:
             return self.rule.clip_mask(self.log_ratio_anchor, self.logp_anchor)
         # The metrics need the bounds of a rule in closed form anyway.

@@ -133,14 +133,14 @@ class Varies:
         >>> TwoSided(FixedClip(0.2), Band(KL(), Linear(0.05, 0.01))).varying()
         {'upper.radius': Linear(start=0.05, end=0.01)}
         """
-        found: dict[str, Radius] = {}
-        for name, part in self.parts().items():
+        radii: dict[str, Radius] = {}
+        for name, value in self.parts().items():
             path = f"{within}.{name}".lstrip(".")
-            if isinstance(part, Radius):
-                found[path] = part
-            elif isinstance(part, Varies):
-                found |= part.varying(path)
-        return found
+            if isinstance(value, Radius):
+                radii[path] = value
+            elif isinstance(value, Varies):
+                radii |= value.varying(path)
+        return radii
 
     def resolve(self: V, state: TrainingState, strict: bool = True) -> V:
         """Return the setting with its varying numbers replaced by their values in ``state``.

@@ -148,7 +148,7 @@ def _check_alone(name: str, method: Method) -> None:
 
 
 class Row(TypedDict):
-    """What a comparison says of one method at one lag and learning rate."""
+    """Results of one method at one lag and learning rate."""
 
     lag: int
     method: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a run, worst first, and what passed.
+    """Findings of a run, causes first, and the checks that passed.
 
     >>> Diagnosis([Finding("nan", False, "numbers", cause="3 of 64 sequences hold NaN")]).headline
     'nan: 3 of 64 sequences hold NaN'
@@ -32,15 +32,15 @@ class Diagnosis:
 
     tested: Sequence[Finding]
     setup: Setup = field(default_factory=Setup)
-    """What the run was trained with. Advice names the settings of its framework."""
+    """Framework and method of the run. Advice names the settings of the framework."""
     rows: Sequence[Row] = ()
     """The course that was looked at: the log's rows, or a record's by batch."""
     coverage: Coverage | None = None
-    """How much of a record was looked at; None for a log, which is read as a whole and holds no tokens."""
+    """Part of a record that was looked at; None for a log, which is read as a whole and holds no tokens."""
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong, causes first; then what is no fault but worth mentioning."""
+        """Faults, causes first; then remarks, which are no faults but worth mentioning."""
         faults = [finding for finding in self.tested if finding.ok is False]
         remarks = [finding for finding in self.tested if finding.ok is None]
         findings = [finding for finding in (*faults, *remarks) if finding.cause]

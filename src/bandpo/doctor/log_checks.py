@@ -223,12 +223,12 @@ def _noise_of_differences(values: Sequence[float]) -> float:
 
 
 class ChangePoint(NamedTuple):
-    """Where a curve that rises in a line turns flat."""
+    """Point at which a curve that rises in a line turns flat."""
 
     row: int
     """The row at which it turns; 0 if a constant fits best."""
     rise: float
-    """How much it rises until there."""
+    """Its rise until there."""
     noise: float
     """Standard deviation around the two lines."""
 

@@ -11,7 +11,7 @@ __all__ = ["ADAPTERS", "Adapter", "Epsilons", "epsilons", "read_method", "read_r
 
 @dataclass(frozen=True)
 class Adapter:
-    """What `bandpo env` and the matrix of tests know about an adapter."""
+    """Description of an adapter for `bandpo env` and the matrix of tests."""
 
     framework: str
     """Its name in prose."""

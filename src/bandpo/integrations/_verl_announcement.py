@@ -1,4 +1,4 @@
-"""What a run of verl is: printed before Ray starts, handed to verl's trackers, and kept beside the checkpoints."""
+"""Description of a run of verl: printed before Ray starts, handed to its trackers, and kept beside the checkpoints."""
 
 from __future__ import annotations
 

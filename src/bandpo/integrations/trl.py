@@ -249,7 +249,9 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     def _steer(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:
         """Hand TRL's loss the bounds under which its gradient is the method's, and note what is to be added."""
-        level, ratio, above = self.method.level, tokens.ratio, tokens.clip_mask.clipped_high
+        level = self.method.level
+        ratio = tokens.ratio
+        above = tokens.clip_mask.clipped_high
         each_row = level == "sequence" and inputs["advantages"].dim() == 1
         first = tokens.mask.argmax(1, keepdim=True)
 

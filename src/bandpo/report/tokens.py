@@ -1,4 +1,4 @@
-"""What a report shows of recorded tokens: how rules treat them step by step, and those that were blocked."""
+"""Figures of a report on recorded tokens: how rules treat them step by step, and those that were blocked."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MovedTokens:
 
     @property
     def _per_step(self) -> int:
-        """How many tokens of each step a page with the steps so far would hold."""
+        """Number of tokens of each step that a page with the steps so far would hold."""
         return max(LEAST_PER_STEP, SHOWN // max(1, len(self._tokens)))
 
 
@@ -80,7 +80,7 @@ def _farthest(rows: Tensor, count: int) -> Tensor:
 
 @dataclass
 class Gathered:
-    """What a report shows of one record."""
+    """Figures of a report on one record."""
 
     diagnosis: Diagnosis
     method: str
@@ -90,7 +90,7 @@ class Gathered:
     data: dict[str, Any] = field(default_factory=dict)
     """Rules, tokens and blocked tokens, as the page's scripts take them."""
     lacks: str = ""
-    """Why there are no such figures, if there are none."""
+    """Reason why there are no such figures; empty if there are."""
 
 
 class Tokens:

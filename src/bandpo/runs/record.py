@@ -127,20 +127,20 @@ class LossBatch:
             wrong[name] = ~np.isfinite(array)
             if name != "advantages":
                 wrong[name] |= array > LOGP_SLACK
-        bad = np.asarray(np.stack([*wrong.values()]).any(axis=(0, 2)))
-        if not bad.any():
+        bad_rows = np.asarray(np.stack([*wrong.values()]).any(axis=(0, 2)))
+        if not bad_rows.any():
             return self, ""
 
-        row = int(bad.argmax())
-        name = next(name for name, where in wrong.items() if where[row].any())
+        row = int(bad_rows.argmax())
+        name = next(name for name, wrong_tokens in wrong.items() if wrong_tokens[row].any())
         token = int(wrong[name][row].argmax())
         first = f"row {row + 1}: {name} is {values[name][row, token]:g} at counted token {token + 1}"
 
-        cleared: dict[str, Any] = {"bad_sequences": int(bad.sum())}
+        cleared: dict[str, Any] = {"bad_sequences": int(bad_rows.sum())}
         for name in ("log_ratio", "logp_old", "advantages", "mask", "logp_rollout", "entropy"):
             array = getattr(self, name)
             if array is not None:
-                cleared[name] = np.where(bad[:, None], np.zeros((), array.dtype), array)
+                cleared[name] = np.where(bad_rows[:, None], np.zeros((), array.dtype), array)
         return replace(self, **cleared), first
 
 

@@ -90,7 +90,7 @@ class Run:
 
     @cached_property
     def setup(self) -> Setup:
-        """What the run was trained with.
+        """Framework and method that the run was trained with.
 
         Raises:
             ValueError: if the run cannot be read.

@@ -1,4 +1,4 @@
-"""What a run was trained with: its method, and its framework with the names of the settings that advice refers to."""
+"""Setup of a run: its method, and its framework with the names of the settings that advice refers to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ configurations."""
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run was trained with, as far as that is known.
+    """Framework, method and updates of a run, as far as they are known.
 
     >>> "use a smaller learning rate" + Setup("verl").setting("learning rate")
     'use a smaller learning rate (actor_rollout_ref.actor.optim.lr)'

@@ -16,7 +16,7 @@ FEW_STEPS = 10
 
 @dataclass(frozen=True)
 class Summary:
-    """What the log of a whole run amounts to. A property is None where the log does not tell."""
+    """Summary of the log of a whole run. A property is None where the log does not tell."""
 
     steps: int
     """The last step."""
@@ -35,7 +35,7 @@ class Summary:
 
     @property
     def rare(self) -> tuple[float, float]:
-        """How many tokens of A > 0 lie below p = 0.1, and how many of them were clipped.
+        """Number of tokens of A > 0 below p = 0.1, and how many of them were clipped.
 
         A token counts once for every update on its batch.
         """

@@ -30,8 +30,10 @@ WHOLE_RECORD = 1
 LAST_PART = 4
 """The type of the last part of a record that is stored in several."""
 
-VARINT, FIXED_64, FIXED_32 = 0, 1, 5
-"""Wire types of a protocol buffer; any other is a length and as many bytes."""
+# Wire types of a protocol buffer. The value of any other is a length and as many bytes.
+VARINT = 0
+FIXED_64 = 1
+FIXED_32 = 5
 
 
 def parse_protobuf(message: bytes) -> Iterator[tuple[int, Any]]:

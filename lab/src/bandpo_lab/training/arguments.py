@@ -1,4 +1,4 @@
-"""What `bandpo-lab train` can be told: every option of TRL's GRPO script, and a few of its own."""
+"""Options of `bandpo-lab train`: those of TRL's GRPO script, and a few of its own."""
 
 from __future__ import annotations
 
