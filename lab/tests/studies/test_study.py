@@ -334,6 +334,8 @@ def test_a_study_runs_and_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_failures_are_isolated_reported_and_tried_again(tmp_path):
+    # A missing folder would be named before any run; this one holds no model.
+    (tmp_path / "model").mkdir()
     said: list[str] = []
     with pytest.raises(ValueError, match="every run has failed"):
         execution(tmp_path / "out", said, model_name_or_path=str(tmp_path / "model"))()
