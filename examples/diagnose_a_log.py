@@ -5,7 +5,7 @@ prime-rl or SkyRL writes anyway, and the parts of a diagnosis: the headline, the
 that passed, and those that this log does not allow.
 
 Without a path it makes up the log of a TRL run with one planted fault: the entropy of the policy falls from 1.2 to 0.1
-nats, while the reward rises at first and then stays where it is.
+nats, while the reward stays where it is.
 
 What it needs: ``pip install .`` in a clone, without torch. On the command line it is ``bandpo diagnose PATH``.
 
@@ -16,7 +16,12 @@ How to run it (about 1 second)::
 
 What one should see::
 
-    OUTPUT
+    300 log steps of trl in .../trainer_state.json
+    headline: plateau: reward 0.299, flat from the start: entropy 1.06 → 0.111 nats per token, while ...
+    ...
+    fault: entropy-collapse: entropy 1.06 → 0.111 nats per token, while the reward went 0.297 → 0.3: ...
+      do: an entropy bonus (entropy_coef), a smaller learning rate (learning_rate), or an earlier checkpoint
+    ...
 """
 
 import argparse
@@ -67,7 +72,8 @@ def main():
     # A run opens its parts when they are first asked for. `rows` has one dictionary for each step of the log, under
     # names that are the same for all frameworks.
     run = open_run(path)
-    print(f"{path}: {len(run.rows)} log steps of {run.setup.framework or 'an unknown framework'}")
+    framework = run.setup.framework or "an unknown framework"
+    print(f"{len(run.rows)} log steps of {framework} in {path}")
 
     diagnosis = diagnose(run)
     print(f"headline: {diagnosis.headline}")

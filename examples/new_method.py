@@ -16,7 +16,10 @@ How to run it (about 3 seconds)::
 
 What one should see::
 
-    OUTPUT
+    check: Method(clip=Unclipped(), objective=__main__.SecondMoment(threshold=0.04), ...) is a valid method
+    M2PO()  drops 12.1% of the tokens
+    PPO()   drops 26.7% of the tokens
+    gradient equals Method(...) on 116 tokens (14 beyond a bound), 0e+00
 """
 
 from dataclasses import dataclass
@@ -44,15 +47,15 @@ class SecondMoment(Objective):
         candidates = outward & (tokens.mask > 0)
         squares = tokens.log_ratio.square()
         # Sorted from the smallest square, the mean of the first k squares rises with k. To drop the largest ones until
-        # the mean is low enough is therefore to keep the longest beginning whose mean is low enough.
+        # the mean is low enough is therefore to retain the longest beginning whose mean is low enough.
         order = squares.masked_fill(~candidates, torch.inf).flatten().argsort()
         ascending = squares.flatten()[order]
         ranks = torch.arange(len(order), device=order.device)
         means = ascending.cumsum(0) / (ranks + 1)
         number = ((means <= self.threshold) & (ranks < candidates.sum())).sum()
-        kept = torch.zeros_like(candidates.flatten())
-        kept[order] = ranks < number
-        dropped = candidates & ~kept.view_as(candidates)
+        retained = torch.zeros_like(candidates.flatten())
+        retained[order] = ranks < number
+        dropped = candidates & ~retained.view_as(candidates)
         return tokens.ratio.masked_fill(dropped, 0.0)
 
 
@@ -71,12 +74,12 @@ def loss_of_the_paper(logp, logp_old, advantages, mask, threshold=0.04):
     squares = log_ratio.detach().square()
     counted = mask > 0
     region = counted & (((advantages > 0) & (log_ratio > 0)) | ((advantages < 0) & (log_ratio < 0)))
-    kept = counted.clone()
+    retained = counted.clone()
     while region.any() and squares[region].mean() > threshold:
         largest = squares.masked_fill(~region, -1.0).argmax()
         region.view(-1)[largest] = False
-        kept.view(-1)[largest] = False
-    return -(log_ratio.exp() * advantages)[kept].sum() / mask.sum()
+        retained.view(-1)[largest] = False
+    return -(log_ratio.exp() * advantages)[retained].sum() / mask.sum()
 
 
 def stale_batch():

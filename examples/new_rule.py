@@ -15,14 +15,22 @@ How to run it (about 3 seconds)::
 
 What one should see::
 
-    OUTPUT
+    p    OddsClip(1.5)   Band(KL(), 0.05)   FixedClip(0.2)
+     0.001   0.667 to 1.499    0.000 to 10.000   0.800 to 1.200
+     ...
+     0.990   0.995 to 1.003     0.931 to 1.010   0.800 to 1.200
+    check: OddsClip(1.5) is a valid rule
+    check: ForgotTheLogarithm(factor=1.5): ... these are ratios, return their logarithms; see docs/write-your-own.md
+    policy_loss: clip_high 0.20, clip_low 0.20
+    gradient: -0.26, -0.22, 0.00 with A = 1
+    gradient: 0.00, 0.22, 0.00 with A = -1
+    gradient equals OddsClip(factor=1.5) on 5 tokens (2 beyond a bound), 0e+00
+    gradient differs from OddsClip(factor=1.5) ...: it is that of FixedClip(low=0.2, high=0.2): another plug-in, ...
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import softplus
 
 from bandpo import KL, Band, ClipRule, FixedClip, RatioBounds, certify, check, policy_loss
 
@@ -36,14 +44,12 @@ class OddsClip(ClipRule):
     factor: float = 1.5
 
     def bounds(self, logp_old):
-        # With the odds multiplied by c, p becomes c·p/(1 − p + c·p). Its ratio to p is c/(1 − p + c·p). The logarithm
-        # of the odds is log p − log(1 − p), and 1/(1 − p + c·p) = (1/(1 − p))/(1 + c·o), so that
-        # log ratio = log c − log(1 − p) − softplus(log c + log o). This form loses no digits for p near 0 or 1.
-        log_rest = torch.log(-torch.expm1(logp_old))  # log(1 − p)
-        log_odds = logp_old - log_rest
-        width = math.log(self.factor)
-        upper = width - log_rest - softplus(log_odds + width)
-        lower = -width - log_rest - softplus(log_odds - width)
+        # With the odds multiplied by c, p becomes c·p/(1 − p + c·p). The ratio to p is c/(1 − p + c·p), which is
+        # 1/(1 + (1/c − 1)·(1 − p)). This form is exact for p near 0 and for p near 1, where other forms subtract
+        # nearly equal numbers.
+        rest = -torch.expm1(logp_old)  # 1 − p
+        upper = -torch.log1p((1 / self.factor - 1) * rest)
+        lower = -torch.log1p((self.factor - 1) * rest)
         return RatioBounds(log_lower=lower, log_upper=upper)
 
 
@@ -80,19 +86,25 @@ def show_check():
         print(f"check: {error}")
 
 
+def rounded(gradient):
+    """Return the values of a tensor as text; 0 has no sign."""
+    return ", ".join(f"{x + 0.0:.2f}" for x in gradient.tolist())
+
+
 def show_loss():
     """Compute a loss under the rule, and certify one that was written by hand."""
-    logp_old = torch.tensor([[0.01, 0.50, 0.90], [0.01, 0.50, 0.90]]).log()
-    logp = torch.tensor([[0.02, 0.55, 0.91], [0.005, 0.55, 0.80]]).log().requires_grad_()
+    logp_old = torch.tensor([[0.10, 0.50, 0.90], [0.10, 0.50, 0.90]]).log()
+    logp = torch.tensor([[0.13, 0.55, 0.95], [0.06, 0.55, 0.80]]).log().requires_grad_()
     advantages = torch.tensor([1.0, -1.0])
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
 
     loss, metrics = policy_loss(logp, logp_old, advantages, mask, method=OddsClip(1.5))
     loss.backward()
     print(f"policy_loss: clip_high {metrics['clip_high']:.2f}, clip_low {metrics['clip_low']:.2f}")
-    # The first token of each sequence has left its interval in the direction of its advantage: it has no gradient.
-    print(f"gradient: {logp.grad[0].tolist()} with A = 1")
-    print(f"gradient: {logp.grad[1].tolist()} with A = -1")
+    # Where a ratio has left the interval in the direction of the advantage, the token has no gradient: 0.95/0.90 is
+    # above the bound of a common token, and 0.06/0.10 is below that of a rare one. The padding has none either.
+    print(f"gradient: {rounded(logp.grad[0])} with A = 1")
+    print(f"gradient: {rounded(logp.grad[1])} with A = -1")
 
     # The same loss from the formula of the PPO paper. `certify` compares its gradient with the rule's, token by token.
     def loss_by_hand(logp):
@@ -111,7 +123,7 @@ def show_loss():
         return -(gain * mask).sum() / mask.sum()
 
     try:
-        certify(loss_with_another_clip, logp.detach(), logp_old, advantages, mask, method=OddsClip(1.04))
+        certify(loss_with_another_clip, logp.detach(), logp_old, advantages, mask, method=OddsClip(1.5))
     except RuntimeError as error:
         print(error)
 
