@@ -15,8 +15,13 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float
 CORE = ["_checks", "rule_check", "bounds", "rules", "audit.metrics", "divergences"]
 CORE += ["loss", "methods", "objectives", "schedules", "batch"]
 
+# Loads no module of the core, whose names it imports for type checkers alone.
+import bandpo  # noqa: E402
+
 typing.TYPE_CHECKING = True
 with install_import_hook([f"bandpo.{module}" for module in CORE], "shapes.checked"):
-    import bandpo
-    import bandpo.audit.metrics  # noqa: F401
+    import bandpo.audit.metrics
+    import bandpo.loss
+    import bandpo.methods
+    import bandpo.rule_check  # noqa: F401
 typing.TYPE_CHECKING = False
