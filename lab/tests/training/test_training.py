@@ -439,7 +439,7 @@ def test_the_config_of_a_run_makes_the_run_again(tmp_path):
         ("method: [", [], "is no valid YAML"),
         ("- clip", [], "must hold `key: value` lines"),
         ("env: x", [], "env must hold `NAME: value` lines, got 'x'"),
-        ("methode: Band", [], "run.yaml: unknown option methode; did you mean method?"),
+        ("methods: Band", [], "run.yaml: unknown option methods; did you mean method?"),
         ("model-name-or-path: x", [], "unknown option model-name-or-path; did you mean model_name_or_path?"),
     ],
 )
