@@ -135,7 +135,6 @@ def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
     if not run(python, "-c", code, **elsewhere).startswith("2.41"):
         sys.exit("the installed core gives other bounds")
     run(command, "bounds", "0.08", **elsewhere)
-    refused("No such command 'train'", "train", "--max_steps", "1")
 
     pip("--no-deps", lab)  # what it requires, `make demo` installs
     run(environment / "bin/bandpo-lab", "recipes", folder / "recipes", **elsewhere)
