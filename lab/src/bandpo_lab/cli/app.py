@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 import bandpo_lab
+from bandpo.cli.command_line import new_app
 from bandpo_lab.cli.compare import compare_command
 from bandpo_lab.cli.compare_evals import compare_evals_command
 from bandpo_lab.cli.data import app as data_app
@@ -17,29 +14,10 @@ from bandpo_lab.cli.run import run_command
 from bandpo_lab.cli.study import app as study_app
 from bandpo_lab.cli.train import train_command
 
-app = typer.Typer(
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    help="The workshop of bandpo: prepare data, train, evaluate and compare.",
+app = new_app(
+    "The workshop of bandpo: prepare data, train, evaluate and compare.",
+    bandpo_lab.__version__,
 )
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(bandpo_lab.__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
-) -> None:
-    pass
-
 
 # All arguments of train go to TRL's parser, --help included.
 app.command(
