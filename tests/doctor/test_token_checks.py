@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bandpo.doctor import first_pass as first_pass_module
-from bandpo.doctor.findings import Coverage, Finding, untested
+from bandpo.doctor.findings import Coverage, Finding
 from bandpo.doctor.first_pass import FirstPass
 from bandpo.doctor.token_checks import (
     check_agreement,
@@ -96,7 +96,7 @@ class TestFinding:
         assert finding.advice
 
     def test_untested_neither_passes_nor_fails(self):
-        finding = untested("a property", "record it")
+        finding = Finding("ok", None, "a property", advice="record it")
         assert (finding.ok, finding.cause, finding.advice) == (None, "", "record it")
 
 

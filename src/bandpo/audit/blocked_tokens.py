@@ -14,7 +14,7 @@ from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
 from bandpo.runs import LossBatch
-from bandpo.runs.record_format import record_files
+from bandpo.runs.record import record_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,6 +245,8 @@ def in_context(token: BlockedToken, decode: Decode) -> tuple[str, str, str]:
 
 def format_tokens(tokens: Sequence[BlockedToken], decode: Decode) -> str:
     """Return the tokens as text for a terminal, the blocked one in ⟦ ⟧; control characters in them are escaped."""
+    if not tokens:
+        return "no token whose id is recorded"
     lines = []
     for number, token in enumerate(tokens, 1):
         before, word, after = map(printable, in_context(token, decode))

@@ -13,8 +13,6 @@ from bandpo.cli import read_method
 
 if TYPE_CHECKING:
     from bandpo.audit.blocked_tokens import BlockedTokens
-    from bandpo.doctor.diagnosis import Diagnosis
-    from bandpo.doctor.findings import Finding
     from bandpo.methods import Method
 
 
@@ -47,7 +45,6 @@ def diagnose_command(
 
     Exits with 0 if nothing is, with 1 if something is, and with 2 if the run cannot be read.
     """
-    from bandpo._terminal import printable
     from bandpo.doctor.diagnosis import diagnose
     from bandpo.runs import open_run
 
@@ -59,40 +56,15 @@ def diagnose_command(
         # In ASCII, so that no control character of a log's keys reaches the terminal.
         print(json.dumps(diagnosis.as_json(), indent=1))
     else:
-        # Names of a run's log and folders stand in these lines.
-        print("\n".join(map(printable, _lines(diagnosis))))
+        print(diagnosis)
         if blocked is not None:
-            print(_format_blocked(blocked, run, tokenizer))
-        if diagnosis.untested:
-            checks = [f"{name} ({how})" if how else name for name, how in diagnosis.untested.items()]
-            print(printable(f"cannot be tested: {'; '.join(checks)}"))
+            from bandpo.audit.blocked_tokens import decoder, format_tokens
+
+            print(
+                f"\nblocked, the costliest first:\n{format_tokens(blocked.result(), decoder(run, tokenizer))}"
+            )
     if not diagnosis.healthy:
         sys.exit(1)
-
-
-def _lines(diagnosis: Diagnosis) -> list[str]:
-    """Return the lines on what is wrong, how much of the run was looked at, and what passed in that."""
-    lines = [diagnosis.headline]
-    if diagnosis.coverage is not None:
-        lines.append(str(diagnosis.coverage))
-    for number, finding in enumerate(diagnosis.findings, 1):
-        lines += ["", f"{number}. {finding.code}: {finding.cause}"]
-        lines.append(f"   tested: {finding.tested}{_figure(finding)}")
-        lines.append(f"   do: {finding.advice}")
-    lines += ["", f"the run: {diagnosis.setup}"] if str(diagnosis.setup) else [""]
-    part = "" if diagnosis.coverage is None else diagnosis.coverage.part
-    where = f" in {part}" if part else ""
-    passed = "; ".join(dict.fromkeys(diagnosis.passed)) or "nothing"
-    lines.append(f"passed{where}: {passed}")
-    return lines
-
-
-def _figure(finding: Finding) -> str:
-    """Return the figure of a finding with its error and what it was taken over, in brackets; empty if it has none."""
-    if finding.figure is None or not finding.n:
-        return ""
-    spread = "" if finding.error is None else f" ± {finding.error:.2g}"
-    return f" ({finding.figure:.3g}{spread} over {finding.n:,})"
 
 
 def _blocked_tokens(method: Method | str | None) -> BlockedTokens:
@@ -100,11 +72,3 @@ def _blocked_tokens(method: Method | str | None) -> BlockedTokens:
     from bandpo.text import as_method
 
     return BlockedTokens(None if method is None else as_method(method))
-
-
-def _format_blocked(blocked: BlockedTokens, run: Path, tokenizer: str | None) -> str:
-    """Return what a record's rule blocked, in words if a tokenizer is named or lies beside it."""
-    from bandpo.audit.blocked_tokens import decoder, format_tokens
-
-    text = format_tokens(blocked.result(), decoder(run, tokenizer))
-    return f"\nblocked, the costliest first:\n{text or 'no token whose id is recorded'}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bandpo._shown import as_html
+from bandpo._terminal import printable
 from bandpo.doctor.findings import Coverage, Finding
 from bandpo.doctor.log_checks import log_findings
 from bandpo.runs import Run, Setup, open_run
@@ -70,6 +71,29 @@ class Diagnosis:
             return f"ok: nothing is wrong in what could be tested{where} ({len(self.passed)} tests)"
         first = self.findings[0]
         return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
+
+    def __str__(self) -> str:
+        """Return what is wrong, how much of the run was looked at, what passed in that, and what could not be tested.
+
+        Control characters of a run's names are escaped, so that the text is safe to print.
+        """
+        lines = [self.headline]
+        if self.coverage is not None:
+            lines.append(str(self.coverage))
+        for number, finding in enumerate(self.findings, 1):
+            lines += ["", f"{number}. {finding.code}: {finding.cause}"]
+            lines.append(f"   tested: {finding.tested}{finding.format_figure()}")
+            lines.append(f"   do: {finding.advice}")
+        lines += ["", f"the run: {self.setup}"] if str(self.setup) else [""]
+        part = "" if self.coverage is None else self.coverage.part
+        where = f" in {part}" if part else ""
+        passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
+        lines.append(f"passed{where}: {passed}")
+        if self.untested:
+            checks = [f"{name} ({how})" if how else name for name, how in self.untested.items()]
+            lines.append(f"cannot be tested: {'; '.join(checks)}")
+        # Names of a run's log and folders stand in these lines.
+        return "\n".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
         title = self.headline if self.coverage is None else f"{self.headline}; {self.coverage}"

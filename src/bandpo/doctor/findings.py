@@ -60,6 +60,13 @@ class Finding(NamedTuple):
         error = math.sqrt(variance / len(figures))
         return cls("ok", True, tested, mean, error, n)
 
+    def format_figure(self) -> str:
+        """Return the figure with its error and what it was taken over, in brackets; empty without a figure."""
+        if self.figure is None or not self.n:
+            return ""
+        spread = "" if self.error is None else f" ± {self.error:.2g}"
+        return f" ({self.figure:.3g}{spread} over {self.n:,})"
+
     def failed(self, code: str, cause: str, *alternatives: str, ok: bool | None = False) -> Finding:
         """Return the finding for the case that the check failed, with the advice for its code.
 
@@ -90,16 +97,6 @@ def _advice_for(code: str) -> str:
             f'"{code}": "WHAT TO CHANGE, AND WHICH SETTING"'
         )
     return table[code]
-
-
-def untested(tested: str, advice: str = "") -> Finding:
-    """Return the finding of a check that the run does not record enough for.
-
-    Args:
-        tested: The property that a correct run has.
-        advice: What to record, so that the check can run.
-    """
-    return Finding("ok", None, tested, advice=advice)
 
 
 class Coverage(NamedTuple):

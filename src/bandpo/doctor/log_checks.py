@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-from bandpo.doctor.findings import Finding, untested
+from bandpo.doctor.findings import Finding
 from bandpo.runs.logs import Row
 from bandpo.runs.summary import summarize
 
@@ -139,7 +139,7 @@ def _check_numbers(rows: Sequence[Row]) -> Finding:
 
 
 def _check_movement(rows: Sequence[Row]) -> Finding:
-    finding = untested("weights move")
+    finding = Finding("ok", None, "weights move")
     for pattern, least in LEAST_MOVEMENT.items():
         logged = []
         for name in _names(rows, pattern):
@@ -158,7 +158,7 @@ def _check_step_size(rows: Sequence[Row]) -> Finding:
     tested = "steps stay near the policy that sampled"
     moved = _series(rows, "moved").values
     if not moved:
-        return untested(tested, "record the tokens")
+        return Finding("ok", None, tested, advice="record the tokens")
     largest = max(moved)
     finding = Finding("ok", True, tested, largest, None, len(moved))
     if largest <= TOO_FAR:
@@ -173,7 +173,7 @@ def _check_share(
     """Check that a share is not most of the later half of a run of at least ``least_steps`` log steps."""
     shares = _series(rows, name).values
     if len(shares) < least_steps:
-        return untested(tested, f"{least_steps} log steps and more" if shares else "")
+        return Finding("ok", None, tested, advice=f"{least_steps} log steps and more" if shares else "")
     late = shares[len(shares) // 2 :]
     mean = fmean(late)
     error = pstdev(late) / math.sqrt(len(late))
@@ -193,7 +193,7 @@ def _check_entropy(rows: Sequence[Row], flat_since: float) -> Finding:
     """
     entropy = _series(rows, "entropy").values
     if len(entropy) < 2:
-        return untested(ENTROPY_KEPT, "log the entropy")
+        return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
     first, last = _end_means(entropy, 10)
     course = f"entropy {first:.3g} → {last:.3g} nats per token"
 
@@ -280,7 +280,7 @@ def _check_plateau(rows: Sequence[Row]) -> tuple[Finding, float]:
     steps, reward = _series(rows, "reward")
     n = len(reward)
     if n < PLATEAU_STEPS:
-        return untested(tested, f"{PLATEAU_STEPS} log steps and more"), -math.inf
+        return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more"), -math.inf
 
     turn, rise, noise = find_change_point(reward)
     if rise < STANDARD_ERRORS * noise / math.sqrt(max(turn, 1)):
@@ -381,7 +381,7 @@ def _check_clip(rows: Sequence[Row], updates: float | None) -> Finding:
     on_policy = summary.metrics.get("on_policy")
     one_update = on_policy == 1 or (updates is not None and updates <= 1 and not summary.clipped)
     if summary.clipped is None and not one_update:
-        return untested("the clip")
+        return Finding("ok", None, "the clip")
     tokens = int(summary.metrics.get("tokens", 0))
     finding = Finding("ok", True, "the clip", summary.clipped, None, tokens)
     if one_update:

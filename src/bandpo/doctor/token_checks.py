@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bandpo.doctor.findings import Finding, untested
+from bandpo.doctor.findings import Finding
 from bandpo.doctor.first_pass import ROUNDING_DISTANCE, FirstPass, Flags, Floats
 
 Z_LIMIT = 4.0
@@ -108,7 +108,7 @@ def check_ratio(first_pass: FirstPass) -> Finding:
         where = where & ~(first_pass.lag > 0)
     count = int(where.sum())
     if np.isnan(first_pass.logp[where]).all():
-        return untested(tested, "record update= with each loss")
+        return Finding("ok", None, tested, advice="record update= with each loss")
 
     distances = first_pass.batch_means(np.abs(first_pass.logp - first_pass.logp_old), where)
     passed = Finding.of(tested, distances, count)
@@ -147,7 +147,7 @@ def check_engine(first_pass: FirstPass) -> Finding:
     tested = "engine and trainer agree"
     where = ~np.isnan(first_pass.logp_rollout)
     if first_pass.logp_old_is_rollout or not where.any():
-        return untested(tested, "record logp_rollout=, and a logp_old of the trainer's own")
+        return Finding("ok", None, tested, advice="record logp_rollout=, and a logp_old of the trainer's own")
 
     # log(π_old/π_rollout), and E[w − 1 − log w], which is the KL divergence of tokens drawn by the engine.
     log_weight = np.where(where, first_pass.logp_old - first_pass.logp_rollout, 0.0)
@@ -222,7 +222,7 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
     tested = "surprisal equals entropy"
     where = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
     if not where.any():
-        return untested(tested, "record entropy= and update=")
+        return Finding("ok", None, tested, advice="record entropy= and update=")
 
     excesses = first_pass.batch_means(first_pass.excess_surprisal, where)
     passed = Finding.of(tested, excesses, int(where.sum()))
@@ -245,7 +245,7 @@ def check_signal(first_pass: FirstPass) -> Finding:
     tested = "advantages carry signal (share that is 0)"
     known = ~np.isnan(first_pass.advantage)
     if not known.any():
-        return untested(tested)
+        return Finding("ok", None, tested)
 
     advantages = first_pass.advantage[known]
     _, batch_index = np.unique(first_pass.batch[known], return_inverse=True)
@@ -290,7 +290,7 @@ def check_agreement(first_pass: FirstPass) -> Finding:
 
     correlations = [group.correlation for group in groups if group.correlation is not None]
     if not correlations:
-        return untested(tested, "record group= and reward=")
+        return Finding("ok", None, tested, advice="record group= and reward=")
     passed = Finding.of(tested, correlations, int(known.sum()))
     if sum(correlations) < 0:
         return passed.failed("reward-sign", "better answers have lower advantages")

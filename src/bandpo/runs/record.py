@@ -18,7 +18,6 @@ from bandpo.runs.record_format import (
     META,
     REQUIRED_COLUMNS,
     import_pyarrow,
-    record_files,
 )
 
 if TYPE_CHECKING:
@@ -146,6 +145,13 @@ class LossBatch:
 
 ARRAYS = tuple(f.name for f in fields(LossBatch) if "Array" in str(f.type))
 """The attributes of a `LossBatch` that are arrays."""
+
+
+def record_files(path: Path) -> Sequence[Path]:
+    """Return the files of a record: the path itself, or those in the folder. A path that is no record has none."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
+    return [path] if path.suffix == ".arrow" else []
 
 
 def read_record(path: str | Path) -> Iterator[LossBatch]:

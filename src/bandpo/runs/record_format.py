@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bandpo.errors import MissingPackage
@@ -67,10 +65,3 @@ def record_schema(dtype: str) -> Any:
             "truncated": pa.bool_(),
         }
     )
-
-
-def record_files(path: Path) -> Sequence[Path]:
-    """Return the files of a record: the path itself, or those in the folder. A path that is no record has none."""
-    if path.is_dir():
-        return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
-    return [path] if path.suffix == ".arrow" else []

@@ -12,8 +12,7 @@ from bandpo.errors import InvalidValue
 from bandpo.runs.configs import read_setup
 from bandpo.runs.dumps import dump_files, read_dumps
 from bandpo.runs.logs import Row, read_log
-from bandpo.runs.record import LossBatch, read_record
-from bandpo.runs.record_format import record_files
+from bandpo.runs.record import LossBatch, read_record, record_files
 from bandpo.runs.setup import Setup, framework_of
 
 
