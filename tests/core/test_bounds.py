@@ -396,7 +396,7 @@ TRACED = [*CLOSED, ReverseKL()]
 
 
 @pytest.mark.parametrize(
-    "divergence", [d if d in TRACED else pytest.param(d, marks=pytest.mark.slow) for d in ALL], ids=ids
+    "divergence", [d if d in TRACED else pytest.param(d, marks=pytest.mark.exhaustive) for d in ALL], ids=ids
 )
 def test_traces_to_one_graph(divergence):
     """An export's graph, made without values, gives the same bounds."""

@@ -278,7 +278,7 @@ def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
     assert "add --resume to go on from the last checkpoint in runs/x" in str(end)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_objective_is_added_as_the_page_says(tmp_path):
     page = [b for b in blocks(ROOT / "docs/write-your-own.md") if b.title or b.text.startswith("bandpo-lab ")]
     steps = [b for b in page if b.heading in ("A clip rule", "An objective", "A method")]
@@ -288,7 +288,7 @@ def test_an_objective_is_added_as_the_page_says(tmp_path):
     assert '"audit/softened"' in logged
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_divergence_is_added_as_the_page_says(tmp_path):
     page = blocks(ROOT / "docs/write-your-own.md")
     follow([b for b in page if b.heading.startswith("For commands and trainers")], tmp_path)

@@ -8,7 +8,7 @@ nbformat = pytest.importorskip("nbformat")
 NOTEBOOK = ROOT / "docs/notebooks/invent.ipynb"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # those of Jupyter's own
 def test_the_notebook_runs_and_shows_what_its_page_does(tmp_path):
     from nbclient import NotebookClient

@@ -332,7 +332,7 @@ def test_a_study_runs_and_resumes(tmp_path):
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == json.loads(json.dumps(first))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_failures_are_isolated_reported_and_tried_again(tmp_path):
     # A missing folder would be named before any run; this one holds no model.
     (tmp_path / "model").mkdir()
