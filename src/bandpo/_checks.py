@@ -44,16 +44,6 @@ def as_float(name: str, x: object) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def check_dense(name: str, x: object) -> None:
-    """Refuse a nested tensor, whose rows have lengths of their own."""
-    if isinstance(x, torch.Tensor) and x.is_nested:
-        raise InvalidType(
-            f"{name} is a nested tensor, but rows must be padded to one length: convert it with "
-            f"{name}.to_padded_tensor(0.0), and give a mask that is 1 for the tokens of each sequence and 0 for the "
-            "padding"
-        )
-
-
 def check_logp(name: str, logp: Float[Tensor, "*shape"]) -> None:
     """Refuse a NaN, or a value above 0 beyond rounding, where values can be read."""
     if values_can_be_read(logp) and logp.numel() and not (worst := logp.max()) <= LOGP_SLACK:

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from bandpo.batch import Batch
     from bandpo.methods import Method
 
-UNPACK = (
-    "Packed batches are not supported yet: unpack each to one sequence a row, or use the average token-mean at the "
-    "level token"
-)
+REMEDY = "If it holds several sequences, say where they lie: segments= (the number of each token's sequence) or cu_seqlens="
 
 
 class _Pairs(NamedTuple):
@@ -64,12 +61,19 @@ def check_unpacked(
         packed: What the caller says of the rows; None for nothing.
 
     Raises:
-        ValueError: a row is refused, or ``packed`` is True.
+        ValueError: a row is refused, or ``packed`` contradicts the batch.
     """
-    if packed:
-        raise InvalidValue(f"packed=True says that a row holds several sequences. {UNPACK}")
+    if packed is not None and packed != batch.sequences.packed:
+        if packed:
+            raise InvalidValue(
+                "packed=True does not say where the sequences lie: give segments= or cu_seqlens="
+            )
+        raise InvalidValue(
+            "packed=False says that each row is one sequence: leave out segments= and cu_seqlens="
+        )
     if (
-        packed is False
+        packed is not None
+        or batch.sequences.packed
         or not _checks.values_can_be_read(batch.mask)
         or _constant_by_shape(advantages, batch.mask)
     ):
@@ -132,7 +136,7 @@ def _refuse_change(pairs: _Pairs) -> None:
     first = int(pairs.changed.nonzero()[0])
     raise InvalidValue(
         f"the advantages of row {int(pairs.row[first])} {_step(pairs, first)}, but the level 'sequence' gives a row "
-        f"one ratio, as if it were one sequence with one advantage. {UNPACK}. If each row is one sequence "
+        f"one ratio, as if it were one sequence with one advantage. {REMEDY}. If each row is one sequence "
         "whose advantages change from token to token, say so with packed=False"
     )
 
@@ -149,7 +153,7 @@ def _refuse_runs(pairs: _Pairs, reason: str) -> None:
     first = int((pairs.changed & (pairs.row == row)).nonzero()[0])
     raise InvalidValue(
         f"row {row} looks packed: its advantages {_step(pairs, first)} and are equal between at least half of its "
-        f"neighbouring tokens, but {reason} takes a row for one sequence. {UNPACK}. If each row is one sequence whose "
+        f"neighbouring tokens, but {reason} takes a row for one sequence. {REMEDY}. If each row is one sequence whose "
         "advantages change at some tokens, as rewards of steps do, say so with packed=False"
     )
 

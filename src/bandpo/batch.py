@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -20,9 +20,10 @@ from bandpo.bounds import RatioBounds
 from bandpo.errors import InvalidValue
 from bandpo.rules import ClipMask, ClipRule
 from bandpo.schedules import TrainingState
+from bandpo.sequences import Sequences, read_layout
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 
@@ -42,12 +43,14 @@ class Batch(NamedTuple):
     """One per token. On an accelerator NaN at a counted token that another tensor has a wrong value for."""
     mask: Float[Tensor, "batch time"]
     """1 for tokens that count, else 0."""
+    sequences: Sequences
+    """Which tokens form a sequence."""
     logp_anchor: Float[Tensor, "batch time"] | None = None
     """Log-probabilities that a rule's bounds surround, where these are not ``logp_old``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Entropy (nats) of the policy at each token, where it is known."""
-    weights: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | None = None
-    """Importance weights, where there are any: of each token, or of each sequence."""
+    weights: Tensor | None = None
+    """Importance weights, where there are any: per token, or per sequence as `bandpo.sequences.Sequences` has it."""
     state: TrainingState = TrainingState()
     """What else is known of the tokens and of the training."""
 
@@ -63,8 +66,10 @@ class Batch(NamedTuple):
         entropy: Float[Tensor, "batch time"] | None = None,
         weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
         state: TrainingState | None = None,
+        segments: Int[Tensor, "batch time"] | None = None,
+        cu_seqlens: Int[Tensor, " ends"] | None = None,
     ) -> Batch:
-        """A batch as a trainer has it: in any precision, with anything where the mask is 0.
+        """Return a batch of what a trainer has: in any precision, padded or packed, with anything where the mask is 0.
 
         Args:
             logp: Log-probabilities (nats) under the policy in training.
@@ -75,12 +80,15 @@ class Batch(NamedTuple):
             entropy: Entropy (nats) at each token, where it is known.
             weights: Importance weights ≥ 0, one per token or sequence.
             state: What else is known of the tokens and of the training.
+            segments: In a packed batch the number of each token's sequence, see `bandpo.policy_loss`.
+            cu_seqlens: In a packed batch where each sequence begins, see `bandpo.policy_loss`.
 
         Advantages, entropy and weights have the shape (batch, time), (batch,) or (batch, 1). A batch of several
-        sequences does not take those of one sequence: (1,) or (1, time).
+        sequences does not take those of one sequence: (1,) or (1, time). In a packed batch they have one value per
+        token, or the shape (sequences,).
 
         Raises:
-            TypeError: a tensor is not floating-point, or is a nested tensor.
+            TypeError: a tensor is not floating-point, or only some tensors are nested.
             ValueError: shapes differ; the mask holds another value than 0 and 1; at a counted token a log-probability
                 is NaN, infinite or above 0, an advantage or an entropy is not finite, or a weight is negative or not
                 finite. Values are read on the CPU only. Elsewhere, and under ``torch.compile``, such a token gets the
@@ -91,46 +99,70 @@ class Batch(NamedTuple):
         >>> batch.log_ratio, batch.advantages
         (tensor([[1., 0.]]), tensor([[1., 0.]]))
         """
-        named = {"logp": logp, "logp_old": logp_old, "advantages": advantages, "mask": mask}
-        named |= {"logp_anchor": logp_anchor, "entropy": entropy, "weights": weights}
-        for name, x in named.items():
-            _checks.check_dense(name, x)
-        given, mask = mask, normalize_mask(logp, mask)
-        padding = mask == 0
-        advantages = (
-            _validate_shape("advantages", advantages, padding).expand_as(padding).masked_fill(padding, 0.0)
+        layout = read_layout(
+            {
+                "logp": logp,
+                "logp_old": logp_old,
+                "advantages": advantages,
+                "mask": mask,
+                "logp_anchor": logp_anchor,
+                "entropy": entropy,
+                "weights": weights,
+            },
+            segments,
+            cu_seqlens,
         )
-        logps = {
-            name: _validate_logp(name, x, padding)
-            for name, x in (("logp", logp), ("logp_old", logp_old), ("logp_anchor", logp_anchor))
-            if x is not None
-        }
-        finite = {"advantages": advantages}
-        if entropy is not None:
-            finite["entropy"] = (
-                _validate_shape("entropy", entropy, padding).expand_as(padding).masked_fill(padding, 0.0)
-            )
-        if weights is not None:
-            weights = _validate_shape("weights", weights, padding)
-            unused = padding if weights.shape == padding.shape else padding.all(-1, keepdim=True)
+        tensors = layout.tensors
+        state = TrainingState() if state is None else state
+        mask = normalize_mask(tensors["logp"], tensors["mask"])
+        padding = mask == 0
+        sequences = Sequences.read(
+            mask,
+            segments=layout.segments,
+            cu_seqlens=layout.cu_seqlens,
+            count=_count_of_sequences(tensors, state) if layout.packed else None,
+        )
+
+        logps: dict[str, Tensor] = {}
+        for name in ("logp", "logp_old", "logp_anchor"):
+            if tensors[name] is not None:
+                logps[name] = _validate_logp(name, tensors[name], padding)
+
+        # Values that must be finite at tokens that count.
+        finite: dict[str, Tensor] = {}
+        for name in ("advantages", "entropy"):
+            if tensors[name] is not None:
+                values = sequences.at_tokens(_validate_shape(name, tensors[name], sequences))
+                finite[name] = values.masked_fill(padding, 0.0)
+        weights = None
+        if tensors["weights"] is not None:
+            weights = _validate_shape("weights", tensors["weights"], sequences)
+            unused = padding if weights.shape == padding.shape else sequences.length == 0
             weights = finite["weights"] = weights.masked_fill(unused, 0.0)
+
+        advantages = finite["advantages"]
         if _checks.values_can_be_read(mask):
             _refuse(logps, finite, weights)
         else:
-            advantages = _poisoned(advantages, given, logps, finite, weights)
-        state = TrainingState() if state is None else state
-        entropy = finite.get("entropy")
+            advantages = _poisoned(advantages, tensors["mask"], logps, finite, weights)
+            if sequences.index is not None:
+                # A token that counts and is in no sequence.
+                lost = (sequences.index == sequences.count).view(padding.shape) & ~padding
+                advantages = advantages.masked_fill(lost, math.nan)
         # torch 2.6 cannot trace dataclasses.replace.
-        known = state.progress, state.controller_state, state.group, state.age, mask, state.processes
+        state = TrainingState(
+            state.progress, state.controller_state, state.group, state.age, sequences, state.processes
+        )
         return cls(
             logps["logp"] - logps["logp_old"],
             logps["logp_old"],
             advantages,
             mask,
+            sequences,
             logps.get("logp_anchor"),
-            entropy,
+            finite.get("entropy"),
             weights,
-            TrainingState(*known),
+            state,
         )
 
     @property
@@ -138,20 +170,10 @@ class Batch(NamedTuple):
         """Log-probabilities (nats) under the policy in training."""
         return self.logp_old + self.log_ratio
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with every tensor changed in the same way, those of its state too: some of its rows, say.
-
-        >>> batch = Batch.read(torch.zeros(4, 2), torch.zeros(4, 2), torch.arange(4.0))
-        >>> batch.map(lambda x: x[2:]).advantages
-        tensor([[2., 2.],
-                [3., 3.]])
-        """
-
-        def changed(x: Any) -> Any:
-            return change(x) if isinstance(x, torch.Tensor) else x
-
-        state = {f.name: changed(getattr(self.state, f.name)) for f in fields(self.state)}
-        return Batch(*map(changed, self[:-1]), state=TrainingState(**state))
+    @property
+    def token_weights(self) -> Float[Tensor, "batch time"] | None:
+        """The importance weight of each token; None where there are none."""
+        return None if self.weights is None else self.sequences.at_tokens(self.weights)
 
     def tokens(self, rule: ClipRule, level: str = "token", bound_level: str | None = None) -> Tokens:
         """The batch as a rule sees it, with ratios per ``token`` or per ``sequence``, see `bandpo.policy_loss`.
@@ -171,20 +193,25 @@ class Batch(NamedTuple):
             if self.logp_anchor is not None:
                 log_ratio = self.log_ratio + (self.logp_old - anchor)
             anchor_ratio = AnchorRatio(
-                reduce_to_level(anchor, self.mask, bound_level or level),
-                reduce_to_level(log_ratio, self.mask, bound_level or level),
+                self._at_level(anchor, bound_level or level),
+                self._at_level(log_ratio, bound_level or level),
             )
         return Tokens(
-            reduce_to_level(self.log_ratio, self.mask, level),
-            reduce_to_level(self.logp_old, self.mask, level),
+            self._at_level(self.log_ratio, level),
+            self._at_level(self.logp_old, level),
             self.advantages,
             self.mask,
+            self.sequences,
             rule.resolve(self.state),
             anchor_ratio,
             self.entropy,
             self.weights,
             self.state,
         )
+
+    def _at_level(self, logp: Tensor, level: str) -> Tensor:
+        """Return log-probabilities at the level that ratios are formed on, see `reduce_to_level`."""
+        return logp if known_level(level) == "token" else self.sequences.mean(logp).contiguous()
 
 
 class AnchorRatio(NamedTuple):
@@ -222,19 +249,38 @@ def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     return _checks.as_float(name, logp).detach().masked_fill(padding, 0.0)
 
 
-def _validate_shape(name: str, x: Tensor, padding: Tensor) -> Tensor:
-    """What is given per token, (batch, time), or per sequence, (batch, 1)."""
+def _validate_shape(name: str, x: Any, sequences: Sequences) -> Tensor:
+    """Return a tensor per token, or a tensor per sequence in the form that `Sequences` gives it."""
     x = _checks.as_float(name, x).detach()
-    sequences = padding.shape[:-1]
-    if x.shape == sequences:
+    tokens = sequences.mask.shape
+    if x.shape == tokens:
+        return x
+    if sequences.packed:
+        if x.shape != (sequences.count,):
+            raise InvalidValue(
+                f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences "
+                f"({sequences.count},)"
+            )
+        # The last entry is of tokens that are in no sequence.
+        return torch.cat([x, x.new_zeros(1)])
+    rows = tokens[:-1]
+    if x.shape == rows:
         return x.unsqueeze(-1)
     # Broadcasting alone would also spread the values of one sequence over all of them.
-    if x.shape not in (padding.shape, (*sequences, 1)):
+    if x.shape != (*rows, 1):
         raise InvalidValue(
-            f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(padding.shape)} "
-            f"nor the sequences {tuple(sequences)}"
+            f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences {tuple(rows)}"
         )
     return x
+
+
+def _count_of_sequences(tensors: Mapping[str, Any], state: TrainingState) -> int | None:
+    """Return the number of sequences of a packed batch, from a tensor that has one entry for each; None without one."""
+    candidates = [tensors["advantages"], tensors["weights"], tensors["entropy"], state.group, state.age]
+    for x in candidates:
+        if isinstance(x, torch.Tensor) and x.dim() == 1:
+            return len(x)
+    return None
 
 
 def _refuse(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: Tensor | None) -> None:
@@ -325,13 +371,15 @@ class Tokens:
     advantages: Float[Tensor, "batch time"]
     mask: Float[Tensor, "batch time"]
     """1 for tokens that count, else 0."""
+    sequences: Sequences
+    """Which tokens form a sequence, and sums over them."""
     rule: ClipRule
     anchor_ratio: AnchorRatio | None = None
     """The ratio that the rule bounds, where that is not ``ratio``."""
     entropy: Float[Tensor, "batch time"] | None = None
     """Entropy (nats) of the policy at each token, where it is known."""
-    weights: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | None = None
-    """Importance weights of tokens or sequences, where there are any; see `Objective.weights_inside`."""
+    weights: Tensor | None = None
+    """Importance weights per token or per sequence, where there are any; see `Objective.weights_inside`."""
     state: TrainingState = field(default_factory=TrainingState)
     """What else is known: position and length of sequences, their group, the age of their weights, the progress."""
 
@@ -348,10 +396,23 @@ class Tokens:
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         state: TrainingState | None = None,
+        segments: Int[Tensor, "batch time"] | None = None,
+        cu_seqlens: Int[Tensor, " ends"] | None = None,
     ) -> Tokens:
-        """`Batch.read` of a trainer's tensors, as ``rule`` sees them at ``level``; arguments and errors are theirs."""
+        """Return `Batch.read` of a trainer's tensors, as ``rule`` sees them at ``level``.
+
+        Arguments and errors are those of `Batch.read` and `Batch.tokens`.
+        """
         batch = Batch.read(
-            logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy, state=state
+            logp,
+            logp_old,
+            advantages,
+            mask,
+            logp_anchor=logp_anchor,
+            entropy=entropy,
+            state=state,
+            segments=segments,
+            cu_seqlens=cu_seqlens,
         )
         return batch.tokens(rule, level)
 
@@ -435,12 +496,12 @@ class Tokens:
         return torch.where(moved > 0, moved / to_upper, moved / to_lower)
 
     def sequence_sum(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """The sum of ``x`` over the counted tokens of a sequence, at each of its tokens."""
-        return (x * self.mask).sum(-1, keepdim=True).expand_as(x)
+        """Return the sum of ``x`` over the counted tokens of a sequence, at each of its tokens."""
+        return self.sequences.at_tokens(self.sequences.sum(x * self.mask)).to(x.dtype)
 
     def sequence_mean(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """The mean of ``x`` over the counted tokens of a sequence, at each of its tokens."""
-        return reduce_to_level(x, self.mask, "sequence")
+        """Return the mean of ``x`` over the counted tokens of a sequence, at each of its tokens."""
+        return self.sequences.mean(x)
 
 
 def reduce_to_level(
@@ -459,8 +520,7 @@ def reduce_to_level(
     """
     if known_level(level) == "token":
         return logp
-    mean = (logp * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
-    return mean.expand_as(logp).contiguous()
+    return Sequences(mask).mean(logp).contiguous()
 
 
 def known_level(level: str) -> str:

@@ -16,16 +16,19 @@ import torch
 from bandpo._packed import check_unpacked
 from bandpo.batch import Batch
 from bandpo.errors import RunProblem
-from bandpo.loss import aggregate
+from bandpo.loss import average_share
 from bandpo.methods import Method
 from bandpo.objectives import DualClip
 from bandpo.rules import ClipRule, FixedClip, Unclipped
 from bandpo.schedules import TrainingState
+from bandpo.sequences import as_row
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
+
+    from bandpo.sequences import Sequences
 
 __all__ = ["GradientCheck", "certify", "compare", "slope", "unsure"]
 
@@ -91,6 +94,8 @@ def certify(
     state: TrainingState | None = None,
     aggregation: str | None = None,
     normalizer: float | Tensor | None = None,
+    segments: Int[Tensor, "batch time"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     packed: bool | None = None,
 ) -> GradientCheck:
     """Check that a loss has a method's gradient.
@@ -122,14 +127,17 @@ def certify(
         entropy=entropy,
         weights=weights,
         state=state,
+        segments=segments,
+        cu_seqlens=cu_seqlens,
     )
     average = aggregation or chosen.aggregation or "token-mean"
     check_unpacked(batch, advantages, chosen, average, packed)
     leaf = logp.detach().clone().requires_grad_()
-    (found,) = torch.autograd.grad(loss(leaf), leaf)
-    probe = torch.zeros_like(batch.log_ratio, requires_grad=True)
-    (share,) = torch.autograd.grad(aggregate(probe, batch.mask, average, normalizer=normalizer), probe)
-    return compare(found, chosen, batch, share).or_stop()
+    (gradient,) = torch.autograd.grad(loss(leaf), leaf)
+    if batch.sequences.packed:
+        gradient = as_row(gradient)
+    share = average_share(batch, average, normalizer)
+    return compare(gradient, chosen, batch, share).or_stop()
 
 
 def slope(method: Method, batch: Batch) -> Float[Tensor, "batch time"]:
@@ -138,7 +146,8 @@ def slope(method: Method, batch: Batch) -> Float[Tensor, "batch time"]:
         tokens, objective = method.tokens(batch), method.objective.resolve(batch.state)
         found, bias = objective.weight(tokens) * batch.advantages, objective.bias(tokens)
         found = -found if bias is None else -(found + bias * batch.mask)
-        return found if batch.weights is None or objective.weights_inside else found * batch.weights
+        token_weights = batch.token_weights
+        return found if token_weights is None or objective.weights_inside else found * token_weights
 
 
 def unsure(method: Method, batch: Batch) -> Bool[Tensor, "batch time"]:
@@ -187,13 +196,13 @@ def compare(
         suspects = [Method(rule, level=method.level) for rule in clips]
         suspects.append(replace(method, objective=DualClip(3.0, method.objective)))
         others = {f"that of {other!r}": expected(other).double() for other in suspects}
-        cause = _cause(found, wanted, counted, batch.mask, lambda *x: difference(*x).max().item(), others)
-        worst = apart.flatten().topk(min(3, apart.numel())).indices
-        rows, columns = worst // apart.shape[-1], worst % apart.shape[-1]
+        cause = _cause(
+            found, wanted, counted, batch.sequences, lambda *x: difference(*x).max().item(), others
+        )
+        worst = apart.flatten().topk(min(3, apart.numel())).indices.tolist()
         examples = tuple(
-            f"sequence {int(row) + 1}, token {int(column) + 1}: {found[row, column]:.4g}, expected "
-            f"{wanted[row, column]:.4g}"
-            for row, column in zip(rows, columns, strict=True)
+            f"{batch.sequences.place(token)}: {found.flatten()[token]:.4g}, expected {wanted.flatten()[token]:.4g}"
+            for token in worst
         )
     blocked = counted & (method.weight(method.tokens(batch)) <= 0) & (batch.advantages != 0)
     return GradientCheck(repr(method), int(counted.sum()), int(blocked.sum()), error, cause, examples)
@@ -203,7 +212,7 @@ def _cause(
     found: Tensor,
     wanted: Tensor,
     counted: Tensor,
-    mask: Tensor,
+    sequences: Sequences,
     difference: Callable[..., float],
     others: Mapping[str, Tensor],
 ) -> str:
@@ -212,7 +221,7 @@ def _cause(
         return "it is not finite"
     if not (found[live] != 0).any():
         return "no gradient reached the log-probabilities"
-    if (found[mask == 0] != 0).any():
+    if (found[sequences.mask == 0] != 0).any():
         return "tokens that do not count have a gradient: another mask"
     quotient = torch.where(live, found / wanted, torch.nan)
     factor = quotient.nanmedian()
@@ -221,8 +230,10 @@ def _cause(
     for name, other in others.items():
         if difference(other) <= TOLERANCE:
             return f"it is {name}: another plug-in, or a setting of the trainer's own"
-    rows = quotient.nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
-    if difference(wanted, rows) <= TOLERANCE:
+    medians = (
+        sequences.to_rows(quotient, fill=torch.nan).nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
+    )
+    if difference(wanted, sequences.of_rows(medians)) <= TOLERANCE:
         return "each sequence has a factor of its own: another average, or other advantages"
     offset = (found - wanted)[counted]
     if (offset - offset.median()).abs().max() <= TOLERANCE * offset.abs().max():

@@ -47,7 +47,8 @@ def linear_logp(
     the rest is in float32, or in float64 where the inputs are. A graph of ``torch.compile`` breaks here.
 
     Args:
-        hidden: What the model hands its head, at the position before each id.
+        hidden: What the model hands its head, at the position before each id. Of a packed batch it has any shape; a
+            jagged one, (batch, jagged, width), goes with jagged ``ids`` and gives jagged results.
         lm_head_weight: The head's weight, gathered where it is sharded: of a DTensor its ``full_tensor()``.
         ids: The sampled tokens.
         bias: The head's bias.
@@ -74,6 +75,30 @@ def linear_logp(
     True
     >>> loss = policy_loss(linear_logp(hidden, head, ids), full, torch.ones(2), method="GSPO()").loss
     """
+    if hidden.is_nested or ids.is_nested:
+        if not (hidden.is_nested and ids.is_nested) or hidden.values().shape[:-1] != ids.values().shape:
+            raise InvalidType(
+                "hidden and ids must both be jagged, with rows of the same lengths, or both dense"
+            )
+        results = linear_logp(
+            hidden.values(),
+            lm_head_weight,
+            ids.values(),
+            bias=bias,
+            temperature=temperature,
+            logit_softcap=logit_softcap,
+            chunk=chunk,
+            entropy=entropy,
+            top=top,
+            group=group,
+            offset=offset,
+        )
+        several = isinstance(results, tuple)
+        jagged = [
+            torch.nested.nested_tensor_from_jagged(values, ids.offsets())
+            for values in (results if several else (results,))
+        ]
+        return tuple(jagged) if several else jagged[0]
     given = {"hidden": hidden, "lm_head_weight": lm_head_weight} | ({} if bias is None else {"bias": bias})
     for name, x in given.items():
         _checks.as_float(name, x[:0])  # none of it, so that nothing is converted

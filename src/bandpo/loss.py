@@ -15,10 +15,11 @@ from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 from bandpo.schedules import TrainingState
+from bandpo.sequences import Sequences, as_row, read_layout
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 __all__ = ["LossOutputs", "aggregate", "policy_loss"]
@@ -48,6 +49,8 @@ def aggregate(
     aggregation: str = "token-mean",
     *,
     normalizer: float | Tensor | None = None,
+    segments: Int[Tensor, "batch time"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
 ) -> Float[Tensor, ""]:
     """Reduce per-token values to one number, as verl's ``loss_agg_mode`` or TRL's ``loss_type`` of that name does.
 
@@ -63,37 +66,61 @@ def aggregate(
             For ``token-mean`` and ``sum`` the number of tokens (of the global batch, say); for ``seq-mean-token-mean``
             and ``seq-mean-token-sum`` the number of sequences; for ``seq-mean-token-sum-norm``, where it is required,
             the maximal completion length.
+        segments: In a packed batch the number of each token's sequence, see `policy_loss`.
+        cu_seqlens: In a packed batch where each sequence begins, see `policy_loss`.
 
     Raises:
-        ValueError: unknown aggregation, or a normalizer missing or not above 0.
+        ValueError: unknown aggregation, a normalizer missing or not above 0, or sequences that cannot be as given.
 
     >>> values, mask = torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     >>> aggregate(values, mask, "token-mean"), aggregate(values, mask, "seq-mean-token-mean")
     (tensor(3.), tensor(3.5000))
     """
-    return _aggregate(values.masked_fill(mask == 0, 0.0), mask, aggregation, normalizer)
+    layout = read_layout({"values": values, "mask": mask}, segments, cu_seqlens)
+    values, mask = layout.tensors["values"], layout.tensors["mask"]
+    sequences = Sequences.read(mask.float(), segments=layout.segments, cu_seqlens=layout.cu_seqlens)
+    return _aggregate(values.masked_fill(mask == 0, 0.0), sequences, aggregation, normalizer)
 
 
-def _aggregate(kept: Tensor, mask: Tensor, aggregation: str, normalizer: float | Tensor | None) -> Tensor:
-    """`aggregate` of values that are 0 where the mask is."""
+def _aggregate(
+    kept: Tensor, sequences: Sequences, aggregation: str, normalizer: float | Tensor | None
+) -> Tensor:
+    """Reduce values that are 0 where the mask is, see `aggregate`."""
     mode = known_aggregation(aggregation)
     if normalizer is not None:
         _check_normalizer(normalizer)
     if mode in ("sum", "token-mean"):
-        count = mask.sum().clamp(min=1.0) if mode == "token-mean" else 1.0
+        count = sequences.mask.sum().clamp(min=1.0) if mode == "token-mean" else 1.0
         return kept.sum() / (count if normalizer is None else normalizer)
-    per_sequence, counted = kept.sum(-1), mask.sum(-1)
+
+    per_sequence = sequences.sum(kept)
+    length = sequences.length
     if mode == "seq-mean-token-mean":
-        per_sequence = per_sequence / counted.clamp(min=1.0)
+        per_sequence = per_sequence / length.clamp(min=1.0)
     elif mode == "seq-mean-token-sum-norm":
         if normalizer is None:
             raise InvalidValue(f"aggregation {aggregation!r} needs normalizer=<maximal completion length>")
-        per_sequence, normalizer = per_sequence / normalizer, None
-    if normalizer is not None:
-        return per_sequence.sum() / normalizer
-    if aggregation in TRL_LOSS_TYPES:
-        return per_sequence.mean()
-    return per_sequence.sum() / (counted > 0).sum().clamp(min=1)
+        per_sequence = per_sequence / normalizer
+        normalizer = None
+
+    total = per_sequence.sum()
+    if normalizer is None:
+        # TRL's averages count sequences without a counted token, verl's do not.
+        if aggregation in TRL_LOSS_TYPES:
+            normalizer = sequences.number_with_empty
+        else:
+            normalizer = (length > 0).sum().clamp(min=1)
+    return (total / normalizer).to(kept.dtype)
+
+
+def average_share(
+    batch: Batch, aggregation: str, normalizer: float | Tensor | None = None
+) -> Float[Tensor, "batch time"]:
+    """Compute what each token's loss counts for: the derivative of `aggregate`, which is linear."""
+    with torch.enable_grad():
+        losses = torch.zeros_like(batch.log_ratio, requires_grad=True)
+        kept = losses.masked_fill(batch.mask == 0, 0.0)
+        return torch.autograd.grad(_aggregate(kept, batch.sequences, aggregation, normalizer), losses)[0]
 
 
 def known_aggregation(aggregation: str) -> str:
@@ -153,6 +180,8 @@ def policy_loss(
     state: TrainingState | None = None,
     aggregation: str | Callable[[Tensor], Tensor] | None = None,
     normalizer: float | Tensor | None = None,
+    segments: Int[Tensor, "batch time"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
     packed: bool | None = None,
 ) -> LossOutputs:
     """The policy-gradient loss of any method: any clip rule, any objective, averaged over tokens.
@@ -188,15 +217,23 @@ def policy_loss(
         aggregation: See `aggregate`; by default what the method fixes, else ``token-mean``. Or a function that reduces
             the losses of the tokens, (batch, time), to one number.
         normalizer: See `aggregate`.
-        packed: Whether a row holds several sequences. False says that each row is one sequence, whatever its
-            advantages: give it for process rewards, or for the advantages of a critic at the level ``sequence``. True
-            is refused, as packed batches are not supported yet. If omitted, rows are checked where the method looks at
-            sequences. At the level ``sequence`` (of the ratio or of its bound) a row is refused if its advantages
-            change among counted tokens. Under an average over sequences, an objective with ``whole_sequence``, or a
-            number that depends on the position or the length, a row is refused if its advantages change, and are equal
-            between at least half of its neighbouring counted tokens. So are those of packed sequences, but not those of
-            a critic. Values are read on the CPU only, and only where advantages are one per token. Packed sequences
-            that all have the same advantage are not noticed.
+        segments: In a packed batch, the number of each token's sequence, from 0, of the shape of ``logp``; below 0 for
+            tokens of none. With Hugging Face's ``position_ids``: ``(position_ids == 0).cumsum(-1) - 1``.
+        cu_seqlens: In a packed batch, where each sequence begins among the flattened tokens, and where the last one
+            ends, as for FlashAttention's kernels. Jagged nested tensors need neither.
+        packed: False says that each row is one sequence, whatever its advantages: give it for process rewards, or for
+            the advantages of a critic at the level ``sequence``. If omitted, and neither ``segments`` nor
+            ``cu_seqlens`` is given, rows are checked where the method looks at sequences. At the level ``sequence`` (of
+            the ratio or of its bound) a row is refused if its advantages change among counted tokens. Under an average
+            over sequences, an objective with ``whole_sequence``, or a number that depends on the position or the
+            length, a row is refused if its advantages change, and are equal between at least half of its neighbouring
+            counted tokens. So are those of packed sequences, but not those of a critic. Values are read on the CPU
+            only, and only where advantages are one per token. Packed sequences that all have the same advantage are not
+            noticed.
+
+    A packed batch holds several sequences in a row: tensors are of the shape (1, tokens), (tokens,) or (batch, time),
+    or jagged; advantages and weights are one per token, or of the shape (sequences,). Loss, gradient and metrics are
+    those of the padded batch.
 
     Returns:
         The loss, and metrics over counted tokens. Where no token counts the loss is 0, with a gradient of 0, and the
@@ -226,10 +263,14 @@ def policy_loss(
         entropy=entropy,
         weights=weights,
         state=state,
+        segments=segments,
+        cu_seqlens=cu_seqlens,
     )
     average = aggregation or chosen.aggregation or "token-mean"
     check_unpacked(batch, advantages, chosen, None if callable(average) else average, packed)
     advantages, mask = batch.advantages, batch.mask
+    if batch.sequences.packed:
+        logp = as_row(logp)
     with torch.no_grad():
         tokens = chosen.tokens(batch)
         objective = chosen.objective.resolve(batch.state)
@@ -243,11 +284,12 @@ def policy_loss(
             slope = slope - bias * mask
         if regularizer is not None:
             value = value + regularizer * mask
-        if batch.weights is not None and not objective.weights_inside:
-            slope = slope * batch.weights
-            value = value * batch.weights
+        token_weights = batch.token_weights
+        if token_weights is not None and not objective.weights_inside:
+            slope = slope * token_weights
+            value = value * token_weights
     values = with_slope(_checks.as_float("logp", logp), value, slope)
-    loss = average(values) if callable(average) else _aggregate(values, mask, average, normalizer)
+    loss = average(values) if callable(average) else _aggregate(values, batch.sequences, average, normalizer)
 
     with torch.no_grad():
         count = mask.sum(-1).sum()

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
+    from bandpo.sequences import Sequences
+
 __all__ = [
     "ClipRateController",
     "Controller",
@@ -55,20 +57,22 @@ __all__ = [
 class TrainingState:
     """The quantities that numbers, rules and objectives may depend on beside the log-probabilities.
 
-    Tensors are rows of the loss's own batch, so a micro-batch has its own rows. Every field is optional.
+    Tensors are of the loss's own batch, so a micro-batch has its own. Every field is optional.
 
     Args:
         progress: Share of the training done, in [0, 1].
         controller_state: What ``update_controllers`` returned after the last batch; ``{}`` before the first.
-        group: Index of each sequence's prompt, (batch,); sequences of one prompt have the same.
-        age: Number of versions that the sampling weights were behind, (batch,) or (batch, time).
-        mask: 1 where a token counts, (batch, time); `bandpo.Batch` fills it in.
+        group: Index of each sequence's prompt, (batch,); sequences of one prompt have the same. In a packed batch of
+            the shape (sequences,).
+        age: Number of versions that the sampling weights were behind, per sequence as ``group``, or (batch, time).
+        sequences: Which tokens form a sequence; `bandpo.Batch` fills it in.
         processes: The ``torch.distributed`` group over whose batches sums of the batch run; None for this process.
 
     Raises:
         ValueError: ``progress`` outside of [0, 1].
 
-    >>> TrainingState(mask=torch.tensor([[0.0, 1.0, 1.0]])).position
+    >>> from bandpo.sequences import Sequences
+    >>> TrainingState(sequences=Sequences(torch.tensor([[0.0, 1.0, 1.0]]))).position
     tensor([[0., 0., 1.]])
     """
 
@@ -76,18 +80,20 @@ class TrainingState:
     controller_state: Mapping[str, float] | None = None
     group: Int[Tensor, " batch"] | None = None
     age: Tensor | None = None
-    mask: Float[Tensor, "batch time"] | None = None
+    sequences: Sequences | None = None
     processes: Any = None
 
     @property
     def position(self) -> Float[Tensor, "batch time"] | None:
-        """Number of counted tokens of the sequence before each token; None without a mask."""
-        return None if self.mask is None else (self.mask.cumsum(-1) - 1).clamp(min=0.0)
+        """Number of counted tokens of the sequence before each token; None where sequences are not known."""
+        return None if self.sequences is None else self.sequences.position
 
     @property
     def length(self) -> Float[Tensor, "batch time"] | None:
-        """Number of counted tokens of each token's sequence; None without a mask."""
-        return None if self.mask is None else self.mask.sum(-1, keepdim=True).expand_as(self.mask)
+        """Number of counted tokens of each token's sequence; None where sequences are not known."""
+        if self.sequences is None:
+            return None
+        return self.sequences.at_tokens(self.sequences.length).to(self.sequences.mask.dtype)
 
     def __post_init__(self) -> None:
         if self.progress is not None and not 0 <= self.progress <= 1:

@@ -129,14 +129,6 @@ def test_rules_and_objectives_see_one_context():
     assert seen.blocked.tolist() == [[False, False, False], [True, True, False]]
 
 
-def test_a_batch_is_changed_as_a_whole():
-    state = TrainingState(age=torch.tensor([1, 2]))
-    batch = Batch.read(LOGP, OLD, ADVANTAGES, MASK, entropy=-OLD, weights=torch.ones(2), state=state)
-    second = batch.map(lambda x: x[1:])
-    assert {len(x) for x in second[:-1] if x is not None} == {1}
-    assert (second.state.age.tolist(), second.state.mask.shape, len(batch.mask)) == ([2], (1, 3), 2)
-
-
 # --- more than a weight -----------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from bandpo.runs.metric_names import BINS, RARE
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 EDGES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -83,9 +83,11 @@ class Audit:
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+        segments: Int[Tensor, "batch time"] | None = None,
+        cu_seqlens: Int[Tensor, " ends"] | None = None,
         packed: bool | None = None,
     ) -> Audit:
-        """The sums of one batch, on its device and without a synchronisation.
+        """Return the sums of one batch, on its device and without a synchronisation.
 
         Args:
             logp: Log-probabilities of the sampled tokens under the policy in training; like every tensor here, as
@@ -99,6 +101,8 @@ class Audit:
                 an unbiased estimate of the old policy's entropy.
             counterfactuals: Rules and methods to try on the same tensors, by name. A rule is tried with PPO's
                 surrogate at the run's level, a method as it is.
+            segments: In a packed batch the number of each token's sequence, as for `bandpo.policy_loss`.
+            cu_seqlens: In a packed batch where each sequence begins, as for `bandpo.policy_loss`.
             packed: Whether a row holds several sequences, as for `bandpo.policy_loss`. The run's method is checked with
                 its own average, the methods that are tried without theirs, as no figure depends on it.
 
@@ -106,7 +110,16 @@ class Audit:
             TypeError, ValueError: see `bandpo.policy_loss`.
         """
         run = as_method(method)
-        batch = Batch.read(logp, logp_old, advantages, mask, logp_anchor=logp_anchor, entropy=entropy)
+        batch = Batch.read(
+            logp,
+            logp_old,
+            advantages,
+            mask,
+            logp_anchor=logp_anchor,
+            entropy=entropy,
+            segments=segments,
+            cu_seqlens=cu_seqlens,
+        )
         check_unpacked(batch, advantages, run, run.aggregation, packed)
         for other in counterfactuals.values():
             check_unpacked(batch, advantages, tried_at(run.level, other), None, packed)
@@ -237,8 +250,9 @@ def _sums(
         own.ratio
     )
     mass = torch.stack([tokens.ratio for tokens in views]) * advantages.abs()
-    if batch.weights is not None:
-        mass = mass * batch.weights
+    token_weights = batch.token_weights
+    if token_weights is not None:
+        mass = mass * token_weights
     moved = mask * (advantages != 0)
     blocked = (kept <= 0) * moved
     changed = ((kept - 1).abs() > KEPT_WHOLE) * moved

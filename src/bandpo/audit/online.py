@@ -17,6 +17,7 @@ from bandpo.doctor.token_checks import token_findings
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.runs import LossBatch, Setup
 from bandpo.runs.logs import Row, named_rows
+from bandpo.sequences import unpack
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -78,6 +79,8 @@ class Watch:
         truncated: Sequence[bool] | Tensor | None = None,
         generation: int = 0,
         update: int = 0,
+        segments: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> None:
         """Check what a run assumes on sequences of a generated batch, if no update was made on it yet.
 
@@ -90,7 +93,22 @@ class Watch:
         """
         if update or generation % self._every:
             return
-        counted = normalize_mask(logp_old, mask).cpu() != 0
+        tensors = unpack(
+            {
+                "logp_old": logp_old,
+                "logp": logp,
+                "advantages": advantages,
+                "mask": mask,
+                "logp_rollout": logp_rollout,
+                "entropy": entropy,
+                "tokens": tokens,
+            },
+            segments,
+            cu_seqlens,
+        )
+        logp_old, logp, advantages = tensors["logp_old"], tensors["logp"], tensors["advantages"]
+        logp_rollout, entropy, tokens = tensors["logp_rollout"], tensors["entropy"], tensors["tokens"]
+        counted = normalize_mask(logp_old, tensors["mask"]).cpu() != 0
         old = _at_counted(counted, logp_old)
         new = None if logp is None else _at_counted(counted, logp)
         per_token = advantages.detach().float().cpu()

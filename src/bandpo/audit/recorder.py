@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bandpo
-from bandpo import _checks
 from bandpo.batch import normalize_mask
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 from bandpo.runs.record_format import FORMAT, META, import_pyarrow, record_schema
+from bandpo.sequences import unpack
 from bandpo.text import as_method, as_text
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Recorder:
         reward: Sequence[float] | Tensor | None = None,
         truncated: Sequence[bool] | Tensor | None = None,
         method: Method | ClipRule | str | None = None,
+        segments: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> None:
         """Append the tokens of one loss; what stands where the mask is 0 is not kept.
 
@@ -149,6 +151,9 @@ class Recorder:
             reward: For each sequence its whole reward, before any baseline.
             truncated: For each sequence whether its answer was cut off at the length limit.
             method: The run's method in this loss, if it is not the one told at construction (a radius that changes).
+            segments: In a packed batch the number of each token's sequence, as for `bandpo.policy_loss`. Each sequence
+                becomes a row of the record.
+            cu_seqlens: In a packed batch where each sequence begins, as for `bandpo.policy_loss`.
 
         Raises:
             ValueError: shapes differ, the mask holds another value than 0 and 1, or the recorder is closed.
@@ -158,10 +163,23 @@ class Recorder:
         call, self._calls = self._calls, self._calls + 1
         if (call if step is None else step) % self.every:
             return
-        named = {"logp_old": logp_old, "logp": logp, "advantages": advantages, "mask": mask}
-        named |= {"logp_rollout": logp_rollout, "entropy": entropy, "tokens": tokens}
-        for name, x in named.items():
-            _checks.check_dense(name, x)
+        tensors = unpack(
+            {
+                "logp_old": logp_old,
+                "logp": logp,
+                "advantages": advantages,
+                "mask": mask,
+                "logp_rollout": logp_rollout,
+                "entropy": entropy,
+                "tokens": tokens,
+                "version": version,
+            },
+            segments,
+            cu_seqlens,
+        )
+        logp_old, logp, advantages = tensors["logp_old"], tensors["logp"], tensors["advantages"]
+        mask, logp_rollout, entropy = tensors["mask"], tensors["logp_rollout"], tensors["entropy"]
+        tokens, version = tensors["tokens"], tensors["version"]
         if logp_old.dim() != 2:
             raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
         counted = normalize_mask(logp_old, mask).cpu() != 0

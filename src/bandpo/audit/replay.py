@@ -22,6 +22,7 @@ from bandpo.runs import LossBatch, Run, Setup, open_run
 from bandpo.runs.logs import Row, named_rows
 from bandpo.runs.setup import framework_of
 from bandpo.schedules import TrainingState
+from bandpo.sequences import Sequences
 from bandpo.text import as_method, as_text, parse
 
 if TYPE_CHECKING:
@@ -72,14 +73,16 @@ def as_batch(loss_batch: LossBatch) -> Batch:
         return None if array is None else torch.from_numpy(array)
 
     mask = torch.from_numpy(loss_batch.mask).float()
+    sequences = Sequences(mask)
     return Batch(
         log_ratio=torch.from_numpy(loss_batch.log_ratio),
         logp_old=torch.from_numpy(loss_batch.logp_old),
         advantages=torch.from_numpy(loss_batch.advantages),
         mask=mask,
+        sequences=sequences,
         logp_anchor=tensor(loss_batch.logp_anchor),
         entropy=tensor(loss_batch.entropy),
-        state=TrainingState(age=tensor(loss_batch.lag), mask=mask),
+        state=TrainingState(age=tensor(loss_batch.lag), sequences=sequences),
     )
 
 

@@ -166,10 +166,11 @@ class SequenceMask(_Apart):
     def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         moved = tokens.log_ratio_anchor
         if self.drift == "max_k2":
-            drift = (tokens.mask * moved.square() / 2).amax(-1, keepdim=True)
+            largest = tokens.sequences.max(tokens.mask * moved.square() / 2)
+            drift = tokens.sequences.at_tokens(largest)
         else:
             drift = tokens.sequence_mean(-moved if self.drift == "mean_k1" else torch.expm1(moved) - moved)
-        masked = (drift > self.max_kl).expand_as(moved)
+        masked = drift > self.max_kl
         return masked if self.both_signs else masked & (tokens.advantages < 0), 0.0, 0.0
 
 
@@ -252,13 +253,11 @@ class FutureKL(_Around):
 
     def _factor(self, tokens: Tokens) -> Tensor:
         left_out = (tokens.ratio > self.max_ratio) | (tokens.mask == 0)
-        gained, length = tokens.log_ratio.masked_fill(left_out, 0.0), tokens.mask.shape[-1]
-        place = torch.arange(length, device=gained.device)
+        gained = tokens.log_ratio.masked_fill(left_out, 0.0)
         # Each round doubles how far the sums reach: until a token counts 2^−64, below the rounding of float64.
         for doubling in range(math.ceil(math.log2(64 * self.decay))):
-            later = place + 2**doubling
-            reached = gained[..., later.clamp(max=length - 1)] * (later < length)
-            gained = gained + 2 ** (-(2**doubling) / self.decay) * reached
+            distance = 2**doubling
+            gained = gained + 2 ** (-distance / self.decay) * tokens.sequences.ahead(gained, distance)
         return gained.clamp(0.0, math.log1p(self.boost)).exp()
 
     def weight(self, tokens: Tokens) -> Tensor:

@@ -266,7 +266,8 @@ class GammaWeight(Objective):
         log_w = tokens.sequence_sum(tokens.log_ratio.clamp(-20.0, 20.0))
         if tokens.weights is not None:
             log_c = tokens.weights.log().clamp(math.log(1e-8), 20.0)
-            log_w = log_w + (tokens.sequence_sum(log_c) if log_c.shape == log_w.shape else log_c)
+            per_token = log_c.shape == log_w.shape
+            log_w = log_w + (tokens.sequence_sum(log_c) if per_token else tokens.sequences.at_tokens(log_c))
         log_w = log_w.clamp(math.log(1e-8), 20.0)
         negative = tokens.advantages < 0
         k = torch.full_like(log_w, self.k_positive).masked_fill(negative, self.k_negative)
