@@ -115,6 +115,14 @@ def check_new_method(output: str, folder: Path) -> None:
     assert re.search(r"gradient equals Method\(.*SecondMoment.*\([1-9]\d* beyond a bound\)", output)
 
 
+def check_packed_batch(output: str, folder: Path) -> None:
+    """Every form has the padded batch's loss and gradient, and a row that looks packed is refused."""
+    figures = re.findall(r"^(?:padded|segments|cu_seqlens|jagged) +(loss .*)", output, re.M)
+    assert len(figures) == 4
+    assert len(set(figures)) == 1
+    assert "without:    row 0 looks packed" in output
+
+
 def check_diagnose_a_log(output: str, folder: Path) -> None:
     """The planted fault is named, with advice in TRL's own settings."""
     assert "300 log steps of trl" in output
@@ -143,6 +151,7 @@ EXAMPLES = {
     "own_loop.py": Example(
         check_own_loop, ("--steps", "40", "--record", "tokens"), needs=("pyarrow",), mark=pytest.mark.slow
     ),
+    "packed_batch.py": Example(check_packed_batch),
     "trl_grpo.py": Example(check_trl_grpo, needs=("trl", "bandpo_lab"), mark=pytest.mark.slow),
     "trl_lora_smollm2.py": Example(
         check_trl_lora,

@@ -270,6 +270,7 @@ _SUBMODULES = (
     "rules",
     "runs",
     "schedules",
+    "sequences",
     "text",
 )
 """The public submodules."""

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from bandpo.batch import Batch
     from bandpo.methods import Method
 
-REMEDY = "If it holds several sequences, say where they lie: segments= (the number of each token's sequence) or cu_seqlens="
+REMEDY = (
+    "If it holds several sequences, say where they lie: segments= (the number of each token's sequence) or "
+    "cu_seqlens="
+)
 
 
 class _Pairs(NamedTuple):

@@ -199,7 +199,7 @@ def compare(
         cause = _cause(
             found, wanted, counted, batch.sequences, lambda *x: difference(*x).max().item(), others
         )
-        worst = apart.flatten().topk(min(3, apart.numel())).indices.tolist()
+        worst = [int(token) for token in apart.flatten().topk(min(3, apart.numel())).indices]
         examples = tuple(
             f"{batch.sequences.place(token)}: {found.flatten()[token]:.4g}, expected {wanted.flatten()[token]:.4g}"
             for token in worst

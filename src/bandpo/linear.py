@@ -7,7 +7,7 @@ pass computes them again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from bandpo import _checks
 from bandpo.errors import InvalidType, InvalidValue
+from bandpo.sequences import offsets
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -93,12 +94,11 @@ def linear_logp(
             group=group,
             offset=offset,
         )
-        several = isinstance(results, tuple)
-        jagged = [
-            torch.nested.nested_tensor_from_jagged(values, ids.offsets())
-            for values in (results if several else (results,))
-        ]
-        return tuple(jagged) if several else jagged[0]
+        ends = offsets(ids)
+        if not isinstance(results, tuple):
+            return torch.nested.nested_tensor_from_jagged(results, ends)
+        parts = cast("tuple[Tensor, ...]", results)
+        return tuple(torch.nested.nested_tensor_from_jagged(values, ends) for values in parts)
     given = {"hidden": hidden, "lm_head_weight": lm_head_weight} | ({} if bias is None else {"bias": bias})
     for name, x in given.items():
         _checks.as_float(name, x[:0])  # none of it, so that nothing is converted

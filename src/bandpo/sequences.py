@@ -238,7 +238,7 @@ def _index_of_starts(cu_seqlens: Tensor, mask: Tensor) -> tuple[int, Tensor]:
         if int(cu_seqlens[0]) != 0 or not rises or int(cu_seqlens[-1]) > mask.numel():
             raise InvalidValue(
                 f"cu_seqlens must rise from 0 to at most the number of tokens, {mask.numel()}; got "
-                f"{cu_seqlens.tolist()}"
+                f"{_numbers(cu_seqlens)}"
             )
     place = torch.arange(mask.numel(), device=mask.device)
     # The number of sequences that end at or before a token; all of them behind the last one.
@@ -260,12 +260,13 @@ def _check_segments(segments: Tensor, count: int | None) -> None:
     starts[..., 1:] = segments[..., 1:] != segments[..., :-1]
     runs = segments[starts]
     runs = runs[runs >= 0]
-    numbers, times = runs.unique(return_counts=True)
-    if bool((times > 1).any()):
-        torn = int(numbers[times > 1][0])
+    runs, _ = runs.sort()
+    repeated = runs[1:][runs[1:] == runs[:-1]]
+    if len(repeated):
+        torn = int(repeated[0])
         raise InvalidValue(
             f"segment {torn} stands in several places: the tokens of a sequence must be next to each other, and "
-            "numbers must differ between rows (where they begin anew in each row, add the number of sequences before it)"
+            "numbers must differ between rows (where they begin anew in each row, add the number of sequences before)"
         )
 
 
@@ -312,7 +313,7 @@ def read_layout(
             raise InvalidType(
                 f"{leader_name} is nested, so it says itself where sequences lie: leave segments out"
             )
-        cu_seqlens = _offsets(leader)
+        cu_seqlens = offsets(leader)
         for name, x in tensors.items():
             if not isinstance(x, torch.Tensor):
                 continue
@@ -349,8 +350,11 @@ def unpack(
     leader, *_ = layout.tensors.values()
     mask = layout.tensors["mask"]
     mask = torch.ones(leader.shape) if mask is None else mask.detach().float().cpu()
-    where = {"segments": layout.segments, "cu_seqlens": layout.cu_seqlens}
-    sequences = Sequences.read(mask, **{name: None if x is None else x.cpu() for name, x in where.items()})
+    sequences = Sequences.read(
+        mask,
+        segments=None if layout.segments is None else layout.segments.cpu(),
+        cu_seqlens=None if layout.cu_seqlens is None else layout.cu_seqlens.cpu(),
+    )
     rows: dict[str, Any] = {}
     for name, x in (layout.tensors | {"mask": mask}).items():
         per_token = isinstance(x, torch.Tensor) and x.shape == leader.shape
@@ -373,16 +377,21 @@ def _as_tokens(x: Any, leader: Tensor) -> Any:
     return x
 
 
-def _offsets(x: Tensor) -> Tensor:
+def _numbers(x: Tensor) -> list[int]:
+    """Return the values of a tensor."""
+    return cast("list[int]", cast("Any", x).tolist())
+
+
+def offsets(x: Tensor) -> Tensor:
     """Return where each row of a jagged tensor begins, and where the last one ends."""
     return cast("Any", x).offsets()
 
 
 def _same_rows(x: Tensor, leader: Tensor) -> bool:
     """Check whether two jagged tensors have rows of the same lengths, as far as that can be read."""
-    if x.values().shape != leader.values().shape or _offsets(x).shape != _offsets(leader).shape:
+    if x.values().shape != leader.values().shape or offsets(x).shape != offsets(leader).shape:
         return False
-    return not _checks.values_can_be_read(leader.values()) or torch.equal(_offsets(x), _offsets(leader))
+    return not _checks.values_can_be_read(leader.values()) or torch.equal(offsets(x), offsets(leader))
 
 
 def _check_form(name: str, x: Any, leader_name: str, leader: Any) -> None:

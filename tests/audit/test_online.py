@@ -53,6 +53,13 @@ def test_what_is_looked_at():
     assert said(Watch(), [before])[0].startswith("temperature")
 
 
+def test_a_packed_batch_is_checked_as_the_padded_one():
+    sick = batch(0, temperature=0.7)
+    ends = torch.arange(65) * 14
+    packed = {name: x.reshape(1, -1) if getattr(x, "ndim", 0) == 2 else x for name, x in sick.items()}
+    assert said(Watch(), [packed | {"cu_seqlens": ends}]) == said(Watch(), [sick])
+
+
 def test_a_run_can_be_stopped():
     sick = batch(0)
     sick["logp"][3, 5] = math.nan

@@ -109,6 +109,48 @@ def test_advantages_and_versions_of_tokens(tmp_path):
     assert second.lag is None
 
 
+@pytest.mark.parametrize("form", ["segments", "cu_seqlens", "jagged"])
+def test_a_packed_batch_is_recorded_as_the_padded_one(form, tmp_path):
+    lengths = torch.tensor([16, 3, 9, 1])
+    inside = torch.arange(16) < lengths[:, None]
+    padded = batch(5)
+    padded["mask"] = padded["mask"] * inside
+    padded |= {"tokens": torch.arange(64).view(4, 16), "entropy": torch.rand(4, 16)}
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    packed = {name: x[inside][None] if x.shape == inside.shape else x for name, x in padded.items()}
+    where = {"cu_seqlens": ends}
+    if form == "segments":
+        where = {"segments": torch.arange(4).repeat_interleave(lengths)[None]}
+    if form == "jagged":
+        where = {}
+        packed = {
+            name: torch.nested.nested_tensor_from_jagged(x[0], ends) if x.shape[0] == 1 else x
+            for name, x in packed.items()
+        }
+    sequences = {
+        "group": [0, 0, 1, 1],
+        "reward": [0.0, 1.0, 0.5, 0.25],
+        "version": torch.tensor([1, 2, 3, 4]),
+    }
+    for name, tensors in {"padded": padded, "packed": packed | where}.items():
+        with Recorder(tmp_path / name) as recorder:
+            recorder.add(**tensors, **sequences, step=4)
+    (expected,), (result,) = (read_record(tmp_path / name) for name in ("padded", "packed"))
+    for name in (
+        "logp_old",
+        "log_ratio",
+        "advantages",
+        "mask",
+        "entropy",
+        "lag",
+        "token",
+        "position",
+        "group",
+        "reward",
+    ):
+        assert_array_equal(getattr(result, name), getattr(expected, name), err_msg=name)
+
+
 def test_the_anchor_may_be_the_engine(tmp_path):
     given = batch(2)
     rollout = given["logp_old"] - 0.2

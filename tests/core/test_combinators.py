@@ -45,8 +45,9 @@ def test_clipped_values(a, b, log_ratio):
     log_ratio, logp = torch.tensor([[log_ratio]]), torch.tensor([[-8.0]])
     for rule in (TwoSided(a, b), Loosest(a, b), Tightest(a, b)):
         bounds = rule.bounds(logp)
-        expected = log_ratio.clamp(bounds.log_lower, bounds.log_upper)
-        tokens = Tokens(log_ratio, logp, torch.ones(1, 1), torch.ones(1, 1), rule)
+        tokens = Tokens.from_batch(logp + log_ratio, logp, torch.ones(1, 1), rule=rule)
+        # The ratio as the view has it: the sum above rounds.
+        expected = tokens.log_ratio.clamp(bounds.log_lower, bounds.log_upper)
         assert torch.equal(tokens.clipped, expected.exp())
         assert torch.equal(tokens.reported_ratio, tokens.clipped)
         assert not rule.solves
