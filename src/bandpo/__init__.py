@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         RatioBounds,
         ratio_bounds,
     )
+    from bandpo.compiled import compile_loss
     from bandpo.divergences import (
         KL,
         AlphaDivergence,
@@ -156,6 +157,7 @@ _MODULES = {
     "Tokens": "bandpo.batch",
     "RatioBounds": "bandpo.bounds",
     "ratio_bounds": "bandpo.bounds",
+    "compile_loss": "bandpo.compiled",
     "KL": "bandpo.divergences",
     "AlphaDivergence": "bandpo.divergences",
     "Divergence": "bandpo.divergences",
@@ -256,6 +258,7 @@ _SUBMODULES = (
     "batch",
     "bounds",
     "cli",
+    "compiled",
     "doctor",
     "divergences",
     "errors",
@@ -370,6 +373,7 @@ __all__ = [
     "as_text",
     "certify",
     "check",
+    "compile_loss",
     "linear_logp",
     "parse",
     "policy_loss",

@@ -115,7 +115,8 @@ def linear_logp(
         if number is not None:
             _checks.positive(name, number)
     dtype = torch.promote_types(hidden.dtype, lm_head_weight.dtype)
-    if torch.is_autocast_enabled(hidden.device.type):
+    # The meta device has no autocast, and asking for it raises.
+    if hidden.device.type != "meta" and torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
     tokens = hidden.reshape(-1, width).to(dtype)
     if chunk is None:

@@ -432,8 +432,13 @@ def TRM(max_kl: float = 0.01, drift: str = "mean_k3") -> Method:
 
 @_published("2603.19835")
 def FIPO(
-    low: float = 0.2, high: float = 0.28, dual_clip: float = 10.0, decay: float = 32.0, boost: float = 0.2
+    low: float = 0.2,
+    high: float = 0.28,
+    dual_clip: float = 10.0,
+    decay: float = 32.0,
+    boost: float = 0.2,
+    safety_ratio: float = math.inf,
 ) -> Method:
     """PPO's clip, weights raised where the rest of the response gains, see `FutureKL`. As its script for 32B."""
-    objective = FutureKL(decay, boost, dual_clip, DualClip(dual_clip, Surrogate()))
+    objective = FutureKL(decay, boost, dual_clip, DualClip(dual_clip, Surrogate()), safety_ratio)
     return Method(FixedClip(low, high), objective, aggregation="token-mean")

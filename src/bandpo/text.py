@@ -131,6 +131,9 @@ def as_method(method: Method | ClipRule | str | None = None) -> Method:
     if isinstance(method, ClipRule):
         return Method(method, DEFAULT.objective)  # newer compilers break the graph where a default is made
     if not _checks.is_a(method, Method):
+        name = getattr(method, "__name__", "")
+        if name in METHODS or (isinstance(method, type) and issubclass(method, (ClipRule, Method))):
+            raise InvalidType(f"method is {name} itself: write {name}(), with its arguments if it needs any")
         raise InvalidType(f"method must be {EXAMPLES[Method]}, or its text, got {method!r}")
     return method
 

@@ -18,7 +18,7 @@ from bandpo import (
     policy_loss,
 )
 from bandpo.batch import Tokens, reduce_to_level
-from bandpo.objectives import ClippedWeight, SelfAnchored, SequenceMask
+from bandpo.objectives import ClippedWeight, FutureKL, SelfAnchored, SequenceMask
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -206,3 +206,14 @@ def test_refuses_bad_input(settings, error, message):
 def test_refuses_bad_settings(bad):
     with pytest.raises(ValueError, match="must be"):
         bad()
+
+
+def test_future_kl_raises_no_token_beyond_the_safety_ratio_with_a_negative_advantage():
+    old = torch.full((1, 3), 0.01).log()
+    tokens = Tokens.from_batch(
+        torch.tensor([[0.05, 0.05, 0.03]]).log(), old, torch.tensor([[-1.0, 1.0, -1.0]]), rule=Unclipped()
+    )
+    raised = FutureKL(decay=1.0).weight(tokens) / tokens.ratio
+    kept = FutureKL(decay=1.0, safety_ratio=4.0).weight(tokens) / tokens.ratio
+    torch.testing.assert_close(raised, torch.full((1, 3), 1.2))
+    torch.testing.assert_close(kept, torch.tensor([[1.0, 1.2, 1.2]]))

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+import bandpo
 from bandpo import (
     KL,
     Band,
@@ -179,3 +180,9 @@ def test_as_text_reads_back(value):
         assert parse(f"Band(KL(), {text})", ClipRule).radius == value
     else:
         assert parse(text, ClipRule if isinstance(value, ClipRule) else Objective) == value
+
+
+@pytest.mark.parametrize("name", ["GRPO", "BandPO", "FixedClip", "Method"])
+def test_a_method_that_is_not_called_is_named(name):
+    with pytest.raises(TypeError, match=rf"method is {name} itself: write {name}\(\)"):
+        as_method(getattr(bandpo, name))

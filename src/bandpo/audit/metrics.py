@@ -243,7 +243,8 @@ def _sums(
     """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
     own = views[0]
     advantages = own.advantages
-    bins = torch.bucketize(own.logp_anchor, own.logp_anchor.new_tensor(EDGES).log(), right=True)
+    # The number of edges at or below p. A tensor of the edges would be copied from the host with each call.
+    bins = torch.stack([own.logp_anchor >= math.log(edge) for edge in EDGES]).sum(0)
     # 1 where a counted token has this sign of advantage and lies in this bin of probability
     signs = torch.stack([advantages > 0, advantages < 0]).unsqueeze(1)
     cells = (signs & (bins == torch.arange(len(BINS), device=bins.device)[:, None, None])) * mask.to(

@@ -56,6 +56,14 @@ class Objective(Varies, ABC):
         return False
 
     @property
+    def one_pass(self) -> bool:
+        """Whether a compiler may compute its expressions again in place of storing them, see `bandpo.compile_loss`.
+
+        False for sums whose every term would be computed anew from all terms before it.
+        """
+        return True
+
+    @property
     def whole_batch(self) -> bool:
         """Whether a token's weight depends on other sequences: the loss then needs all of an update at once."""
         return False

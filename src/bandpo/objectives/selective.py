@@ -50,6 +50,10 @@ class _Around(Objective):
         return self.objective.whole_sequence
 
     @property
+    def one_pass(self) -> bool:
+        return self.objective.one_pass
+
+    @property
     def whole_batch(self) -> bool:
         return self.objective.whole_batch
 
@@ -230,6 +234,15 @@ class FutureKL(_Around):
     The factor is ``e^F`` within [1, 1 + boost], where F is the sum of ``2^(−d/decay)·log r`` over the token and those
     after it, d the distance in positions. Tokens with ``r > max_ratio`` and those that do not count add nothing.
 
+    Args:
+        decay: Distance at which a later token counts half, in tokens, > 0.
+        boost: Largest gain of a weight, > 0.
+        max_ratio: Ratio above which a token adds nothing, > 0.
+        objective: The other objective.
+        safety_ratio: Ratio above which a token with A < 0 is not raised, > 0; ``inf`` for none. ms-swift's
+            ``fipo_safety_threshold``, 4 there by default. The authors' script for 32B has 10, the ratio from which its
+            dual clip drops these tokens anyway.
+
     Source: arXiv 2603.19835. The authors' code also drops sequences with several tokens above ``max_ratio``.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
@@ -242,14 +255,19 @@ class FutureKL(_Around):
     boost: float = 0.2
     max_ratio: float = 10.0
     objective: Objective = Surrogate()
+    safety_ratio: float = math.inf
 
     def __post_init__(self) -> None:
-        above_0(decay=self.decay, boost=self.boost, max_ratio=self.max_ratio)
+        above_0(decay=self.decay, boost=self.boost, max_ratio=self.max_ratio, safety_ratio=self.safety_ratio)
         super().__post_init__()
 
     @property
     def whole_sequence(self) -> bool:
         return True
+
+    @property
+    def one_pass(self) -> bool:
+        return False
 
     def _factor(self, tokens: Tokens) -> Tensor:
         left_out = (tokens.ratio > self.max_ratio) | (tokens.mask == 0)
@@ -258,7 +276,9 @@ class FutureKL(_Around):
         for doubling in range(math.ceil(math.log2(64 * self.decay))):
             distance = 2**doubling
             gained = gained + 2 ** (-distance / self.decay) * tokens.sequences.ahead(gained, distance)
-        return gained.clamp(0.0, math.log1p(self.boost)).exp()
+        factor = gained.clamp(0.0, math.log1p(self.boost)).exp()
+        unsafe = (tokens.ratio > self.safety_ratio) & (tokens.advantages < 0)
+        return factor.masked_fill(unsafe, 1.0)
 
     def weight(self, tokens: Tokens) -> Tensor:
         return self._factor(tokens) * super().weight(tokens)
@@ -348,7 +368,8 @@ class Balanced(Objective):
         max_upper: Last upper bound.
         step: What one widening adds, > 0.
 
-    Source: arXiv 2510.18927 for the ranges. Order (lower bound first), step and sums are the authors' code's; the paper
+    Source: arXiv 2510.18927 and the page of its authors' code for the share and the ranges; the settings file of that
+    code ends at 0.8 and 2.0. Order (lower bound first), step and sums are the authors' code's; the paper
     moves the upper bound first, by 0.05, then the lower one by 0.02, weighs tokens in its sums by their old
     probability, and wants a share of 0.4.
 
@@ -380,26 +401,29 @@ class Balanced(Objective):
 
     def _bounds(self, tokens: Tokens) -> tuple[Tensor, ...]:
         """The lower and the upper bound that this batch gets, each of shape (1,)."""
-        lowers, uppers = (
-            _steps(self.lower, self.max_lower, self.step),
-            _steps(self.upper, self.max_upper, self.step),
-        )
-        wider = len(uppers) - 1  # the upper bound's steps, which follow the lower bound's
-        pairs = tokens.ratio.new_tensor(
-            [(lower, self.upper) for lower in lowers] + [(lowers[-1], x) for x in uppers[1:]]
-        )
-        gain, loss = ((tokens.advantages * sign * tokens.mask).clamp(min=0.0) for sign in (1, -1))
+        lowers = _steps(self.lower, self.max_lower, self.step)
+        uppers = _steps(self.upper, self.max_upper, self.step)
+        gain = (tokens.advantages * tokens.mask).clamp(min=0.0)
+        loss = (-tokens.advantages * tokens.mask).clamp(min=0.0)
         gains = torch.stack([(tokens.ratio.clamp(max=upper) * gain).sum() for upper in uppers])
         losses = torch.stack([(tokens.ratio.clamp(min=lower) * loss).sum() for lower in lowers])
         if tokens.state.processes is not None:
             for sums in (gains, losses):
                 torch.distributed.all_reduce(sums, group=tokens.state.processes)  # pyright: ignore
+
+        # The pairs of bounds in their order: the lower bound rises to its end, then the upper one.
+        pairs = len(lowers) + len(uppers) - 1
         gains = torch.cat([gains[:1].expand(len(lowers)), gains[1:]])
-        losses = torch.cat([losses, losses[-1:].expand(wider)])
+        losses = torch.cat([losses, losses[-1:].expand(len(uppers) - 1)])
         enough = gains >= self.share * (gains + losses)
-        enough[-1] = True  # the widest pair is taken if none is enough
-        first = enough.byte().argmax().view(1)  # kept a tensor: a Python index would be read from the device
-        return pairs.index_select(0, first).unbind(-1)
+        # The widest pair is taken if none is enough.
+        enough = enough | (torch.arange(pairs, device=enough.device) == pairs - 1)
+        # Kept a tensor, as a Python number would be read from the device, and computed, as a table of the bounds would
+        # be copied to it.
+        first = enough.byte().argmax().view(1).to(tokens.ratio.dtype)
+        lower = self.lower + self.step * first.clamp(max=len(lowers) - 1)
+        upper = self.upper + self.step * (first - (len(lowers) - 1)).clamp(min=0)
+        return lower.clamp(max=self.max_lower), upper.clamp(max=self.max_upper)
 
     def _blocked(self, tokens: Tokens) -> Tensor:
         lower, upper = self._bounds(tokens)

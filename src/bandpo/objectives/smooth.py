@@ -200,7 +200,8 @@ class HazardGate(Objective):
     """MHPO's form: ``w = exp(ψ − ζ)/cosh²(log r/reach)``, the log-ratio bent to ``ψ = reach·tanh(log r/reach)``.
 
     The hazard ``ζ = (softplus(ψ)/rise_scale)^rise_shape + (softplus(−ψ)/fall_scale)^fall_shape`` grows to both sides.
-    All settings are > 0. At r = 1 the weight is 0.265, not 1. It looks at no clip rule.
+    All settings are > 0. At r = 1 the weight is 0.265, not 1. It looks at no clip rule. The hazard multiplies the
+    gradient and has none of its own: a loss that differentiates ζ too has another gradient at 97 % of the tokens.
 
     Source: arXiv 2603.16929.
     """

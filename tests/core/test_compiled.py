@@ -1,0 +1,126 @@
+"""`compile_loss`: one pass over the tokens, few compilations, and the gradient of the loss that is not compiled."""
+
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from bandpo import (
+    KL,
+    Band,
+    ClipRateController,
+    DualClip,
+    Linear,
+    Method,
+    TrainingState,
+    compile_loss,
+    policy_loss,
+)
+from bandpo.methods import METHODS
+
+inductor = pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler's CPU backend needs g++")
+
+
+def batch(rows=8, columns=24, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    old = -3 * torch.rand(rows, columns, generator=random) - 0.01
+    logp = (old + 0.3 * torch.randn(rows, columns, generator=random)).clamp(max=-1e-3)
+    mask = (torch.rand(rows, columns, generator=random) > 0.2).float()
+    return logp, old, torch.randn(rows, generator=random), mask
+
+
+def gradient(loss, tensors, **settings):
+    logp, *rest = tensors
+    leaf = logp.clone().requires_grad_()
+    outputs = loss(leaf, *rest, **settings)
+    outputs.loss.backward()
+    return leaf.grad, outputs
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["GRPO", "BandPO", "GSPO", "FIPO", "VESPO", "CISPO"])
+def test_it_is_the_same_loss(name):
+    compiled = compile_loss(METHODS[name].method(), backend="eager")
+    expected = gradient(policy_loss, batch(), method=f"{name}()", entropy=torch.ones(8, 24))
+    torch.testing.assert_close(gradient(compiled, batch(), entropy=torch.ones(8, 24)), expected)
+
+
+NUMBERS = {
+    "a controller": Method(Band(KL(), ClipRateController(target=0.01, start=0.05))),
+    "a schedule": Method(Band(KL(), Linear(0.05, 0.01))),
+    "a schedule of an objective": Method(Band(KL(), 0.05), DualClip(Linear(10.0, 3.0))),
+    "both": Method(Band(KL(), ClipRateController(target=0.01, start=0.05)), DualClip(Linear(10.0, 3.0))),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_that_change_with_each_step_compile_at_most_twice(case):
+    method = NUMBERS[case]
+    graphs = CompileCounterWithBackend("eager")
+    compiled = compile_loss(method, backend=graphs)
+    controller_state: dict[str, float] = {}
+    values = []
+    for step in range(50):
+        state = TrainingState(progress=step / 50, controller_state=controller_state)
+        tensors = batch(seed=step)
+        outputs = compiled(*tensors, state=state)
+        torch.testing.assert_close(outputs, policy_loss(*tensors, method=method, state=state))
+        values.append(float(outputs.metrics["clip_high"]))
+        controller_state = method.update_controllers(controller_state, outputs.metrics)
+    assert len(set(values)) > 20
+    assert graphs.frame_count <= 2
+
+
+def test_a_number_that_is_not_known_is_refused():
+    compiled = compile_loss(NUMBERS["a schedule"], backend="eager")
+    with pytest.raises(ValueError, match=r"TrainingState\(progress=...\)"):
+        compiled(*batch())
+
+
+def test_arguments_of_torch_compile():
+    with pytest.raises(TypeError, match="method must be"):
+        compile_loss(3)
+    with pytest.raises(RuntimeError, match="no_such_backend"):
+        compile_loss(backend="no_such_backend")(*batch())
+
+
+def test_packed_batches():
+    logp, old, advantages, _ = batch()
+    ends = torch.arange(9) * 24
+    packed = (logp.view(1, -1), old.view(1, -1), advantages)
+    compiled = compile_loss("GSPO()", backend="eager")
+    expected = policy_loss(logp, old, advantages, method="GSPO()")
+    torch.testing.assert_close(compiled(*packed, cu_seqlens=ends), expected)
+
+
+def bytes_per_token(name, shape):
+    """Bytes that the compiled loss reads and writes for each token, forward and backward, by the compiler's count."""
+    from torch._inductor import config, metrics
+
+    metrics.reset()
+    tensors = batch(*shape)
+    torch._logging.set_logs(inductor_metrics=True)
+    try:
+        with config.patch(force_disable_caches=True):
+            result, _ = gradient(compile_loss(f"{name}()"), tensors)
+    finally:
+        torch._logging.set_logs()
+    expected, _ = gradient(policy_loss, tensors, method=f"{name}()")
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-8)
+    return metrics.num_bytes_accessed / tensors[0].numel()
+
+
+@inductor
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
+@pytest.mark.parametrize("name", ["GRPO", "DAPO", "BandPO", "BandAbove"])
+def test_one_pass_each_way(name):
+    """Three values read and one written forward, one read and one written backward."""
+    assert bytes_per_token(name, (64, 1024)) <= 24.5
