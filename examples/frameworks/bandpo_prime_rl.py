@@ -11,7 +11,8 @@
 Without ``method`` it is ``Band(KL(), 0.05)``.
 
 Anchor: the sampler's log-probabilities (``inference_logprobs``), the only old ones that prime-rl has. The bounds
-therefore cover the mismatch between sampler and trainer too.
+therefore cover the mismatch between sampler and trainer too. prime-rl's micro-batches do not say with which weights a
+token was sampled.
 
 prime-rl imports the path in the trainer process, so bandpo must be installed in that environment. Written for
 prime-rl's custom-loss interface of 2026-08 (commit 559b447).
@@ -21,9 +22,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from bandpo import integrations
 from bandpo.errors import InvalidValue
-from bandpo.integrations import _adapt
-from bandpo.integrations._adapt import read_method
+from bandpo.integrations import read_method
 from bandpo.loss import LossOutputs, policy_loss
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def loss(
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask
     weights = getattr(inputs, "loss_weights", None)
     tensors = (logp, logp_old, inputs.advantages, mask)
-    _adapt.record(record, "prime-rl", chosen, *(x[None] for x in tensors), sampler=True, update=0)
+    integrations.record(record, "prime-rl", chosen, *(x[None] for x in tensors), sampler=True, update=0)
     # prime-rl splits its packed rows and calls a loss once for each sequence.
     total, metrics = policy_loss(*tensors, method=chosen, weights=weights, aggregation="sum", packed=False)
     if kl_tau:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-from bandpo.integrations._adapt import epsilons, read_rule
+from bandpo.integrations import epsilons, read_bounds
 from bandpo.integrations._trl_config import MethodSettings
 from bandpo.methods import Method
 
@@ -32,7 +32,7 @@ class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):  # pyright: ignore[r
     """
 
     def __post_init__(self) -> None:
-        self.settle(Method(read_rule(method=self.method)))
+        self.settle(Method(read_bounds(method=self.method).clip))
         super().__post_init__()
 
 
@@ -45,8 +45,10 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         counted = inputs["token_index"] >= 0  # TRL's own selection: packed tokens, without padding
-        stock, rule = (self.epsilon_low, self.epsilon_high), read_rule(method=self.args.method)
-        _, self.epsilon_low, self.epsilon_high = epsilons(rule, inputs["old_log_probs"][counted])
+        stock = self.epsilon_low, self.epsilon_high
+        rule = read_bounds(method=self.args.method).clip
+        bounds = epsilons(rule, inputs["old_log_probs"][counted])
+        self.epsilon_low, self.epsilon_high = bounds.low, bounds.high
         try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:

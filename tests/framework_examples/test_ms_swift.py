@@ -1,106 +1,138 @@
-"""ms-swift needs ModelScope. The parts of ``GRPOTrainer`` that the adapter meets are written out here: the settings
-that it reads, the batch that its loss takes, PPO's clamp in between, and the mapping by which it finds its trainer."""
+"""The trainer's own loss, on trainers that were not constructed: that takes a model, which the loss never looks at."""
 
 import importlib
-import sys
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from bandpo.runs.record import read_record
 from contract import Contract, make_batch
-from stand_ins import stand_in
+from helpers.frameworks import importing, needs
+
+needs("swift")
+
+with importing():
+    from swift.rl_core.data import GRPOBatch
+    from swift.rlhf_trainers.arguments import GRPOConfig
+    from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
+    from swift.trainers.trainer_factory import TrainerFactory
+
+    from bandpo_ms_swift import BandGRPOTrainer
 
 
-class GRPOTrainer:
-    def __init__(self, loss_type="bnpo", importance_sampling_level="token", epsilon=0.2, epsilon_high=None):
-        self.args = SimpleNamespace(**{k: v for k, v in locals().items() if k != "self"})
-        self.model, self.state = SimpleNamespace(training=True), SimpleNamespace(global_step=3)
-        self._prepare_algorithm_params()
-
-    def _prepare_algorithm_params(self):
-        self.loss_type = self.args.loss_type
-        self.importance_sampling_level = self.args.importance_sampling_level
-        self.epsilon_low = self.args.epsilon
-        self.epsilon_high = self.args.epsilon if self.args.epsilon_high is None else self.args.epsilon_high
-
-    def _get_per_token_logps_and_entropies(self, model, model_inputs, batch, compute_entropy=False):
-        return model_inputs["logp"], None
-
-    def _compute_loss_and_metrics(self, model, model_inputs, batch):
-        logp, _ = self._get_per_token_logps_and_entropies(model, model_inputs, batch)
-        old = logp.detach() if batch.old_per_token_logps is None else batch.old_per_token_logps
-        mask = batch.completion_mask
-        # ms-swift's own batches are padded with finite values; the contract pads with anything.
-        ratio = (logp - old.masked_fill(mask == 0, 0.0)).masked_fill(mask == 0, 0.0).exp()
-        clamped = torch.clamp(ratio, 1 - self.epsilon_low, 1 + self.epsilon_high)
-        loss = -torch.min(ratio * batch.advantages, clamped * batch.advantages)
-        low = ((ratio < 1 - self.epsilon_low) & (batch.advantages < 0)).float()
-        return (loss * mask).sum() / mask.sum(), {"low_clip": (low * mask).sum() / mask.sum()}
+NAMED = TrainerFactory.TRAINER_MAPPING["grpo"]
 
 
-@pytest.fixture(autouse=True)
-def adapter(monkeypatch):
-    stand_in(monkeypatch, "swift.rlhf_trainers", GRPOTrainer=GRPOTrainer)
-    factory = SimpleNamespace(TRAINER_MAPPING={"grpo": "swift.rlhf_trainers.GRPOTrainer"})
-    stand_in(monkeypatch, "swift.trainers.trainer_factory", TrainerFactory=factory)
-    sys.modules.pop("bandpo_ms_swift", None)
-    yield importlib.import_module("bandpo_ms_swift")
-    sys.modules.pop("bandpo_ms_swift", None)
+def trainer(cls, **settings):
+    settings = {"loss_type": "bnpo"} | settings
+    # A model's precision is no matter of the loss, and Liger is not installed.
+    liger = settings.pop("use_liger_kernel", False)
+    args = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
+    args.use_liger_kernel = liger
+    made = object.__new__(cls)
+    made.args, made.model = args, SimpleNamespace(training=True)
+    made._prepare_algorithm_params()
+    vars(made).update(
+        accelerator=SimpleNamespace(num_processes=1, gather_for_metrics=lambda x: x),
+        beta=0.0,
+        compute_entropy=False,
+        disable_rollout_importance_sampling=False,
+        model_accepts_loss_kwargs=False,
+        compute_loss_func=None,
+        current_gradient_accumulation_steps=1,
+        _has_teacher=False,
+        chord_sft_iterator=None,
+        state=SimpleNamespace(global_step=3),
+        _metrics=defaultdict(lambda: defaultdict(list)),
+    )
+    return made
 
 
-def call(trainer, batch, old=True):
-    inputs = SimpleNamespace(
+def call(made, batch, monkeypatch, old=True):
+    """The loss of a batch with log-probabilities in place of a model's."""
+    given = GRPOBatch(
+        completion_mask=batch.mask.bool(),
+        truncated_mask=torch.zeros(len(batch.mask), dtype=torch.bool),
+        seq_lengths=batch.mask.sum(1),
         old_per_token_logps=batch.logp_old if old else None,
         rollout_per_token_logps=None,
-        completion_mask=batch.mask,
         advantages=batch.advantages[:, None].expand_as(batch.logp),
+        num_items_in_batch=batch.mask.sum(),
     )
-    return trainer._compute_loss_and_metrics(None, {"logp": batch.logp}, inputs)
+    monkeypatch.setattr(
+        GRPOTrainer, "_get_per_token_logps_and_entropies", lambda *_, **__: (batch.logp, None)
+    )
+    return made._compute_loss_and_metrics(None, {}, given)
 
 
 class TestMsSwift(Contract):
     @pytest.fixture(autouse=True)
-    def _environment(self, adapter, monkeypatch):
-        self.adapter, self.patch = adapter, monkeypatch
+    def _environment(self, monkeypatch):
+        self.patch = monkeypatch
 
     def ours(self, batch, clip):
         self.patch.setenv("BANDPO_METHOD", clip)
-        return call(self.adapter.BandGRPOTrainer(), batch)[0]
+        return call(trainer(BandGRPOTrainer), batch, self.patch)[0]
 
     def stock(self, batch, low, high):
-        return call(GRPOTrainer(epsilon=low, epsilon_high=high), batch)[0]
+        return call(trainer(GRPOTrainer, epsilon=low, epsilon_high=high), batch, self.patch)[0]
 
     def recorded(self, batch, folder):
         self.patch.setenv("BANDPO_RECORD", folder)
-        return call(self.adapter.BandGRPOTrainer(), batch)
+        return call(trainer(BandGRPOTrainer), batch, self.patch)
 
     def sequence_level(self, batch):
-        self.adapter.BandGRPOTrainer(importance_sampling_level="sequence")
+        trainer(BandGRPOTrainer, importance_sampling_level="sequence")
 
 
-def test_its_factory_finds_our_trainer(adapter):
-    path = sys.modules["swift.trainers.trainer_factory"].TrainerFactory.TRAINER_MAPPING["grpo"]
-    module, _, name = path.rpartition(".")
-    assert getattr(importlib.import_module(module), name) is adapter.BandGRPOTrainer
+def test_its_factory_names_this_trainer():
+    module, _, name = NAMED.rpartition(".")
+    assert getattr(importlib.import_module(module), name) is BandGRPOTrainer
 
 
-def test_its_own_settings_come_back_after_each_loss(adapter):
-    trainer = adapter.BandGRPOTrainer(epsilon=0.1)
-    _, metrics = call(trainer, make_batch(18))
-    assert (trainer.epsilon_low, trainer.epsilon_high) == (0.1, 0.1)
-    assert 0 < metrics["low_clip"] < 1  # its metrics are of our bounds
+def test_its_own_settings_come_back_after_each_loss(monkeypatch):
+    made = trainer(BandGRPOTrainer)
+    _, metrics = call(made, make_batch(18), monkeypatch)
+    assert (made.epsilon_low, made.epsilon_high) == (0.2, 0.2)
+    # Its metrics are of the method's bounds.
+    assert 0 < metrics["clipping"]["region_clip_mean"] < 1
 
 
-def test_with_one_update_per_batch_it_is_left_alone(adapter):
+def test_with_one_update_per_batch_it_is_left_alone(monkeypatch):
     batch = make_batch(19)
-    ours, stock = (call(made, batch, old=False)[0] for made in (adapter.BandGRPOTrainer(), GRPOTrainer()))
-    assert torch.equal(ours, stock)
+    losses = [call(trainer(cls), batch, monkeypatch, old=False)[0] for cls in (BandGRPOTrainer, GRPOTrainer)]
+    assert torch.equal(*losses)
 
 
-def test_what_it_cannot_do_is_refused_at_construction(adapter, monkeypatch):
-    with pytest.raises(ValueError, match="--loss_type cispo does not clamp the ratio"):
-        adapter.BandGRPOTrainer(loss_type="cispo")
+def test_a_record_has_the_ratio_cap_that_stands_beside_a_rule(monkeypatch, tmp_path):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
+    monkeypatch.setenv("BANDPO_METHOD", "FixedClip(0.2)")
+    call(trainer(BandGRPOTrainer, delta=3.0), make_batch(20), monkeypatch)
+    (loss,) = read_record(tmp_path)
+    assert "RatioCap(max_ratio=3.0" in loss.method
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_liger_kernel": True}, "^--use_liger_kernel=True: Liger would compute the loss"),
+        ({"loss_type": "cispo"}, "^--loss_type=cispo: "),
+        ({"loss_type": "fipo"}, "^--loss_type=fipo: "),
+        ({"epsilon": 0.1}, "^--epsilon=0.1: it would have no effect"),
+        ({"epsilon_high": 0.28}, "^--epsilon_high=0.28: it would have no effect"),
+        ({"delta": 3.0}, "^--delta=3.0: the method and this setting"),
+    ],
+)
+def test_settings_that_make_its_loss_another_one_are_refused(settings, message, monkeypatch):
+    monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
+    with pytest.raises(ValueError, match=message):
+        trainer(BandGRPOTrainer, **settings)
+
+
+def test_a_method_that_is_more_than_bounds_is_refused(monkeypatch):
     monkeypatch.setenv("BANDPO_METHOD", "SAPO()")
     with pytest.raises(ValueError, match=r"^BANDPO_method: 'SAPO\(\)' is SigmoidGate"):
-        adapter.BandGRPOTrainer()
+        trainer(BandGRPOTrainer)

@@ -1,5 +1,10 @@
-"""prime-rl is not on the package index: its documented interface, two dataclasses, is written out here."""
+"""prime-rl's custom losses: its own ``LossInputs``, its own import of the loss and its own sum over sequences.
 
+It is not on the package index. Where neither an installed package nor a clone is here, a stand-in takes the place of
+``LossInputs``; `FIELDS` says what it imitates, and is compared with prime-rl's own where that is here.
+"""
+
+import dataclasses
 import importlib
 from types import SimpleNamespace
 
@@ -9,13 +14,26 @@ import torch
 from bandpo import policy_loss
 from bandpo_prime_rl import loss
 from contract import Contract, dense_loss, make_batch
+from helpers.frameworks import importing, is_here
 from pages import framework_blocks
+
+FIELDS = ["trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages", "loss_mask", "loss_weights"]
+"""The fields of ``LossInputs``."""
+
+REAL = is_here("prime_rl", "src", "packages/prime-rl-configs/src", clone="prime-rl")
+if REAL:
+    with importing(
+        "pydantic_config", "wandb", "loguru", "tomli_w", "prime_rl.configs", "prime_rl.utils.logger"
+    ):
+        from prime_rl.trainer.rl import loss as prime_rl
+
+LossInputs = prime_rl.LossInputs if REAL else SimpleNamespace
 
 
 def sequences(batch):
     """What prime-rl hands to the loss: one packed sequence after another, padding and all, and no batch dimension."""
     for row in range(len(batch.logp)):
-        yield SimpleNamespace(
+        yield LossInputs(
             trainer_logprobs=batch.logp[row],
             inference_logprobs=batch.logp_old[row],
             ref_logprobs=None,
@@ -44,6 +62,40 @@ class TestPrimeRL(Contract):
         inputs = next(sequences(batch))
         inputs.inference_logprobs = inputs.inference_logprobs.mean().reshape(1)
         loss(inputs)
+
+
+def test_the_stand_in_imitates_prime_rls_own_inputs():
+    if not REAL:
+        pytest.skip("needs prime_rl, or a clone called prime-rl in $BANDPO_CLONES")
+    assert [field.name for field in dataclasses.fields(prime_rl.LossInputs)] == FIELDS
+    assert [field.name for field in dataclasses.fields(prime_rl.LossOutputs)] == ["loss", "metrics"]
+
+
+@pytest.mark.parametrize("method", ["DAPO()", "DPPO()", "Band(KL(), 0.05)"])
+def test_prime_rls_own_sum_over_sequences_is_the_mean_over_tokens(method, monkeypatch):
+    if not REAL:
+        pytest.skip("needs prime_rl, or a clone called prime-rl in $BANDPO_CLONES")
+    config = SimpleNamespace(import_path="bandpo_prime_rl.loss", kwargs={"method": method})
+    monkeypatch.setattr(prime_rl, "CustomLossConfig", SimpleNamespace)
+    batch = make_batch(27)
+    lists = [list(x) for x in (batch.logp, batch.logp_old, batch.mask.bool())]
+    total, metrics = prime_rl.compute_loss(
+        trainer_logprobs=lists[0],
+        inference_logprobs=lists[1],
+        ref_logprobs=None,
+        advantages=[a.expand(batch.mask.shape[1]) for a in batch.advantages],
+        loss_mask=lists[2],
+        rl_weights=None,
+        ce_weights=None,
+        ref_kl_weights=None,
+        rl_loss_fn=prime_rl.setup_rl_loss_fn(config),
+        rl_scale=int(batch.mask.sum()),
+        ce_scale=1,
+        ref_kl_scale=1,
+    )
+    tensors = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
+    TestPrimeRL().compare(batch, total, policy_loss(*tensors, method=method, aggregation="token-mean").loss)
+    assert len(metrics["clip_high"]) == len(batch.mask)
 
 
 def test_weights_multiply_and_the_penalty_is_prime_rls():

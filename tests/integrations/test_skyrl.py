@@ -1,5 +1,6 @@
 import sys
 import typing
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -14,11 +15,14 @@ if sys.version_info < (3, 12):
 
     typing.TypedDict = typing_extensions.TypedDict
 
-from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry, ppo_policy_loss
+from omegaconf import OmegaConf
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry, PolicyLossType, ppo_policy_loss
 from skyrl.train.config.config import AlgorithmConfig
 
 from bandpo import policy_loss
 from bandpo.integrations.skyrl import BandAlgorithmConfig, band, settings
+from bandpo.runs.configs import read_configuration
+from bandpo.text import as_method
 
 
 def call(loss_fn, config, batch, rollout=None):
@@ -108,3 +112,80 @@ def test_a_method_brings_its_average_unless_the_user_sets_another(caplog):
     assert not caplog.records
     assert BandAlgorithmConfig(method="GRPO()", loss_reduction="prompt_mean").loss_reduction == "prompt_mean"
     assert "loss_reduction=prompt_mean averages in place of GRPO" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trainer.algorithm.eps_clip_high=0.28"], "eps_clip_high=0.28: it would have no effect"),
+        (
+            ["trainer.algorithm.clip_ratio_c=5.0"],
+            "clip_ratio_c=5.0: it is a setting of SkyRL's loss dual_clip",
+        ),
+        (["trainer.algorithm.sapo.tau_pos=2.0"], "sapo.tau_pos=2.0: it is a setting of SkyRL's loss sapo"),
+        (
+            ["trainer.algorithm.policy_loss_type=regular", "trainer.algorithm.method=DAPO()"],
+            "method=DAPO\\(\\): trainer.algorithm.policy_loss_type=regular is SkyRL's own loss",
+        ),
+        (
+            ["trainer.algorithm.policy_loss_type=dppo", "trainer.algorithm.record=/tokens"],
+            "record=/tokens: trainer.algorithm.policy_loss_type=dppo is SkyRL's own loss",
+        ),
+        (
+            [
+                "trainer.algorithm.method=DPPO()",
+                "trainer.algorithm.off_policy_correction.tis_ratio_type=token",
+            ],
+            "off_policy_correction.tis_ratio_type=token: the ratio of DPPO",
+        ),
+        (
+            ["trainer.algorithm.method=IcePop()", "trainer.algorithm.use_tis=true"],
+            "use_tis=True: the ratio of IcePop",
+        ),
+        (
+            ["trainer.algorithm.method=DAPO()", "trainer.fully_async.enabled=true"],
+            "fully_async.enabled=True: DAPO",
+        ),
+    ],
+)
+def test_settings_that_make_its_loss_another_one_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"^trainer\\..*{message}"):
+        settings(arguments)
+
+
+def test_skyrls_own_losses_stay_as_they_are():
+    algorithm = settings(
+        ["trainer.algorithm.policy_loss_type=dual_clip", "trainer.algorithm.clip_ratio_c=5.0"]
+    )
+    assert algorithm.trainer.algorithm.loss_reduction == "token_mean"
+    settings(["trainer.algorithm.method=DPPO()", "trainer.fully_async.enabled=true"])
+
+
+LOSSES = [(loss_type, {}) for loss_type in PolicyLossType]
+LOSSES += [
+    (PolicyLossType.DPPO, {"dppo.dppo_type": "binary_kl", "dppo.delta_low": 0.03, "dppo.delta_high": 0.05}),
+    (PolicyLossType.CISPO, {"cispo.cispo_eps_clip_low": 0.3, "cispo.cispo_eps_clip_high": 0.6}),
+]
+"""SkyRL's losses, with settings that change the method which they are."""
+
+
+@pytest.mark.parametrize(("loss_type", "changed"), LOSSES, ids=str)
+def test_a_run_with_one_of_skyrls_own_losses_is_read_as_the_method_that_it_is(loss_type, changed, tmp_path):
+    """The gradient of each, against that of the method that its configuration is read as."""
+    config = AlgorithmConfig(policy_loss_type=loss_type.value)
+    for name, value in changed.items():
+        section, _, key = name.partition(".")
+        setattr(getattr(config, section), key, value)
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml({"trainer": {"algorithm": asdict(config)}}))
+    text = read_configuration(tmp_path).method
+    if loss_type in ("clip_cov", "cross_entropy"):
+        assert text is None
+        return
+    batch = make_batch(28, (16, 40), spread=0.5)
+    rollout = (batch.logp_old - 0.2 * torch.rand_like(batch.logp_old)).where(batch.mask > 0, 0.0)
+    method = as_method(text)
+    old = rollout if method.old_policy == "rollout" else batch.logp_old
+    ours = policy_loss(batch.logp, old, batch.advantages, batch.mask, method=method, aggregation="sum").loss
+    stock, _ = call(PolicyLossRegistry.get(loss_type), config, batch, rollout)
+    gradient = TestSkyRL().compare(batch, stock, ours, value=False)
+    assert (gradient != 0).any()

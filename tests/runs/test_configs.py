@@ -30,6 +30,12 @@ SKYRL["algorithm"] = {
     "eps_clip_high": 4e-4,
     "clip_ratio_c": 3,
 }
+SKYRL_SECTIONS = {
+    "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
+    "cispo": {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0},
+    "dppo": {"dppo_type": "binary_kl", "delta_low": 0.05, "delta_high": 0.05},
+    "kl_cov": {"kl_cov_frac": 0.002, "ppo_kl_coef": 1.0},
+}
 NEMO = {"loss_fn": {"ratio_clip_min": 0.2, "ratio_clip_max": 0.28, "ratio_clip_c": None}}
 NEMO |= {"policy": {"train_global_batch_size": 512}}
 NEMO |= {"grpo": {"num_prompts_per_step": 32, "num_generations_per_prompt": 16}}
@@ -92,6 +98,30 @@ def test_a_framework_s_own_configuration(name, settings, framework, method, upda
         assert method_of(read_configuration(tmp_path, "GMPO()")) == as_method("GMPO()")
     else:
         assert read_configuration(tmp_path, "GMPO()") == setup  # which the configuration overrules
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "method"),
+    [
+        ("regular", "FixedClip(0.5, 4.0)"),
+        ("dual_clip", "Method(FixedClip(0.5, 4.0), DualClip(3))"),
+        ("gspo", "GSPO(0.5, 4.0)"),
+        ("sapo", "SAPO()"),
+        ("cispo", "CISPO(1.0, 4.0)"),
+        ("rollout_is", "IcePop(0.5, 4.0)"),
+        ("dppo", "DPPO(KL(), 0.05, inf)"),
+        ("kl_cov", "KLCov(0.002, 1.0)"),
+        ("importance_sampling", "Unclipped()"),
+        ("clip_cov", None),
+        ("cross_entropy", None),
+    ],
+)
+def test_skyrls_own_losses(loss_type, method, tmp_path):
+    """All of SkyRL 0.3.0; tests/integrations/test_skyrl.py compares their gradients."""
+    algorithm = {"policy_loss_type": loss_type, "eps_clip_low": 0.5, "eps_clip_high": 4.0, "clip_ratio_c": 3}
+    saved(tmp_path / "config.yaml", {"trainer": {"algorithm": algorithm | SKYRL_SECTIONS}})
+    text = read_configuration(tmp_path).method
+    assert text is None if method is None else as_method(text) == as_method(method)
 
 
 @pytest.mark.parametrize(

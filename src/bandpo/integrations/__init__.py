@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bandpo.integrations._adapt import Epsilons, epsilons, read_method, read_rule, record
+from bandpo.integrations._adapt import Epsilons, dual_clip_of, epsilons, read_bounds, read_method, record
+from bandpo.integrations._settings import check_settings
 
-__all__ = ["ADAPTERS", "Adapter", "Epsilons", "epsilons", "read_method", "read_rule", "record"]
+__all__ = [
+    "ADAPTERS",
+    "Adapter",
+    "Epsilons",
+    "check_settings",
+    "dual_clip_of",
+    "epsilons",
+    "read_bounds",
+    "read_method",
+    "record",
+]
 
 
 @dataclass(frozen=True)

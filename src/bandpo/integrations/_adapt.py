@@ -15,7 +15,7 @@ from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.loss import known_aggregation
 from bandpo.methods import Method
-from bandpo.objectives import Surrogate
+from bandpo.objectives import DualClip, Surrogate
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule
 from bandpo.text import as_method
@@ -58,22 +58,45 @@ def read_method(
         return read(method, moves, whole, average)
 
 
-def read_rule(prefix: str = "", method: Any = None, *, average: str | None = None) -> ClipRule:
-    """`read_method` for a framework that can be given bounds alone, since the rest of the loss is its own.
+def read_bounds(
+    prefix: str = "", method: Any = None, *, average: str | None = None, dual_clip: bool = False
+) -> Method:
+    """Return `read_method` for a framework that can be given bounds alone, since the rest of the loss is its own.
+
+    Args:
+        prefix: As for `read_method`.
+        method: As for `read_method`.
+        average: As for `read_method`.
+        dual_clip: Whether the framework can be given the number of a dual clip too, see `dual_clip_of`.
 
     Raises:
         ValueError: see `read_method`; or the method is not PPO's surrogate on one ratio per token.
 
-    >>> read_rule(method="DAPO()"), read_rule()
+    >>> read_bounds(method="DAPO()").clip, read_bounds().clip
     (FixedClip(low=0.2, high=0.28), Band(divergence=KL(), radius=0.05, max_ratio=10.0))
+    >>> read_bounds(method="BandPO()", dual_clip=True).objective
+    DualClip(max_ratio=10.0, objective=Surrogate(beyond=0.0))
     """
+    # The loss is given parts of an update, but PPO's surrogate looks at one token at a time.
     read = read_method(prefix, method, whole=True, average=average)
-    if (read.objective, read.level) != (Surrogate(), "token"):
+    objective = read.objective
+    if dual_clip and isinstance(objective, DualClip):
+        objective = objective.objective
+    if (objective, read.level) != (Surrogate(), "token"):
         raise InvalidValue(
             f"{prefix}method: {method!r} is {read.objective!r} per {read.level}, but this framework's loss can only be "
             "given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
-    return read.clip
+    return read
+
+
+def dual_clip_of(method: Method) -> float | None:
+    """Return the ratio above which a method's dual clip drops tokens with A < 0; None if it has no dual clip.
+
+    >>> dual_clip_of(read_bounds(method="BandPO()", dual_clip=True)), dual_clip_of(read_bounds(method="DAPO()"))
+    (10.0, None)
+    """
+    return method.objective.max_ratio if isinstance(method.objective, DualClip) else None
 
 
 def has_bias(method: Method) -> bool:

@@ -28,6 +28,7 @@ from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations._adapt import has_bias, numbers, read_method, record
+from bandpo.integrations._settings import check_settings
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 
@@ -57,10 +58,12 @@ class BandAlgorithmConfig(AlgorithmConfig):
             advantages that it has scaled for the average. So methods that need a whole update are refused, and those
             with a term free of the advantage.
         record: Folder, absolute, to which each worker writes the tokens of every loss, see `bandpo.Recorder`. The
-            advantages there are SkyRL's scaled ones.
+            advantages there are SkyRL's scaled ones, and SkyRL does not tell its loss with which weights a token was
+            sampled.
 
     Raises:
-        ValueError: ``method`` cannot be read, when the settings are built.
+        ValueError: when the settings are built, if ``method`` cannot be read, or a setting beside it would have no
+            effect or make the loss another one.
     """
 
     policy_loss_type: str = "band"
@@ -71,19 +74,51 @@ class BandAlgorithmConfig(AlgorithmConfig):
         parent = getattr(super(), "__post_init__", None)
         if parent is not None:
             parent()
+        if self.policy_loss_type != "band":
+            self._refuse_unused()
+            return
         method = _method(self)
+        check_settings("SkyRL", self, method)
         if has_bias(method):
             raise InvalidValue(
                 f"trainer.algorithm.method: {method!r} has a term free of the advantage, and SkyRL averages by scaling "
                 "advantages; train with verl or TRL"
             )
-        own = REDUCTIONS.get(method.aggregation or "")
-        if own and self.loss_reduction == AlgorithmConfig.loss_reduction:
-            self.loss_reduction = own
-        elif method.aggregation and own != self.loss_reduction:
+        # SkyRL turns the older use_tis into the newer setting later.
+        corrections = {
+            "use_tis": self.use_tis or None,
+            "off_policy_correction.tis_ratio_type": self.off_policy_correction.tis_ratio_type,
+        }
+        for name, value in corrections.items():
+            if method.old_policy == "rollout" and value is not None:
+                raise InvalidValue(
+                    f"trainer.algorithm.{name}={value}: the ratio of {method!r} refers to the sampler already, and "
+                    "would be corrected for it twice; leave it out"
+                )
+        self._settle_average(method)
+
+    def _refuse_unused(self) -> None:
+        """Refuse the settings that only the loss ``band`` reads, beside one of SkyRL's own losses."""
+        for name in ("method", "record"):
+            value = getattr(self, name)
+            if value is not None:
+                raise InvalidValue(
+                    f"trainer.algorithm.{name}={value}: trainer.algorithm.policy_loss_type={self.policy_loss_type} is "
+                    "SkyRL's own loss, beside which it would have no effect; use "
+                    "trainer.algorithm.policy_loss_type=band"
+                )
+
+    def _settle_average(self, method: Method) -> None:
+        """Set ``loss_reduction`` to the average of a whole method, unless the user has set another one."""
+        reduction = REDUCTIONS.get(method.aggregation or "")
+        if reduction and self.loss_reduction == AlgorithmConfig.loss_reduction:
+            self.loss_reduction = reduction
+        elif method.aggregation and reduction != self.loss_reduction:
             _logger.warning(
                 "trainer.algorithm.loss_reduction=%s averages in place of %r's own %s",
-                *(self.loss_reduction, method, method.aggregation),
+                self.loss_reduction,
+                method,
+                method.aggregation,
             )
 
 
@@ -131,9 +166,23 @@ def band(
 
 
 def settings(arguments: list[str]) -> object:
-    """SkyRL's settings from its command line, with those of `BandAlgorithmConfig`."""
+    """Return SkyRL's settings from its command line, with those of `BandAlgorithmConfig`.
+
+    Raises:
+        ValueError: as for `BandAlgorithmConfig`; or SkyRL's asynchronous trainer would train with a method that refers
+            to the trainer's log-probabilities.
+    """
     rest = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
-    return make_config(algorithm_cls=BandAlgorithmConfig).from_cli_overrides(rest)
+    config = make_config(algorithm_cls=BandAlgorithmConfig).from_cli_overrides(rest)
+    algorithm = config.trainer.algorithm
+    if config.trainer.fully_async.enabled and algorithm.policy_loss_type == "band":
+        method = _method(algorithm)
+        if method.old_policy != "rollout":
+            raise InvalidValue(
+                f"trainer.fully_async.enabled=True: {method!r} refers to the trainer's log-probabilities, and SkyRL "
+                "keeps none of the policies that sampled; use DPPO() or IcePop(), which refer to the sampler's"
+            )
+    return config
 
 
 def main() -> None:

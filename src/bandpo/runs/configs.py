@@ -273,15 +273,40 @@ def _verl_stock_method(config: Config) -> str | None:
 
 
 def _skyrl_stock_method(config: Config) -> str | None:
+    """Return the text of the method that SkyRL's own loss is; None for ``clip_cov`` and ``cross_entropy``."""
     settings = lookup(config, "trainer.algorithm")
     ends = settings["eps_clip_low"], settings["eps_clip_high"]
-    if settings["policy_loss_type"] == "regular":
+    loss_type = settings["policy_loss_type"]
+    if loss_type == "regular":
         return call_text("FixedClip", *ends)
-    if settings["policy_loss_type"] == "dual_clip":
+    if loss_type == "dual_clip":
         return method_text(call_text("FixedClip", *ends), call_text("DualClip", settings["clip_ratio_c"]))
-    if settings["policy_loss_type"] == "gspo":
+    if loss_type == "gspo":
         return call_text("GSPO", *ends)
+    if loss_type == "sapo":
+        return call_text("SAPO", settings["sapo"]["tau_pos"], settings["sapo"]["tau_neg"])
+    if loss_type == "cispo":
+        cispo = settings["cispo"]
+        return call_text("CISPO", cispo["cispo_eps_clip_low"], cispo["cispo_eps_clip_high"])
+    if loss_type == "rollout_is":
+        return call_text("IcePop", *ends)
+    if loss_type == "dppo":
+        return _skyrl_dppo(settings["dppo"])
+    if loss_type == "kl_cov":
+        return call_text("KLCov", settings["kl_cov"]["kl_cov_frac"], settings["kl_cov"]["ppo_kl_coef"])
+    if loss_type == "importance_sampling":
+        return "Unclipped()"
     return None
+
+
+def _skyrl_dppo(settings: Config) -> str:
+    """Return the text of SkyRL's DPPO, whose ratio is not truncated."""
+    divergence = "TotalVariation()" if settings["dppo_type"] == "binary_tv" else "KL()"
+    low, high = settings["delta_low"], settings["delta_high"]
+    if low == high:
+        return f"DPPO({divergence}, {high}, inf)"
+    clip = f"TwoSided(Band({divergence}, {low}, inf), Band({divergence}, {high}, inf))"
+    return f"Method({clip}, DropOutside(inf), old_policy='rollout')"
 
 
 def _nemo_rl_stock_method(config: Config) -> str | None:

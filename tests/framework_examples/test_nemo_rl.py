@@ -1,0 +1,78 @@
+"""NeMo-RL's own loss, without its models and its logger. It is not on the package index."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from contract import Contract, make_batch
+from helpers.frameworks import importing, needs
+from pages import framework_blocks
+
+needs("nemo_rl", clone="RL")
+
+PARTS = ("utils", "data", "models", "distributed", "algorithms.x_token", "algorithms.logits_sampling_utils")
+with importing("transformers", *(f"nemo_rl.{part}" for part in PARTS)):
+    from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
+
+    from bandpo_nemo_rl import BandPGLossFn
+
+
+def config_of(**settings):
+    """NeMo-RL's own settings, without its KL term."""
+    return ClippedPGLossConfig(**{"reference_policy_kl_penalty": 0.0} | settings)
+
+
+def call(loss_fn, batch):
+    """The loss of tokens with the column before them that NeMo-RL cuts off."""
+    data = {
+        "prev_logprobs": batch.logp_old,
+        "generation_logprobs": batch.logp_old.masked_fill(batch.mask == 0, 0.0),
+        "token_mask": batch.mask,
+        "advantages": batch.advantages[:, None].expand_as(batch.mask),
+    }
+    data = {name: torch.nn.functional.pad(x, (1, 0)) for name, x in data.items()}
+    data["sample_mask"] = torch.ones(len(batch.mask))
+    return loss_fn(batch.logp, data, torch.tensor(len(batch.mask)), batch.mask.sum())[0]
+
+
+class TestNeMoRL(Contract):
+    takes_dual_clip = True
+
+    def ours(self, batch, clip):
+        return call(BandPGLossFn(config_of(), clip), batch)
+
+    def stock(self, batch, low, high):
+        return call(ClippedPGLossFn(config_of(ratio_clip_min=low, ratio_clip_max=high)), batch)
+
+    def sequence_level(self, batch):
+        BandPGLossFn(config_of(sequence_level_importance_ratios=True, token_level_loss=False))
+
+
+def test_its_own_dual_clip_stands_beside_a_rule_alone():
+    batch, config = make_batch(21, spread=1.5), config_of(ratio_clip_c=1.5)
+    ours = call(BandPGLossFn(config, "FixedClip(0.2)"), batch)
+    TestNeMoRL().compare(batch, ours, call(ClippedPGLossFn(config), batch))
+    assert ours != TestNeMoRL().ours(batch, "FixedClip(0.2)")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_cispo": True}, "^loss_fn.use_cispo=True: NeMo-RL would compute CISPO's loss"),
+        ({"force_on_policy_ratio": True}, "^loss_fn.force_on_policy_ratio=True: every ratio would be 1"),
+        ({"disable_ppo_ratio": True}, "^loss_fn.disable_ppo_ratio=True: "),
+        ({"ratio_clip_max": 0.28}, "^loss_fn.ratio_clip_max=0.28: it would have no effect"),
+        ({"ratio_clip_c": 3.0}, "^loss_fn.ratio_clip_c=3.0: the method and this setting"),
+    ],
+)
+def test_settings_that_make_its_loss_another_one_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BandPGLossFn(config_of(**settings), "DAPO()")
+
+
+def test_the_documented_lines():
+    names = {"config": SimpleNamespace(loss_fn=config_of())}
+    exec(framework_blocks("nemo-rl")[0], names)
+    batch = make_batch(29)
+    assert call(names["loss_fn"], batch) == TestNeMoRL().ours(batch, "Band(KL(), 0.05)")

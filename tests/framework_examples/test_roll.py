@@ -1,0 +1,121 @@
+"""ROLL's own actor and loss, without its configurations and its models. It is not on the package index."""
+
+import importlib
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from contract import Contract, make_batch
+from helpers.frameworks import importing, needs
+from pages import framework_blocks
+
+needs("roll", clone="ROLL")
+
+PARTS = ("distributed", "models", "platforms", "configs", "pipeline.rlvr.rlvr_config", "pipeline.agentic")
+UTILS = ("logging", "checkpoint_manager", "context_managers", "dynamic_batching", "kl_controller")
+UTILS += ("offload_nccl", "offload_states")
+with importing(
+    *("codetiming", "ray", "tensordict", "tqdm"),
+    *(f"roll.{part}" for part in PARTS),
+    *(f"roll.utils.{part}" for part in UTILS),
+):
+    from roll.pipeline.rlvr.actor_worker import ActorWorker
+
+    from bandpo_roll import BandActorWorker
+
+DEFAULTS = {
+    "pg_clip": 0.2,
+    "use_pg_clip_range": False,
+    "pg_clip_low": 0.2,
+    "pg_clip_high": 0.2,
+    "importance_sampling": "token",
+    "dual_clip_loss": False,
+    "loss_agg_mode": "seq-mean-token-mean",
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.0,
+    "entropy_loss_coef": 0.0,
+    "rl_loss_coef": 1.0,
+    "difficulty_loss_weight": False,
+    "length_loss_weight": False,
+}
+"""Of ROLL's settings, what the loss reads."""
+
+
+def call(cls, batch, **settings):
+    """The loss of tokens, with the column before them that ROLL cuts off."""
+    correction = SimpleNamespace(is_weight=SimpleNamespace(enabled=False))
+    worker = object.__new__(cls)
+    worker.pipeline_config = SimpleNamespace(
+        **DEFAULTS | settings, enable_old_logprobs_recompute=True, train_infer_correction=correction
+    )
+    worker.strategy = SimpleNamespace(op_compute_log_probs=lambda **_: batch.logp)
+    tokens, samples = {"response_mask": batch.mask.sum()}, {"response_mask": len(batch.mask)}
+    tensors = {
+        "response_mask": torch.nn.functional.pad(batch.mask, (1, 0)),
+        "ref_log_probs": torch.zeros_like(batch.mask),
+        "advantages": batch.advantages[:, None].expand_as(batch.mask),
+        "old_log_probs": batch.logp_old,
+        "train_infer_is_weight": torch.ones_like(batch.mask),
+        "input_ids": None,
+    }
+    data = SimpleNamespace(
+        batch=tensors,
+        meta_info={"batch_num_tokens": tokens, "global_valid_samples": samples},
+        non_tensor_batch=defaultdict(list),
+    )
+    return worker.loss_func(data, None)[0]
+
+
+class TestROLL(Contract):
+    aggregation = "seq-mean-token-mean"
+    takes_dual_clip = True
+
+    @pytest.fixture(autouse=True)
+    def _environment(self, monkeypatch):
+        self.patch = monkeypatch
+
+    def ours(self, batch, clip):
+        self.patch.setenv("BANDPO_METHOD", clip)
+        return call(BandActorWorker, batch, use_pg_clip_range=True)
+
+    def stock(self, batch, low, high):
+        return call(ActorWorker, batch, use_pg_clip_range=True, pg_clip_low=low, pg_clip_high=high)
+
+    def sequence_level(self, batch):
+        call(BandActorWorker, batch, use_pg_clip_range=True, importance_sampling="seq")
+
+
+def test_its_own_dual_clip_stands_beside_a_rule_alone(monkeypatch):
+    monkeypatch.setenv("BANDPO_METHOD", "FixedClip(0.2)")
+    batch = make_batch(21, spread=1.5)
+    settings = {"use_pg_clip_range": True, "dual_clip_loss": True}
+    ours, stock = (call(cls, batch, **settings) for cls in (BandActorWorker, ActorWorker))
+    TestROLL().compare(batch, ours, stock)
+    assert ours != call(BandActorWorker, batch, use_pg_clip_range=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "^use_pg_clip_range=False: ROLL would clip at pg_clip"),
+        ({"use_pg_clip_range": True, "importance_sampling": "seq"}, "^importance_sampling=seq: "),
+        ({"use_pg_clip_range": True, "pg_clip_high": 0.28}, "^pg_clip_high=0.28: it would have no effect"),
+        ({"use_pg_clip_range": True, "dual_clip_loss": True}, "^dual_clip_loss=True: the method and this"),
+    ],
+)
+def test_settings_that_make_its_loss_another_one_are_refused(settings, message, monkeypatch):
+    monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
+    with pytest.raises(ValueError, match=message):
+        call(BandActorWorker, make_batch(), **settings)
+
+
+def test_the_documented_configuration(monkeypatch):
+    settings = yaml.safe_load(framework_blocks("roll")[0])
+    actor = settings.pop("actor_train")
+    module, _, name = actor["worker_cls"].rpartition(".")
+    monkeypatch.setenv("BANDPO_METHOD", actor["system_envs"]["BANDPO_METHOD"])
+    loss = call(getattr(importlib.import_module(module), name), make_batch(29), **settings)
+    assert loss == call(BandActorWorker, make_batch(29), use_pg_clip_range=True)

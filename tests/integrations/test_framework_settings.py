@@ -1,0 +1,98 @@
+"""The lists of settings that adapters refuse: each entry works, and is on the page of its framework."""
+
+import pytest
+
+from bandpo.integrations import check_settings
+from bandpo.integrations._settings import REFUSED
+from bandpo.text import as_method
+from pages import ROOT
+
+PAGES = {"miles": "slime"}
+"""Frameworks whose page has another name than theirs."""
+ENTRIES = [(framework, entry) for framework, refused in REFUSED.items() for entry in refused.settings]
+NAMED = [pytest.param(*pair, id=f"{pair[0]}-{pair[1].name}") for pair in ENTRIES]
+WHOLE, RULE = as_method("DAPO()"), as_method("Band(KL(), 0.05)")
+
+
+def wrong_values(entry):
+    """Values that an entry refuses."""
+    if entry.wrong:
+        return entry.wrong
+    right = entry.right[0]
+    if isinstance(right, bool):
+        return (not right,)
+    if isinstance(right, int | float):
+        return (right + 0.5,)
+    return ("another",)
+
+
+def set_to(framework, changed, value):
+    """Settings of a framework that are all right, but for one."""
+    settings = {}
+    for entry in REFUSED[framework].settings:
+        chosen = value if entry is changed else (entry.right or (None,))[0]
+        *levels, last = entry.name.replace("-", "_").split(".")
+        level = settings
+        for name in levels:
+            level = level.setdefault(name, {})
+        level[last] = chosen
+    return settings
+
+
+@pytest.mark.parametrize(("framework", "entry"), NAMED)
+def test_an_entry_names_values_of_one_kind_a_reason_and_a_fix(framework, entry):
+    assert bool(entry.wrong) != bool(entry.right)
+    assert entry.fix[0].islower()
+    assert not entry.why.endswith(".")
+    assert not entry.fix.endswith(".")
+
+
+@pytest.mark.parametrize(("framework", "entry"), NAMED)
+def test_a_wrong_value_is_refused_by_an_error_that_names_setting_value_and_fix(framework, entry):
+    for value in wrong_values(entry):
+        with pytest.raises(ValueError, match=r"=") as error:
+            check_settings(framework, set_to(framework, entry, value), WHOLE)
+        name = REFUSED[framework].prefix + entry.name
+        assert str(error.value) == f"{name}={value}: {entry.why}; {entry.fix}"
+
+
+@pytest.mark.parametrize("method", [WHOLE, RULE], ids=["whole", "rule"])
+@pytest.mark.parametrize("framework", REFUSED)
+def test_right_values_pass(framework, method):
+    check_settings(framework, set_to(framework, None, None), method)
+
+
+def test_what_stands_beside_a_rule_alone_is_refused_beside_a_whole_method_only():
+    check_settings("AReaL", {"importance_sampling_level": "token", "c_clip": 3.0}, RULE)
+    with pytest.raises(ValueError, match=r"^actor\.c_clip=3\.0: "):
+        check_settings("AReaL", {"importance_sampling_level": "token", "c_clip": 3.0}, WHOLE)
+
+
+def test_all_wrong_settings_are_named_at_once():
+    with pytest.raises(ValueError, match="use_cispo=True") as error:
+        check_settings("NeMo-RL", {"use_cispo": True, "ratio_clip_max": 0.28}, WHOLE)
+    assert len(str(error.value).splitlines()) == 2
+
+
+def table(refused):
+    """The table of a page."""
+    lines = ["| refused | because |", "|---|---|"]
+    for entry in refused.settings:
+        right = [f"`{value}`" for value in entry.right if value is not None]
+        if entry.wrong:
+            which = " or ".join(f"`{value}`" for value in entry.wrong)
+        else:
+            which = f"other than {right[0]}" if right else "any value"
+        if entry.beside_rule:
+            which += ", beside a whole method"
+        lines.append(f"| `{refused.prefix}{entry.name}`: {which} | {entry.why} |")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("framework", REFUSED)
+def test_a_page_has_the_list(framework):
+    name = PAGES.get(framework, framework.lower())
+    page = ROOT / f"docs/frameworks/{name}.md"
+    expected = table(REFUSED[framework])
+    if expected not in page.read_text():
+        pytest.fail(f"{page.relative_to(ROOT)} lacks this table:\n\n{expected}", pytrace=False)
