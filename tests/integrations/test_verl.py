@@ -17,6 +17,8 @@ from bandpo.methods import METHODS
 
 AGGREGATIONS = ["token-mean", "token-sum"]
 AGGREGATIONS += ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LENGTH = {"loss_scale_factor": 9}
+"""What the average by a length divides by."""
 
 
 def actor_config(policy_loss: PolicyLossConfig, **settings) -> ActorConfig:
@@ -63,7 +65,7 @@ def test_fixed_clip_is_verls_vanilla(mode, weighted, info):
     tensors = batch(0)
     if not weighted:
         tensors["rollout_is_weights"] = None
-    settings = ranges(0.2, 0.28, 1.5) | {"global_batch_info": info}
+    settings = ranges(0.2, 0.28, 1.5) | {"global_batch_info": info | LENGTH}
     theirs = evaluate(actor_config(PolicyLossConfig(), **settings), tensors, mode)
     ours = evaluate(
         actor_config(BandPolicyLossConfig(method="FixedClip(0.2, 0.28)"), **settings), tensors, mode
@@ -97,12 +99,14 @@ SAME = {
 def test_the_gradient_is_that_of_verls_own_loss(name, mode):
     """Some of verl's losses make one average whatever they are told, in some versions."""
     settings, ours = SAME[name]
+    settings = settings | {"global_batch_info": LENGTH}
     tensors, verls = batch_for(name, 5), actor_config(PolicyLossConfig(loss_mode=name), **settings)
     theirs, by_default, other = (
         evaluate(verls, tensors, given) for given in (mode, "seq-mean-token-mean", "token-sum")
     )
     mode = "seq-mean-token-mean" if torch.equal(by_default[1], other[1]) else mode
-    found = evaluate(actor_config(BandPolicyLossConfig(**ours), **settings), tensors, mode)
+    policy_loss = BandPolicyLossConfig(**ours, average="framework")
+    found = evaluate(actor_config(policy_loss, **settings), tensors, mode)
     torch.testing.assert_close(found[1], theirs[1], check_dtype=False)
     blocked = (theirs[1] == 0)[tensors["response_mask"]].double().mean()
     assert blocked == 0 if name in ("sapo", "gpg", "cispo") else 0.05 < blocked < 0.95
@@ -122,19 +126,22 @@ def test_the_gradient_is_that_of_verls_losses_with_a_penalty(name, settings, met
     torch.testing.assert_close(ours[1], theirs[1], check_dtype=False)
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("average", [None, "method", "token-mean", "seq-mean-token-sum", "framework"])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_the_cores_and_averages_as_it_does_unless_the_user_says_otherwise(method, mode):
+def test_every_method_is_the_cores_and_averages_as_it_does_unless_the_user_says_otherwise(method, average):
     tensors = batch(8)
-    _, gradient, metrics = evaluate(actor_config(BandPolicyLossConfig(method=method)), tensors, mode)
+    config = actor_config(BandPolicyLossConfig(method=method, average=average))
+    _, gradient, metrics = evaluate(config, tensors, "seq-mean-token-sum")
     logp = tensors["log_prob"].clone().requires_grad_()
     rest = (tensors["old_log_prob"], tensors["advantages"], tensors["response_mask"])
-    average = None if mode == "token-mean" else mode
+    average = {"method": None, "framework": "seq-mean-token-sum"}.get(average, average)
     weights = tensors["rollout_is_weights"]
     loss, expected = bandpo.policy_loss(
         logp, *rest, weights=weights, method=method, aggregation=average, packed=False
     )
     torch.testing.assert_close(gradient, torch.autograd.grad(loss, logp)[0], check_dtype=False)
+    # As in the audit, those of the dual clip are among the blocked tokens with a negative advantage.
+    expected["clip_low"] = expected["clip_low"] + expected["dual_clip"]
     for name, value in expected.items():
         assert metrics[f"actor/{name}"] == pytest.approx(value.item()), name
 

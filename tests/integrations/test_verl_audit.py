@@ -153,6 +153,7 @@ def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, policy_loss):
     expected = logged(the_audit(tensors, parts).metrics(), detail=True)
     of_losses = {name for name in expected if name.rpartition("/")[2] in ("calls", "inert", "on_policy")}
     assert found["audit/calls"] == pytest.approx(losses)
+    assert found.pop("audit/poisoned_tokens") == 0
     found = {name: value for name, value in found.items() if name.startswith("audit/")}
     assert found.keys() == expected.keys()
     for name in expected.keys() - of_losses:
@@ -163,7 +164,9 @@ def test_rates_are_those_over_all_tokens_of_the_step(cuts, ranks, policy_loss):
 def test_twelve_metrics_are_logged_unless_all_are_asked_for():
     config = actor_config(AuditedPolicyLossConfig(), **RANGES)
     found, *_ = trained(config, [2], 2)
-    assert {name for name in found if "audit" in name} == {f"audit/{name}" for name in LOGGED}
+    assert {name for name in found if "audit" in name} == {
+        f"audit/{name}" for name in (*LOGGED, "poisoned_tokens")
+    }
     config = actor_config(AuditedPolicyLossConfig(audit_detail=True), **RANGES)
     found, *_ = trained(config, [2], 2)
     assert sum("audit" in name for name in found) > 60
@@ -340,3 +343,14 @@ def test_import_verl_registers_the_loss_and_its_trainers_reduce_and_log_with_the
 def test_the_config_class_is_enough_where_verl_knows_no_plugins():
     """As for agent-lightning 1.0.2 and rLLM, which want verl 0.8: it loads no entry points, but what _target_ names."""
     assert said(FRESH + BY_TARGET + WRAPPED, VERL_USE_EXTERNAL_PLUGINS="none") == HOOKED
+
+
+@pytest.mark.parametrize("value", [0.25, -torch.inf, torch.nan])
+def test_the_driver_goes_on_with_a_wrong_token(value, tmp_path):
+    pytest.importorskip("pyarrow")
+    data = advantages_known(0.001)
+    data.batch["old_log_probs"][2, 0] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BandWarning)
+        driven(data, record=str(tmp_path))
+    assert list(tmp_path.rglob("*"))

@@ -10,8 +10,9 @@ from verl.workers.config import PolicyLossConfig
 
 from bandpo.audit.online import BandWarning
 from bandpo.integrations import verl
+from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations._verl_contract import Certifier
-from bandpo.integrations.verl import BandPolicyLossConfig
+from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
 from bandpo.methods import METHODS
 from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, whole_config
 from two_processes import run_on_two_processes
@@ -31,7 +32,7 @@ def test_every_method_can_act(name):
 def test_a_part_of_a_mini_batch_is_refused_where_the_driver_could_not_know():
     info = {"dp_size": 2, "batch_num_tokens": 60, "global_batch_size": 24}
     config = actor_config(BandPolicyLossConfig(method="BAPO()"), global_batch_info=info)
-    with pytest.raises(ValueError, match=r"ppo_micro_batch_size_per_gpu=12"):
+    with pytest.raises(ValueError, match=r"not for verl: it has sums over a whole mini-batch"):
         evaluate(config, batch(1))
 
 
@@ -71,15 +72,16 @@ INFO = {"dp_size": 2, "batch_num_tokens": 100, "global_batch_size": 16, "loss_sc
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-@pytest.mark.parametrize("info", [{}, INFO], ids=["own", "global"])
+@pytest.mark.parametrize("info", [{"loss_scale_factor": 7}, INFO], ids=["own", "global"])
 @pytest.mark.parametrize("method", ["BandPO()", "FixedClip()", "VESPO()", "BAPO()"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_what_verl_does_with_the_loss_is_certified(fresh, capsys, dtype, method, info, mode):
     tensors = {
         name: x if name == "response_mask" else x.to(dtype) for name, x in batch(4, (16, 9), 1.2).items()
     }
-    info = info and {**info, "global_batch_size": 32}
-    config = actor_config(BandPolicyLossConfig(method=method), global_batch_info=info, use_kl_loss=True)
+    info = {**info, "global_batch_size": 32} if info is INFO else info
+    policy_loss = BandPolicyLossConfig(method=method, average="framework")
+    config = actor_config(policy_loss, global_batch_info=info, use_kl_loss=True)
     trained(
         config, tensors, lambda loss, logp: 512 * loss + logp.square().sum(), mode
     )  # a loss scale, a KL term
@@ -132,3 +134,107 @@ def test_it_looks_again_where_a_bound_acts_and_rarely_after(fresh, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert "(0 beyond a bound)" in first
     assert "(0 beyond a bound)" not in second
+
+
+NORM = "seq-mean-token-sum-norm"
+
+
+def split(tensors, rows):
+    """Micro-batches of so many rows, each cut to its longest response, as verl pads them."""
+    for start in range(0, len(tensors["log_prob"]), rows):
+        part = {name: x[start : start + rows] for name, x in tensors.items()}
+        longest = int(part["response_mask"].sum(-1).max())
+        yield start, {name: x[:, :longest] for name, x in part.items()}
+
+
+@pytest.mark.parametrize("length", [None, 9])
+def test_an_average_by_a_length_is_the_same_however_a_mini_batch_is_split(length, fresh, capsys):
+    tensors = batch(4, (16, 9), 1.2)
+    info = {"dp_size": 1, "global_batch_size": 16, "loss_scale_factor": length}
+    config = actor_config(
+        BandPolicyLossConfig(method="FixedClip()"), global_batch_info=info, loss_agg_mode=NORM
+    )
+    if length is None:
+        with pytest.raises(ValueError, match="loss_scale_factor"):
+            evaluate(config, tensors, NORM)
+        return
+    gradients = []
+    for rows in (16, 4, 1):
+        gradient = torch.zeros_like(tensors["log_prob"])
+        for start, part in split(tensors, rows):
+            trained(config, part, mode=NORM)
+            found = evaluate(config, part, NORM)[1]
+            gradient[start : start + rows, : found.shape[1]] = found
+        gradients.append(gradient)
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])
+    assert "gradient equals" in capsys.readouterr().out
+
+
+def test_the_gradient_check_knows_the_length_of_the_whole_run(fresh, monkeypatch):
+    """The average by the longest response of a micro-batch, which is verl's own without a length, is another."""
+    by_own_length = verl.agg_loss
+    monkeypatch.setattr(
+        verl, "agg_loss", lambda *x, **info: by_own_length(*x, **{**info, "loss_scale_factor": None})
+    )
+    info = {"dp_size": 1, "global_batch_size": 16, "loss_scale_factor": 20}
+    config = actor_config(BandPolicyLossConfig(method="FixedClip()"), global_batch_info=info)
+    with pytest.raises(RuntimeError, match="another average"):
+        trained(config, batch(4, (16, 9), 1.2), mode=NORM)
+
+
+WRONG = {
+    "old_log_prob": (0.25, float("-inf"), float("nan")),
+    "log_prob": (0.25, float("-inf"), float("nan")),
+    "advantages": (float("nan"), float("inf")),
+    "rollout_is_weights": (-1.0, float("nan")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
+@pytest.mark.parametrize("readable", [True, False], ids=["CPU", "accelerator"])
+def test_a_wrong_token_is_named_before_anything_blames_the_loss(name, value, readable, fresh, monkeypatch):
+    if not readable:  # as of tensors on an accelerator, whose values the core does not read
+        monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+    tensors = batch(4, (16, 9), 1.2)
+    tensors[name] = tensors[name].clone()
+    tensors[name][3, 0] = value
+    message = rf"^{name}\[3, 0\] is {value:g}, which is no"
+    with pytest.raises(ValueError, match=f"{message}.*certify=warn"):
+        trained(actor_config(BandPolicyLossConfig(method="BandPO()")), tensors)
+    for certify in ("warn", "off"):
+        config = actor_config(BandPolicyLossConfig(method="BandPO()", certify=certify))
+        with pytest.warns(BandWarning, match=message):
+            loss, gradient, metrics = evaluate(config, tensors)
+        assert loss.isnan()
+        assert gradient.isnan().any()  # verl leaves out an update whose norm is not finite
+        assert metrics[f"{SUMS}poisoned_tokens"] == 1
+        assert 0 < metrics["actor/pg_clipfrac"] < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
+def test_an_audited_run_of_verls_own_loss_goes_on_with_a_wrong_token(name, value):
+    tensors = batch(4, (16, 9), 1.2)
+    tensors[name] = tensors[name].clone()
+    tensors[name][3, 0] = value
+    stock = evaluate(actor_config(PolicyLossConfig()), tensors)
+    with pytest.warns(BandWarning, match=rf"^{name}\[3, 0\] is {value:g}"):
+        found = evaluate(actor_config(AuditedPolicyLossConfig()), tensors)
+    assert torch.equal(found[0].nan_to_num(7.0), stock[0].nan_to_num(7.0))
+    assert torch.equal(found[1].nan_to_num(7.0), stock[1].nan_to_num(7.0))
+    metrics = Driver().take({key: [x] for key, x in found[2].items() if key.startswith(SUMS)})
+    assert metrics["audit/poisoned_tokens"] == 1
+    assert metrics["audit/tokens"] == tensors["response_mask"].sum() - 1
+
+
+def test_one_metric_of_tokens_blocked_below_has_one_meaning():
+    for method in ("Method(FixedClip(0.2), DualClip(1.5))", "BandPO(dual_clip=1.5)"):
+        metrics = evaluate(actor_config(BandPolicyLossConfig(method=method)), batch(4, (16, 9), 1.2))[2]
+        audit = Driver().take({key: [x] for key, x in metrics.items() if key.startswith(SUMS)})
+        assert metrics["actor/dual_clip"] > 0.01
+        assert metrics["actor/clip_low"] == pytest.approx(audit["audit/clip_low"])
+        assert metrics["actor/clip_high"] == pytest.approx(audit["audit/clip_high"])

@@ -53,7 +53,8 @@ band   | L.loss_mode=null                       | loss_mode: None reads no metho
 band   | +L.method='FixedClip(0.2, 0.28)'       | = Method(FixedClip(0.2, 0.28), DualClip(3))
 band   | +L.method='SAPO(1.0, 1.05)'            | = SAPO(1.0, 1.05)
 band   | +L.method=GSPO                         | = GSPO()
-band   | +L.method='GRPO(0.1)' A.clip_ratio_c=9 | = GRPO(0.1)
+band   | +L.method='GRPO(0.1)'                  | = GRPO(0.1)
+band   | +L.method='GRPO(0.1)' A.clip_ratio_c=9 | clip_ratio_c=9 has no effect beside GRPO
 band   | +L.method='BandPO(dual_clip=2)'        | = BandPO(dual_clip=2)
 band   | A.clip_ratio_c=inf                     | = Method(Band(KL(), 0.05), DualClip(inf))
 band   | +L.method='Unclipped()' A.ppo_mini_batch_size=256 | = Method(Unclipped(), DualClip(3))
@@ -81,9 +82,9 @@ band   | +L.method='DPPO()'                     | bypass_mode=true.*method=.Meth
 band   | +L.method='IcePop()' algorithm.rollout_correction=null | bypass_mode=true
 band   | +L.method='DPPO()' C.bypass_mode=true  | = DPPO()
 band   | +L.method='BAPO()'                     | > loss +BAPO\(share=0.5
-band   | +L.method='BAPO()' A.ppo_micro_batch_size_per_gpu=4 | ppo_micro_batch_size_per_gpu=8
-band   | +L.method='BAPO()' actor_rollout_ref.rollout.n=2 | ppo_micro_batch_size_per_gpu=16
-band   | +L.method='BAPO()' A.use_dynamic_bsz=true | use_dynamic_bsz=false
+band   | +L.method='BAPO()' A.ppo_micro_batch_size_per_gpu=4 | BAPO.* is not for verl: it has sums
+band   | +L.method='BAPO()' actor_rollout_ref.rollout.n=2 | BAPO.* is not for verl: it has sums
+band   | +L.method='BAPO()' A.use_dynamic_bsz=true | BAPO.* is not for verl: it has sums
 band   | +L.rule='FixedClip()'                  | unexpected keyword argument 'rule'
 band   | +L.certify=false                       | certify must be 'stop', 'warn' or 'off', got False
 band   | +L.audited=gspo                        | loss_mode: 'gspo' reads no method
@@ -103,8 +104,9 @@ band   | +trainer.ppo_mini_batch_size=32        | size: verl does not look there
 band   | +data.train_batch_sise=512             | > not verl's +data.train_batch_sise: verl has no settings
 band   | +algorithm.filter_groups.enabled=true  | > not verl's +algorithm.filter_groups.enabled: verl has no
 band   | A.loss_agg_mode=token_mean             | Invalid loss_agg_mode: token_mean
-band   | A.loss_agg_mode=seq-mean-token-sum-norm | > average +seq-mean-token-sum-norm
-band   | A.loss_agg_mode=seq-mean-token-sum +L.method='GRPO()' | > average +seq-mean-token-sum
+band   | A.loss_agg_mode=seq-mean-token-sum-norm | loss_agg_mode=seq-mean-token-sum-norm: without .*loss_scale_factor
+band   | A.loss_agg_mode=seq-mean-token-sum +L.method='GRPO()' | loss_agg_mode=seq-mean-token-sum contradicts GRPO
+band   | A.loss_agg_mode=seq-mean-token-sum +L.method='GRPO()' +L.average=framework | > average +seq-mean-token-sum,
 band   | +L.method='GRPO()'                     | > average +seq-mean-token-mean
 band   | A.ppo_mini_batch_size=256              | ppo_mini_batch_size: there is one update for each batch
 band   | A.ppo_mini_batch_size=512 A.use_dynamic_bsz=true | there is one update for each batch
@@ -169,7 +171,16 @@ launch | band-kl OURS AUDITED                   | _target_ is given twice
 launch | band-kl +recipe.radis=0.03             | recipe.radis is read by nothing
 launch | grpo +recipe.radius=0.03               | recipe.radius is read by nothing
 launch | band-kl +paper/rule=[grpo,band-kl]     | the last of them would replace|Multiple values
-launch | band-kl +paper/arm=dapo                | > average +token-mean
+launch | band-kl +paper/arm=dapo                | > average +token-mean$
+launch | 'DAPO()'                               | > average +token-mean, the method's own; loss_agg_mode=seq
+launch | 'PPO()'                                | > average +token-mean, the method's own
+launch | 'CISPO()' L.average=framework          | > average +seq-mean-token-mean, verl's loss_agg_mode
+launch | 'BandPO()' +paper/arm=dapo             | > average +token-mean, verl's loss_agg_mode, in place of the
+launch | 'GRPO()' +paper/arm=dapo               | > average +token-mean, verl's loss_agg_mode, in place of the
+launch | 'GRPO()'                               | > dual clip +the method's own or none; clip_ratio_c=10.0
+launch | vanilla +paper/arm=dapo                | > average +token-mean$
+launch | 'BAPO()'                               | BAPO.* is not for verl: it has sums
+launch | 'KLCov()' --settings authors           | KLCov.* is not for verl: it has sums
 """
 
 
@@ -209,7 +220,7 @@ def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, caps
     actor = verls_settings.omega_conf_to_dataclass(validated().actor_rollout_ref.actor)
     said = capsys.readouterr().out
     if outcome[0] == ">":
-        assert re.search(outcome[2:], said)
+        assert re.search(outcome[2:], said, re.MULTILINE)
         return
     asked, tensors = as_method(outcome[2:]), batch(5, spread=1.2)
     assert loss_method(actor) == asked

@@ -271,6 +271,31 @@ def test_changes_keep_what_the_recipe_is_about(composed, folder):
     assert shrunk.trainer.n_gpus_per_node == shrunk.ray_kwargs.ray_init.num_gpus == 1
 
 
+def test_sequence_parallelism_of_actor_and_reference_is_left_out_and_said(folder):
+    parallel = [
+        f"actor_rollout_ref.{part}.{engine}ulysses_sequence_parallel_size=2"
+        for part in ("actor", "ref")
+        for engine in ("", "fsdp_config.")
+    ]
+    recipe = [*RECIPE, "actor_rollout_ref.model.use_remove_padding=true", *parallel]
+    made = changes(compose(recipe, None, "ppo_trainer"), folder, steps=3)
+    said = {change.key: (change.was, change.value) for change in made}
+    assert {setting.partition("=")[0]: ("2", "1") for setting in parallel}.items() <= said.items()
+
+
+@pytest.mark.parametrize("setting", ["bypass_mode=true", "rollout_is=token"])
+def test_what_needs_the_samplers_log_probabilities_meets_the_recipes_own_setting(setting, folder):
+    off = ["actor_rollout_ref.rollout.calculate_log_probs=false"]
+    key = "actor_rollout_ref.rollout.calculate_log_probs"
+    plain = changes(compose([*RECIPE, *off], None, "ppo_trainer"), folder, steps=3)
+    assert key in {change.key for change in plain}
+    wanting = compose([*RECIPE, *off, f"algorithm.rollout_correction.{setting}"], None, "ppo_trainer")
+    assert key not in {change.key for change in changes(wanting, folder, steps=3)}
+    check = validate(wanting)
+    assert not check.ok
+    assert "calculate_log_probs=false" in check.detail
+
+
 @pytest.mark.parametrize("source", ["deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen2.5-7B"])
 def test_the_stand_in_is_of_the_models_family(source, tmp_path):
     write_model(source, tmp_path)

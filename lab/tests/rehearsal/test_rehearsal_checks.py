@@ -41,7 +41,7 @@ def record(
         written = {
             "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,
             "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None,
-            "average": {"dp_size": torch.tensor(1)},
+            "average": {"dp_size": torch.tensor(1)}, "average_setting": None,
         }  # fmt: skip
         by_hand.save(written, folder / f"7-{call:04d}.pt")
 
@@ -155,6 +155,16 @@ def test_a_loss_of_verls_own_is_judged_by_its_metric(share, parts, tmp_path):
     assert failed(tmp_path, run) == parts
     checks = first_run_checks(tmp_path, 2, run)
     assert "gradient of the loss" in [check.name for check in checks if check.warning]
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_the_metric_of_a_rollout_correction_that_was_asked_for_is_demanded(logged, tmp_path):
+    """verl leaves out a rejection in silence where no code of it applies the setting."""
+    metric = "rollout_corr/rollout_rs_masked_fraction"
+    write_run(tmp_path, **({metric: 0.1} if logged else {}))
+    run = replace(expected(), corrections=(metric,))
+    assert failed(tmp_path, run) == ([] if logged else ["rollout correction"])
+    assert failed(tmp_path) == []
 
 
 @pytest.mark.parametrize(("shift", "ok"), [(0.0, True), (1e-3, False)])

@@ -124,7 +124,7 @@ def _read(method: Any, moves: bool, whole: bool, average: str | None) -> Method:
             )
     if read.objective.whole_batch and not whole:
         raise InvalidValue(
-            f"{read!r} needs all of an update at once, and this framework gives its loss parts; train with verl, "
+            f"{read!r} needs all of an update at once, and this framework gives its loss parts; train with "
             "Tinker's forward_backward_custom or a loop of your own"
         )
     check(read)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
 FILE = "bandpo-run.json"
 """The name of the file in the folder of the checkpoints."""
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Return each setting of a nested configuration by its full name."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from leaves(inner, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, value
 
 
 def announce(config: DictConfig, method: Method | None, lines: Mapping[str, str]) -> None:

@@ -33,8 +33,15 @@ SUMS = "actor/audit_sums/"
 
 
 @torch.no_grad()
-def report(run: Method, batch: Batch, config: ActorConfig) -> dict[str, float]:
-    """The sums of one loss as metrics, in its worker; always under the same names, and all 0 where no token counts."""
+def report(run: Method, batch: Batch, config: ActorConfig, poisoned: int = 0) -> dict[str, float]:
+    """Return the sums of one loss as metrics, in its worker; under the same names also where no token counts.
+
+    Args:
+        run: The method that the loss is.
+        batch: What it was given.
+        config: The actor's settings.
+        poisoned: How many tokens hold a value that no token can have. They do not count in ``batch``.
+    """
     settings = config.policy_loss
     if not settings.get("audit", True):
         return {}
@@ -45,6 +52,7 @@ def report(run: Method, batch: Batch, config: ActorConfig) -> dict[str, float]:
     sums = sums if sums["counted/0"] else dict.fromkeys(sums, 0.0)
     sums["mini_batch_tokens"] = float(config.global_batch_info.get("batch_num_tokens") or 0.0)
     sums["detail"] = float(settings.get("audit_detail", False))
+    sums["poisoned_tokens"] = float(poisoned)
     return {SUMS + name: value for name, value in sums.items()}
 
 
@@ -89,7 +97,7 @@ class Driver:
     def see(self, data: DataProto) -> None:
         """Record and test a batch whose advantages are known, before any update on it."""
         tensors, mask = data.batch, data.batch["response_mask"]
-        given: dict[str, Any] = {
+        parts: dict[str, Any] = {
             "logp_old": tensors["old_log_probs"],
             "logp_rollout": tensors.get("rollout_log_probs"),
             "advantages": tensors["advantages"],
@@ -101,11 +109,12 @@ class Driver:
             "update": 0,
         }
         if (prompts := data.non_tensor_batch.get("uid")) is not None:
-            given["group"] = np.unique(prompts.astype(str), return_inverse=True)[1]
+            parts["group"] = np.unique(prompts.astype(str), return_inverse=True)[1]
         if self._recorder is not None:
-            self._recorder.add(**given, step=data.meta_info.get("global_steps", self._batches + 1))
+            self._recorder.add(**parts, step=data.meta_info.get("global_steps", self._batches + 1))
         if self._watch is not None:
-            self._watch.look(**given)
+            with np.errstate(invalid="ignore"):  # a log-probability of −∞, which a worker counts and names
+                self._watch.look(**parts)
         self._batches += 1
 
     def take(self, metrics: dict[str, Any]) -> dict[str, float]:
@@ -118,11 +127,18 @@ class Driver:
             name: torch.tensor([total[f"{name}/{k}"] for k in range(x.numel())]).view_as(x)
             for name, x in _template().sums.items()
         }
-        seen = Audit(tuple(COUNTERFACTUALS), sums).metrics() if total["counted/0"] else {}
-        return logged(seen, detail=bool(total["detail"]))
+        metrics_of_tokens = Audit(tuple(COUNTERFACTUALS), sums).metrics() if total["counted/0"] else {}
+        audit = logged(metrics_of_tokens, detail=bool(total["detail"]))
+        if audit or total["poisoned_tokens"]:
+            audit["audit/poisoned_tokens"] = total["poisoned_tokens"]
+        return audit
 
-    def install(self) -> None:
-        """Put `take` before verl's reduction of metrics, `prepare` and the watch behind its log."""
+    def install(self, examine: Callable[[dict[str, Any]], None]) -> None:
+        """Put `take` before verl's reduction of metrics, `prepare` and the watch behind its log.
+
+        Args:
+            examine: What is to be done with the settings of a run, before anything is logged.
+        """
 
         @instead_of(metric.reduce_metrics)
         def reduce_metrics(reduce: Callable[..., dict[str, Any]], metrics: dict[str, Any]) -> dict[str, Any]:
@@ -136,8 +152,9 @@ class Driver:
 
             @functools.wraps(begin)
             def begin_and_prepare(tracking: Tracking, *arguments: Any, **named: Any) -> None:
-                begin(tracking, *arguments, **named)
                 config = named.get("config") or {}
+                examine(config)
+                begin(tracking, *arguments, **named)
                 if run := config.get("bandpo"):
                     keep(run, config["trainer"]["default_local_dir"])
                     if "file" in tracking.logger:

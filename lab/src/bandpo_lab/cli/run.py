@@ -130,7 +130,13 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
         chosen += known("task", task)
     if method == "vanilla":
         own = "verl.workers.config.PolicyLossConfig"
-        chosen += ["+recipe.rule=vanilla", f"{LOSS}_target_={own}", f"{LOSS}loss_mode=vanilla"]
+        # verl's own class knows no setting of bandpo's.
+        chosen += [
+            "+recipe.rule=vanilla",
+            f"{LOSS}_target_={own}",
+            f"{LOSS}loss_mode=vanilla",
+            f"~{LOSS}average",
+        ]
     elif not rule:
         _check_method(method, recipes)
         chosen += [f"+recipe.rule={_named(method)}", f"+{LOSS}method={json.dumps(method)}"]

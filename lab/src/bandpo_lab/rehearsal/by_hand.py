@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bandpo.integrations._verl_contract import mode_of
+from bandpo.integrations._verl_average import average_of
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
@@ -147,10 +147,10 @@ def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
 
 
 def _counts(call: dict[str, Any], method: Method) -> Tensor:
-    """What each token's loss counts for in verl's average."""
+    """Compute what each token's loss counts for in verl's average."""
     from verl.trainer.ppo.core_algos import agg_loss
 
-    mode = mode_of(method, call["loss_agg_mode"])
+    mode = average_of(method, call["average_setting"], call["loss_agg_mode"])
     probe = torch.zeros_like(call["log_prob"], dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         total = agg_loss(probe, call["response_mask"], mode, **call["average"])

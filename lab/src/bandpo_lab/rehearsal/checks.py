@@ -40,6 +40,8 @@ class Expected:
     """What its loss is made of; None for a loss that only verl or a plug-in knows."""
     answers: dict[str, str]
     """Planted right answers by prompt."""
+    corrections: tuple[str, ...] = ()
+    """The metrics that verl logs where it applies the rollout correction that the recipe asks for."""
 
 
 def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check]:
@@ -55,6 +57,7 @@ def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check
         Check("training", True, f"{steps} steps of rollout, reward, advantage and update"),
         Check("policy loss", *_loss(metrics, expected.loss_mode)),
         *_by_hand(metrics, losses, expected.method),
+        *_correction(metrics, expected.corrections),
         Check("reward", *_reward(folder, expected.answers)),
         Check("gradient", *_gradient(metrics)),
         Check("weight sync", *_weight_sync(metrics, losses)),
@@ -138,6 +141,22 @@ def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, method: Method 
         "its largest entry: the worker does not run the rule of the config"
     )
     return [clip, Check("loss by hand", same, agreement if same else disagreement)]
+
+
+def _correction(steps: dict[int, dict[str, float]], wanted: tuple[str, ...]) -> list[Check]:
+    """Check that verl logged each metric of the rollout correction that was asked for; nothing where none was."""
+    if not wanted:
+        return []
+    missing = [name for name in wanted if not all(name in data for data in steps.values())]
+    if missing:
+        detail = (
+            f"the metric {', '.join(missing)} is missing, so no code of verl applied the setting of "
+            "algorithm.rollout_correction that it is of"
+        )
+        return [Check("rollout correction", False, detail)]
+    last = steps[max(steps)]
+    shares = ", ".join(f"{name} {last[name]:.3g}" for name in wanted)
+    return [Check("rollout correction", True, f"applied: {shares}")]
 
 
 def _reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:

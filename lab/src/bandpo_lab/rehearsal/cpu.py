@@ -129,6 +129,7 @@ def _recorded(loss: Callable[..., Any]) -> Callable[..., Any]:
         value, metrics = loss(log_prob=log_prob, config=config, **arguments)
         (gradient,) = torch.autograd.grad(value, log_prob, retain_graph=True)
         record = arguments | {"log_prob": log_prob, "gradient": gradient, "average": config.global_batch_info}
+        record["average_setting"] = config.policy_loss.get("average")
         folder = Path(os.environ[files.FOLDER]) / files.LOSSES.format(os.environ[files.RUN])
         folder.mkdir(exist_ok=True)
         by_hand.save(record, folder / f"{os.getpid()}-{next(_calls):04d}.pt")

@@ -45,16 +45,23 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
+    from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     search_path = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
         try:
-            return hydra_compose(config_name, [*overrides, *search_path])
+            config = hydra_compose(config_name, [*overrides, *search_path], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise InvalidValue(f"the config cannot be composed: {error}") from error
+    # As hydra's own main does: bandpo's checks read there which settings the command line has.
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    return config
 
 
 def refuse(config: Any) -> None:
@@ -88,6 +95,12 @@ def samples(config: Any) -> int:
     return min(max(wanted, 2), SAMPLES) if isinstance(wanted, int) else SAMPLES
 
 
+def corrects(config: Any) -> bool:
+    """Return whether the recipe wants what needs the sampler's log-probabilities: bypass, weights or rejection."""
+    settings = config.algorithm.get("rollout_correction") or {}
+    return any(settings.get(name) for name in ("bypass_mode", "rollout_is", "rollout_rs"))
+
+
 def changes(config: Any, folder: Path, steps: int) -> list[Change]:
     """Every setting of `config` that the rehearsal replaces, in groups with one reason each."""
     from omegaconf import OmegaConf
@@ -100,8 +113,11 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
             "trainer.nnodes": 1,
             "trainer.n_gpus_per_node": 1,
             f"{actor}.strategy": "fsdp2",
-            f"{actor}.ulysses_sequence_parallel_size": 1,
-            f"{actor}.fsdp_config.ulysses_sequence_parallel_size": 1,
+            **{
+                f"{part}.{engine}ulysses_sequence_parallel_size": 1
+                for part in (actor, ref)
+                for engine in ("", "fsdp_config.")
+            },
             f"{actor}.fsdp_config.use_torch_compile": False,
             f"{ref}.fsdp_config.use_torch_compile": False,
             "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -125,7 +141,8 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
         "transformers in place of vLLM or SGLang": {
             f"{rollout}.name": "transformers",
             f"{rollout}.mode": "async",
-            f"{rollout}.calculate_log_probs": True,
+            # For the check of the weight sync; but what needs the setting has to meet it as the recipe has it.
+            **({} if corrects(config) else {f"{rollout}.calculate_log_probs": True}),
             f"{rollout}.free_cache_engine": False,
             **{f"{rollout}.{kind}_parallel_size": 1 for kind in ("tensor_model", "data", "pipeline_model")},
         },

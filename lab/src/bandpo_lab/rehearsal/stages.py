@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bandpo.errors import InvalidValue
+from bandpo.integrations._verl_correction import metrics_of
 from bandpo_lab.rehearsal import files, preflight
 from bandpo_lab.rehearsal.checks import Check, Expected, first_run_checks, resumed_run_check
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
@@ -92,7 +93,7 @@ def rehearse(
     # The fork server imports the same modules as this process, at the same time, on another core.
     with Forks(folder, environment(folder)) as forks:
         checks = [preflight.validate(config, overrides)]
-        for name, text in config.get("bandpo", {}).get("said", {}).items():
+        for name, text in config.get("bandpo", {}).get("run", {}).items():
             say(f"{name:12}{text}")
         if checks[0].ok and not stand_in:
             checks += preflight.missing(config)
@@ -122,7 +123,7 @@ def rehearse(
         search = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
         command = ["-m", "verl.trainer.main_ppo", *search, *overrides]
         command += [change.override for change in made]
-        expected = Expected(*preflight.loss(config), answers)
+        expected = Expected(*preflight.loss(config), answers, metrics_of(config))
         say("first run")
         train(forks, command, folder, "first", timeout)
         checks += first_run_checks(folder, steps, expected)

@@ -1,0 +1,61 @@
+"""Settings of verl drawn by chance, in pairs and triples: none makes a run train something else in silence."""
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+from bandpo.integrations._verl_audit import Driver
+from verl_settings import Composition, draw, outcome
+
+DRAWN = draw(100)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Driver, "prepare", lambda *_: None)  # whose hooks would outlast the test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("composition", DRAWN[:15], ids=str)
+def test_a_composition_is_right_refused_or_announced(composition):
+    found = outcome(composition)
+    assert found.kind in ("right", "announced", "refused"), found.detail
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("composition", DRAWN[15:], ids=str)
+def test_each_of_many_compositions_is_right_refused_or_announced(composition):
+    found = outcome(composition)
+    assert found.kind in ("right", "announced", "refused"), found.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["average", "correction", "weight"])
+def test_a_fault_is_seen(fault, monkeypatch):
+    """Verl's loss with another average, without its driver's weights, or with another clip, is none of the three."""
+    from verl.trainer.ppo import core_algos, rollout_corr_helper
+
+    from bandpo.integrations import verl
+    from bandpo.integrations._verl_contract import Certifier
+
+    band = "actor_rollout_ref.actor.policy_loss."
+    loss = f"{band}_target_=bandpo.integrations.verl.BandPolicyLossConfig +{band}method='DAPO()' +{band}certify=off"
+    weights = ("algorithm.rollout_correction.rollout_is=token",)
+    composition = Composition("main_ppo", loss, weights)
+    assert outcome(composition).kind == "announced"
+    monkeypatch.setattr(verl, "_certifier", Certifier())
+    if fault == "average":
+        monkeypatch.setattr(verl, "average_of", lambda *_: "seq-mean-token-mean")
+    elif fault == "correction":
+        whole = rollout_corr_helper.compute_rollout_correction_and_add_to_batch
+        monkeypatch.setattr(
+            rollout_corr_helper,
+            "compute_rollout_correction_and_add_to_batch",
+            lambda data, settings: (whole(data, settings)[0].pop(["rollout_is_weights"]) and data, {}),
+        )
+    else:
+        monkeypatch.setitem(
+            core_algos.POLICY_LOSS_REGISTRY, "band", core_algos.POLICY_LOSS_REGISTRY["vanilla"]
+        )
+    assert outcome(composition).kind == "silent"
