@@ -22,6 +22,7 @@ import argparse
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -120,7 +121,7 @@ FRAMEWORKS = {
         ENVIRONMENTS["openrlhf"].packages,
         distribution="openrlhf",
         version="0.11.2",
-        remark="`PolicyLoss`. DeepSpeed and FlashAttention, which need a GPU, are replaced where they are imported.",
+        remark="`PolicyLoss`. DeepSpeed, FlashAttention and pylatexenc are replaced where they are imported.",
     ),
     "AReaL": Framework(
         framework_losses.areal,
@@ -465,8 +466,14 @@ def _described(result: Mapping[str, Any]) -> str:
     return ", ".join(notes)
 
 
-def run_newest(names: list[str], folder: Path) -> dict[str, Any]:
-    """Compare the newest release or commit of each framework. One that fails does not hide the others."""
+def run_newest(names: list[str], folder: Path, *, discard: bool = False) -> dict[str, Any]:
+    """Compare the newest release or commit of each framework. One that fails does not hide the others.
+
+    Args:
+        names: Of `FRAMEWORKS`.
+        folder: Where the environments go.
+        discard: Whether to remove each environment after its use.
+    """
     results: dict[str, Any] = {}
     for name in names:
         framework = FRAMEWORKS[name]
@@ -479,6 +486,8 @@ def run_newest(names: list[str], folder: Path) -> dict[str, Any]:
         except (subprocess.CalledProcessError, ValueError) as error:
             results[name] = {"version": version, "error": f"{type(error).__name__}: {error}", "losses": {}}
         print(f"{name}: {results[name]['version']}", flush=True)
+        if discard:
+            shutil.rmtree(folder / name, ignore_errors=True)
     return results
 
 
@@ -495,6 +504,9 @@ def main() -> None:
     )
     parser.add_argument("--source", nargs="+", default=[], metavar="NAME=FOLDER", help="clones to run from")
     parser.add_argument("--newest", type=Path, metavar="REPORT", help="write what newest releases changed")
+    parser.add_argument(
+        "--discard", action="store_true", help="with --newest: remove each environment after its use"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
@@ -517,11 +529,15 @@ def main() -> None:
     if arguments.newest:
         if sources:
             parser.error("--newest clones what the index does not have; leave out --source")
-        changes = drift(committed, run_newest(arguments.names or list(FRAMEWORKS), folder))
+        changes = drift(
+            committed, run_newest(arguments.names or list(FRAMEWORKS), folder, discard=arguments.discard)
+        )
         arguments.newest.write_text("\n".join(changes))
         print("\n".join(changes) or "nothing has changed")
         return
 
+    if arguments.discard:
+        parser.error("--discard goes with --newest")
     names = arguments.names or released
     if absent := set(names) - {*released, *sources}:
         parser.error(f"the index has no {', '.join(sorted(absent))}: clone it, and give --source NAME=FOLDER")

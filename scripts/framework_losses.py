@@ -337,7 +337,7 @@ def unsloth_zoo(**settings: Any) -> Loss:
 
 
 def openrlhf(**settings: Any) -> Loss:
-    stand_in_for("deepspeed", "flash_attn")
+    stand_in_for("deepspeed", "flash_attn", "pylatexenc")
     from openrlhf.models.loss import PolicyLoss
 
     truncation = {

@@ -48,7 +48,10 @@ def planted(batch, *, per_sequence=True, factor=1.0, weighted=True, counts_empty
         ({"per_sequence": False}, ["averages over tokens"]),
         ({"per_sequence": False, "dual": 3.0}, ["averages over tokens", "dual clip of 3"]),
         ({"weighted": False}, ["importance weights left out"]),
-        ({"weighted": False, "counts_empty": True, "dual": 3.0}, ["dual clip of 3", "importance weights left out"]),
+        (
+            {"weighted": False, "counts_empty": True, "dual": 3.0},
+            ["dual clip of 3", "importance weights left out"],
+        ),
         ({"high": 0.21}, ["clips at 0.8 and 1.21"]),
         ({"factor": 1.001}, ["every token is 1.001 times as expected"]),
     ],
@@ -61,7 +64,9 @@ def test_what_was_planted_is_found(difference, differences):
 
 
 def test_a_difference_that_is_not_known_is_unexplained():
-    result = compare(lambda batch: planted(batch) + 0.01 * batch.logp[:, 0].sum(), GRPO(0.2, 0.2), weighted=True)
+    result = compare(
+        lambda batch: planted(batch) + 0.01 * batch.logp[:, 0].sum(), GRPO(0.2, 0.2), weighted=True
+    )
     assert result["differences"] is None
     assert result["cause"]
 
@@ -106,7 +111,9 @@ def test_each_line_is_a_loss_of_a_framework_and_a_method():
 
 def test_the_committed_results_are_of_these_lines():
     lines = {(line.framework, line.name): line for line in conformance.lines_of_losses()}
-    results = {(name, loss): result for name, one in RESULTS.items() for loss, result in one["losses"].items()}
+    results = {
+        (name, loss): result for name, one in RESULTS.items() for loss, result in one["losses"].items()
+    }
     assert results.keys() == lines.keys(), "run scripts/conformance.py for these frameworks"
     for key, line in lines.items():
         assert (results[key]["settings"], results[key]["method"]) == (line.settings, line.method)
@@ -163,7 +170,11 @@ EQUAL = PLAIN | {"differences": [], "cause": "", "shares": dict.fromkeys(PLAIN["
             "training, at 0.0% where it hardly moved, at 27.1% where the policies have nothing in common.",
         ),
         (
-            {"method": "GRPO()", "plain": EQUAL | {"counts_empty": True, "same_value": False}, "weighted": EQUAL},
+            {
+                "method": "GRPO()",
+                "plain": EQUAL | {"counts_empty": True, "same_value": False},
+                "weighted": EQUAL,
+            },
             "Equal to `GRPO()`. Empty sequences count in the mean. The reported number is another one. The same with "
             "importance weights.",
         ),
@@ -242,8 +253,11 @@ def test_a_framework_that_cannot_be_installed_hides_no_other(before, monkeypatch
 
     monkeypatch.setattr(conformance, "run", run)
     monkeypatch.setattr(conformance, "newest_version", lambda name: "9.9")
-    results = conformance.run_newest(["verl", "TRL"], tmp_path)
+    for name in ("verl", "TRL"):
+        (tmp_path / name).mkdir()
+    results = conformance.run_newest(["verl", "TRL"], tmp_path, discard=True)
     assert results["TRL"]["version"] == "9.9"
+    assert list(tmp_path.iterdir()) == []
     lines = drift(before | {"verl": {"version": "0.9.1", "losses": {}}}, results)
     assert lines[0] == "## verl: 0.9.1 → 9.9"
     assert "could not be run: CalledProcessError" in lines[2]
@@ -266,11 +280,11 @@ def test_the_report_is_written_and_the_results_stay(before, monkeypatch, tmp_pat
     written = conformance.RESULTS.read_text()
     changed = deepcopy(RESULTS)
     changed["TRL"]["losses"]["grpo"]["plain"] = PLAIN
-    monkeypatch.setattr(conformance, "run_newest", lambda names, folder: changed)
+    monkeypatch.setattr(conformance, "run_newest", lambda names, folder, discard: changed)
     monkeypatch.setattr("sys.argv", ["conformance.py", str(tmp_path), "--newest", str(tmp_path / "drift.md")])
     conformance.main()
     assert "`grpo`" in (tmp_path / "drift.md").read_text()
-    monkeypatch.setattr(conformance, "run_newest", lambda names, folder: RESULTS)
+    monkeypatch.setattr(conformance, "run_newest", lambda names, folder, discard: RESULTS)
     conformance.main()
     assert (tmp_path / "drift.md").read_text() == ""
     assert conformance.RESULTS.read_text() == written
@@ -304,9 +318,13 @@ def test_one_issue_is_opened_updated_and_closed(tmp_path, report, opened, last):
         "CALLS": str(tmp_path / "calls"),
         "OPEN": opened,
     }
-    subprocess.run([ROOT / "scripts/conformance_issue.sh", tmp_path / "drift.md"], env=environment, check=True)
+    subprocess.run(
+        [ROOT / "scripts/conformance_issue.sh", tmp_path / "drift.md"], env=environment, check=True
+    )
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[-1].startswith(last)
     if report:
         assert f"--body-file {tmp_path / 'drift.md'}" in calls[-1]
-    assert len([call for call in calls if re.match("issue (create|edit|close)", call)]) == (last != "issue list")
+    assert len([call for call in calls if re.match("issue (create|edit|close)", call)]) == (
+        last != "issue list"
+    )
