@@ -111,7 +111,7 @@ FRAMEWORKS = {
     ),
     "unsloth-zoo": Framework(
         framework_losses.unsloth_zoo,
-        ("transformers", "trl==1.16.0", "psutil", "tqdm", "regex", "protobuf", "pillow"),
+        ("transformers", "psutil", "tqdm", "regex", "protobuf", "pillow", "requests"),
         distribution="unsloth-zoo",
         version="2026.10.9",
         remark="`grpo_compute_loss`, uncompiled, without the package `unsloth`.",
