@@ -167,7 +167,8 @@ FRAMEWORKS = {
     "NeMo-RL": Framework(
         framework_losses.nemo_rl,
         (
-            "transformers",
+            "transformers==5.10.4",
+            "pyzmq",
             "ray",
             "wandb",
             "pydantic",

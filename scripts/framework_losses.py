@@ -491,7 +491,7 @@ def nemo_rl(**settings: Any) -> Loss:
 
 def roll(worker: str = "ActorWorker", **settings: Any) -> Loss:
     """The loss of a worker of the RLVR pipeline, with the defaults of its configuration."""
-    stand_in_for("imageio", "more_itertools", "opentelemetry", "pybase64")
+    stand_in_for("imageio", "more_itertools", "opentelemetry", "pybase64", "transfer_queue")
     import dataclasses
 
     from roll.pipeline.rlvr import actor_pg_worker, actor_worker

@@ -121,12 +121,19 @@ def test_the_committed_results_are_of_these_lines():
         assert ("weighted" in results[key]) == line.weighted
 
 
-def test_every_difference_is_explained():
-    for framework in RESULTS.values():
-        for result in framework["losses"].values():
+UNEXPLAINED = {("ROLL", "kimi15"), ("miles", "opsm")}
+"""Losses that the page shows as unexplained."""
+
+
+def test_every_other_difference_is_explained():
+    unexplained = set()
+    for name, framework in RESULTS.items():
+        for loss, result in framework["losses"].items():
             assert "error" not in result
-            assert result.get("plain", {"differences": []})["differences"] is not None
-            assert result.get("weighted", {"differences": []})["differences"] is not None
+            parts = [result[part] for part in ("plain", "weighted") if part in result]
+            if any(part["differences"] is None for part in parts):
+                unexplained.add((name, loss))
+    assert unexplained == UNEXPLAINED
 
 
 def test_the_committed_versions_are_those_of_the_script():
