@@ -14,7 +14,7 @@ MARKED ?= not slow and not exhaustive
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKED)" $(TESTS)
 
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
-PATHS_core := tests/core src/bandpo/divergences src/bandpo/objectives $(wildcard src/bandpo/*.py)
+PATHS_core := tests/core src/bandpo/divergences src/bandpo/objectives src/bandpo/testing $(wildcard src/bandpo/*.py)
 PATHS_runs := tests/runs tests/doctor tests/audit tests/report src/bandpo/runs src/bandpo/doctor src/bandpo/audit src/bandpo/report
 PATHS_commands := $(wildcard tests/test_*.py) src/bandpo/cli
 PATHS_trl := $(wildcard tests/integrations/test_trl*.py) src/bandpo/integrations/_trl_config.py
@@ -74,6 +74,7 @@ test-matrix: $(DEMO)
 	$(BIN)/python scripts/matrix.py build/matrix
 
 # Each loss that a framework ships, against the method here: docs/measured/conformance.md. Environments under build/conformance.
+# CONFORMANCE='--newest build/drift.md' compares the newest releases, and writes what changed.
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
 

@@ -2,247 +2,242 @@
 
     python scripts/conformance.py build/conformance              # those that the package index has
     python scripts/conformance.py build/conformance slime prime-rl --source slime=../slime prime-rl=../prime-rl
-    python scripts/conformance.py build/conformance verl --source verl=../verl
+    python scripts/conformance.py build/conformance --newest build/drift.md
 
 Each framework has a virtual environment of its own in the folder, as in scripts/matrix.py, and its own defaults for
-what the settings in scripts/conformance.txt do not say. Both sides get the same float32 batches, and the gradient of
-each token is compared. Where they differ, known differences are tried on our side, one and then several at a time,
-until the two agree. Writes the framework's table in results/conformance.md, and what differs in
-docs/measured/conformance.md. One that the index does not have is run from a clone, whose commit the pages name; the
-table of a clone of another is printed and no more. Exits with 1 if a difference is unexplained.
+what the settings in scripts/conformance.txt do not say. The comparison is that of `bandpo.testing.assert_is`. Results
+go to results/conformance.json, and docs/measured/conformance.md is written from them. One that the index does not have
+is run from a clone, whose commit the page names. Exits with 1 if a difference is unexplained, or a loss failed.
 
-A loss is a line of scripts/conformance.txt: framework, its settings, the method here if there is one, and ``weights``
-where importance weights are given or ``rollout`` where the paper refers the ratio to the rollout engine. A known
-difference is a line of `KNOWN`.
+``--newest`` takes the newest release of each framework, and the newest commit of those that the index does not have. It
+writes what has changed since the committed results, as Markdown, and nothing if nothing has; the results stay as they
+are.
+
+A loss is a line of scripts/conformance.txt. A known difference is a line of `KNOWN` in bandpo/testing/_differences.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import itertools
-import math
+import json
 import os
-import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 import framework_losses
-from bandpo import Method, parse, policy_loss
-from bandpo.objectives import DropOutside, DualClip
-from framework_losses import Batch, Loss
+from bandpo import Method, parse
+from bandpo.testing._batches import loss_batches
+from bandpo.testing._differences import COUNTS_EMPTY, Comparison, Variant, compare_loss
+from framework_losses import Loss
 from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, install
 
 PAGE = ROOT / "docs/measured/conformance.md"
-WHOLE = ROOT / "results/conformance.md"
-PAIRS = ROOT / "scripts/conformance.txt"
-ROWS = "== rows\n"
-"""Comes before the rows: frameworks print too."""
-COUNTING_EMPTY = {
-    "seq-mean-token-mean": "grpo",
-    "seq-mean-token-sum": "luspo",
-    "seq-mean-token-sum-norm": "dr_grpo",
-}
-"""Averages that count sequences without a counted token, by those that leave them out; see `bandpo.aggregate`."""
+RESULTS = ROOT / "results/conformance.json"
+LOSSES = ROOT / "scripts/conformance.txt"
+START = "== results"
+"""Comes before the results of a process: frameworks print too."""
 
 
-class Framework(NamedTuple):
+@dataclass(frozen=True)
+class Framework:
     """Where a framework's losses come from."""
 
     loss: Callable[..., Loss]
-    environment: Environment
-    """What the loss needs, the framework itself included where the index has it."""
+    """Of `framework_losses`."""
+    needs: tuple[str, ...] = ()
+    """What its losses import, to install with its dependencies."""
     distribution: str = ""
-    """Its name on the index."""
+    """Its name on the index; empty if it is not there."""
+    version: str = ""
+    """The release that the committed results are of."""
+    bare: tuple[str, ...] = ()
+    """What to install beside it without dependencies."""
+    with_dependencies: bool = False
+    """Whether it is installed with what it requires."""
+    repository: str = ""
+    """Of one that the index does not have."""
     paths: tuple[str, ...] = (".",)
     """Folders of a clone to import from."""
+    remark: str = ""
+    """What of it was compared, and with what in the place of what it imports."""
+
+    def environment(self, version: str) -> Environment:
+        """What to install for a release of it."""
+        if not self.distribution:
+            return Environment(self.needs)
+        pinned = f"{self.distribution}=={version}"
+        if self.with_dependencies:
+            return Environment((pinned, *self.needs))
+        return Environment(self.needs, bare=(pinned, *self.bare))
 
 
 FRAMEWORKS = {
     "TRL": Framework(
         framework_losses.trl,
-        Environment(("trl==1.16.0", admitted("transformers"), admitted("datasets"))),
-        "trl",
+        (admitted("transformers"), admitted("datasets")),
+        distribution="trl",
+        version="1.16.0",
+        with_dependencies=True,
     ),
-    "verl": Framework(framework_losses.verl, Environment(("verl==0.9.1",)), "verl"),
+    "verl": Framework(framework_losses.verl, distribution="verl", version="0.9.1", with_dependencies=True),
     "SkyRL": Framework(
         framework_losses.skyrl,
-        replace(ENVIRONMENTS["skyrl"], bare=("skyrl==0.3.0", "skyrl-gym")),
-        "skyrl",
+        ENVIRONMENTS["skyrl"].packages,
+        distribution="skyrl",
+        version="0.3.0",
+        bare=("skyrl-gym",),
     ),
-    "ms-swift": Framework(framework_losses.ms_swift, Environment(("ms-swift==4.6.0", "msgspec")), "ms-swift"),
+    "ms-swift": Framework(
+        framework_losses.ms_swift,
+        ("msgspec",),
+        distribution="ms-swift",
+        version="4.6.0",
+        with_dependencies=True,
+    ),
+    "liger-kernel": Framework(
+        framework_losses.liger,
+        ("transformers",),
+        distribution="liger-kernel",
+        version="0.8.5",
+        remark="The module `LigerFusedLinearGRPOLoss`, which TRL calls with `use_liger_kernel`. The kernel "
+        "`triton_grpo_loss` needs a GPU, and is not compared.",
+    ),
+    "unsloth-zoo": Framework(
+        framework_losses.unsloth_zoo,
+        ("transformers", "psutil", "tqdm", "regex", "protobuf", "pillow", "requests"),
+        distribution="unsloth-zoo",
+        version="2026.10.9",
+        remark="`grpo_compute_loss`, uncompiled, without the package `unsloth`.",
+    ),
+    "OpenRLHF": Framework(
+        framework_losses.openrlhf,
+        ENVIRONMENTS["openrlhf"].packages,
+        distribution="openrlhf",
+        version="0.11.2",
+        remark="`PolicyLoss`. DeepSpeed, FlashAttention and pylatexenc are replaced where they are imported.",
+    ),
+    "AReaL": Framework(
+        framework_losses.areal,
+        (
+            "transformers",
+            "datasets",
+            "ray",
+            "omegaconf",
+            "hydra-core",
+            "aiohttp",
+            "colorlog",
+            "torchdata",
+            "pyzmq",
+        ),
+        distribution="areal",
+        version="1.0.4",
+        remark="`grpo_loss_fn` of the actor. Services that it imports are replaced where they are imported.",
+    ),
+    "torchtitan": Framework(
+        framework_losses.torchtitan,
+        ("tyro", "datasets", "tokenizers", "einops", "safetensors"),
+        distribution="torchtitan",
+        version="0.3.0",
+        remark="The losses of `torchtitan.experiments.rl`, whose old policy is the generator's. vLLM and kernels for "
+        "GPUs are replaced where they are imported.",
+    ),
     "slime": Framework(
         framework_losses.slime,
-        Environment(("megatron-core==0.16.1", "transformers", "omegaconf", "ray", "httpx")),
+        ("megatron-core==0.16.1", "transformers", "omegaconf", "ray", "httpx"),
+        repository="https://github.com/THUDM/slime",
+    ),
+    "miles": Framework(
+        framework_losses.miles,
+        ("transformers", "omegaconf", "ray", "httpx", "aiohttp", "pydantic", "torchdata", "datasets"),
+        repository="https://github.com/radixark/miles",
     ),
     "prime-rl": Framework(
         framework_losses.prime_rl,
-        Environment(("beartype", "prime-pydantic-config", "loguru", "tomli-w", "transformers", "wandb")),
+        ("beartype", "prime-pydantic-config", "loguru", "tomli-w", "transformers", "wandb"),
+        repository="https://github.com/PrimeIntellect-ai/prime-rl",
         paths=("src", "packages/prime-rl-configs/src"),
+    ),
+    "NeMo-RL": Framework(
+        framework_losses.nemo_rl,
+        (
+            "transformers==5.10.4",
+            "pyzmq",
+            "ray",
+            "wandb",
+            "pydantic",
+            "matplotlib",
+            "rich",
+            "tensorboard",
+            "tensordict",
+            "omegaconf",
+        ),
+        repository="https://github.com/NVIDIA-NeMo/RL",
+        remark="`ClippedPGLossFn` without the penalty by the reference policy, which is on by default. Loggers are "
+        "replaced where they are imported.",
+    ),
+    "ROLL": Framework(
+        framework_losses.roll,
+        (
+            "transformers",
+            "ray",
+            "tensordict",
+            "codetiming",
+            "omegaconf",
+            "hydra-core",
+            "datasets",
+            "dacite",
+            "peft",
+        ),
+        repository="https://github.com/alibaba/ROLL",
+        remark="The losses of the workers of its RLVR pipeline, with advantages that are 0 in the padding, as the "
+        "pipeline has them. Telemetry is replaced where it is imported.",
     ),
 }
 
 
-def batches(weighted: bool) -> Iterator[Batch]:
-    """Policies that hardly moved, that moved as in training, and that have nothing in common (ratios to e^±40).
+class Line(NamedTuple):
+    """A line of scripts/conformance.txt."""
 
-    Both signs of advantage, lengths from 1 up, and one sequence without a counted token.
-    """
-    shape = (128, 40)  # enough that some ratio lies between 1.2 and 1.21
-    for seed, (moved, rarest) in enumerate(((0.01, 8.0), (0.5, 8.0), (math.inf, 40.0))):
-        random = torch.Generator().manual_seed(seed)
-        uniform = torch.rand((3, *shape), generator=random)
-        normal = torch.randn((3, *shape), generator=random)
-        old, far = -rarest * uniform[:2] ** 2 - 1e-3
-        logp = far if moved == math.inf else (old + moved * normal[0]).clamp(max=-1e-3)
-        lengths = (1 + uniform[2, :, :1] * shape[1]).int()
-        lengths[3] = 0
-        mask = (torch.arange(shape[1]) < lengths).float()
-        # Frameworks have importance weights of 1 in padding.
-        rollout = (old + 0.2 * mask * normal[1]).clamp(max=-1e-3)
-        weights = (old - rollout).exp().clamp(max=2.0) if weighted else None
-        yield Batch(logp, old, rollout, normal[2, :, :1].expand(shape), mask, weights)
+    framework: str
+    name: str
+    """With the framework's, the heading of the loss on the page, from which its permanent anchor comes."""
+    settings: str
+    """Of the framework."""
+    method: str
+    """Here; or why there is none."""
+    weighted: bool
+    """Whether the loss is compared with importance weights too."""
 
+    @property
+    def has_method(self) -> bool:
+        """Whether there is a method to compare with."""
+        return self.method.endswith(")")
 
-def gradient(loss: Loss, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Of the loss by each token's log-probability; and the loss."""
-    logp = batch.logp.clone().requires_grad_()
-    value = loss(replace(batch, logp=logp))
-    return torch.autograd.grad(value, logp)[0], value.detach()
+    @property
+    def anchor(self) -> str:
+        """The address of the loss within the page."""
+        return f"{self.framework} {self.name}".lower().replace(" ", "-")
 
 
-def agree(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """Which tokens have one gradient, to 1e-4 of it or of a weight of 1: float32 has e^40 to 5e-6."""
-    largest = torch.maximum(one.abs(), other.abs())
-    return ((one - other).abs() <= 1e-4 * (largest + 1 / mask.sum())) | (mask == 0)
+def lines_of_losses() -> list[Line]:
+    """Read scripts/conformance.txt."""
+    lines = []
+    for line in LOSSES.read_text().splitlines():
+        if not line.startswith("#"):
+            framework, name, settings, method, weights = (cell.strip() for cell in line.split("|"))
+            lines.append(Line(framework, name, settings, method, weights == "weights"))
+    return lines
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of `bandpo.policy_loss`, with what frameworks do besides."""
-
-    method: Method
-    of_rollout: bool = False
-    aggregation: str | None = None
-    count_empty: bool = False
-    weighted: bool = True
-    sums_penalties: bool = False
-    clamp: float = math.inf
-    sequence_clamp: float = math.inf
-
-    def __call__(self, batch: Batch) -> Tensor:
-        old, logp = batch.rollout if self.of_rollout else batch.old, batch.logp
-        weights = batch.weights if self.weighted else None
-        # What a clamp holds has no gradient.
-        moved = (logp - old).detach()
-        count = batch.mask.sum(1, keepdim=True).clamp(min=1)
-        mean = (moved * batch.mask).sum(1, keepdim=True) / count
-        logp = logp.where(moved.abs() <= self.clamp, old + moved.clamp(-self.clamp, self.clamp))
-        logp = logp.where(mean <= self.sequence_clamp, logp.detach() - (mean - self.sequence_clamp))
-        average = self.aggregation or self.method.aggregation or "token-mean"
-        by_length = average == "seq-mean-token-sum-norm"
-        how: dict[str, Any] = {
-            "aggregation": COUNTING_EMPTY.get(average, average) if self.count_empty else average,
-            "normalizer": float(logp.shape[1]) if by_length else None,
-        }
-        advantages = batch.advantages
-        if self.sums_penalties:  # the mean over tokens is in the advantages
-            advantages, how = advantages / batch.mask.sum(), {"aggregation": "sum"}
-        return policy_loss(logp, old, advantages, batch.mask, method=self.method, weights=weights, **how).loss
-
-    def changed(self, **changes: Any) -> Call:
-        return replace(self, **changes)
-
-    def dual_clipped(self, max_ratio: float) -> Call:
-        return replace(
-            self, method=replace(self.method, objective=DualClip(max_ratio, self.method.objective))
-        )
-
-    def limited(self, max_weight: float) -> Call:
-        if not isinstance(self.method.objective, DropOutside):
-            return self
-        objective = replace(self.method.objective, max_weight=max_weight)
-        return replace(self, method=replace(self.method, objective=objective))
-
-
-COUNTS_EMPTY = "empty sequences count in the mean"
-KNOWN: tuple[dict[str, Callable[[Call], Call]], ...] = (
-    {
-        "averages over tokens": lambda call: call.changed(aggregation="token-mean"),
-        "averages per sequence": lambda call: call.changed(aggregation="seq-mean-token-mean"),
-        "sums the penalty over tokens": lambda call: call.changed(sums_penalties=True),
-    },
-    {
-        "dual clip of 3": lambda call: call.dual_clipped(3.0),
-        "dual clip of 10": lambda call: call.dual_clipped(10.0),
-    },
-    {
-        "weight at most 3": lambda call: call.limited(3.0),
-        "weight without limit": lambda call: call.limited(math.inf),
-    },
-    {
-        "log r clamped to ±20": lambda call: call.changed(clamp=20.0),
-        "the sequence's mean log r clamped at 10": lambda call: call.changed(sequence_clamp=10.0),
-    },
-    {"importance weights left out": lambda call: call.changed(weighted=False)},
-    {
-        "ratio to the trainer's old policy": lambda call: call.changed(of_rollout=False),
-        "ratio to the rollout engine's policy": lambda call: call.changed(of_rollout=True),
-    },
-    {COUNTS_EMPTY: lambda call: call.changed(count_empty=True)},
-)
-"""Known differences, in groups of which at most one acts."""
-MOST = 4  # at a time: no loss here needs more than three
-
-
-class Verdict(NamedTuple):
-    """How a framework's loss differs from a method here."""
-
-    changes: list[str] | None
-    """What would make the gradients equal; None if nothing known does."""
-    reported: bool
-    """Whether the reported loss is the same then."""
-
-    def __str__(self) -> str:
-        if self.changes is None:
-            return "**differs, unexplained**"
-        differences = [change for change in self.changes if change != COUNTS_EMPTY]
-        said = f"differs: {'; '.join(differences)}" if differences else "equal"
-        return said + " ¹" * (COUNTS_EMPTY in self.changes) + " ²" * (not self.reported)
-
-
-def compare(theirs: Loss, ours: Call, *, weighted: bool = False) -> Verdict:
-    """Find the fewest known differences that make the gradients equal on every batch."""
-    cases = [(batch, *gradient(theirs, batch)) for batch in batches(weighted)]
-    choices = [[None, *group] for group in KNOWN]
-    chosen = [[name for name in one if name] for one in itertools.product(*choices)]
-    functions = {name: function for group in KNOWN for name, function in group.items()}
-    for changes in sorted(chosen, key=len):
-        if len(changes) > MOST:
-            break
-        call, reported = ours, True
-        for change in changes:
-            call = functions[change](call)
-        for batch, expected, value in cases:
-            found, loss = gradient(call, batch)
-            if not agree(found, expected, batch.mask).all():
-                break
-            reported &= bool(torch.isclose(loss, value, rtol=1e-3, atol=1e-5))
-        else:
-            return Verdict(changes, reported)
-    return Verdict(None, False)
-
-
-def settings(text: str) -> dict[str, Any]:
-    """``loss_type=grpo epsilon=0.2`` as keywords: numbers as numbers, the rest as text."""
+def read_settings(text: str) -> dict[str, Any]:
+    """Read ``loss_type=grpo epsilon=0.2`` as keywords: numbers as numbers, the rest as text."""
 
     def read(value: str) -> Any:
         try:
@@ -250,52 +245,254 @@ def settings(text: str) -> dict[str, Any]:
         except ValueError:
             return value
 
-    return {key: read(value) for key, value in (word.split("=") for word in text.split())}
+    return {key: read(value) for key, value in (word.split("=", 1) for word in text.split())}
 
 
-def rows(name: str) -> list[str]:
-    """What the page says of a framework; in the environment that has it."""
-    found, absent = [], []
-    for line in PAIRS.read_text().splitlines():
-        framework, theirs, method, given = (cell.strip() for cell in line.split("|"))
-        if framework == name and method:
-            loss = FRAMEWORKS[name].loss(**settings(theirs))
-            ours = Call(parse(method, Method), of_rollout="rollout" in given)
-            verdict = compare(loss, ours, weighted="weights" in given)
-            besides = ", with importance weights" if "weights" in given else ""
-            found.append(f"| `{theirs}`{besides} | `{method}` | {verdict} |")
-        elif framework == name:
-            absent.append(f"`{theirs}`")
-    return [*found, "", f"Not here: {', '.join(absent)}."] if absent else found
+# --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def run(name: str, folder: Path, source: Path | None) -> list[str]:
-    """Make the environment and compare in it."""
+def compare(loss: Loss, method: Method, *, weighted: bool = False) -> dict[str, Any]:
+    """Compare a framework's loss with a method, as results/conformance.json has it.
+
+    That empty sequences count in a mean is noted, and else no difference: shares are of the tokens that differ besides.
+    """
+    expected = Variant(method, of_rollout=method.old_policy == "rollout")
+    batches = list(loss_batches(weighted=weighted))
+    comparison = compare_loss(loss, expected, batches)
+    counts_empty = COUNTS_EMPTY in (comparison.differences or ())
+    if counts_empty:
+        comparison = compare_loss(loss, expected.changed(counts_empty=True), batches)
+    return {"counts_empty": counts_empty} | _as_json(comparison)
+
+
+def _as_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "differences": None if comparison.differences is None else list(comparison.differences),
+        "same_value": comparison.same_value,
+        "shares": {name: float(f"{share:.4f}") for name, share in comparison.shares.items()},
+        "cause": comparison.cause,
+    }
+
+
+def results_inside(framework: str) -> dict[str, Any]:
+    """Compare each loss of a framework, in the environment that has it."""
+    results = {}
+    for line in lines_of_losses():
+        if line.framework != framework:
+            continue
+        result: dict[str, Any] = {"settings": line.settings, "method": line.method}
+        if line.has_method:
+            try:
+                loss = FRAMEWORKS[framework].loss(**read_settings(line.settings))
+                method = parse(line.method, Method)
+                result["plain"] = compare(loss, method)
+                if line.weighted:
+                    result["weighted"] = compare(loss, method, weighted=True)
+            except Exception as error:  # a loss that a release renamed must not hide the others
+                result["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        results[line.name] = result
+    return results
+
+
+def run(name: str, folder: Path, version: str, source: Path | None) -> dict[str, Any]:
+    """Make the environment of a framework, and compare in it."""
     framework = FRAMEWORKS[name]
-    python = install(framework.environment, folder / name, "")
+    python = install(framework.environment(version), folder / name, "")
     # Some decorate losses with torch.compile, which takes minutes here and changes nothing.
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     if source:
         environment["PYTHONPATH"] = os.pathsep.join(str(source / path) for path in framework.paths)
-        asked = ["git", "-C", source, "rev-parse", "--short=12", "HEAD"]
-    else:
-        asked = [python, "-m", "pip", "show", framework.distribution]
-    said = subprocess.check_output(asked, text=True).split()
-    version = f"commit {said[0]}" if source else said[said.index("Version:") + 1]
+        commit = subprocess.check_output(["git", "-C", source, "rev-parse", "--short=12", "HEAD"], text=True)
+        version = f"commit {commit.strip()}"
     command = [python, __file__, folder, name, "--inside"]
     printed = subprocess.check_output(command, text=True, env=environment, cwd=folder)
-    head = [f"## {name}, {version}", "", "| its loss | method here | gradient |", "|---|---|---|"]
-    return ["", *head, *printed.partition(ROWS)[2].splitlines(), ""]
+    return {"version": version, "losses": json.loads(printed.partition(START)[2])}
 
 
-def differing(lines: list[str]) -> list[str]:
-    """Of a framework's table the rows that differ, and how many do not."""
-    head, compared = lines[:3], [line for line in lines if line.startswith("| `")]
-    found = [line for line in compared if not re.search(r"\| equal[ ¹²]* \|$", line)]
-    weighted = ", with importance weights"
-    shown = [line for line in found if weighted not in line or line.replace(weighted, "") not in found]
-    said = f"{len(compared) - len(found)} of {len(compared)} losses are the method of their name."
-    return [*head, said, *(["", *lines[3:5], *shown] if found else []), ""]
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """One word, or the differences."""
+    if "error" in result:
+        return f"could not be run: {result['error']}"
+    if "plain" not in result:
+        return f"not compared: {result['method']}"
+    differences = result["plain"]["differences"]
+    if differences is None:
+        return f"unexplained: {result['plain']['cause']}"
+    return "; ".join(differences) or "equal"
+
+
+def is_equal(result: Mapping[str, Any]) -> bool:
+    """Whether the loss has the method's gradient."""
+    return verdict(result) == "equal"
+
+
+def sentences(result: Mapping[str, Any]) -> Iterator[str]:
+    """Generate what the page says of a loss."""
+    if "plain" not in result:
+        sentence = verdict(result)
+        yield f"{sentence[0].upper()}{sentence[1:]}."
+        return
+    plain = result["plain"]
+    method = f"`{result['method']}`"
+    if is_equal(result):
+        yield f"Equal to {method}."
+    else:
+        shares = plain["shares"]
+        difference = f"Unexplained: {plain['cause']}" if plain["differences"] is None else verdict(result)
+        yield (
+            f"Not {method}: {difference}. The gradient differs at {shares['usual']:.1%} of the tokens where the policy "
+            f"moved as in training, at {shares['near']:.1%} where it hardly moved, at {shares['far']:.1%} where the "
+            "policies have nothing in common."
+        )
+    if plain["counts_empty"]:
+        yield "Empty sequences count in the mean."
+    if plain["differences"] is not None and not plain["same_value"]:
+        yield "The reported number is another one."
+    weighted = result.get("weighted")
+    if weighted is not None:
+        same = weighted["differences"] == plain["differences"]
+        yield (
+            "The same with importance weights."
+            if same
+            else f"With importance weights: {_weighted(weighted)}."
+        )
+
+
+def _weighted(weighted: Mapping[str, Any]) -> str:
+    if weighted["differences"] is None:
+        return f"unexplained: {weighted['cause']}"
+    return "; ".join(weighted["differences"]) or "equal"
+
+
+def overview(results: Mapping[str, Any]) -> list[str]:
+    """The table of all frameworks."""
+    lines = ["", "| framework | version | compared | equal | differ |", "|---|---|---:|---:|---:|"]
+    for name, framework in results.items():
+        compared = [result for result in framework["losses"].values() if "plain" in result]
+        equal = sum(is_equal(result) for result in compared)
+        cells = (
+            f"[{name}](#{name.lower()})",
+            framework["version"],
+            len(compared),
+            equal,
+            len(compared) - equal,
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return [*lines, ""]
+
+
+def sections(results: Mapping[str, Any]) -> list[str]:
+    """A heading for each framework and for each loss, whose anchors are permanent."""
+    lines = []
+    for name, framework in results.items():
+        remark = FRAMEWORKS[name].remark
+        lines += ["", f"## {name}", "", f"Version: {framework['version']}. {remark}".rstrip()]
+        for loss, result in framework["losses"].items():
+            lines += [
+                "",
+                f"### {name} {loss}",
+                "",
+                f"`{result['settings']}`",
+                "",
+                " ".join(sentences(result)),
+            ]
+    return [*lines, ""]
+
+
+def write(results: Mapping[str, Any]) -> None:
+    """Write the committed results and the page."""
+    ordered = {name: results[name] for name in FRAMEWORKS if name in results}
+    RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    write_between_marks(PAGE, "overview", overview(ordered))
+    write_between_marks(PAGE, "losses", sections(ordered))
+
+
+# --- what newest releases changed -------------------------------------------------------------------------------------
+
+
+def newest_version(distribution: str) -> str:
+    """Ask the package index for the newest release."""
+    options = ("--dry-run", "--ignore-installed", "--no-deps", "--ignore-requires-python", "--quiet")
+    command = [sys.executable, "-m", "pip", "install", *options, "--report", "-", distribution]
+    return json.loads(subprocess.check_output(command, text=True))["install"][0]["metadata"]["version"]
+
+
+def newest_clone(name: str, folder: Path) -> Path:
+    """Clone the newest commit of a framework that the index does not have."""
+    home = folder / f"{name}-clone"
+    if not home.exists():
+        subprocess.run(
+            ["git", "clone", "--quiet", "--depth", "1", FRAMEWORKS[name].repository, home], check=True
+        )
+    return home
+
+
+def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return what changed between two results, as lines of Markdown; none if nothing did.
+
+    A new version whose losses are as before is no change.
+    """
+    lines = []
+    for name, new in after.items():
+        old = before.get(name, {"version": "none", "losses": {}})
+        if "error" in new:
+            changes = [f"- could not be run: {new['error']}"]
+        else:
+            changes = list(_changes(old["losses"], new["losses"]))
+        if changes:
+            lines += [f"## {name}: {old['version']} → {new['version']}", "", *changes, ""]
+    return lines
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for loss, result in new.items():
+        was = _described(old[loss]) if loss in old else "not there"
+        now = _described(result)
+        if was != now:
+            yield f"- `{loss}` ({result['settings']}) against `{result['method']}`: was {was}, is now {now}"
+    for loss in old.keys() - new.keys():
+        yield f"- `{loss}`: was {_described(old[loss])}, is no longer compared"
+
+
+def _described(result: Mapping[str, Any]) -> str:
+    """A verdict with what is noted beside it."""
+    notes = [verdict(result)]
+    if "plain" in result and result["plain"]["counts_empty"]:
+        notes.append("empty sequences count")
+    if "weighted" in result:
+        notes.append(f"with importance weights: {_weighted(result['weighted'])}")
+    return ", ".join(notes)
+
+
+def run_newest(names: list[str], folder: Path, *, discard: bool = False) -> dict[str, Any]:
+    """Compare the newest release or commit of each framework. One that fails does not hide the others.
+
+    Args:
+        names: Of `FRAMEWORKS`.
+        folder: Where the environments go.
+        discard: Whether to remove each environment after its use.
+    """
+    results: dict[str, Any] = {}
+    for name in names:
+        framework = FRAMEWORKS[name]
+        version = "unknown"
+        try:
+            if framework.distribution:
+                version = newest_version(framework.distribution)
+            source = None if framework.distribution else newest_clone(name, folder)
+            results[name] = run(name, folder, version, source)
+        except (subprocess.CalledProcessError, ValueError) as error:
+            results[name] = {"version": version, "error": f"{type(error).__name__}: {error}", "losses": {}}
+        print(f"{name}: {results[name]['version']}", flush=True)
+        if discard:
+            shutil.rmtree(folder / name, ignore_errors=True)
+    return results
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -307,31 +504,56 @@ def main() -> None:
         "names", nargs="*", metavar="name", help=f"of {list(FRAMEWORKS)}; those of the index if none"
     )
     parser.add_argument("--source", nargs="+", default=[], metavar="NAME=FOLDER", help="clones to run from")
+    parser.add_argument("--newest", type=Path, metavar="REPORT", help="write what newest releases changed")
+    parser.add_argument(
+        "--discard", action="store_true", help="with --newest: remove each environment after its use"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        print(ROWS + "\n".join(rows(*arguments.names)))
+        print(START, json.dumps(results_inside(*arguments.names)), sep="\n")
         return
     sources = {
         name: Path(folder).resolve() for name, folder in (one.split("=", 1) for one in arguments.source)
     }
     released = [name for name, framework in FRAMEWORKS.items() if framework.distribution]
-    names = arguments.names or released
-    if unknown := (set(names) | sources.keys()) - FRAMEWORKS.keys():
+    if unknown := (set(arguments.names) | sources.keys()) - FRAMEWORKS.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(FRAMEWORKS)}")
+    if both := sources.keys() & set(released):
+        parser.error(
+            f"{', '.join(sorted(both))} is on the index, from which it is taken; leave out its --source"
+        )
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    committed = json.loads(RESULTS.read_text())
+
+    if arguments.newest:
+        if sources:
+            parser.error("--newest clones what the index does not have; leave out --source")
+        changes = drift(
+            committed, run_newest(arguments.names or list(FRAMEWORKS), folder, discard=arguments.discard)
+        )
+        arguments.newest.write_text("\n".join(changes))
+        print("\n".join(changes) or "nothing has changed")
+        return
+
+    if arguments.discard:
+        parser.error("--discard goes with --newest")
+    names = arguments.names or released
     if absent := set(names) - {*released, *sources}:
         parser.error(f"the index has no {', '.join(sorted(absent))}: clone it, and give --source NAME=FOLDER")
-    folder, unexplained = arguments.folder.resolve(), []
-    folder.mkdir(parents=True, exist_ok=True)
+    problems = []
     for name in names:
-        lines = run(name, folder, sources.get(name))
-        print("\n".join(lines), flush=True)
-        if name not in sources or name not in released:
-            write_between_marks(WHOLE, name, lines)
-            write_between_marks(PAGE, name, differing(lines))
-        unexplained += [line for line in lines if "unexplained" in line]
-    if unexplained:
-        sys.exit("\n".join(["a difference that is not in KNOWN:", *unexplained]))
+        results = run(name, folder, FRAMEWORKS[name].version, sources.get(name))
+        # Each result is kept, whatever becomes of the next framework.
+        committed[name] = results
+        write(committed)
+        for loss, result in results["losses"].items():
+            print(f"{name} {loss}: {_described(result)}", flush=True)
+            if "error" in result or "unexplained" in _described(result):
+                problems.append(f"{name} {loss}: {_described(result)}")
+    if problems:
+        sys.exit("\n".join(["unexplained, or could not be run:", *problems]))
 
 
 if __name__ == "__main__":

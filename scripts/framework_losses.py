@@ -1,36 +1,73 @@
 """The losses of frameworks, as functions of a batch: their own code, with log-probabilities in place of a model's.
 
-Each function takes a framework's settings and leaves the rest at its defaults. Nothing here imports bandpo.
+Each function takes a framework's settings and leaves the rest at its defaults. Modules that only a GPU or a service
+needs are replaced where they are imported; no loss runs through one. Where a loss begins at logits, it gets those of a
+vocabulary of two tokens, whose first one has the log-probability of the batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.abc
+import importlib.machinery
+import os
 import sys
+import types
 import typing
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor
 
+from bandpo.testing._batches import LossBatch
 
-@dataclass(frozen=True)
-class Batch:
-    """Log-probabilities under the policy, the trainer's old one and the rollout engine's; all (batch, time)."""
-
-    logp: Tensor
-    old: Tensor
-    rollout: Tensor
-    advantages: Tensor
-    mask: Tensor
-    weights: Tensor | None = None
+Loss = Callable[[LossBatch], Tensor]
 
 
-Loss = Callable[[Batch], Tensor]
+class _Absent(types.ModuleType):
+    """A module whose every name is a mock."""
+
+    __path__: typing.ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock(name=f"{self.__name__}.{name}")
+
+
+class _AbsentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if any(fullname == name or fullname.startswith(f"{name}.") for name in self.names):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Absent(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def stand_in_for(*names: str) -> None:
+    """Let modules be imported that are not installed, or that need a GPU when they are imported."""
+    sys.meta_path.insert(0, _AbsentFinder(names))
+
+
+def two_token_logits(logp: Tensor) -> Tensor:
+    """Return logits of two tokens, (…, 2), whose first one has these log-probabilities.
+
+    The derivative of that token's log-probability by ``logp`` is 1.
+    """
+    return torch.stack([logp, torch.log(-torch.expm1(logp))], -1)
 
 
 def trl(**settings: Any) -> Loss:
@@ -43,7 +80,7 @@ def trl(**settings: Any) -> Loss:
     config, trainer = getattr(module, f"{kind}Config"), getattr(module, f"{kind}Trainer")
     args = config(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: LossBatch) -> Tensor:
         made = object.__new__(trainer)
         vars(made).update(vars(args))
         vars(made).update(
@@ -71,7 +108,7 @@ def trl(**settings: Any) -> Loss:
             "completion_ids": ids,
             "completion_mask": batch.mask,
             "advantages": batch.advantages[:, 0],
-            "old_per_token_logps": batch.old,
+            "old_per_token_logps": batch.logp_old,
             "num_items_in_batch": batch.mask.sum(),
             "importance_sampling_ratio": batch.weights,
         }
@@ -98,7 +135,7 @@ def verl(loss_mode: str, **settings: Any) -> Loss:
         **settings,
     )
     return lambda batch: get_policy_loss_fn(loss_mode)(
-        old_log_prob=batch.rollout if bypass else batch.old,
+        old_log_prob=batch.logp_rollout if bypass else batch.logp_old,
         log_prob=batch.logp,
         advantages=batch.advantages,
         response_mask=batch.mask,
@@ -122,14 +159,14 @@ def skyrl(policy_loss_type: str, **settings: Any) -> Loss:
         *section, name = key.split(".")
         setattr(getattr(config, section[0]) if section else config, name, value)
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: LossBatch) -> Tensor:
         if batch.weights is not None:
             config.off_policy_correction.tis_ratio_type = "token"
         scaled = ppo_utils.apply_loss_reduction_to_advantages_minibatch(
             batch.advantages, batch.mask, config.loss_reduction, len(batch.mask), batch.mask.shape[1]
         )
         function = ppo_utils.PolicyLossRegistry.get(policy_loss_type)
-        return function(batch.logp, batch.old, scaled, config, batch.mask, batch.rollout)[0]
+        return function(batch.logp, batch.logp_old, scaled, config, batch.mask, batch.logp_rollout)[0]
 
     return loss
 
@@ -164,13 +201,13 @@ def slime(**settings: Any) -> Loss:
     off = "allgather_cp calculate_per_token_loss get_mismatch_metrics recompute_loss_function use_kl_loss use_opsm"
     defaults |= dict.fromkeys((*off.split(), "use_rollout_logprobs"), False)
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: LossBatch) -> Tensor:
         args = argparse.Namespace(**defaults | settings, use_tis=batch.weights is not None)
         count, length = batch.mask.shape
         given = {
             "advantages": list(batch.advantages),
-            "log_probs": list(batch.old),
-            "rollout_log_probs": list(batch.rollout),
+            "log_probs": list(batch.logp_old),
+            "rollout_log_probs": list(batch.logp_rollout),
             "loss_masks": list(batch.mask),
             "rollout_mask_sums": list(batch.mask.sum(1)),
             "response_lengths": [length] * count,
@@ -189,7 +226,7 @@ def prime_rl(type: str, **settings: Any) -> Loss:
     config = {"default": DefaultLossConfig, "ipo": IPOLossConfig}[type](**settings)
     return lambda batch: compute_loss(
         trainer_logprobs=list(batch.logp),
-        inference_logprobs=list(batch.rollout),
+        inference_logprobs=list(batch.logp_rollout),
         ref_logprobs=None,
         advantages=list(batch.advantages),
         loss_mask=list(batch.mask.bool()),
@@ -211,7 +248,7 @@ def ms_swift(**settings: Any) -> Loss:
 
     args = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: LossBatch) -> Tensor:
         made = object.__new__(GRPOTrainer)
         made.args, made.model = args, SimpleNamespace(training=True)
         made._prepare_algorithm_params()
@@ -235,11 +272,274 @@ def ms_swift(**settings: Any) -> Loss:
             completion_mask=batch.mask.bool(),
             truncated_mask=torch.zeros(len(batch.mask), dtype=torch.bool),
             seq_lengths=batch.mask.sum(1),
-            old_per_token_logps=batch.old,
-            rollout_per_token_logps=batch.rollout,
+            old_per_token_logps=batch.logp_old,
+            rollout_per_token_logps=batch.logp_rollout,
             advantages=batch.advantages,
             num_items_in_batch=batch.mask.sum(),
         )
         return made._compute_loss_and_metrics(None, {}, given)[0]
+
+    return loss
+
+
+def liger(**settings: Any) -> Loss:
+    """The module that TRL calls with ``use_liger_kernel``, in torch alone; its Triton kernel needs a GPU."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    def loss(batch: LossBatch) -> Tensor:
+        module = LigerFusedLinearGRPOLoss(
+            beta=0.0,
+            compiled=False,
+            use_ref_model=False,
+            max_completion_length=batch.logp.shape[1],
+            **settings,
+        )
+        logits = two_token_logits(batch.logp)
+        return module(
+            logits,
+            torch.eye(2, dtype=logits.dtype),
+            torch.zeros(batch.mask.shape, dtype=torch.long),
+            batch.mask,
+            batch.advantages[:, 0],
+            old_per_token_logps=batch.logp_old,
+            vllm_is_ratio=batch.weights,
+        )[0]
+
+    return loss
+
+
+def unsloth_zoo(**settings: Any) -> Loss:
+    """The loss that unsloth puts in the place of TRL's."""
+    os.environ["UNSLOTH_IS_PRESENT"] = "1"
+    stand_in_for("unsloth")
+    from unsloth_zoo.rl_replacements import RL_REPLACEMENTS
+
+    def loss(batch: LossBatch) -> Tensor:
+        return RL_REPLACEMENTS["grpo_compute_loss"](
+            ref=None,
+            new=batch.logp,
+            old=batch.logp_old,
+            sampling_per_token_logps=None if batch.weights is None else batch.logp_rollout,
+            input_ids=torch.zeros(batch.mask.shape, dtype=torch.long),
+            mask=batch.mask,
+            beta=0.0,
+            advantages=batch.advantages[:, 0],
+            max_completion_length=batch.logp.shape[1],
+            num_items_in_batch=batch.mask.sum(),
+            use_vllm=batch.weights is not None,
+            vllm_importance_sampling_correction=batch.weights is not None,
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_max=2.0,
+            **settings,
+        )[0]
+
+    return loss
+
+
+def openrlhf(**settings: Any) -> Loss:
+    stand_in_for("deepspeed", "flash_attn", "pylatexenc")
+    from openrlhf.models.loss import PolicyLoss
+
+    truncation = {
+        "is_correction_level": "token",
+        "is_correction_mode": "clip",
+        "is_correction_threshold": (0.0, 2.0),
+    }
+
+    def loss(batch: LossBatch) -> Tensor:
+        module = PolicyLoss(**settings, **({} if batch.weights is None else truncation))
+        tensors = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
+        return module(*tensors, rollout_log_probs=batch.logp_rollout)[0]
+
+    return loss
+
+
+def areal(**settings: Any) -> Loss:
+    """The loss function of the actor, with the defaults of its configuration."""
+    services = (
+        "aiofiles einops flask lark numba pybase64 swanlab tabulate tenacity tensorboardX trackio uvloop"
+    )
+    stand_in_for(*services.split())
+    from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
+    from areal.trainer.ppo.actor import grpo_loss_fn
+
+    names = "c_clip eps_clip eps_clip_higher importance_sampling_level m2_threshold "
+    names += "sapo_tau_neg sapo_tau_pos use_sapo_loss"
+    fields = PPOActorConfig.__dataclass_fields__
+    defaults = {name: fields[name].default for name in names.split()}
+
+    def loss(batch: LossBatch) -> Tensor:
+        weighted = batch.weights is not None
+        truncation = RejectionSamplingConfig(level="token", action="clamp", metric="ratio", upper=2.0)
+        return grpo_loss_fn(
+            logprobs=batch.logp,
+            entropy=torch.zeros_like(batch.logp),
+            input_data={
+                "logprobs": batch.logp_rollout if weighted else batch.logp_old,
+                "prox_logp": batch.logp_old,
+                "advantages": batch.advantages,
+                "loss_mask": batch.mask.bool(),
+            },
+            rejection_sampling=truncation if weighted else None,
+            **defaults | settings,
+        )
+
+    return loss
+
+
+def torchtitan(loss: str, **settings: Any) -> Loss:
+    """The loss of its RL experiment; its old policy is that of the generator."""
+    stand_in_for(
+        "spmd_types", "torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.experiments.rl.models"
+    )
+    from torchtitan.experiments.rl import losses
+
+    kind = getattr(losses, loss)
+    made = kind(kind.Config(**settings))
+    return lambda batch: made(
+        two_token_logits(batch.logp),
+        torch.zeros(batch.mask.shape, dtype=torch.long),
+        float(batch.mask.sum()),
+        generator_logprobs=batch.logp_old,
+        advantages=batch.advantages,
+        loss_mask=batch.mask.bool(),
+    )[0]
+
+
+def miles(**settings: Any) -> Loss:
+    """The whole loss function, with the defaults of its arguments."""
+    from miles.backends.training_utils import parallel
+    from miles.backends.training_utils.loss import loss_function
+    from miles.backends.training_utils.loss_hub import losses
+
+    alone = parallel.GroupInfo(rank=0, size=1, group=None)
+    groups = ("intra_dp", "intra_dp_cp", "cp", "tp", "pp", "ep", "etp", "indep_dp")
+    parallel.set_parallel_state(parallel.ParallelState(**dict.fromkeys(groups, alone)))
+    losses.get_log_probs_and_entropy = lambda logits, **_: {
+        "log_probs": list(logits),
+        "entropy": list(torch.zeros_like(logits)),
+    }
+    off = (
+        "allgather_cp calculate_per_token_loss get_mismatch_metrics observe_training_entropy recompute_loss_function "
+        "skip_actor_forward_only true_on_policy_mode use_dynamic_global_batch_size use_kl_loss use_opsm "
+        "use_rollout_logprobs use_unbiased_kl"
+    )
+    absent = ("custom_pg_loss_reducer_function_path", "custom_tis_function_path", "eps_clip_c")
+    defaults: dict[str, Any] = {
+        **dict.fromkeys(off.split(), False),
+        **dict.fromkeys(absent),
+        "advantage_estimator": "grpo",
+        "entropy_coef": 0.0,
+        "eps_clip": 0.2,
+        "eps_clip_high": 0.2,
+        "loss_type": "policy_loss",
+        "opsm_delta": 1e-4,
+        "qkv_format": "thd",
+        "tis_clip": 2.0,
+        "tis_clip_low": 0.0,
+    }
+
+    def loss(batch: LossBatch) -> Tensor:
+        count, length = batch.mask.shape
+        args = argparse.Namespace(
+            **defaults | settings, use_tis=batch.weights is not None, global_batch_size=count
+        )
+        tensors = {
+            "advantages": list(batch.advantages),
+            "log_probs": list(batch.logp_old),
+            "rollout_log_probs": list(batch.logp_rollout),
+            "loss_masks": list(batch.mask),
+            "response_lengths": [length] * count,
+            "total_lengths": [length] * count,
+            "unconcat_tokens": None,
+        }
+        return loss_function(args, tensors, 1, batch.logp)[0]
+
+    return loss
+
+
+def nemo_rl(**settings: Any) -> Loss:
+    """The clipped loss without its penalty by the reference policy, which is on by default."""
+    stand_in_for("mlflow", "pynvml", "swanlab")
+    from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
+
+    def shifted(values: Tensor) -> Tensor:
+        """With a first token, for which there is no log-probability."""
+        return torch.nn.functional.pad(values, (1, 0))
+
+    def loss(batch: LossBatch) -> Tensor:
+        correction: dict[str, Any] = {}
+        if batch.weights is not None:
+            correction = {
+                "use_importance_sampling_correction": True,
+                "truncated_importance_sampling_type": "tis",
+                "truncated_importance_sampling_ratio": 2.0,
+            }
+        config = ClippedPGLossConfig(reference_policy_kl_penalty=0.0, **correction, **settings)
+        data = {
+            "advantages": shifted(batch.advantages),
+            "prev_logprobs": shifted(batch.logp_old),
+            "generation_logprobs": shifted(batch.logp_rollout),
+            "token_mask": shifted(batch.mask),
+            "sample_mask": torch.ones(len(batch.mask)),
+        }
+        sequences = torch.tensor(float(len(batch.mask)))
+        return ClippedPGLossFn(config)(batch.logp, data, sequences, batch.mask.sum())[0]
+
+    return loss
+
+
+def roll(worker: str = "ActorWorker", **settings: Any) -> Loss:
+    """The loss of a worker of the RLVR pipeline, with the defaults of its configuration."""
+    stand_in_for("imageio", "more_itertools", "opentelemetry", "pybase64", "transfer_queue")
+    import dataclasses
+
+    from roll.pipeline.rlvr import actor_pg_worker, actor_worker
+    from roll.pipeline.rlvr.rlvr_config import RLVRConfig
+
+    kind = {"ActorWorker": actor_worker.ActorWorker, "ActorPGWorker": actor_pg_worker.ActorPGWorker}[worker]
+    fields = {field.name: field.default for field in dataclasses.fields(RLVRConfig)}
+    of_pipeline = {name: value for name, value in settings.items() if name in fields}
+    of_actor = {name: value for name, value in settings.items() if name not in fields}
+
+    def loss(batch: LossBatch) -> Tensor:
+        made = object.__new__(kind)
+        made.pipeline_config = SimpleNamespace(
+            **fields
+            | of_pipeline
+            | {
+                "actor_train": SimpleNamespace(**of_actor),
+                "enable_old_logprobs_recompute": True,
+                "train_infer_correction": SimpleNamespace(
+                    is_weight=SimpleNamespace(enabled=batch.weights is not None)
+                ),
+                "use_kl_loss": False,
+            },
+        )
+        made.strategy = SimpleNamespace(
+            op_compute_log_probs=lambda **_: batch.logp,
+            op_compute_entropy=lambda **_: torch.zeros_like(batch.logp),
+        )
+        made._pg_config_cache, made._logprobs_cache = {}, {}
+        for name in ("_pg_variant", "_topr_sample", "_cispo_config", "_kimi15_config"):
+            setattr(made, f"{name}_logged", True)
+        samples = batch.mask.any(1).sum()
+        data = SimpleNamespace(
+            batch={
+                "advantages": batch.advantages * batch.mask,  # as its pipeline gives them
+                "input_ids": None,
+                "old_log_probs": batch.logp_old,
+                "ref_log_probs": batch.logp_old,
+                "response_mask": torch.nn.functional.pad(batch.mask, (1, 0)),
+                "scores": batch.advantages[:, 0],
+                "train_infer_is_weight": batch.weights,
+            },
+            meta_info={
+                "batch_num_tokens": {"response_mask": batch.mask.sum()},
+                "global_valid_samples": {"response_mask": samples},
+            },
+            non_tensor_batch={},
+        )
+        return made.loss_func(data, None)[0]
 
     return loss

@@ -100,6 +100,18 @@ ENVIRONMENTS = {
          "datasets", "hydra-core"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
+    # Their wheels ask for CUDA packages. The tests replace these where they are imported, and call the wheel's loss.
+    "ms_swift": Environment(
+        ("ms-swift==4.6.0", "msgspec"), ("tests/framework_examples/test_ms_swift.py",), about="ms-swift"
+    ),
+    "openrlhf": Environment(
+        ("transformers", "peft", "ray", "tqdm", "accelerate", "optree"),
+        ("tests/framework_examples/test_openrlhf.py",), bare=("openrlhf==0.11.2",), about="openrlhf",
+    ),
+    "areal": Environment(
+        ("transformers", "datasets", "ray", "omegaconf", "hydra-core", "aiohttp", "colorlog", "torchdata", "pyzmq"),
+        ("tests/framework_examples/test_areal.py",), bare=("areal==1.0.4",), about="areal",
+    ),
     "framework examples and recipes": Environment(
         tests=("tests/framework_examples", "tests/integrations/test_framework_recipes.py"),
         against="stand-ins",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bandpo import rules as rules
     from bandpo import runs as runs
     from bandpo import schedules as schedules
+    from bandpo import testing as testing
     from bandpo import text as text
     from bandpo.audit.metrics import Audit
     from bandpo.audit.recorder import Recorder
@@ -274,6 +275,7 @@ _SUBMODULES = (
     "runs",
     "schedules",
     "sequences",
+    "testing",
     "text",
 )
 """The public submodules."""

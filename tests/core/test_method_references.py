@@ -7,6 +7,7 @@ import torch
 
 import framework_losses
 import method_references as reference
+from bandpo.testing._batches import LossBatch
 
 
 def batch(seed=0, shape=(40, 9), spread=0.7, whole_sequences=False):
@@ -23,7 +24,7 @@ def batch(seed=0, shape=(40, 9), spread=0.7, whole_sequences=False):
 
 def given(logp, old, advantages, mask):
     """The same for `framework_losses`; the rollout engine's policy is the trainer's old one."""
-    return framework_losses.Batch(logp, old, old, advantages, mask)
+    return LossBatch("made", logp, old, old, advantages, mask)
 
 
 def token_mean(loss, mask):

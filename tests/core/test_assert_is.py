@@ -1,0 +1,304 @@
+"""`bandpo.testing.assert_is`: textbook losses pass; a loss with anything else in it does not, and learns what it is."""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_methods import REFERENCES
+
+import method_references as reference
+from bandpo import DPPO, METHODS, FixedClip, policy_loss
+from bandpo.errors import InvalidType, InvalidValue
+from bandpo.testing import assert_is
+from bandpo.testing._batches import loss_batches
+
+
+def averaged(values, mask, average):
+    """The mean over tokens or over sequences, of which empty ones are left out."""
+    if average == "seq-mean-token-mean":
+        return reference.mean_of_sequence(values, mask).sum() / mask.any(1).sum()
+    return (values * mask).sum() / mask.sum()
+
+
+def textbook(formula, average="token-mean"):
+    """A loss for `assert_is`, by a formula of `method_references`."""
+
+    def loss(logp, logp_old, advantages, mask, *, weights=None):
+        values = formula(logp, logp_old, advantages[:, None], mask)
+        return averaged(values if weights is None else values * weights, mask, average)
+
+    return loss
+
+
+# --- what is the method -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_is_itself(name):
+    method = METHODS[name].method()
+    assert_is(lambda *tensors: policy_loss(*tensors, method=method).loss, method)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_formula_of_a_paper_is_its_method(name):
+    method, formula = REFERENCES[name]
+    average = METHODS[name].method().aggregation
+    assert_is(textbook(formula, average), method, dtype=torch.float64, max_log_ratio=10.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["PPO", "GRPO", "DAPO", "GSPO", "CISPO", "SAPO", "DPPO", "GPG", "SPO"])
+def test_a_formula_passes_in_either_precision_at_any_ratio(name, dtype):
+    method, formula = REFERENCES[name]
+    assert_is(textbook(formula, METHODS[name].method().aggregation), method, dtype=dtype)
+
+
+def test_weights_are_given_by_name_and_count():
+    ppo = textbook(reference.ppo)
+    assert_is(ppo, "PPO()", weights=True)
+    with pytest.raises(AssertionError, match="importance weights left out"):
+        assert_is(lambda *tensors, weights: ppo(*tensors), "PPO()", weights=True)
+
+
+def test_a_method_of_the_rollout_is_compared_with_the_ratio_to_it():
+    def of_rollout(logp, logp_old, advantages, mask, *, logp_rollout):
+        return policy_loss(logp, logp_rollout, advantages, mask, method="DPPO()").loss
+
+    def of_trainer(logp, logp_old, advantages, mask, *, logp_rollout):
+        return policy_loss(logp, logp_old, advantages, mask, method="DPPO()").loss
+
+    assert_is(of_rollout, DPPO(), rollout=True)
+    with pytest.raises(AssertionError, match=re.escape("ratio to the trainer's old policy")):
+        assert_is(of_trainer, DPPO(), rollout=True)
+    with pytest.raises(AssertionError, match=re.escape("ratio to the rollout engine's policy")):
+        assert_is(of_rollout, replace(DPPO(), old_policy="trainer"), rollout=True)
+
+
+def test_advantages_of_tokens_differ_within_a_sequence():
+    shapes = []
+
+    def loss(logp, logp_old, advantages, mask):
+        shapes.append(advantages.shape)
+        return averaged(reference.ppo(logp, logp_old, advantages, mask), mask, "token-mean")
+
+    assert_is(loss, "PPO()", token_advantages=True)
+    assert {tuple(shape) for shape in shapes} == {(128, 40)}
+    first = textbook(reference.ppo)
+    with pytest.raises(AssertionError):
+        assert_is(lambda p, q, a, mask: first(p, q, a[:, 0], mask), "PPO()", token_advantages=True)
+
+
+def test_averages_of_trl_count_the_empty_sequence():
+    def loss(logp, logp_old, advantages, mask):
+        return reference.mean_of_sequence(
+            reference.ppo(logp, logp_old, advantages[:, None], mask), mask
+        ).mean()
+
+    assert_is(loss, "GRPO()", aggregation="grpo")
+    assert_is(loss, "FixedClip(0.2)", aggregation="grpo")
+    with pytest.raises(AssertionError, match="Likely difference: empty sequences count in the mean"):
+        assert_is(loss, "GRPO()")
+
+
+def test_a_width_of_ones_own_is_the_normalizer():
+    def loss(logp, logp_old, advantages, mask):
+        values = reference.ppo(logp, logp_old, advantages[:, None], mask) * mask
+        return values.sum() / 1000 / mask.any(1).sum()
+
+    assert_is(loss, "FixedClip(0.2)", aggregation="seq-mean-token-sum-norm", normalizer=1000)
+    with pytest.raises(AssertionError, match=r"0\.04 times as expected"):
+        assert_is(loss, "FixedClip(0.2)", aggregation="seq-mean-token-sum-norm")
+
+
+def test_a_loss_may_take_bfloat16_if_it_computes_in_float32():
+    ppo = textbook(reference.ppo)
+
+    def loss(*tensors):
+        return ppo(*(one.float() for one in tensors))
+
+    assert_is(loss, "PPO()", dtype=torch.bfloat16, tolerance=0.01)
+    with pytest.raises(AssertionError):
+        assert_is(ppo, "PPO()", dtype=torch.bfloat16, tolerance=0.01)
+
+
+def test_the_batches_meet_every_case():
+    for batch in loss_batches():
+        counted, ratio = batch.mask > 0, (batch.logp - batch.logp_old).exp()
+        positive = batch.advantages > 0
+        if batch.name != "near":
+            for sign in (positive, ~positive):
+                assert (counted & sign & (ratio > 1.28)).sum() > 50
+                assert (counted & sign & (ratio < 0.8)).sum() > 50
+        assert 1 in batch.mask.sum(1)
+        assert (batch.mask.sum(1) == 0).sum() == 1
+        assert batch.logp.max() < 0
+
+
+# --- what is not ------------------------------------------------------------------------------------------------------
+
+
+def ppo_with(change):
+    """PPO's loss, token by token, of a ratio, advantages and more that a function changes."""
+
+    def loss(logp, logp_old, advantages, mask):
+        return change(logp, logp_old, advantages[:, None].expand_as(mask), mask)
+
+    return loss
+
+
+def surrogate(logp, logp_old, advantages, mask, **clip):
+    return averaged(reference.ppo(logp, logp_old, advantages, mask, **clip), mask, "token-mean")
+
+
+def clamped(logp, logp_old, advantages, mask, limit=20.0):
+    ratio = (logp - logp_old).clamp(-limit, limit).exp()
+    return averaged(reference.surrogate(ratio, 0.8, 1.2, advantages), mask, "token-mean")
+
+
+MUTANTS = {
+    "a wider bound": (partial(surrogate, high=0.28), "clips at 0.8 and 1.28"),
+    "a bound wider by 0.01": (partial(surrogate, high=0.21), "clips at 0.8 and 1.21"),
+    "a narrower lower bound": (partial(surrogate, low=0.19), "clips at 0.81 and 1.2"),
+    "no clip": (lambda p, q, a, mask: -averaged((p - q).exp() * a, mask, ""), "no clip"),
+    "a dual clip": (partial(surrogate, dual=3.0), "dual clip of 3"),
+    "the mean over sequences": (
+        lambda p, q, a, mask: averaged(reference.ppo(p, q, a, mask), mask, "seq-mean-token-mean"),
+        "averages per sequence",
+    ),
+    "a sum": (lambda p, q, a, mask: (reference.ppo(p, q, a, mask) * mask).sum(), "sums over all tokens"),
+    "a factor": (lambda *tensors: 1.001 * surrogate(*tensors), "every token is 1.001 times as expected"),
+    "the sign": (lambda *tensors: -surrogate(*tensors), "every token is -1 times as expected"),
+    "a clamp of the ratio": (clamped, "log r clamped to ±20"),
+    "no mask": (lambda p, q, a, mask: reference.ppo(p, q, a, mask).sum() / mask.sum(), "another mask"),
+    "a detached loss": (lambda p, q, a, mask: surrogate(p.detach(), q, a, mask) + 0 * p.sum(), "no gradient"),
+    "an entropy bonus": (
+        lambda p, q, a, mask: surrogate(p, q, a, mask) + 0.01 * averaged(p, mask, ""),
+        "every token",
+    ),
+    "the old policy of the next token": (
+        lambda p, q, a, mask: surrogate(p, q.roll(1, 1), a, mask),
+        "tokens that it blocks have a gradient",
+    ),
+    "the ratio of two tokens": (
+        lambda p, q, a, mask: averaged(
+            reference.surrogate((p - q + (p - q).roll(1, 1)).exp(), 0.8, 1.2, a), mask, "token-mean"
+        ),
+        "",
+    ),
+    "not a number": (lambda p, q, a, mask: surrogate(p, q, a, mask) * torch.nan, "not finite"),
+    "a mean where A = 0": (lambda p, q, a, mask: surrogate(p, q, a - a.mean(), mask), ""),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught_and_named(name):
+    change, cause = MUTANTS[name]
+    with pytest.raises(AssertionError, match=f"Likely difference: .*{re.escape(cause)}") as caught:
+        assert_is(ppo_with(change), "PPO()")
+    message = str(caught.value)
+    assert re.search(r"batch '(near|usual|far)', sequence \d+, token \d+: \S+, expected ", message), message
+
+
+def test_a_level_is_named():
+    with pytest.raises(AssertionError, match="Likely difference: ratio of the sequence"):
+        assert_is(textbook(reference.gspo, "seq-mean-token-mean"), "GRPO(3e-4, 4e-4)")
+    with pytest.raises(AssertionError, match="Likely difference: ratio of each token"):
+        assert_is(textbook(reference.ppo, "seq-mean-token-mean"), "GSPO(0.2, 0.2)")
+
+
+def test_two_differences_are_both_named():
+    loss = textbook(partial(reference.ppo, dual=3.0), "seq-mean-token-mean")
+    with pytest.raises(AssertionError, match="averages per sequence; dual clip of 3"):
+        assert_is(loss, "PPO()")
+
+
+def small_change(method, kind, change):
+    """A loss of a method into which a change went, relative to 1."""
+
+    def loss(logp, logp_old, advantages, mask):
+        factor, penalty = 1.0, 0.0
+        if kind == "factor":
+            factor += change
+        elif kind == "advantages":
+            advantages = advantages + change
+        elif kind == "old policy":
+            logp_old = logp_old - abs(change)
+        elif kind == "mask":
+            mask = mask.clone()
+            mask[int(abs(change) * 100), 0] = 0
+        elif kind == "penalty":
+            penalty = change * (logp * mask).sum() / mask.sum()
+        else:
+            logp, logp_old = logp / (1 + change), logp_old / (1 + change)
+        return factor * policy_loss(logp, logp_old, advantages, mask, method=method).loss + penalty
+
+    return loss
+
+
+CHANGES = {
+    "name": st.sampled_from(["DAPO", "GRPO", "CISPO", "SAPO", "GSPO", "DPPO", "GMPO", "SPO"]),
+    "kind": st.sampled_from(["factor", "advantages", "old policy", "mask", "penalty", "temperature"]),
+    "change": st.floats(0.002, 0.5) | st.floats(-0.5, -0.002),
+}
+
+
+def check_a_small_change(name, kind, change):
+    method = METHODS[name].method()
+    with pytest.raises(AssertionError, match=f"does not have the gradient of {name}"):
+        assert_is(small_change(method, kind, change), method)
+
+
+@given(**CHANGES)
+@example(name="SAPO", kind="temperature", change=0.002)
+@settings(max_examples=4)
+def test_a_small_change_of_any_method_is_caught(name, kind, change):
+    """Of two parts in a thousand, in whatever enters the loss."""
+    check_a_small_change(name, kind, change)
+
+
+@pytest.mark.exhaustive
+@given(**CHANGES)
+@settings(max_examples=300)
+def test_small_changes_of_methods_are_caught(name, kind, change):
+    check_a_small_change(name, kind, change)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_each_token_is_refused():
+    with pytest.raises(InvalidType, match=r"one number, got shape \(128, 40\)"):
+        assert_is(lambda logp, *_: logp, "PPO()")
+    with pytest.raises(InvalidType, match="one number, got float"):
+        assert_is(lambda logp, *_: 1.0, "PPO()")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tolerance": 0}, "tolerance must be"),
+        ({"max_log_ratio": -1}, "max_log_ratio must be"),
+        ({"dtype": torch.int64}, "dtype must be floating-point, got torch.int64"),
+        ({"aggregation": "mean"}, "unknown aggregation 'mean'"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_the_loss_is_called(options, message):
+    def loss(*_):
+        pytest.fail("was called")
+
+    with pytest.raises(InvalidValue, match=message):
+        assert_is(loss, "PPO()", **options)
+
+
+def test_a_method_that_is_none_is_refused():
+    with pytest.raises((InvalidType, InvalidValue)):
+        assert_is(textbook(reference.ppo), "NoSuchMethod()")
+
+
+def test_a_loss_that_clamps_passes_below_its_clamp():
+    assert_is(ppo_with(clamped), "PPO()", max_log_ratio=10.0)
+    assert_is(textbook(reference.ppo), FixedClip(0.2))
