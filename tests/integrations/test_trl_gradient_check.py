@@ -1,18 +1,20 @@
 """The gradient check in TRL's trainer: an error only where the gradient is not the method's."""
 
 import inspect
+import json
 import textwrap
 
 import pytest
 import torch
 from test_trl import SETTINGS, varied_reward
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 import byte_model
 from bandpo.errors import RunProblem
-from bandpo.integrations._trl_gradient_check import BY_WINDOW, Watched
+from bandpo.integrations._trl_gradient_check import EVERY, Watched
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.logs import named_rows
 from bandpo_lab.tasks import multiplication
@@ -59,7 +61,6 @@ def train(folder, tmp_path, cls=BandGRPOTrainer, config=BandGRPOConfig, **settin
     return trainer
 
 
-LUSPO = pytest.mark.skipif(not BY_WINDOW, reason="TRL 1.8's luspo is not certified")
 EVERYTHING = {
     "beta": 0.05,
     "use_bias_correction_kl": True,
@@ -76,7 +77,7 @@ EVERYTHING = {
         {"method": "FixedClip(0.02, 0.03)", "delta": 1.01, "loss_type": "grpo"},
         {"method": "FixedClip(0.02, 0.03)", "loss_type": "cispo"},
         {"method": "GSPO(1e-3, 1e-3)", **EVERYTHING},
-        pytest.param({"method": "BandPO()", "loss_type": "luspo"}, marks=LUSPO),
+        {"method": "BandPO()", "loss_type": "luspo"},
         {"method": "SPO(0.02)", **EVERYTHING},
         {"method": "SAPO()", "bf16": True},
         {"method": "Method(Band(KL(), 1e-3), aggregation='seq-mean-token-sum-norm')"},
@@ -129,7 +130,7 @@ STOCK_LOSSES = [
     {"loss_type": "bnpo"},
     {"loss_type": "dr_grpo"},
     {"loss_type": "dapo"},
-    pytest.param({"loss_type": "luspo", "importance_sampling_level": "sequence"}, marks=LUSPO),
+    {"loss_type": "luspo", "importance_sampling_level": "sequence"},
     {"loss_type": "cispo", "epsilon_high": 1.03},
     {"loss_type": "sapo"},
     {"loss_type": "vespo"},
@@ -465,3 +466,175 @@ def test_an_unknown_loss_is_told_at_start_up(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", patched("return loss", "return loss * 1"))
     with pytest.warns(UserWarning, match="is none that bandpo was tested with"):
         train(folder, tmp_path)
+
+
+class SecondPassInTheLoss(BandGRPOTrainer):
+    """A term of supervised learning, which a second forward pass gives."""
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        return loss + 0.01 * model(input_ids=ids, labels=ids).loss
+
+
+class Penalised(BandGRPOTrainer):
+    """A penalty on the parameters."""
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        return loss + 0.01 * sum(parameter.square().sum() for parameter in model.parameters())
+
+
+class EntropyFlipped(BandGRPOTrainer):
+    """An entropy bonus that is a penalty, twenty times as large."""
+
+    def _compute_loss(self, model, inputs):
+        configured, self.entropy_coef = self.entropy_coef, -20 * self.entropy_coef
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.entropy_coef = configured
+
+
+class DetachesHalf(GRPOTrainer):
+    """Every second token has no gradient, below the mixin that sees the log-probabilities."""
+
+    def _get_per_token_logps_and_entropies(self, *arguments, **named):
+        logp, *others = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        second = torch.arange(logp.shape[1]) % 2 == 1
+        return torch.where(second, logp.detach(), logp), *others
+
+
+class DetachedBelow(AuditMixin, DetachesHalf):
+    certify = "stop"
+
+
+class AddsToGradients(GRPOTrainer):
+    """A training step that changes gradients after the backward pass."""
+
+    def training_step(self, model, *arguments, **named):
+        loss = super().training_step(model, *arguments, **named)
+        for parameter in model.parameters():
+            parameter.grad.mul_(1.5)
+        return loss
+
+
+class ChangedBelow(AuditMixin, AddsToGradients):
+    certify = "stop"
+
+
+AROUND_THE_LOSS = [
+    (SecondPassInTheLoss, {}),
+    (Penalised, {}),
+    (EntropyFlipped, {"entropy_coef": 0.01}),
+    (DetachedBelow, {}),
+    (ChangedBelow, {}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
+@pytest.mark.parametrize("accumulation", [{}, ACCUMULATED], ids=["", "accumulated"])
+@pytest.mark.parametrize(("cls", "settings"), AROUND_THE_LOSS, ids=str)
+def test_what_is_changed_around_the_loss_is_stopped_at_the_first_update(
+    cls, settings, accumulation, folder, tmp_path
+):
+    config = BandGRPOConfig if issubclass(cls, BandGRPOTrainer) else GRPOConfig
+    with Updates() as updates, pytest.raises(RunProblem, match="gradient .*differs"):
+        train(folder, tmp_path, uneven(cls), config, **ONCE | accumulation | settings)
+    assert updates.count == 0
+
+
+class Updates:
+    """The number of optimiser steps."""
+
+    def __enter__(self):
+        self.count = 0
+        self._hook = register_optimizer_step_post_hook(self._counted)
+        return self
+
+    def _counted(self, *_):
+        self.count += 1
+
+    def __exit__(self, *_):
+        self._hook.remove()
+
+
+@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
+def test_a_flipped_adaptive_entropy_bonus_is_stopped_at_the_next_comparison(folder, tmp_path):
+    """TRL's adaptive bonus is 0 in the first update."""
+    settings = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0, "max_steps": 40}
+    with Updates() as updates, pytest.raises(RunProblem, match="gradient of the entropies differs"):
+        train(folder, tmp_path, uneven(EntropyFlipped), **ONCE | settings)
+    assert 1 <= updates.count <= EVERY
+
+
+MASKS = {
+    "get_high_entropy_mask": (
+        lambda self, entropies, mask, threshold: (entropies > 0) & mask.bool(),
+        {"top_entropy_quantile": 0.5},
+    ),
+    "get_off_policy_mask": (
+        staticmethod(lambda advantages, mask, **_: (advantages >= 0).to(mask.dtype)),
+        {"off_policy_mask_threshold": 0.5},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
+@pytest.mark.parametrize("name", MASKS)
+def test_a_patched_mask_is_stopped_at_the_first_update(name, folder, tmp_path, monkeypatch):
+    function, settings = MASKS[name]
+    monkeypatch.setattr(GRPOTrainer, name, function)
+    with Updates() as updates, pytest.raises(RunProblem, match="gradient differs"):
+        train(folder, tmp_path, uneven(BandGRPOTrainer), **ONCE | settings)
+    assert updates.count == 0
+
+
+@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_a_loss_that_is_patched_later_is_stopped_at_the_next_comparison(
+    iterations, folder, tmp_path, monkeypatch
+):
+    class Patched(BandGRPOTrainer):
+        def training_step(self, *arguments, **named):
+            if self.state.global_step == 12:
+                monkeypatch.setattr(GRPOTrainer, "_compute_loss", patched("return loss", "return loss * 2"))
+            return super().training_step(*arguments, **named)
+
+    settings = ONCE | {"max_steps": 40, "num_iterations": iterations}
+    with Updates() as updates, pytest.raises(RunProblem, match="every token is 2 times as expected"):
+        train(folder, tmp_path, Patched, **settings)
+    assert 12 <= updates.count <= 12 + EVERY
+
+
+@pytest.mark.filterwarnings("error:gradient .*differs")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"bf16": True},
+        {"gradient_checkpointing": False},
+        {"entropy_coef": 0.01, "top_entropy_quantile": 0.5},
+        {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0},
+        {"beta": 0.05, **ACCUMULATED},
+        {"loss_type": "cispo"},
+    ],
+    ids=str,
+)
+def test_the_gradient_of_the_parameters_is_that_of_the_loss(settings, folder, tmp_path, capsys):
+    train(folder, tmp_path, uneven(AuditedGRPOTrainer), GRPOConfig, **ONCE | settings)
+    assert "bandpo: gradient of the parameters equals that of " in capsys.readouterr().err
+
+
+def test_the_gradient_of_the_parameters_with_dropout(tmp_path, capsys):
+    """The repeated pass drops what the loss's pass dropped, and no random number of the training is used up."""
+    path = byte_model.save(tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.2}))
+    weights = []
+    for certify in ("stop", "off"):
+        trainer = train(path, tmp_path / certify, certify=certify, **SETTINGS)
+        weights.append(list(trainer.model.parameters()))
+    assert "bandpo: gradient of the parameters equals that of " in capsys.readouterr().err
+    for compared, without in zip(*weights, strict=True):
+        assert torch.equal(compared, without)

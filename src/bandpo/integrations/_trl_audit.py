@@ -22,6 +22,7 @@ from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
+from bandpo.integrations._trl_parameter_check import Scoring
 from bandpo.methods import Method
 from bandpo.objectives import SequenceMask
 from bandpo.runs.configs import trl_method
@@ -39,6 +40,8 @@ class _Loss:
 
     inputs: dict[str, Any]
     """The object that the loss reads: what is put into it, the loss takes."""
+    scoring: Scoring | None = None
+    """How it asked for the log-probabilities, where its gradient may be compared."""
     seen: bool = False
     """Whether TRL has asked for the log-probabilities."""
     computed: bool = False
@@ -198,9 +201,12 @@ class AuditMixin(GRPOTrainer):
             outer.seen = outer.computed = True
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
         # The old policy's log-probabilities are computed outside of the loss.
-        if self._loss is not None and not self._loss.computed:
+        in_loss = self._loss is not None and not self._loss.computed
+        if in_loss:
+            self._loss.scoring = self._certifier.scoring(self, arguments, named)
+        outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        if in_loss:
             if outputs[0] is None:
                 raise RunProblem(
                     "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
@@ -238,17 +244,23 @@ class AuditMixin(GRPOTrainer):
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""
         run, batch = self.audited_method(), self._batch_of(inputs, logp, entropy)
-        self._certifier.watch(self, inputs, batch, logp, entropy)
+        self._watch_gradient(inputs, batch, logp, entropy)
         if self._audits_this_step():
             self._record(Audit.of(batch, run, run.tokens(batch), counted=by_entropy(self, batch, entropy)))
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)
         # After the backward pass, to which subclasses may have added, and before the optimiser's step.
-        line = self._certifier.settle(self, self.loss_method())
-        if line:
+        for line in self._certifier.settle(self, self.loss_method()):
             self._say(line)
         return loss
+
+    def _watch_gradient(
+        self, inputs: dict[str, Any], batch: Batch, logp: Tensor, entropy: Tensor | None
+    ) -> None:
+        """Have the gradient of a loss compared after its backward pass, if it is time."""
+        scoring = None if self._loss is None else self._loss.scoring
+        self._certifier.watch(self, inputs, batch, logp, entropy, scoring)
 
     def _say_whether_compared(self) -> None:
         """Say at the end of training if no gradient was compared with the method's."""

@@ -220,7 +220,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         batch = self._batch_of(inputs, logp, entropy)
         if self.method.old_policy == "rollout":
             inputs["old_per_token_logps"] = batch.logp_old
-        self._certifier.watch(self, inputs, batch, logp, entropy)
+        self._watch_gradient(inputs, batch, logp, entropy)
         tokens = self.method.tokens(batch)
         self._record_all(batch, tokens, entropy)
         self._steer(inputs, batch, tokens, logp)
