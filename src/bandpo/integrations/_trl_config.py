@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, cast
 
 from trl import GRPOConfig
@@ -18,6 +18,10 @@ from bandpo.text import as_method, as_text
 
 LOSS_TYPES = {average: name for name, average in TRL_LOSS_TYPES.items()}
 """TRL's name of an average; of two, the one whose denominator is that of the whole update."""
+
+
+OBJECTIVES = {"sapo_": "method='SAPO(POSITIVE, NEGATIVE)'", "vespo_": "method='VESPO(K_POS, LAMBDA_POS, ...)'"}
+"""Settings of TRL's own objectives, by how their names begin, and what a method writes in their place."""
 
 
 class _Replaced(float):
@@ -74,7 +78,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
 
     A clip rule alone leaves to TRL what it does not say: ``importance_sampling_level``, ``loss_type='cispo'`` and
     ``delta`` stand beside it. A whole method brings its own level, objective and average; a ``loss_type`` named beside
-    it wins, which the trainer says in one line.
+    it wins, which the trainer says in one line. The page docs/measured/trl-settings.md has every setting.
 
     Attributes:
         method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
@@ -82,6 +86,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             ``Band(KL(), 0.05)``. A radius may be one of `bandpo.schedules`. At the level of sequences a rule bounds
             GSPO's ratio, see `bandpo.policy_loss`.
         loss_type: The average. By default the method's own; ``dapo`` for a rule alone.
+        importance_sampling_level: Whether ratios are formed per ``token`` or per ``sequence``. By default the method's
+            own; ``token`` for a rule alone.
         anchor: Whose log-probabilities the bounds surround: ``trainer`` (its own at generation time, to which the
             ratio refers too) or ``rollout`` (those that vLLM or a ``rollout_func`` gives).
         fused_logits: Whether log-probabilities come straight from hidden states, so that no pass of training holds
@@ -97,7 +103,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
 
     Raises:
         ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; a ``loss_type`` that is an objective of its
-            own; a setting beside a whole method that already says it; ``epsilon`` or ``epsilon_high`` given too;
+            own; a setting beside a whole method that already says it; ``epsilon``, ``epsilon_high`` or a parameter of
+            TRL's SAPO or VESPO given too;
             ``gradient_accumulation_steps`` above 1 beside a method whose sums run over all tokens of an update.
 
     >>> BandGRPOConfig("out", method="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
@@ -106,6 +113,9 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
 
     loss_type: str | None = _setting(  # pyright: ignore[reportIncompatibleVariableOverride]
         None, "The average; by default the method's own, and 'dapo' for a clip rule alone."
+    )
+    importance_sampling_level: str | None = _setting(  # pyright: ignore[reportIncompatibleVariableOverride]
+        None, "Whether ratios are formed per 'token' or per 'sequence'; by default as the method does."
     )
     anchor: str = _setting(
         "trainer",
@@ -134,13 +144,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
         method = read_method(method=self.method, moves=True, whole=True)
         self.settle(method)
-        if not method.only_rule:
-            if (level := self.importance_sampling_level) not in ("token", method.level):
-                raise InvalidValue(
-                    f"importance_sampling_level={level!r}, but {self.method} is a method of tokens; a combination of "
-                    "your own is written Method(clip, objective, level='sequence')"
-                )
-            self.importance_sampling_level = method.level
+        self._refuse_parameters_of_objectives()
+        self._settle_level(method)
         if self.loss_type is None:
             average = known_aggregation(method.aggregation or "token-mean")
             if average not in LOSS_TYPES:
@@ -172,6 +177,29 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         for name, known in {"anchor": ("trainer", "rollout"), "certify": ("stop", "warn", "off")}.items():
             if getattr(self, name) not in known:
                 raise InvalidValue(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    def _refuse_parameters_of_objectives(self) -> None:
+        """Refuse the parameters of TRL's SAPO and VESPO, which are arguments of a method here."""
+        stock = {setting.name: setting.default for setting in fields(GRPOConfig)}
+        for prefix, remedy in OBJECTIVES.items():
+            for name in [name for name in stock if name.startswith(prefix)]:
+                value = getattr(self, name)
+                if value != stock[name]:
+                    raise InvalidValue(
+                        f"{name}={value} would have no effect beside method={self.method!r}; it is an argument of the "
+                        f"method, as in {remedy}"
+                    )
+
+    def _settle_level(self, method: Method) -> None:
+        """Put the level of the method's ratios into ``importance_sampling_level``, and refuse another."""
+        level = self.importance_sampling_level
+        if level is None:
+            self.importance_sampling_level = method.level
+        elif level != method.level and not method.only_rule:
+            raise InvalidValue(
+                f"importance_sampling_level={level!r}, but {self.method} is a method of {method.level}s; a combination "
+                f"of your own is written Method(clip, objective, level={level!r})"
+            )
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

@@ -167,7 +167,7 @@ def by_entropy(trainer: Any, batch: Batch, entropy: Tensor | None) -> Tensor:
     accelerator = trainer.accelerator
     filled = accelerator.pad_across_processes(entropy[counted].float(), dim=0, pad_index=-1e9)
     everywhere = accelerator.gather(filled)
-    everywhere = everywhere[everywhere >= 0]
+    everywhere = everywhere[everywhere > -1e8]
     if not everywhere.numel():
         return torch.zeros_like(batch.mask)
     lowest = torch.quantile(everywhere, 1 - trainer.top_entropy_quantile)

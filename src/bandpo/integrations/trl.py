@@ -29,6 +29,7 @@ from bandpo.audit.metrics import Audit
 from bandpo.batch import Batch, Tokens, reduce_to_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
+from bandpo.integrations._trl_announcements import card_entries, sampling_lines
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
@@ -111,6 +112,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     """
 
     args: BandGRPOConfig
+    _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
     _added: _Added | None = None
     """Of the loss that is being computed."""
 
@@ -154,12 +156,39 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             )
         if args.other_average:
             self._say(f"loss_type={args.loss_type!r} is another average than that of {args.method}")
+        for line in sampling_lines(args, self._of_rollout if engine else "", self.use_vllm):
+            self._say(line)
+        self._stock_settings = self._clip_settings()
 
     @property
     def _of_rollout(self) -> str:
         """The setting that asks for the rollout's log-probabilities."""
         rollout = self.method.old_policy == "rollout"
         return f"method={self.args.method!r}" if rollout else "anchor='rollout'"
+
+    def _clip_settings(self) -> dict[str, Any]:
+        """Settings of TRL's own loss that a method replaces, with their values now."""
+        names = ("epsilon_low", "epsilon_high", "loss_type", "importance_sampling_level")
+        return {name: getattr(self, name) for name in names} | {"args.delta": self.args.delta}
+
+    def _refuse_changed_settings(self) -> None:
+        """Refuse a setting that a callback has changed since construction: the method stands in its place.
+
+        Raises:
+            ValueError: it would have no effect, or another one than in TRL.
+        """
+        for name, value in self._clip_settings().items():
+            if value != self._stock_settings[name]:
+                raise InvalidValue(
+                    f"trainer.{name} was changed from {self._stock_settings[name]} to {value} during training; "
+                    f"method={self.args.method!r} stands in its place. A bound that changes is written with a schedule, "
+                    "as in method='FixedClip(0.2, Linear(0.2, 0.28))'"
+                )
+
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        """Write TRL's model card, with the method and its paper in the place of GRPO and DeepSeekMath."""
+        self._name, self._paper = card_entries(self.args)
+        super().create_model_card(*arguments, **named)
 
     @property
     def _controllers(self) -> bool:
@@ -187,6 +216,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         return super()._generate_and_score_completions(inputs)
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
+        self._refuse_changed_settings()
         loss = super().training_step(*arguments, **named)
         if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
             # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
