@@ -157,6 +157,18 @@ class TestRatio:
         assert finding.code == "temperature"
         assert finding.cause == "logp_old is at 1.40 times the temperature of logp (R² 1.00)"
 
+    def test_an_engine_that_draws_from_a_part_of_the_vocabulary(self):
+        """Its probabilities are those of the tokens that top-p leaves, as in DPPO with vLLM's processed ones."""
+        run = healthy()
+        left = np.random.default_rng(2).uniform(0.7, 1.0, TOKENS)
+        old = run.logp - np.log(left)
+        finding = check_ratio(replace(run, logp_old=old, logp_rollout=old, anchored_at_rollout=True))
+        assert finding.code == "top-p"
+        # Noise to both sides is none of it.
+        old = run.logp + noise(0.3)
+        finding = check_ratio(replace(run, logp_old=old, logp_rollout=old, anchored_at_rollout=True))
+        assert finding.code != "top-p"
+
     def test_dropout(self):
         run = healthy()
         finding = check_ratio(replace(run, logp=run.logp + noise(0.3)))

@@ -129,6 +129,11 @@ def check_ratio(first_pass: FirstPass) -> Finding:
         cause = f"logp_old is at {1 + slope:.2f} times the temperature of logp (R² {r_squared:.2f})"
         return passed.failed("temperature", cause)
 
+    log_weight = first_pass.logp - first_pass.logp_old
+    if first_pass.logp_old_is_rollout and distance > ROUNDING_DISTANCE and _drawn_from_a_part(log_weight, where):
+        cause = "the engine is surer than the trainer nearly everywhere: it drew from a part of the vocabulary"
+        return passed.failed("top-p", cause)
+
     is_stale = _grows(distances) or bool((first_pass.lag[where] > 0).any())
     if first_pass.logp_old_is_rollout and is_stale:
         cause = "logp_old is the engine's, of other weights than the trainer's"
@@ -180,11 +185,7 @@ def check_engine(first_pass: FirstPass) -> Finding:
         cause = f"{far_share:.1%} of tokens are far off; sequences without them agree"
         return passed.failed("retokenised", cause)
 
-    # A truncated vocabulary gives its tokens the rest's probability, so that the engine's are larger throughout.
-    share_above = float((log_weight[where] > ROUNDING_DISTANCE).mean())
-    share_below = float((-log_weight[where] > ROUNDING_DISTANCE).mean())
-    hardly_above = share_above < max(NEGLIGIBLE, REMAINDER * share_below)
-    if mean_surplus < 0 and -z > Z_LIMIT and hardly_above:
+    if mean_surplus < 0 and -z > Z_LIMIT and _drawn_from_a_part(log_weight, where):
         cause = (
             f"π_old/π_rollout is {1 + mean_surplus:.3f} on average and hardly ever above 1: "
             "the engine drew from a part of the vocabulary"
@@ -215,6 +216,20 @@ def check_engine(first_pass: FirstPass) -> Finding:
         return passed.failed("stale", cause, "weight-sync")
     cause = "they are far apart from the first batch on"
     return passed.failed("engine-mismatch", cause, "stale", *_undetectable_codes(first_pass))
+
+
+def _drawn_from_a_part(log_weight: Floats, where: Flags) -> bool:
+    """Return whether the engine's probabilities are hardly anywhere below the trainer's, and often above.
+
+    A truncated vocabulary gives its tokens the probability of the rest.
+
+    Args:
+        log_weight: The trainer's log-probability of each token, less the engine's.
+        where: The tokens that count.
+    """
+    share_above = float((log_weight[where] > ROUNDING_DISTANCE).mean())
+    share_below = float((-log_weight[where] > ROUNDING_DISTANCE).mean())
+    return share_above < max(NEGLIGIBLE, REMAINDER * share_below)
 
 
 def check_surprisal(first_pass: FirstPass) -> Finding:

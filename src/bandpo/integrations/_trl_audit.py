@@ -21,9 +21,10 @@ from bandpo.audit.online import Watch
 from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
+from bandpo.integrations._trl_announcements import sampling_settings
 from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
 from bandpo.integrations._trl_parameter_check import Scoring
-from bandpo.methods import Method
+from bandpo.methods import METHODS, Method
 from bandpo.objectives import SequenceMask
 from bandpo.runs.configs import trl_method
 from bandpo.runs.logs import DETAIL
@@ -32,6 +33,12 @@ from bandpo.text import parse
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+REWARD = "bandpo_reward"
+"""The entry of a batch for each sequence's whole reward."""
+TRUNCATED = "bandpo_truncated"
+"""The entry of a batch for whether a sequence was cut off at the length limit."""
 
 
 @dataclass
@@ -102,6 +109,8 @@ class AuditMixin(GRPOTrainer):
     """What happens where the tests of `bandpo diagnose` find something wrong: ``warn``, ``stop`` or ``off``."""
 
     _loss: _Loss | None = None
+    _rewards: Tensor | None = None
+    """What each reward function gave each sequence of the batch that is being made, in all processes."""
     _since_log: Audit | None = None
     _watch: Watch | None = None
     _recorder: Recorder | None = None
@@ -114,6 +123,14 @@ class AuditMixin(GRPOTrainer):
                 raise InvalidType(
                     f"{cls.__name__} derives from {base.__name__}, which is no GRPOTrainer; AuditMixin and "
                     "BandGRPOTrainer know the loss of GRPOTrainer alone"
+                )
+            own_loss = base is not GRPOTrainer and "_compute_loss" in vars(base)
+            if own_loss and base.__module__.startswith("trl."):
+                name = base.__name__.removesuffix("Trainer")
+                remedy = f"train BandGRPOTrainer with method='{name}()'" if name in METHODS else "use it alone"
+                raise InvalidType(
+                    f"{cls.__name__} derives from {base.__name__}, whose loss is its own and none of GRPOTrainer's; "
+                    f"{remedy}"
                 )
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *arguments: Any, **named: Any):
@@ -143,11 +160,19 @@ class AuditMixin(GRPOTrainer):
                 anchor=anchor,
                 process=self.accelerator.process_index,
                 framework=f"trl {trl.__version__}",
+                sampling={name: x for name, x in sampling_settings(self.args).items() if x is not None},
             )
 
     def loss_method(self) -> Method:
         """The loss's method: of a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
-        return parse(trl_method(vars(self.args)))
+        # The loss reads these from the trainer, where a callback may have changed them.
+        of_trainer = {
+            "loss_type": self.loss_type,
+            "importance_sampling_level": self.importance_sampling_level,
+            "epsilon": self.epsilon_low,
+            "epsilon_high": self.epsilon_high,
+        }
+        return parse(trl_method(vars(self.args) | of_trainer))
 
     def audited_method(self) -> Method:
         """What is audited: the loss's method, with TRL's off-policy mask.
@@ -231,6 +256,8 @@ class AuditMixin(GRPOTrainer):
             "entropy": entropy,
             "tokens": inputs["completion_ids"],
             "group": torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)[1],
+            "reward": inputs.get(REWARD),
+            "truncated": inputs.get(TRUNCATED),
             "generation": generation,
             "update": losses // cast("Any", self.args).gradient_accumulation_steps,
         }
@@ -240,6 +267,38 @@ class AuditMixin(GRPOTrainer):
             self._watch.look(**given)
         if self._recorder is not None:
             self._recorder.add(**given, step=step, version=version, method=self.audited_method())
+
+    def _calculate_rewards(self, *arguments: Any, **named: Any) -> Tensor:
+        self._rewards = super()._calculate_rewards(*arguments, **named)
+        return self._rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._rewards = None
+        outputs = super()._generate_and_score_completions(inputs)
+        if self.training and (self._watch is not None or self._recorder is not None):
+            self._add_what_is_recorded(outputs)
+        return outputs
+
+    def _add_what_is_recorded(self, outputs: dict[str, Any]) -> None:
+        """Put each sequence's reward, and whether it was cut off, into a batch, which TRL shuffles and splits."""
+        mask, ids = outputs["completion_mask"], outputs["completion_ids"]
+        rows = len(mask)
+        # Where functions are normalised one by one, no single reward orders the advantages.
+        one_reward = self.multi_objective_aggregation == "sum_then_normalize"
+        if self._rewards is not None and one_reward:
+            # As TRL adds them up; a sequence that no function scored has none.
+            unknown = self._rewards.isnan().all(dim=1)
+            weights = self.reward_weights.to(self._rewards)
+            total = (self._rewards * weights).nansum(dim=1).masked_fill(unknown, torch.nan)
+            # Rewards are those of all processes, one process after the other.
+            own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+            outputs[REWARD] = total[own]
+        tokenizer = self._tokenizer
+        ends = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL before 1.16 has one
+        ends = torch.tensor([*ends, tokenizer.pad_token_id], device=ids.device)
+        last = ids.gather(1, (mask.sum(1, keepdim=True) - 1).clamp(min=0))
+        # TRL's mask_truncated_completions leaves no token of a sequence that was cut off.
+        outputs[TRUNCATED] = ~torch.isin(last.squeeze(1), ends) | (mask.sum(1) == 0)
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""

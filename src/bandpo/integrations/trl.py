@@ -315,7 +315,6 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         # An evaluation has no gradient to give, and its ratio is 1.
         ours = ours & (tokens.mask > 0) & logp.requires_grad
         stock = inputs["advantages"] if inputs["advantages"].dim() == 2 else inputs["advantages"].unsqueeze(1)
-        # In padding as they are: TRL 1.8's luspo averages over it.
         advantages = shaped(torch.where(tokens.mask > 0, tokens.advantages, stock)).requires_grad_()
         lower, upper, ours = shaped(lower), shaped(upper), shaped(ours)
         self.epsilon_low = 1 - lower.masked_fill(ours, SWITCHED_OFF)
