@@ -42,9 +42,12 @@ def test_a_method_with_a_paper(folder, tmp_path):
 
 
 def test_a_rule_of_no_paper(folder, tmp_path):
-    written = card(folder, tmp_path, method="FixedClip(0.1)", loss_type="bnpo", importance_sampling_level="sequence")
+    written = card(
+        folder, tmp_path, method="FixedClip(0.1)", loss_type="bnpo", importance_sampling_level="sequence"
+    )
     assert (
-        "This model was trained with `FixedClip(low=0.1, high=0.1)` (loss_type bnpo, ratios per sequence)." in written
+        "This model was trained with `FixedClip(low=0.1, high=0.1)` (loss_type bnpo, ratios per sequence)."
+        in written
     )
     assert "introduced in" not in written
     assert "DeepSeekMath" not in written

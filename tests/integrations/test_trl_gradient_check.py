@@ -539,7 +539,7 @@ def test_what_is_changed_around_the_loss_is_stopped_at_the_first_update(
     cls, settings, accumulation, folder, tmp_path
 ):
     config = BandGRPOConfig if issubclass(cls, BandGRPOTrainer) else GRPOConfig
-    with Updates() as updates, pytest.raises(RunProblem, match="gradient .*differs"):
+    with Updates() as updates, pytest.raises(RunProblem, match=r"gradient .*differs"):
         train(folder, tmp_path, uneven(cls), config, **ONCE | accumulation | settings)
     assert updates.count == 0
 

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import byte_model
-
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.record import read_record
 from bandpo_lab.tasks import multiplication
@@ -87,7 +86,9 @@ def test_a_row_that_is_honoured(name, case, folder, tmp_path):
     high = 1.03 if settings["loss_type"] == "cispo" else 0.03
     stock = small(GRPOTrainer, GRPOConfig, folder, tmp_path, epsilon=0.02, epsilon_high=high, **settings)
     stock.train()
-    ours = small(BandGRPOTrainer, BandGRPOConfig, folder, tmp_path, method="FixedClip(0.02, 0.03)", **settings)
+    ours = small(
+        BandGRPOTrainer, BandGRPOConfig, folder, tmp_path, method="FixedClip(0.02, 0.03)", **settings
+    )
     ours.train()
     for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -96,12 +97,22 @@ def test_a_row_that_is_honoured(name, case, folder, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "SAPO()", "sapo_temperature_pos": 2.0}, r"sapo_temperature_pos=2.0 would have no effect .*SAPO\("),
+        (
+            {"method": "SAPO()", "sapo_temperature_pos": 2.0},
+            r"sapo_temperature_pos=2.0 would have no effect .*SAPO\(",
+        ),
         ({"method": "SAPO()", "sapo_temperature_neg": 2.0}, r"sapo_temperature_neg=2.0 would have no effect"),
         ({"method": "VESPO()", "vespo_k_pos": 1.0}, r"vespo_k_pos=1.0 would have no effect .*VESPO\("),
         ({"method": "Band()", "vespo_lambda_neg": 1.0}, "vespo_lambda_neg=1.0 would have no effect"),
-        ({"method": "GSPO()", "importance_sampling_level": "token"}, "'token', but GSPO.* is a method of sequences"),
-        ({"method": "SAPO()", "importance_sampling_level": "sequence"}, "'sequence', but SAPO.* is a method of tokens"),
+        ({"loss_type": "cispo", "delta": 3.0}, "delta=3.0 has no effect with loss_type='cispo'"),
+        (
+            {"method": "GSPO()", "importance_sampling_level": "token"},
+            "'token', but GSPO.* is a method of sequences",
+        ),
+        (
+            {"method": "SAPO()", "importance_sampling_level": "sequence"},
+            "'sequence', but SAPO.* is a method of tokens",
+        ),
     ],
     ids=str,
 )
@@ -138,7 +149,8 @@ class Sets(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("epsilon_low", 0.1), ("epsilon_high", 0.5), ("args.delta", 3.0), ("loss_type", "grpo")]
+    ("name", "value"),
+    [("epsilon_low", 0.1), ("epsilon_high", 0.5), ("args.delta", 3.0), ("loss_type", "grpo")],
 )
 def test_a_setting_that_a_callback_changes_stops_the_run(name, value, tmp_path):
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path)
@@ -166,7 +178,9 @@ def test_a_stock_trainer_honours_it_and_the_audit_follows(name, value, tmp_path,
 def test_a_trainer_of_trl_with_a_loss_of_its_own_is_refused():
     gmpo = pytest.importorskip("trl.experimental.gmpo").GMPOTrainer
     for base in (AuditMixin, BandGRPOTrainer):
-        with pytest.raises(TypeError, match=r"derives from GMPOTrainer, whose loss is its own.* method='GMPO\(\)'"):
+        with pytest.raises(
+            TypeError, match=r"derives from GMPOTrainer, whose loss is its own.* method='GMPO\(\)'"
+        ):
             type("Mine", (base, gmpo), {})
 
 
@@ -176,7 +190,9 @@ def said_by(tmp_path, capsys, **settings):
     return "".join(line for line in capsys.readouterr().err.splitlines() if line.startswith("bandpo: "))
 
 
-@pytest.mark.parametrize("settings", [{"method": "DPPO()"}, {"method": "IcePop()"}, {"anchor": "rollout"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"method": "DPPO()"}, {"method": "IcePop()"}, {"anchor": "rollout"}], ids=str
+)
 def test_sampling_beside_the_rollouts_probabilities_is_announced(settings, tmp_path, capsys):
     settings = settings | {"rollout_func": half}
     assert said_by(tmp_path, capsys, **settings) == ""
@@ -191,9 +207,15 @@ def test_sampling_beside_the_rollouts_probabilities_is_announced(settings, tmp_p
 def test_sampling_beside_the_trainers_probabilities_is_announced(tmp_path, capsys):
     assert said_by(tmp_path, capsys, temperature=0.7) == ""
     said = said_by(tmp_path, capsys, generation_kwargs={"top_p": 0.9})
-    assert "tokens are sampled with top_p=0.9, but the probabilities in ratios and bounds are the trainer's" in said
+    assert (
+        "tokens are sampled with top_p=0.9, but the probabilities in ratios and bounds are the trainer's"
+        in said
+    )
     said = said_by(tmp_path, capsys, generation_kwargs={"temperature": 0.5})
-    assert "generation_kwargs samples at temperature=0.5, but the trainer's probabilities are at temperature=1" in said
+    assert (
+        "generation_kwargs samples at temperature=0.5, but the trainer's probabilities are at temperature=1"
+        in said
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -208,7 +230,12 @@ def test_the_record_has_rewards_truncation_and_sampling(masked, tmp_path):
         return rewards
 
     trainer = make(
-        BandGRPOTrainer, BandGRPOConfig, tmp_path, mask_truncated_completions=masked, **settings, reward_weights=[2.0]
+        BandGRPOTrainer,
+        BandGRPOConfig,
+        tmp_path,
+        mask_truncated_completions=masked,
+        **settings,
+        reward_weights=[2.0],
     )
     trainer.reward_funcs = [noted]
     trainer.train()
@@ -245,7 +272,10 @@ def test_the_doctor_tests_that_reward_and_advantage_agree(tmp_path):
 def sampled_from_a_part(prompts, trainer):
     """An engine that draws from the tokens that top-p leaves, with their probabilities among these."""
     outputs = half(prompts, trainer)
-    ids = [torch.tensor(prompt + answer) for prompt, answer in zip(outputs["prompt_ids"], outputs["completion_ids"], strict=True)]
+    ids = [
+        torch.tensor(prompt + answer)
+        for prompt, answer in zip(outputs["prompt_ids"], outputs["completion_ids"], strict=True)
+    ]
     logprobs = []
     for tokens in ids:
         with torch.no_grad():
@@ -258,7 +288,9 @@ def sampled_from_a_part(prompts, trainer):
 
 @pytest.mark.filterwarnings("default::bandpo.audit.online.BandWarning")
 def test_the_doctor_names_top_p_and_no_dropout(tmp_path):
-    trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, sampled_from_a_part, method="IcePop()", top_p=0.9)
+    trainer = make(
+        BandGRPOTrainer, BandGRPOConfig, tmp_path, sampled_from_a_part, method="IcePop()", top_p=0.9
+    )
     with pytest.warns(UserWarning, match=r"top-p: the engine is surer .* sample from the whole vocabulary"):
         trainer.train()
     assert math.isfinite(trainer.state.log_history[-1].get("train_loss", 0.0))

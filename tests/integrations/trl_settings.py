@@ -144,8 +144,10 @@ LOSS = {
     "fp16": [NotRun("as in TRL; it needs a GPU")],
     "gradient_checkpointing": [Honoured({"gradient_checkpointing": False})],
     "gradient_checkpointing_kwargs": [
-        Honoured({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "as in TRL; with use_reentrant the "
-                 "parameters' gradient is not compared, which a line says")
+        Honoured(
+            {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+            "as in TRL; with use_reentrant the parameters' gradient is not compared, which a line says",
+        )
     ],
     "label_smoothing_factor": [Honoured({"label_smoothing_factor": 0.1}, "without effect, as in TRL")],
     "neftune_noise_alpha": [Honoured({"neftune_noise_alpha": 5.0})],
@@ -196,7 +198,7 @@ AROUND = frozenset(
     vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length vllm_mode
     vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
     vllm_structured_outputs_regex vllm_tensor_parallel_size warmup_ratio warmup_steps weight_decay
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Settings of the optimiser, of data, generation, logging, saving and machines, which act outside of the loss."""
 
@@ -212,8 +214,8 @@ def page(version: str) -> str:
 
 For users of [`BandGRPOTrainer`](../trl.md): what becomes of each setting of TRL {version}'s `GRPOConfig`.
 
-"As in TRL": under this setting `FixedClip` trains bit for bit as the stock trainer does. "Refused": an error when the config is made.
-"Announced": a line at the start. A callback that changes `epsilon_low`, `epsilon_high`, `delta`, `loss_type` or
+"As in TRL": under this setting `FixedClip` trains bit for bit as the stock trainer does. "Refused": an error when the
+config is made. "Announced": a line at the start. A callback that changes `epsilon_low`, `epsilon_high`, `delta`, `loss_type` or
 `importance_sampling_level` during training stops the run.
 
 | setting | beside a method |

@@ -130,8 +130,14 @@ def check_ratio(first_pass: FirstPass) -> Finding:
         return passed.failed("temperature", cause)
 
     log_weight = first_pass.logp - first_pass.logp_old
-    if first_pass.logp_old_is_rollout and distance > ROUNDING_DISTANCE and _drawn_from_a_part(log_weight, where):
-        cause = "the engine is surer than the trainer nearly everywhere: it drew from a part of the vocabulary"
+    if (
+        first_pass.logp_old_is_rollout
+        and distance > ROUNDING_DISTANCE
+        and _drawn_from_a_part(log_weight, where)
+    ):
+        cause = (
+            "the engine is surer than the trainer nearly everywhere: it drew from a part of the vocabulary"
+        )
         return passed.failed("top-p", cause)
 
     is_stale = _grows(distances) or bool((first_pass.lag[where] > 0).any())

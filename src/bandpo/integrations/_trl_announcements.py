@@ -97,7 +97,9 @@ def card_entries(args: BandGRPOConfig) -> tuple[str, dict[str, str]]:
     if not source:
         return name, {}
     url = f"https://arxiv.org/abs/{source}"
-    citation = f"@misc{{{called},\n  eprint = {{{source}}},\n  archivePrefix = {{arXiv}},\n  url = {{{url}}}\n}}"
+    citation = (
+        f"@misc{{{called},\n  eprint = {{{source}}},\n  archivePrefix = {{arXiv}},\n  url = {{{url}}}\n}}"
+    )
     return name, {"title": f"arXiv {source}", "id": source, "citation": citation}
 
 

@@ -127,7 +127,9 @@ class AuditMixin(GRPOTrainer):
             own_loss = base is not GRPOTrainer and "_compute_loss" in vars(base)
             if own_loss and base.__module__.startswith("trl."):
                 name = base.__name__.removesuffix("Trainer")
-                remedy = f"train BandGRPOTrainer with method='{name}()'" if name in METHODS else "use it alone"
+                remedy = (
+                    f"train BandGRPOTrainer with method='{name}()'" if name in METHODS else "use it alone"
+                )
                 raise InvalidType(
                     f"{cls.__name__} derives from {base.__name__}, whose loss is its own and none of GRPOTrainer's; "
                     f"{remedy}"
@@ -227,21 +229,21 @@ class AuditMixin(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         # The old policy's log-probabilities are computed outside of the loss.
-        in_loss = self._loss is not None and not self._loss.computed
-        if in_loss:
-            self._loss.scoring = self._certifier.scoring(self, arguments, named)
+        loss = self._loss
+        if loss is None or loss.computed:
+            return super()._get_per_token_logps_and_entropies(*arguments, **named)
+        loss.scoring = self._certifier.scoring(self, arguments, named)
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
-        if in_loss:
-            if outputs[0] is None:
-                raise RunProblem(
-                    "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
-                    "neither a clip rule nor the audit can act; train without it"
-                )
-            self._loss.seen = True
-            if self.training:
-                self._write(self._loss.inputs, outputs[0], outputs[1])
-            with torch.no_grad():
-                self._see(self._loss.inputs, outputs[0], outputs[1])
+        if outputs[0] is None:
+            raise RunProblem(
+                "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
+                "neither a clip rule nor the audit can act; train without it"
+            )
+        loss.seen = True
+        if self.training:
+            self._write(loss.inputs, outputs[0], outputs[1])
+        with torch.no_grad():
+            self._see(loss.inputs, outputs[0], outputs[1])
         return outputs
 
     def _write(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
@@ -269,8 +271,9 @@ class AuditMixin(GRPOTrainer):
             self._recorder.add(**given, step=step, version=version, method=self.audited_method())
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> Tensor:
-        self._rewards = super()._calculate_rewards(*arguments, **named)
-        return self._rewards
+        rewards = cast("Tensor", super()._calculate_rewards(*arguments, **named))
+        self._rewards = rewards
+        return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rewards = None

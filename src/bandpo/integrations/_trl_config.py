@@ -20,7 +20,10 @@ LOSS_TYPES = {average: name for name, average in TRL_LOSS_TYPES.items()}
 """TRL's name of an average; of two, the one whose denominator is that of the whole update."""
 
 
-OBJECTIVES = {"sapo_": "method='SAPO(POSITIVE, NEGATIVE)'", "vespo_": "method='VESPO(K_POS, LAMBDA_POS, ...)'"}
+OBJECTIVES = {
+    "sapo_": "method='SAPO(POSITIVE, NEGATIVE)'",
+    "vespo_": "method='VESPO(K_POS, LAMBDA_POS, ...)'",
+}
 """Settings of TRL's own objectives, by how their names begin, and what a method writes in their place."""
 
 
@@ -170,6 +173,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             raise InvalidValue(
                 f"{self.method} and {name}={getattr(self, name)!r} both say how to clip; leave one out"
             )
+        if self.delta is not None and self.loss_type == "cispo":
+            raise InvalidValue(f"delta={self.delta} has no effect with loss_type='cispo'; leave it out")
         if self.delta is not None and not self.delta > 1:
             raise InvalidValue(
                 f"delta={self.delta} is no bound above 1; a dual clip is Method(clip, DualClip(3))"
@@ -194,7 +199,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         """Put the level of the method's ratios into ``importance_sampling_level``, and refuse another."""
         level = self.importance_sampling_level
         if level is None:
-            self.importance_sampling_level = method.level
+            self.importance_sampling_level = method.level  # pyright: ignore[reportIncompatibleVariableOverride]
         elif level != method.level and not method.only_rule:
             raise InvalidValue(
                 f"importance_sampling_level={level!r}, but {self.method} is a method of {method.level}s; a combination "
@@ -217,7 +222,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             rule, objective = TwoSided(Unclipped(), rule), ClippedWeight()
         elif self.delta is not None:
             objective = RatioCap(self.delta)
-        return Method(rule, objective, self.importance_sampling_level)
+        return Method(rule, objective, str(self.importance_sampling_level))
 
     @property
     def updates_per_batch(self) -> int:

@@ -28,8 +28,8 @@ from bandpo import _checks
 from bandpo.audit.metrics import Audit
 from bandpo.batch import Batch, Tokens, reduce_to_level
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations._trl_announcements import card_entries, sampling_lines
+from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
@@ -181,8 +181,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             if value != self._stock_settings[name]:
                 raise InvalidValue(
                     f"trainer.{name} was changed from {self._stock_settings[name]} to {value} during training; "
-                    f"method={self.args.method!r} stands in its place. A bound that changes is written with a schedule, "
-                    "as in method='FixedClip(0.2, Linear(0.2, 0.28))'"
+                    f"method={self.args.method!r} stands in its place. A bound that changes is written with a "
+                    "schedule, as in method='FixedClip(0.2, Linear(0.2, 0.28))'"
                 )
 
     def create_model_card(self, *arguments: Any, **named: Any) -> None:
