@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import byte_model
+from bandpo.integrations._trl_audit import refuse_an_old_version
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.record import read_record
 from bandpo_lab.tasks import multiplication
@@ -182,6 +183,13 @@ def test_a_trainer_of_trl_with_a_loss_of_its_own_is_refused():
             TypeError, match=r"derives from GMPOTrainer, whose loss is its own.* method='GMPO\(\)'"
         ):
             type("Mine", (base, gmpo), {})
+
+
+def test_a_version_whose_averages_are_others_is_refused():
+    for version in ("1.10.0", "1.16.0", "2.0.0.dev0"):
+        refuse_an_old_version(version)
+    with pytest.raises(ImportError, match="gradient_accumulation_steps / steps_per_generation"):
+        refuse_an_old_version("1.9.2")
 
 
 def said_by(tmp_path, capsys, **settings):

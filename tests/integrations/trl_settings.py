@@ -215,8 +215,8 @@ def page(version: str) -> str:
 For users of [`BandGRPOTrainer`](../trl.md): what becomes of each setting of TRL {version}'s `GRPOConfig`.
 
 "As in TRL": under this setting `FixedClip` trains bit for bit as the stock trainer does. "Refused": an error when the
-config is made. "Announced": a line at the start. A callback that changes `epsilon_low`, `epsilon_high`, `delta`, `loss_type` or
-`importance_sampling_level` during training stops the run.
+config is made. "Announced": a line at the start. A callback that changes `epsilon_low`, `epsilon_high`, `delta`,
+`loss_type` or `importance_sampling_level` during training stops the run.
 
 | setting | beside a method |
 |---|---|

@@ -20,7 +20,7 @@ from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.online import Watch
 from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
-from bandpo.errors import InvalidType, InvalidValue, RunProblem
+from bandpo.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
 from bandpo.integrations._trl_announcements import sampling_settings
 from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
 from bandpo.integrations._trl_parameter_check import Scoring
@@ -34,6 +34,26 @@ from bandpo.text import parse
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+OLDEST = (1, 10)
+"""The oldest version of TRL whose averages are those that its documentation names."""
+
+
+def refuse_an_old_version(version: str) -> None:
+    """Refuse a version of TRL whose averages are others.
+
+    Raises:
+        ImportError: it is too old.
+    """
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        raise MissingPackage(
+            f"bandpo.integrations.trl needs trl 1.10 or later, and this is {version}, which multiplies the loss of "
+            "loss_type='dapo' and 'cispo' by gradient_accumulation_steps / steps_per_generation and averages "
+            "'luspo' over padding; pip install 'trl>=1.10'"
+        )
+
+
+refuse_an_old_version(trl.__version__)
 
 REWARD = "bandpo_reward"
 """The entry of a batch for each sequence's whole reward."""
