@@ -18,6 +18,7 @@ from bandpo.integrations._trl_gradient_check import EVERY, Watched
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.logs import named_rows
 from bandpo_lab.tasks import multiplication
+from two_processes import run_on_two_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
 OTHERS = {"per_device_train_batch_size": 4, "learning_rate": 4e-3, "seed": 3, "max_steps": 4}
@@ -638,3 +639,29 @@ def test_the_gradient_of_the_parameters_with_dropout(tmp_path, capsys):
     assert "bandpo: gradient of the parameters equals that of " in capsys.readouterr().err
     for compared, without in zip(*weights, strict=True):
         assert torch.equal(compared, without)
+
+
+TWO_PROCESSES = """
+import sys
+from pathlib import Path
+from test_trl import LOG, make
+from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+
+out, said = Path(sys.argv[1]), []
+accumulated = {"gradient_accumulation_steps": int(sys.argv[2]), "steps_per_generation": 4}
+trainer = make(BandGRPOTrainer, BandGRPOConfig, out, **LOG | accumulated | {"entropy_coef": 0.01, "beta": 0.02})
+trainer._say = said.append
+trainer.train()
+(out / f"{trainer.accelerator.process_index}.txt").write_text(chr(10).join(said))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_two_processes_compare_the_gradients_of_parameters(accumulation, tmp_path):
+    """Also where gradients are averaged over processes in the backward pass that is compared."""
+    script = TWO_PROCESSES.replace("int(sys.argv[2])", str(accumulation))
+    run_on_two_processes(script, tmp_path)
+    for rank in (0, 1):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert "gradient of the parameters equals that of " in said
