@@ -438,9 +438,11 @@ def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
 )
 def test_the_method_of_a_stock_trainer(settings, method, trained, monkeypatch):
     trainer, _ = trained
-    stock = {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token"}
-    for name, value in {**stock, **settings}.items():
-        monkeypatch.setattr(trainer.args, name, value)
+    stock = {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token"} | settings
+    epsilon, epsilon_high = stock.pop("epsilon"), stock.pop("epsilon_high")
+    stock |= {"epsilon_low": epsilon, "epsilon_high": epsilon if epsilon_high is None else epsilon_high}
+    for name, value in stock.items():
+        monkeypatch.setattr(trainer.args if name == "delta" else trainer, name, value)
     assert AuditedGRPOTrainer.loss_method(trainer) == method
 
 
