@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from bandpo.batch import Batch, reduce_to_level
 from bandpo.errors import RunProblem
 from bandpo.gradient_check import TOLERANCE, GradientCheck, compare, slope, unsure
-from bandpo.integrations._trl_parameter_check import ParameterCheck, Scoring
+from bandpo.integrations._trl_parameter_check import Expected, ParameterCheck, Scoring
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ class Watched:
     """Of the log-probabilities."""
     entropy_gradient: Tensor | None = None
 
-    def keep(self, gradient: Tensor) -> None:
-        """Note what arrives at the log-probabilities, in the backward pass."""
-        self.gradient = gradient.detach()
+    def keep(self, gradient: Tensor | None) -> None:
+        """Note what arrives at the log-probabilities, in the backward pass; nothing may."""
+        self.gradient = None if gradient is None else gradient.detach()
 
-    def keep_of_entropy(self, gradient: Tensor) -> None:
-        """Note what arrives at the entropies, in the backward pass."""
-        self.entropy_gradient = gradient.detach()
+    def keep_of_entropy(self, gradient: Tensor | None) -> None:
+        """Note what arrives at the entropies, in the backward pass; nothing may."""
+        self.entropy_gradient = None if gradient is None else gradient.detach()
 
     def unscaled(self, trainer: Any) -> Tensor:
         """Return the gradient of the log-probabilities without the factor of a gradient scaler."""
@@ -129,10 +129,11 @@ class Watched:
             f"{error:.2g} of the largest: it adds up to {found.sum():.4g}, expected {self.entropy_bonus.sum():.4g}"
         )
 
-    def expected_through_the_model(self, trainer: Any, method: Method) -> Tensor:
-        """Return the expected gradient of the log-probabilities, and the actual one of tokens at a bound."""
+    def expected_through_the_model(self, trainer: Any, method: Method) -> Expected:
+        """Return what the loss should send back into the model; of a token at a bound what it did send."""
         at_a_bound = unsure(method, self.batch)
-        return torch.where(at_a_bound, self.unscaled(trainer), self.expected(trainer, method))
+        gradient = torch.where(at_a_bound, self.unscaled(trainer), self.expected(trainer, method))
+        return Expected(self.scoring, self.logp, self.batch.mask, gradient, self.entropy_bonus)
 
 
 def _loss_scale(trainer: Any) -> float:
@@ -372,7 +373,7 @@ class Certifier:
         if obstacle:
             return f"gradient of the parameters was not compared: {obstacle}"
         expected = [loss.expected_through_the_model(trainer, method) for loss in watched]
-        comparison = parameters.compare(trainer, watched, expected)
+        comparison = parameters.compare(trainer, expected)
         sentence = comparison.sentence(method)
         if comparison.equal:
             return sentence

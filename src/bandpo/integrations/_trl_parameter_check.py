@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-
-    from bandpo.integrations._trl_gradient_check import Watched
 
 SCORE = GRPOTrainer._get_per_token_logps_and_entropies
 """TRL's own pass through the model, whatever a class or a patch puts in its place later."""
@@ -85,6 +83,21 @@ def _undistributed(model: Any) -> Any:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+class Expected(NamedTuple):
+    """What one loss should send back into the model."""
+
+    scoring: Scoring
+    """How the loss asked for its log-probabilities."""
+    logp: Tensor
+    """The log-probabilities that it got."""
+    mask: Tensor
+    """Which of them count."""
+    logp_gradient: Tensor
+    """The gradient that the log-probabilities should have."""
+    entropy_gradient: Tensor
+    """The gradient that the entropies should have."""
+
+
 class ParameterCheck:
     """The gradients that parameters have before and after the backward pass of one loss."""
 
@@ -111,31 +124,30 @@ class ParameterCheck:
         """Return whether no parameter has a gradient yet."""
         return all(p.grad is None for p in trainer.model.parameters())
 
-    def compare(self, trainer: Any, losses: Sequence[Watched], expected: Sequence[Tensor]) -> Comparison:
+    def compare(self, trainer: Any, losses: Sequence[Expected]) -> Comparison:
         """Compare what the backward pass added to the gradients with what the losses should.
 
         Args:
             trainer: The trainer.
             losses: All losses that the backward pass went through.
-            expected: For each of them the gradient that its log-probabilities should have.
         """
         total = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
         half = trainer.accelerator.mixed_precision != "no"
         half = half or any(p.dtype in (torch.bfloat16, torch.float16) for p in trainer.model.parameters())
         try:
-            for loss, at_logp in zip(losses, expected, strict=True):
+            for loss in losses:
                 logp, entropy, auxiliary = loss.scoring.repeat(trainer)
-                counted = loss.batch.mask > 0
+                counted = loss.mask > 0
                 distance = (logp.detach() - loss.logp).abs()[counted].mean().item()
                 if not distance <= SAME_PASS * (10 if half else 1):
                     return Comparison(
                         obstacle="a second pass over the batch gives other log-probabilities, by "
                         f"{distance:.2g} in the mean"
                     )
-                outputs, gradients = [logp], [at_logp.to(logp)]
+                outputs, gradients = [logp], [loss.logp_gradient.to(logp)]
                 if entropy is not None and entropy.requires_grad:
                     outputs.append(entropy)
-                    gradients.append(loss.entropy_bonus.to(entropy))
+                    gradients.append(loss.entropy_gradient.to(entropy))
                 if auxiliary is not None:
                     outputs.append(auxiliary)
                     coefficient = trainer.router_aux_loss_coef / trainer.current_gradient_accumulation_steps
