@@ -61,7 +61,7 @@ def goals(sections):
     # Judged where the device is full; smaller batches are launches more than work.
     most = max((row["tokens"] for row in compiled), default=0)
     largest = {row["contestant"]: row for row in compiled if row["tokens"] == most}
-    band, textbook = (largest.get(f"{name}, compiled") for name in ("Band(KL)", "textbook clip 0.2"))
+    band, textbook = (largest.get(f"{name}, compiled") for name in ("Band(KL(), 0.05)", "textbook clip 0.2"))
     where = "compiled Band, forward and backward" + (f", {most:,} tokens" if most else "")
     ratio = band and textbook and band["seconds"] / textbook["seconds"]
     rows = [

@@ -7,19 +7,21 @@ is read, so that other processes do not count. The ratio of medians is what to q
 
 - bounds: `ratio_bounds` for each divergence, both sides, eager and under torch.compile, beside a plain bisection of 50
   steps on each side, eager.
-- loss: forward and backward of `policy_loss` for each rule, beside PPO's clip as every textbook writes it (exp, clamp,
-  min, masked mean, differentiated by autograd), each eager and under torch.compile.
+- loss: forward and backward of `policy_loss` for each method, beside PPO's clip as textbooks write it (exp, clamp,
+  min, masked mean, differentiated by autograd), each eager and compiled: bandpo's by `compile_loss`.
+- packed: the loss of a packed batch beside that of the padded one, with 30, 60 and 90 % of padding.
 """
 
 import argparse
 import csv
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from bandpo import KL, Band, FixedClip, TotalVariation, policy_loss, ratio_bounds
+from bandpo import KL, TotalVariation, compile_loss, policy_loss, ratio_bounds
 from bandpo.divergences import JensenShannon, PearsonChi2
+from bandpo.text import as_method
 from measuring import compete, stamp
 
 RADIUS = 0.05
@@ -52,9 +54,9 @@ def textbook_clip(logp, logp_old, advantages, mask):
     return (-(surrogate * mask).sum() / mask.sum(),)
 
 
-def rule_loss(clip):
+def method_loss(method):
     """Loss and metrics: what is returned, a compiled loss has to compute."""
-    return lambda logp, logp_old, advantages, mask: policy_loss(logp, logp_old, advantages, mask, method=clip)
+    return partial(policy_loss, method=as_method(method), packed=False)
 
 
 def batch(tokens, device):
@@ -76,18 +78,19 @@ def forward_backward(loss, tensors):
     return run
 
 
-LOSSES = {
-    "textbook clip 0.2": textbook_clip,
-    "FixedClip(0.2)": rule_loss(FixedClip(0.2)),
-    "Band(KL)": rule_loss(Band(KL(), RADIUS)),
-    "Band(TotalVariation)": rule_loss(Band(TotalVariation(), RADIUS)),
-}
+METHODS = ("FixedClip(0.2)", "GRPO()", "Band(KL(), 0.05)", "BandPO()", "Band(TotalVariation(), 0.05)")
+LOSSES = {"textbook clip 0.2": textbook_clip, **{name: method_loss(name) for name in METHODS}}
 
 
 @cache
 def compiled(run, backend):
     """Once for all sizes: dynamo gives up on a function that it has compiled too often."""
     return torch.compile(run, dynamic=True, backend=backend)
+
+
+@cache
+def compiled_method(name, backend):
+    return partial(compile_loss(name, dynamic=True, backend=backend), packed=False)
 
 
 def bounds_contest(tokens, device, backend="inductor"):
@@ -107,12 +110,38 @@ def bounds_contest(tokens, device, backend="inductor"):
 def loss_contest(tokens, device, backend="inductor"):
     tensors = batch(tokens, device)
     runs = {name: forward_backward(loss, tensors) for name, loss in LOSSES.items()}
-    for name, loss in LOSSES.items():
-        runs[f"{name}, compiled"] = forward_backward(compiled(loss, backend), tensors)
+    runs["textbook clip 0.2, compiled"] = forward_backward(compiled(textbook_clip, backend), tensors)
+    for name in METHODS:
+        runs[f"{name}, compiled"] = forward_backward(compiled_method(name, backend), tensors)
     return "textbook clip 0.2", runs
 
 
-CONTESTS = {"loss": loss_contest, "bounds": bounds_contest}
+def packed_contest(tokens, device, backend="inductor"):
+    """The same sequences padded to the longest, and packed; ``tokens`` of them count."""
+    runs = {}
+    for padding in PADDING:
+        width = 1024
+        rows = max(1, round(tokens / (width * (1 - padding))))
+        random = torch.Generator().manual_seed(0)
+        lengths = (2 * (1 - padding) * width * torch.rand(rows, generator=random)).long().clamp(1, width)
+        lengths[0] = width
+        inside = torch.arange(width) < lengths[:, None]
+        padded = [x.to(device) for x in batch(rows * width, "cpu")[:2]]
+        advantages = torch.randn(rows, generator=random).to(device)
+        mask = inside.float().to(device)
+        ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).to(device)
+        packed = [x[inside.to(device)][None] for x in padded]
+        for name in ("GRPO()", "GSPO()"):
+            loss = partial(policy_loss, method=as_method(name))
+            runs[f"{name} padded by {padding:.0%}"] = forward_backward(loss, [*padded, advantages, mask])
+            runs[f"{name} packed from {padding:.0%}"] = forward_backward(
+                partial(loss, cu_seqlens=ends), [*packed, advantages]
+            )
+    return f"GRPO() padded by {PADDING[0]:.0%}", runs
+
+
+PADDING = (0.3, 0.6, 0.9)
+CONTESTS = {"loss": loss_contest, "bounds": bounds_contest, "packed": packed_contest}
 
 
 def race(what, tokens, device, rounds, backend="inductor"):
@@ -130,12 +159,13 @@ def main():
     parser.add_argument("--tokens", type=int, nargs="+", default=[2**16, 2**20])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=list(CONTESTS), nargs="+", default=list(CONTESTS))
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("speed.csv"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     stamped, rows = stamp(options.device), []
     for tokens in options.tokens:
-        for what in CONTESTS:
+        for what in options.only:
             for row, seconds, ratio in race(what, tokens, options.device, options.rounds):
                 milliseconds = f"{seconds * 1e3:.3f}"
                 rows.append({**stamped, **row, "milliseconds": milliseconds, "ratio": f"{ratio:.4f}"})

@@ -123,8 +123,8 @@ def test_goals_are_judged_at_the_largest_size():
         return {"model": "135M", "arm": arm, "batch": {"ratio": ratio}}
 
     speed = [{"what": "copy"}, {"what": "loss", "tokens": 2**26, "skipped": "no time left"}]
-    speed += [loss("Band(KL)", 2**24, 1.2, 0.85), loss("textbook clip 0.2", 2**24, 1.0, 0.9)]
-    speed += [loss("Band(KL)", 2**16, 1.0, 0.1)]
+    speed += [loss("Band(KL(), 0.05)", 2**24, 1.2, 0.85), loss("textbook clip 0.2", 2**24, 1.0, 0.9)]
+    speed += [loss("Band(KL(), 0.05)", 2**16, 1.0, 0.1)]
     steps = [step("GRPOTrainer", 1.0), step("BandGRPOTrainer", 1.02)]
     text = gpu_check_docs.goals({"speed": {"rows": speed}, "trl 135M": {"rows": steps}})
     judged = [line.split(" | ")[-3:] for line in text.splitlines()[2:]]
