@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,23 @@ ONE_PASS = {
 By default the compiler stores intermediate tensors of the tokens' size, for which a loss has no need: it is bound by
 memory, not by arithmetic.
 """
+
+
+def _loss_and_metrics(*arguments: Any, **named: Any) -> LossOutputs:
+    return policy_loss(*arguments, **named)
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    """Return a copy of a function with a code object of its own.
+
+    The compiler counts by code object how often it has compiled, and gives up after eight times. Without a copy the
+    methods of a process would share that number.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_NUMBERS)}")
+    return FunctionType(code, function.__globals__, code.co_name)
+
+
+_NUMBERS = itertools.count()
 
 
 def compile_loss(
@@ -66,7 +85,7 @@ def compile_loss(
     if settings.get("backend", "inductor") == "inductor" and "mode" not in settings:
         one_pass = ONE_PASS if chosen.objective.one_pass else {}
         settings["options"] = {**one_pass, **(settings.get("options") or {})}
-    compiled: Callable[..., LossOutputs] = torch.compile(policy_loss, **settings)  # pyright: ignore[reportUnknownMemberType]
+    compiled: Callable[..., LossOutputs] = torch.compile(_copy(_loss_and_metrics), **settings)  # pyright: ignore[reportUnknownMemberType]
 
     def loss(
         logp: Tensor,

@@ -78,6 +78,16 @@ def test_numbers_that_change_with_each_step_compile_at_most_twice(case):
     assert graphs.frame_count <= 2
 
 
+def test_methods_of_a_process_share_no_limit_of_compilations():
+    for name in [*METHODS][:10]:
+        compiled = compile_loss(f"{name}()", backend="eager", dynamic=True)
+        for rows in (4, 8):
+            tensors = batch(rows)
+            entropy = torch.ones(rows, 24)
+            expected = policy_loss(*tensors, method=f"{name}()", entropy=entropy).loss
+            torch.testing.assert_close(compiled(*tensors, entropy=entropy).loss, expected)
+
+
 def test_a_number_that_is_not_known_is_refused():
     compiled = compile_loss(NUMBERS["a schedule"], backend="eager")
     with pytest.raises(ValueError, match=r"TrainingState\(progress=...\)"):
