@@ -79,13 +79,19 @@ CORE_TESTS = ("tests/core", "tests/audit/test_audit.py")
 TRL = ("trl", "transformers", "datasets")
 TRL_TESTS = (
     "tests/integrations/test_trl.py",
+    "tests/integrations/test_trl_card.py",
+    "tests/integrations/test_trl_draws.py",
+    "tests/integrations/test_trl_gradient_check.py",
     "tests/integrations/test_trl_radius.py",
+    "tests/integrations/test_trl_record.py",
     "lab/tests/training/test_training.py",
 )
 VERL_TESTS = (
     "tests/integrations/test_verl.py",
-    "tests/integrations/test_verl_contract.py",
     "tests/integrations/test_verl_announcement.py",
+    "tests/integrations/test_verl_compositions.py",
+    "tests/integrations/test_verl_contract.py",
+    "tests/integrations/test_verl_settings.py",
     "lab/tests/recipes/test_compositions.py",
     "lab/tests/recipes/test_recipes.py",
 )

@@ -1,6 +1,6 @@
 """TRL's own tests of GRPO, with its trainer and with `BandGRPOTrainer` in its place: which differ.
 
-    git clone --branch v1.8.0 https://github.com/huggingface/trl build/trl    # tests of the version that is installed
+    git clone --branch v1.16.0 https://github.com/huggingface/trl build/trl    # tests of the version that is installed
     python scripts/trl_suite.py build/trl build/trl-suite
 
 The tests ask the hub for tiny models, a tokenizer and prompts. Random ones of the same names are made here. Tests of
