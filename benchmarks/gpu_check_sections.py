@@ -94,14 +94,14 @@ def accuracy(allowance, device, *, points, backend, eager=None, compiled=None):
 
 def speed(allowance, device, *, tokens, copied, rounds, backend):
     """Bounds and losses beside the time in which a copy moves the bytes that they must move."""
-    from speed import CONTESTS, race
+    from speed import race
 
     source = torch.empty(copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = compete({"copy": partial(target.copy_, source)}, device, rounds)["copy"]
     bandwidth = 2 * copied / seconds  # each byte is read and written
     yield {"what": "copy", "bytes": copied, "seconds": seconds, "bytes_per_second": bandwidth}
-    for what in CONTESTS:
+    for what in BYTES_PER_TOKEN:
         for number in tokens:
             if not allowance.another():
                 yield {"what": what, "tokens": number, "skipped": NO_TIME}

@@ -403,7 +403,7 @@ def _weight(method: str, actor: Any, parts: dict[str, Tensor], old: Tensor, mask
 
 def table(outcomes: Sequence[tuple[Composition, Outcome]]) -> str:
     """Return the table of outcomes as Markdown."""
-    rows = ["| trainer | loss | settings | outcome |", "|---|---|---|---|"]
+    rows = ["| trainer | outcome | loss | settings |", "|---|---|---|---|"]
     for composition, found in sorted(
         outcomes, key=lambda pair: (pair[1].kind, pair[0].trainer, pair[0].loss)
     ):
@@ -413,9 +413,9 @@ def table(outcomes: Sequence[tuple[Composition, Outcome]]) -> str:
         detail = found.detail if len(found.detail) <= 140 else f"{found.detail[:139]}…"
         cells = (
             composition.trainer,
+            f"{found.kind}: {detail}" if detail else found.kind,
             f"`{loss}`",
             f"`{settings}`",
-            f"{found.kind}: {detail}" if detail else found.kind,
         )
         rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(rows)
