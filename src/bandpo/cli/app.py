@@ -8,6 +8,7 @@ from bandpo.cli.bounds import bounds_command
 from bandpo.cli.command_line import new_app
 from bandpo.cli.diagnose import diagnose_command
 from bandpo.cli.env import env_command
+from bandpo.cli.lint import lint_command
 from bandpo.cli.report import report_command
 
 app = new_app(
@@ -16,6 +17,7 @@ app = new_app(
 )
 
 app.command("diagnose")(diagnose_command)
+app.command("lint")(lint_command)
 app.command("audit")(audit_command)
 app.command("report")(report_command)
 app.command("bounds")(bounds_command)

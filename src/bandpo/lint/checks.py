@@ -1,0 +1,242 @@
+"""Check configurations by the rules, and show what was found as text, JSON, Markdown or GitHub's annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bandpo._terminal import printable
+from bandpo.lint.configuration import Configuration
+from bandpo.lint.frameworks import FRAMEWORKS
+from bandpo.lint.readers import read_configurations
+from bandpo.lint.rules import RULES, SEVERITIES, NotRead, Rule, Values
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """A fault or risk in a configuration."""
+
+    id: str
+    """The rule, as docs/lint.md lists them."""
+    severity: str
+    """``error``, ``warning`` or ``note``."""
+    framework: str
+    path: str
+    line: int | None
+    """The line of a setting that it is about; None where the format has no lines."""
+    title: str
+    """What is wrong, in a few words."""
+    happens: str
+    """What happens, in a sentence or two."""
+    fix: str
+    """What to change, in the framework's own names."""
+    source: str
+    """Where it is shown: a paper, the framework's source or documentation, or a thread."""
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A rule that needs a value which the configuration does not tell."""
+
+    id: str
+    framework: str
+    path: str
+    line: int | None
+    """The line where the configuration begins."""
+    reason: str
+    """Which value, and why it is not known."""
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """Result of checking the configurations in one file."""
+
+    path: str
+    configurations: Sequence[Configuration]
+    """Those that the file holds; empty if it holds none of a known framework."""
+    findings: Sequence[LintFinding] = ()
+    """Errors first, then in the order of their lines."""
+    unchecked: Sequence[Unchecked] = ()
+    passed: int = 0
+    """Number of checks that were made and found nothing."""
+
+    def fails(self, severity: str) -> bool:
+        """Return whether there is a finding of this severity or a worse one."""
+        return any(SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity) for finding in self.findings)
+
+    def __str__(self) -> str:
+        """Return the findings with their lines, and what was not checked. Control characters are escaped."""
+        if not self.configurations:
+            return printable(f"{self.path}: {NO_CONFIGURATION}")
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{_place(finding)}: {finding.severity}: {finding.title} [{finding.id}]")
+            lines.append(f"    {finding.happens}")
+            lines.append(f"    fix: {finding.fix}")
+            lines.append(f"    see: {finding.source}")
+        for reason, ids in self._unchecked_by_reason():
+            lines.append(f"{self.path}: not checked, because {reason}: {', '.join(ids)}")
+        lines.append(f"{self.path}: {self.summary}")
+        return "\n".join(map(printable, lines))
+
+    @property
+    def summary(self) -> str:
+        """The frameworks and the number of findings, in one line."""
+        titles = [FRAMEWORKS[one.framework].title for one in self.configurations]
+        counts = {title: titles.count(title) for title in titles}
+        read = ", ".join(title if count == 1 else f"{title} ({count} runs)" for title, count in counts.items())
+        found = [
+            f"{count} {severity}{'s' * (count > 1)}"
+            for severity in SEVERITIES
+            if (count := sum(finding.severity == severity for finding in self.findings))
+        ]
+        return f"{read}: {', '.join(found) or 'nothing found'}; {self.passed} checks passed, {len(self.unchecked)} not made"
+
+    def _unchecked_by_reason(self) -> list[tuple[str, list[str]]]:
+        ids: dict[str, list[str]] = {}
+        for one in self.unchecked:
+            ids.setdefault(one.reason, []).append(one.id)
+        return [(reason, list(dict.fromkeys(names))) for reason, names in ids.items()]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON has it."""
+        return {
+            "path": self.path,
+            "frameworks": [one.framework for one in self.configurations],
+            "findings": [asdict(finding) for finding in self.findings],
+            "unchecked": [asdict(one) for one in self.unchecked],
+            "passed": self.passed,
+        }
+
+    def as_markdown(self) -> str:
+        """Return a table of the findings, as a summary of continuous integration shows it."""
+        if not self.configurations:
+            return f"**{_cell(self.path)}**: {NO_CONFIGURATION}\n"
+        lines = [f"**{_cell(self.path)}**: {_cell(self.summary)}"]
+        if self.findings:
+            lines += ["", "| line | | what | fix |", "|---|---|---|---|"]
+        for finding in self.findings:
+            what = f"**{finding.title}** (`{finding.id}`). {finding.happens} *{finding.source}*"
+            lines.append(f"| {finding.line or ''} | {finding.severity} | {_cell(what)} | {_cell(finding.fix)} |")
+        reasons = self._unchecked_by_reason()
+        if reasons:
+            lines += ["", *(f"- not checked, because {_cell(reason)}: {', '.join(ids)}" for reason, ids in reasons)]
+        return "\n".join(lines) + "\n"
+
+    def as_annotations(self) -> str:
+        """Return a workflow command of GitHub for each finding, which marks its line in a pull request."""
+        commands = {"error": "error", "warning": "warning", "note": "notice"}
+        lines = []
+        for finding in self.findings:
+            place = f"file={_property(finding.path)}"
+            if finding.line:
+                place += f",line={finding.line}"
+            message = f"{finding.happens} Fix: {finding.fix} ({finding.source})"
+            title = _property(f"{finding.title} ({finding.id})")
+            lines.append(f"::{commands[finding.severity]} {place},title={title}::{_message(message)}")
+        return "\n".join(lines)
+
+
+NO_CONFIGURATION = "no configuration of " + ", ".join(framework.title for framework in FRAMEWORKS.values())
+
+
+def _place(finding: LintFinding) -> str:
+    return finding.path if finding.line is None else f"{finding.path}:{finding.line}"
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a Markdown table: in one line, without what would end the cell or begin HTML."""
+    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def _message(text: str) -> str:
+    """Return a text for the message of a workflow command."""
+    return printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """Return a text for a property of a workflow command."""
+    return _message(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def lint_file(path: str | Path) -> LintReport:
+    """Check the configurations in a file.
+
+    Args:
+        path: A Python script (TRL), a YAML or TOML file, or a shell script with the command that trains.
+
+    Raises:
+        ValueError: if the file cannot be read.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "train.py"
+    >>> _ = file.write_text("from trl import GRPOConfig\\nargs = GRPOConfig('out', num_generations=1)\\n")
+    >>> [(finding.id, finding.line) for finding in lint_file(file).findings]
+    [('group-of-one', 2)]
+    """
+    return lint_configurations(read_configurations(Path(path)), str(path))
+
+
+def lint_configurations(configurations: Sequence[Configuration], path: str) -> LintReport:
+    """Check configurations that were read from a file.
+
+    Args:
+        configurations: All that the file holds.
+        path: The file, as it was named.
+    """
+    findings: list[LintFinding] = []
+    unchecked: list[Unchecked] = []
+    passed = 0
+    for configuration in configurations:
+        for rule in RULES:
+            if rule.framework != configuration.framework:
+                continue
+            result = _check(rule, configuration)
+            if isinstance(result, LintFinding):
+                findings.append(result)
+            elif isinstance(result, Unchecked):
+                unchecked.append(result)
+            else:
+                passed += 1
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.line or 0))
+    return LintReport(path, configurations, findings, unchecked, passed)
+
+
+def lint_findings(configuration: Configuration) -> list[LintFinding]:
+    """Return what is wrong or risky in one configuration, errors first.
+
+    >>> configuration = Configuration.from_mapping("trl", {"num_generations": 2})
+    >>> [finding.id for finding in lint_findings(configuration)]
+    ['group-of-two']
+    """
+    return list(lint_configurations([configuration], configuration.path).findings)
+
+
+def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:
+    """Apply a rule; None if the configuration does not have the fault."""
+    values = Values(configuration, rule.reads)
+    try:
+        if not rule.condition(values):
+            return None
+    except NotRead as error:
+        return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, str(error))
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        reason = f"one of {', '.join(rule.reads.values())} has a value of another kind than {rule.framework} expects"
+        return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, reason)
+
+    shown = {short_name: values.shown(short_name) for short_name in rule.reads}
+    settings = [setting for short_name in rule.reads if (setting := values.setting(short_name)) is not None]
+    line = next((setting.line for setting in settings if setting.line is not None), configuration.line)
+    return LintFinding(
+        id=rule.id,
+        severity=rule.severity,
+        framework=rule.framework,
+        path=configuration.path,
+        line=line,
+        title=rule.title,
+        happens=rule.happens.format(**shown),
+        fix=rule.fix.format(**shown),
+        source=rule.source,
+    )
