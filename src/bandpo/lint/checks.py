@@ -10,7 +10,7 @@ from typing import Any
 from bandpo._terminal import printable
 from bandpo.lint.configuration import Configuration
 from bandpo.lint.frameworks import FRAMEWORKS
-from bandpo.lint.readers import read_configurations
+from bandpo.lint.readers import THE_COMMAND, read_configurations
 from bandpo.lint.rules import RULES, SEVERITIES, NotRead, Rule, Values
 
 
@@ -228,6 +228,8 @@ def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked 
 
     shown = {short_name: values.shown(short_name) for short_name in rule.reads}
     settings = [setting for short_name in rule.reads if (setting := values.setting(short_name)) is not None]
+    # The command itself comes last, as any of its settings tells more.
+    settings.sort(key=lambda setting: setting.name == THE_COMMAND)
     line = next((setting.line for setting in settings if setting.line is not None), configuration.line)
     return LintFinding(
         id=rule.id,

@@ -43,7 +43,6 @@ TRL = Framework(
         "model_name_or_path": None,
         "num_generations": 8,
         "num_iterations": 1,
-        "optim": "adamw_torch",
         "per_device_train_batch_size": 8,
         "steps_per_generation": None,
         "top_k": 0,
@@ -93,8 +92,9 @@ VERL = Framework(
         "algorithm.rollout_correction.rollout_rs_threshold": None,
         "algorithm.use_kl_in_reward": False,
         "async_training.use_rollout_log_probs": None,
-        "critic.enable": None,
         "data.train_batch_size": 1024,
+        "distillation.enabled": False,
+        # Not a setting: what a command runs.
         "program": "",
         "trainer.n_gpus_per_node": 8,
         "trainer.nnodes": 1,

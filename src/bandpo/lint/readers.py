@@ -9,6 +9,7 @@ import codecs
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from bandpo.lint.configuration import Configuration, Setting, Unread
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.python_script import read_script
 from bandpo.lint.scalars import read_scalar
-from bandpo.lint.shell import Command, read_commands
+from bandpo.lint.shell import UNKNOWN, Command, Word, read_commands
 
 LARGEST = 2**19
 """Bytes above which a file is no configuration."""
@@ -31,6 +32,9 @@ PYTHON, YAML, TOML = (".py",), (".yaml", ".yml"), (".toml",)
 
 VERL_DEFAULTS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer")
 """Configurations of verl whose values the table of defaults has."""
+
+THE_COMMAND = "the command"
+"""The name of the setting ``program``, which is no setting."""
 
 Settings = dict[str, Setting]
 
@@ -74,14 +78,17 @@ def parse_configurations(data: bytes, path: str) -> list[Configuration]:
     ending = Path(path).suffix.lower()
     try:
         if ending in PYTHON:
-            return read_script(text, path)
-        if ending in YAML:
-            return _read_yaml(text, path)
-        if ending in TOML:
-            return _read_toml(text, path)
-        return [_of_command(command, path) for command in read_commands(text) if _framework_of_command(command)]
+            configurations = read_script(text, path)
+        elif ending in YAML:
+            configurations = _read_yaml(text, path)
+        elif ending in TOML:
+            configurations = _read_toml(text, path)
+        else:
+            commands = [command for command in read_commands(text) if _framework_of_command(command)]
+            configurations = [_of_command(command, path) for command in commands]
     except (RecursionError, MemoryError) as error:
         raise InvalidValue(f"{path} is nested too deeply to be read") from error
+    return [_with_newest_names(configuration) for configuration in configurations]
 
 
 def _decoded(data: bytes, path: str) -> str:
@@ -102,51 +109,58 @@ def framework_of(names: Sequence[str] | Mapping[str, Any]) -> str | None:
     return next((key for key, framework in FRAMEWORKS.items() if framework.recognises(names)), None)
 
 
-def _with_newest_names(framework: str, settings: Settings) -> Settings:
-    older_names = FRAMEWORKS[framework].older_names
+def _with_newest_names(configuration: Configuration) -> Configuration:
+    older_names = FRAMEWORKS[configuration.framework].older_names
+    settings = configuration.settings
     renamed = {older_names[name]: setting for name, setting in settings.items() if name in older_names}
-    return {**renamed, **settings}
+    return replace(configuration, settings={**renamed, **settings})
 
 
 # Commands
 
 
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+|model_engine)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 
 
-def _settings_of_command(command: Command) -> Settings:
-    """Return the overrides ``name=value`` and the flags ``--name value`` of a command."""
+def _settings_of_command(command: Command) -> tuple[Settings, str]:
+    """Return the overrides ``name=value`` and the flags ``--name value`` of a command.
+
+    Beside them, return why there may be others, as a phrase; empty if all words are known.
+    """
     settings: Settings = {}
+    others = ""
     index = 0
     while index < len(command):
         word = command[index]
         index += 1
         if (override := _OVERRIDE.fullmatch(word.text)) is not None:
-            name, text = override[1], override[2]
-            value = Unread(word.unread) if word.unread else read_scalar(text)
-            settings[name] = Setting(name, value, word.line)
+            name = override[1]
+            settings[name] = Setting(name, _value_of_word(word, override[2]), word.line)
         elif (flag := _FLAG.fullmatch(word.text)) is not None:
-            values = [(word, flag[2])] if flag[2] is not None else []
+            values = [_value_of_word(word, flag[2])] if flag[2] is not None else []
             while flag[2] is None and index < len(command) and not _begins_a_setting(command[index].text):
-                values.append((command[index], command[index].text))
+                values.append(_value_of_word(command[index], command[index].text))
                 index += 1
             name = flag[1].replace("-", "_")
             settings[name] = Setting(name, _value_of_flag(values), word.line)
-    return settings
+        elif word.unread and settings:
+            others = word.unread
+    return settings, others
+
+
+def _value_of_word(word: Word, text: str) -> Any:
+    return Unread(word.unread) if UNKNOWN in text else read_scalar(text)
 
 
 def _begins_a_setting(text: str) -> bool:
     return bool(_FLAG.fullmatch(text) or _OVERRIDE.fullmatch(text)) or text == "--"
 
 
-def _value_of_flag(values: Sequence[tuple[Any, str]]) -> Any:
-    if not values:
-        return True
-    read = [Unread(word.unread) if word.unread else read_scalar(text) for word, text in values]
-    if len(read) == 1:
-        return read[0]
-    return next((value for value in read if isinstance(value, Unread)), read)
+def _value_of_flag(values: Sequence[Any]) -> Any:
+    if len(values) <= 1:
+        return values[0] if values else True
+    return next((value for value in values if isinstance(value, Unread)), values)
 
 
 def _program(command: Command) -> str:
@@ -164,35 +178,51 @@ def _framework_of_command(command: Command) -> str | None:
     words = [word.text for word in command]
     if "swift" in words or words[0] in ("echo", "printf", "cat", "sed", "grep"):
         return None
-    return framework_of(_settings_of_command(command))
+    return framework_of(_settings_of_command(command)[0])
 
 
 def _of_command(command: Command, path: str) -> Configuration:
-    settings = _settings_of_command(command)
+    settings, incomplete = _settings_of_command(command)
     framework = framework_of(settings)
     assert framework is not None
     program = _program(command)
     line = command[0].line
-    settings["program"] = Setting("the command", program, line)
-    incomplete = ""
+    settings["program"] = Setting(THE_COMMAND, program, line)
     if framework == "trl" and "config" in settings:
-        incomplete = f"the file of {settings['config'].name}"
+        incomplete = "the file that --config names"
     elif framework == "verl":
-        incomplete = _other_defaults_of_verl(command)
-    return Configuration(framework, path, _with_newest_names(framework, settings), line, incomplete)
+        _add_engine_of_verl(command, settings)
+        incomplete = incomplete or _other_defaults_of_verl(command)
+    return Configuration(framework, path, settings, line, incomplete)
 
 
-def _other_defaults_of_verl(command: Command) -> str:
-    """Return the configuration that a command names in place of verl's own defaults; empty if it names none."""
+def _configuration_name(command: Command) -> str | None:
+    """Return the name that ``--config-name`` gives to hydra, without its ending."""
     words = [word.text for word in command]
     for index, text in enumerate(words):
         name, separator, value = text.partition("=")
         if name in ("--config-name", "-cn", "--config_name"):
             value = value if separator else "".join(words[index + 1 : index + 2])
-            value = value.strip("'\"").removesuffix(".yaml")
-            if value not in VERL_DEFAULTS:
-                return f"the configuration {value or '?'} that --config-name names"
-    return ""
+            return value.strip("'\"").removesuffix(".yaml")
+    return None
+
+
+def _other_defaults_of_verl(command: Command) -> str:
+    """Return the configuration that a command names in place of verl's own defaults; empty if it names none."""
+    name = _configuration_name(command)
+    if name is None or name in VERL_DEFAULTS:
+        return ""
+    return f"the configuration {name.replace(UNKNOWN, '?')} that --config-name names"
+
+
+def _add_engine_of_verl(command: Command, settings: Settings) -> None:
+    """Set the actor's strategy, whose default the engine decides."""
+    name = _configuration_name(command) or ""
+    engine = settings.get("model_engine")
+    if engine is None and "megatron" in name:
+        engine = Setting("--config-name", "megatron", command[0].line)
+    if engine is not None:
+        settings.setdefault("actor_rollout_ref.actor.strategy", engine)
 
 
 # YAML
@@ -226,11 +256,8 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     _interpolate(settings)
     incomplete = ""
     if framework == "verl" and any(name == "defaults" for name in settings):
-        chosen = settings["defaults"].value
-        names = chosen if isinstance(chosen, list) else [chosen]
-        others = [str(name) for name in names if str(name) not in (*VERL_DEFAULTS, "_self_")]
-        incomplete = f"the configuration {others[0]} in its list of defaults" if others else ""
-    return [Configuration(framework, path, _with_newest_names(framework, settings), 1, incomplete)]
+        incomplete = "its list of defaults, or the command that names this file"
+    return [Configuration(framework, path, settings, 1, incomplete)]
 
 
 def _refuse_deep_yaml(text: str, path: str) -> None:
@@ -338,7 +365,6 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
     framework = framework_of(settings)
     if framework is None:
         return []
-    settings = _with_newest_names(framework, settings)
     if framework == "prime-rl":
         _use_smallest_group(content, settings)
     return [Configuration(framework, path, settings, 1)]

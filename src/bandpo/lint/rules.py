@@ -407,6 +407,31 @@ def _verl_is_async(v: Values) -> bool:
     return other_program or bool(v.v1 and v.mode in ("colocate_async", "separate_async"))
 
 
+def _verl_program(v: Values) -> None:
+    """Refuse to judge a program that is not verl's, and may make its batches and groups otherwise.
+
+    Raises:
+        NotRead: if the program is another.
+    """
+    if v.program and not v.program.startswith("verl."):
+        raise NotRead(f"{v.program} is no program of verl, and may make its batches and groups otherwise")
+
+
+def _verl_is_single(v: Values) -> bool:
+    if v.estimator not in VERL_GROUPS or v.group != 1:
+        return False
+    _verl_program(v)
+    # A teacher's signal needs no group.
+    return not v.distillation
+
+
+def _verl_batch_is_broken(v: Values) -> bool:
+    if v.train % v.mini == 0:
+        return False
+    _verl_program(v)
+    return True
+
+
 def _verl_lora(v: Values) -> bool:
     return bool(v.lora_rank or v.lora or v.adapter)
 
@@ -501,8 +526,9 @@ VERL_RULES = (
         reads={
             "train": "data.train_batch_size",
             "mini": f"{VERL_ACTOR}ppo_mini_batch_size",
+            "program": "program",
         },
-        condition=lambda v: v.train % v.mini != 0,
+        condition=_verl_batch_is_broken,
         happens="data.train_batch_size {train} is no multiple of ppo_mini_batch_size {mini}: the actor's update stops "
         "with an assertion.",
         fix="a data.train_batch_size that is a multiple of actor_rollout_ref.actor.ppo_mini_batch_size",
@@ -538,8 +564,13 @@ VERL_RULES = (
         framework="verl",
         severity="error",
         title="one answer to each prompt",
-        reads={"group": "actor_rollout_ref.rollout.n", "estimator": "algorithm.adv_estimator"},
-        condition=lambda v: v.estimator in VERL_GROUPS and v.group == 1,
+        reads={
+            "group": "actor_rollout_ref.rollout.n",
+            "estimator": "algorithm.adv_estimator",
+            "program": "program",
+            "distillation": "distillation.enabled",
+        },
+        condition=_verl_is_single,
         happens=ONE_ANSWER + "{estimator} then takes the reward itself as the advantage, without a baseline.",
         fix="actor_rollout_ref.rollout.n=8",
         source="verl 0.9.1, verl/trainer/ppo/core_algos.py, compute_grpo_outcome_advantage",
@@ -794,10 +825,12 @@ SKYRL_RULES = (
             (v.top_p < 1 or v.top_k > 0 or v.min_p > 0)
             and (_skyrl_corrects(v) or v.loss in ("rollout_is", "dppo"))
         ),
-        happens="The ratio of the trainer's and the engine's probabilities is taken over different sets of tokens: the "
-        "trainer's over all, the sampler's over those that are left. top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
+        happens="SkyRL leaves vLLM to report probabilities as they are before truncation. The importance weights then "
+        "compare two distributions of which neither sampled the answers, and the truncation is not corrected. top_p is "
+        "{top_p}, top_k {top_k}, min_p {min_p}.",
         fix="generator.sampling_params.top_p=1.0, generator.sampling_params.top_k=-1, generator.sampling_params.min_p=0.0",
-        source="huggingface/trl issue 6789, of the same arithmetic",
+        source="NovaSky-AI/SkyRL, skyrl/backends/skyrl_train/inference_servers (no logprobs_mode is set; vLLM's default is "
+        "raw_logprobs); compare huggingface/trl issue 6789",
     ),
     Rule(
         id="gspo-clip",

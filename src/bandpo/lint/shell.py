@@ -15,6 +15,9 @@ DEEPEST = 20
 MOST_WORDS = 100_000
 """Words of a script, and characters of a variable, that are read."""
 
+UNKNOWN = "\0"
+"""What stands in a text for a part that is not known. No script holds this character."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)")
 _OPENING_WORDS = ("if", "for", "while", "until", "case", "select", "function", "{")
@@ -31,7 +34,7 @@ class Word:
     text: str
     line: int
     unread: str = ""
-    """Why part of the text is not known, as a phrase; empty if all of it is."""
+    """Why part of the text is not known, as a phrase; empty if all of it is. `UNKNOWN` stands for that part."""
 
 
 Command = Sequence[Word]
@@ -64,16 +67,20 @@ class _Piece:
     def add(self, text: str) -> None:
         self.texts.append(text)
 
+    def add_unknown(self, reason: str) -> None:
+        self.texts.append(UNKNOWN)
+        self.unread = self.unread or reason
+
     def size(self) -> int:
         return len(self.spliced or ()) + sum(map(len, self.texts))
 
     def words(self) -> list[Word]:
-        if self.spliced is not None and not "".join(self.texts) and not self.unread:
+        if self.spliced is not None and not "".join(self.texts):
             return self.spliced
         text = "".join(self.texts)
         if self.spliced is not None:
             text += " ".join(word.text for word in self.spliced)
-        if not text and not self.quoted and not self.unread:
+        if not text and not self.quoted:
             return []
         return [Word(text, self.line, self.unread)]
 
@@ -110,7 +117,7 @@ class _Script:
             if first in _OPENING_WORDS:
                 self.depth += 1
                 if first == "for" and len(command) > 1:
-                    self.variables[command[1].text] = Word("", command[1].line, "the variable of a loop")
+                    self.variables[command[1].text] = Word(UNKNOWN, command[1].line, "the variable of a loop")
                     return []
                 if first in ("case", "select", "function"):
                     return []
@@ -127,17 +134,25 @@ class _Script:
             assert match is not None
             name, operator = match[1], match[2]
             value = Word(word.text[match.end() :], word.line, word.unread)
-            if operator == "+=":
-                before = self.variables.get(name)
-                if isinstance(before, Word):
-                    value = Word(before.text + value.text, word.line, before.unread or value.unread)
-            self._set(name, value)
+            before = self.variables.get(name)
+            if operator == "+=" and isinstance(before, Word):
+                value = Word(before.text + value.text, word.line, before.unread or value.unread)
+            if self._may_not_run() and before != value:
+                value = Word(UNKNOWN, word.line, _set_in_a_branch(name))
+            self.variables[name] = value
 
-    def _set(self, name: str, value: Variable) -> None:
-        if (self.depth or self.conditional) and self.variables.get(name) != value:
-            line = value.line if isinstance(value, Word) else self.line
-            value = Word("", line, f"{name}, which is set in a branch, a loop or a function")
-        self.variables[name] = value
+    def _may_not_run(self) -> bool:
+        return self.depth > 0 or self.conditional
+
+    def _assign_array(self, name: str, words: Sequence[Word], *, append: bool) -> None:
+        before = self.variables.get(name, [])
+        words_before = [before] if isinstance(before, Word) else before
+        if self._may_not_run():
+            words = [_marked(word, name) for word in words]
+            if not append:
+                words_before = [_marked(word, name) for word in words_before]
+            append = True
+        self.variables[name] = [*words_before, *words] if append else words
 
     def _next_command(self) -> Command:
         """Read up to the end of a command."""
@@ -183,10 +198,7 @@ class _Script:
             return self._word(_ENDS + " \t<>")
         self._advance(match.end() - match.start())
         words = self._array_words()
-        if match[2] == "+=":
-            before = self.variables.get(match[1], [])
-            words = [*([before] if isinstance(before, Word) else before), *words]
-        self._set(match[1], words)
+        self._assign_array(match[1], words[:MOST_WORDS], append=match[2] == "+=")
         return []
 
     def _array_words(self) -> list[Word]:
@@ -238,7 +250,7 @@ class _Script:
         elif character == "`":
             end = self.text.find("`", self.position + 1)
             end = len(self.text) if end < 0 else end
-            piece.unread = "the output of a command"
+            piece.add_unknown("the output of a command")
             self._advance(end + 1 - self.position)
         elif character == "$":
             self._read_substitution(piece, depth)
@@ -268,7 +280,7 @@ class _Script:
             self._advance(end + 2 - start)
         elif text.startswith("$(", start):
             self._advance(self._length_of_command(start))
-            piece.unread = "the output of a command"
+            piece.add_unknown("the output of a command")
         elif text.startswith("${", start):
             self._read_braces(piece, depth)
         elif text.startswith("$'", start):
@@ -281,7 +293,7 @@ class _Script:
             if arguments in ("@", "*"):
                 piece.spliced = piece.spliced or []
             elif arguments and arguments in "0123456789?#$!-":
-                piece.unread = "an argument of the script"
+                piece.add_unknown("an argument of the script")
             else:
                 piece.add("$")
                 self._advance(1)
@@ -306,7 +318,7 @@ class _Script:
         if match is None or depth >= DEEPEST:
             end = self.text.find("}", self.position)
             end = len(self.text) if end < 0 else end
-            piece.unread = f"the substitution {self.text[self.position : end + 1][:40]}"
+            piece.add_unknown(f"the substitution {self.text[self.position : end + 1][:40]}")
             self._advance(end + 1 - self.position)
             return
         name, operator = match[1], match[3]
@@ -318,7 +330,9 @@ class _Script:
         while self.position < len(self.text) and self.text[self.position] != "}":
             self._read_part(default, depth + 1)
         self._advance(1)
-        if name in self.variables:
+        value = self.variables.get(name)
+        is_empty = operator.startswith(":") and isinstance(value, Word) and not value.text
+        if value is not None and not is_empty:
             self._substitute(piece, name)
             return
         (word,) = default.words() or [Word("", self.line)]
@@ -330,9 +344,9 @@ class _Script:
     def _substitute(self, piece: _Piece, name: str) -> None:
         value = self.variables.get(name)
         if value is None:
-            piece.unread = piece.unread or f"the environment variable {name}"
+            piece.add_unknown(f"the environment variable {name}")
         elif piece.size() + _size(value) > MOST_WORDS:
-            piece.unread = f"the variable {name}, which is too long"
+            piece.add_unknown(f"the variable {name}, which is too long")
         elif not isinstance(value, Word):
             piece.spliced = [*(piece.spliced or []), *value]
         elif piece.quoted or piece.texts or " " not in value.text.strip():
@@ -340,7 +354,9 @@ class _Script:
             piece.unread = piece.unread or value.unread
         else:
             # Without quotes, a text with spaces is several words.
-            words = [Word(part, value.line, value.unread) for part in value.text.split()]
+            words = [
+                Word(part, value.line, value.unread if UNKNOWN in part else "") for part in value.text.split()
+            ]
             piece.spliced = [*(piece.spliced or []), *words]
 
     def _substitute_arithmetic(self, piece: _Piece, expression: str) -> None:
@@ -351,13 +367,13 @@ class _Script:
             if _NAME.fullmatch(token):
                 variable = self.variables.get(token)
                 if not isinstance(variable, Word) or variable.unread or not variable.text.strip().isdigit():
-                    piece.unread = f"the expression {expression.strip()[:40]}"
+                    piece.add_unknown(f"the expression {expression.strip()[:40]}")
                     return
                 token = variable.text.strip()
             values.append(token)
         result = _computed(values)
         if result is None:
-            piece.unread = f"the expression {expression.strip()[:40]}"
+            piece.add_unknown(f"the expression {expression.strip()[:40]}")
         else:
             piece.add(str(result))
 
@@ -400,6 +416,15 @@ def _computed(tokens: Sequence[str]) -> int | None:
         else:
             terms.append(int(number) if operator == "+" else -int(number))
     return sum(terms)
+
+
+def _set_in_a_branch(name: str) -> str:
+    return f"{name}, which is set in a branch, a loop or a function"
+
+
+def _marked(word: Word, name: str) -> Word:
+    """Return a word that a command may have or not, as the script runs."""
+    return Word(word.text + UNKNOWN, word.line, word.unread or _set_in_a_branch(name))
 
 
 def _size(value: Variable) -> int:
