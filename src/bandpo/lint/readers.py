@@ -110,10 +110,14 @@ def framework_of(names: Sequence[str] | Mapping[str, Any]) -> str | None:
 
 
 def _with_newest_names(configuration: Configuration) -> Configuration:
-    older_names = FRAMEWORKS[configuration.framework].older_names
-    settings = configuration.settings
+    return replace(configuration, settings=_renamed(configuration.framework, configuration.settings))
+
+
+def _renamed(framework: str, settings: Mapping[str, Setting]) -> Settings:
+    """Return settings under the framework's newest names, beside those under which they stand."""
+    older_names = FRAMEWORKS[framework].older_names
     renamed = {older_names[name]: setting for name, setting in settings.items() if name in older_names}
-    return replace(configuration, settings={**renamed, **settings})
+    return {**renamed, **settings}
 
 
 # Commands
@@ -365,6 +369,7 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
     framework = framework_of(settings)
     if framework is None:
         return []
+    settings = _renamed(framework, settings)
     if framework == "prime-rl":
         _use_smallest_group(content, settings)
     return [Configuration(framework, path, settings, 1)]

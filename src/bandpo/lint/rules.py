@@ -62,8 +62,17 @@ class Values:
         return setting.value
 
     def is_set(self, *short_names: str) -> bool:
-        """Return whether the configuration names one of the settings."""
-        return any(self._reads[short_name] in self._configuration.settings for short_name in short_names)
+        """Return whether the configuration names one of the settings.
+
+        Raises:
+            NotRead: if it names none, and is not complete.
+        """
+        names = [self._reads[short_name] for short_name in short_names]
+        if any(name in self._configuration.settings for name in names):
+            return True
+        if self._configuration.incomplete:
+            raise NotRead(f"{names[0]} may come from {self._configuration.incomplete}")
+        return False
 
     def known(self, short_name: str) -> Any:
         """Return the value of a setting; None if it is not known."""

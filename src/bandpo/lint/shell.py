@@ -178,7 +178,7 @@ class _Script:
                     return words
                 self._advance(1)
             else:
-                words += self._word_or_array(at_start=all(_ASSIGNMENT.match(word.text) for word in words))
+                words += self._word_or_array(at_start=all(_may_precede_an_assignment(word.text) for word in words))
                 self.word_count += 1
                 if self.word_count > MOST_WORDS or len(words) > MOST_WORDS:
                     self.position = len(self.text)
@@ -416,6 +416,11 @@ def _computed(tokens: Sequence[str]) -> int | None:
         else:
             terms.append(int(number) if operator == "+" else -int(number))
     return sum(terms)
+
+
+def _may_precede_an_assignment(text: str) -> bool:
+    keywords = (*_OPENING_WORDS, *_BEFORE_A_COMMAND, *_DECLARATIONS)
+    return text in keywords or text.startswith("-") or _ASSIGNMENT.match(text) is not None
 
 
 def _set_in_a_branch(name: str) -> str:
