@@ -89,9 +89,7 @@ def test_a_value_that_only_the_run_knows_is_unread(script):
 
 
 def test_rules_that_need_an_unread_value_are_listed_with_the_reason():
-    script = (
-        "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=$GROUP trainer.nnodes=1"
-    )
+    script = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=$GROUP trainer.nnodes=1"
     report = lint_configurations([read_one(script, "run.sh")], "run.sh")
     reasons = {one.id: one.reason for one in report.unchecked}
     reason = "actor_rollout_ref.rollout.n is the environment variable GROUP"
@@ -110,13 +108,17 @@ def test_words_of_an_unknown_variable_may_set_anything():
 
 
 def test_words_that_a_branch_appends_are_unread():
-    script = "A=(actor_rollout_ref.rollout.n=8)\nif true; then A+=(actor_rollout_ref.rollout.n=2); fi\nrun ${A[@]}"
+    script = (
+        "A=(actor_rollout_ref.rollout.n=8)\nif true; then A+=(actor_rollout_ref.rollout.n=2); fi\nrun ${A[@]}"
+    )
     setting = read_one(script, "run.sh").settings["actor_rollout_ref.rollout.n"]
     assert isinstance(setting.value, Unread)
 
 
 def test_several_commands_are_several_runs():
-    script = "run actor_rollout_ref.rollout.n=8\nrun actor_rollout_ref.rollout.n=4 \\\n  data.x=1\necho done\n"
+    script = (
+        "run actor_rollout_ref.rollout.n=8\nrun actor_rollout_ref.rollout.n=4 \\\n  data.x=1\necho done\n"
+    )
     configurations = parse_configurations(script.encode(), "run.sh")
     assert [(one.line, one.settings["actor_rollout_ref.rollout.n"].value) for one in configurations] == [
         (1, 8),
@@ -204,7 +206,9 @@ def train(settings, name):
 
 
 def test_a_parser_of_the_command_line_leaves_every_setting_open():
-    script = "from trl import GRPOConfig, TrlParser\nargs = TrlParser((GRPOConfig,)).parse_args_and_config()\n"
+    script = (
+        "from trl import GRPOConfig, TrlParser\nargs = TrlParser((GRPOConfig,)).parse_args_and_config()\n"
+    )
     report = lint_configurations([read_one(script, "train.py")], "train.py")
     assert report.findings == []
     assert report.passed == 0
@@ -268,7 +272,8 @@ def test_the_names_in_a_yaml_tell_the_framework(text, framework):
 
 
 @pytest.mark.parametrize(
-    "text", ["learning_rate: 1.0\nlora_rank: 8", "- a\n- b", "text", "", "top_p: 0.9", "trainer: {max_epochs: 3}"]
+    "text",
+    ["learning_rate: 1.0\nlora_rank: 8", "- a\n- b", "text", "", "top_p: 0.9", "trainer: {max_epochs: 3}"],
 )
 def test_a_yaml_of_another_program_holds_no_configuration(text):
     assert parse_configurations(text.encode(), "config.yaml") == []
@@ -449,7 +454,11 @@ def test_nothing_of_a_hostile_configuration_is_executed_or_imported(tmp_path):
     (tmp_path / "planted.py").write_text("open('ran', 'w').close()\n")
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(
-        [sys.executable, "-c", AUDITED, str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", AUDITED, str(tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "EVENTS []"

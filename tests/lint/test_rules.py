@@ -109,7 +109,12 @@ CASES = [
         ["generation_batch_size=20", "num_generations=8"],
         ["generation_batch_size=24", "num_generations=8"],
     ),
-    ("trl", "batch-set-twice", ["generation_batch_size=16", "steps_per_generation=2"], ["steps_per_generation=2"]),
+    (
+        "trl",
+        "batch-set-twice",
+        ["generation_batch_size=16", "steps_per_generation=2"],
+        ["steps_per_generation=2"],
+    ),
     (
         "trl",
         "processes-must-divide",
@@ -215,8 +220,16 @@ CASES = [
     (
         "skyrl",
         "clip-cannot-act",
-        ["trainer.algorithm.eps_clip_high=0.28", "trainer.train_batch_size=64", "trainer.policy_mini_batch_size=64"],
-        ["trainer.algorithm.eps_clip_high=0.28", "trainer.train_batch_size=64", "trainer.policy_mini_batch_size=32"],
+        [
+            "trainer.algorithm.eps_clip_high=0.28",
+            "trainer.train_batch_size=64",
+            "trainer.policy_mini_batch_size=64",
+        ],
+        [
+            "trainer.algorithm.eps_clip_high=0.28",
+            "trainer.train_batch_size=64",
+            "trainer.policy_mini_batch_size=32",
+        ],
     ),
     (
         "skyrl",
@@ -227,7 +240,10 @@ CASES = [
     (
         "skyrl",
         "truncated-sampling",
-        ["generator.sampling_params.top_p=0.9", "trainer.algorithm.off_policy_correction.tis_ratio_type=token"],
+        [
+            "generator.sampling_params.top_p=0.9",
+            "trainer.algorithm.off_policy_correction.tis_ratio_type=token",
+        ],
         ["trainer.algorithm.off_policy_correction.tis_ratio_type=token"],
     ),
     (
@@ -329,7 +345,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("framework", "rule", "faulty", "mended"), CASES, ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate(CASES)]
+    ("framework", "rule", "faulty", "mended"),
+    CASES,
+    ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate(CASES)],
 )
 def test_a_fault_is_found_at_its_line_and_not_where_it_is_mended(framework, rule, faulty, mended):
     text, configurations = read(framework, faulty)

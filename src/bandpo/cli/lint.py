@@ -45,7 +45,8 @@ def lint_command(
     ignore_other_files: Annotated[
         bool,
         typer.Option(
-            "--ignore-other-files", help="Pass over files without a configuration, as a pre-commit hook needs."
+            "--ignore-other-files",
+            help="Pass over files without a configuration, as a pre-commit hook needs.",
         ),
     ] = False,
 ) -> None:

@@ -10,8 +10,16 @@ from typing import Any
 from bandpo._terminal import printable
 from bandpo.lint.configuration import Configuration
 from bandpo.lint.frameworks import FRAMEWORKS
+from bandpo.lint.openrlhf_rules import OPENRLHF_RULES
+from bandpo.lint.prime_rl_rules import PRIME_RL_RULES
 from bandpo.lint.readers import THE_COMMAND, read_configurations
-from bandpo.lint.rules import RULES, SEVERITIES, NotRead, Rule, Values
+from bandpo.lint.rules import SEVERITIES, NotRead, Rule, Values
+from bandpo.lint.skyrl_rules import SKYRL_RULES
+from bandpo.lint.trl_rules import TRL_RULES
+from bandpo.lint.verl_rules import VERL_RULES
+
+RULES: tuple[Rule, ...] = (*TRL_RULES, *VERL_RULES, *SKYRL_RULES, *PRIME_RL_RULES, *OPENRLHF_RULES)
+"""All rules."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,9 @@ class LintReport:
 
     def fails(self, severity: str) -> bool:
         """Return whether there is a finding of this severity or a worse one."""
-        return any(SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity) for finding in self.findings)
+        return any(
+            SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity) for finding in self.findings
+        )
 
     def __str__(self) -> str:
         """Return the findings with their lines, and what was not checked. Control characters are escaped."""
@@ -86,13 +96,16 @@ class LintReport:
         """The frameworks and the number of findings, in one line."""
         titles = [FRAMEWORKS[one.framework].title for one in self.configurations]
         counts = {title: titles.count(title) for title in titles}
-        read = ", ".join(title if count == 1 else f"{title} ({count} runs)" for title, count in counts.items())
+        read = ", ".join(
+            title if count == 1 else f"{title} ({count} runs)" for title, count in counts.items()
+        )
         found = [
             f"{count} {severity}{'s' * (count > 1)}"
             for severity in SEVERITIES
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
-        return f"{read}: {', '.join(found) or 'nothing found'}; {self.passed} checks passed, {len(self.unchecked)} not made"
+        checks = f"{self.passed} checks passed, {len(self.unchecked)} not made"
+        return f"{read}: {', '.join(found) or 'nothing found'}; {checks}"
 
     def _unchecked_by_reason(self) -> list[tuple[str, list[str]]]:
         ids: dict[str, list[str]] = {}
@@ -119,10 +132,15 @@ class LintReport:
             lines += ["", "| line | | what | fix |", "|---|---|---|---|"]
         for finding in self.findings:
             what = f"**{finding.title}** (`{finding.id}`). {finding.happens} *{finding.source}*"
-            lines.append(f"| {finding.line or ''} | {finding.severity} | {_cell(what)} | {_cell(finding.fix)} |")
+            lines.append(
+                f"| {finding.line or ''} | {finding.severity} | {_cell(what)} | {_cell(finding.fix)} |"
+            )
         reasons = self._unchecked_by_reason()
         if reasons:
-            lines += ["", *(f"- not checked, because {_cell(reason)}: {', '.join(ids)}" for reason, ids in reasons)]
+            lines += [
+                "",
+                *(f"- not checked, because {_cell(reason)}: {', '.join(ids)}" for reason, ids in reasons),
+            ]
         return "\n".join(lines) + "\n"
 
     def as_annotations(self) -> str:

@@ -87,7 +87,11 @@ class _Script:
                 names = [*node.names, *node.names]
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            if (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
                 values[node.targets[0].id] = node.value
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
                 values[node.target.id] = node.value
@@ -163,12 +167,8 @@ class _Script:
     def _is_changed(self, name: str) -> bool:
         """Return whether items or methods of a name are used, by which a dictionary may change."""
         for node in self.nodes:
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-                target = node.value
-            elif isinstance(node, ast.Attribute):
-                target = node.value
-            else:
-                continue
+            is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+            target = node.value if is_item or isinstance(node, ast.Attribute) else None
             if isinstance(target, ast.Name) and target.id == name:
                 return True
         return False
@@ -195,7 +195,9 @@ class _Script:
 
     def _of_trainer(self) -> dict[str, Setting]:
         """Return what the call of ``GRPOTrainer`` says of the model: its name, and whether an adapter is trained."""
-        trainers = [n for n in self.nodes if isinstance(n, ast.Call) and _name(n.func).endswith("GRPOTrainer")]
+        trainers = [
+            n for n in self.nodes if isinstance(n, ast.Call) and _name(n.func).endswith("GRPOTrainer")
+        ]
         if len(trainers) != 1:
             return {}
         settings: dict[str, Setting] = {}
@@ -203,7 +205,9 @@ class _Script:
             if keyword.arg == "peft_config":
                 value = self._value(keyword.value)
                 if isinstance(value, Unread):
-                    made = self.assigned.get(keyword.value.id) if isinstance(keyword.value, ast.Name) else None
+                    made = (
+                        self.assigned.get(keyword.value.id) if isinstance(keyword.value, ast.Name) else None
+                    )
                     config = keyword.value if made is None else made
                     if isinstance(config, ast.Call) and _name(config.func) == "LoraConfig":
                         value = True

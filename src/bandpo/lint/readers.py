@@ -270,18 +270,20 @@ def _refuse_deep_yaml(text: str, path: str) -> None:
 
     level = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
-        if isinstance(token, yaml.BlockMappingStartToken | yaml.BlockSequenceStartToken):
+        kind = type(token).__name__
+        if kind.endswith(("MappingStartToken", "SequenceStartToken")):
             level += 1
-        elif isinstance(token, yaml.FlowMappingStartToken | yaml.FlowSequenceStartToken):
-            level += 1
-        elif isinstance(token, yaml.BlockEndToken | yaml.FlowMappingEndToken | yaml.FlowSequenceEndToken):
+        elif kind.endswith(("BlockEndToken", "MappingEndToken", "SequenceEndToken")):
             level -= 1
         if level > DEEPEST:
             raise InvalidValue(f"{path} is nested too deeply to be read")
 
 
 def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Read the scalars and lists of a YAML node with their dotted names. Merged mappings come before what replaces them."""
+    """Read the scalars and lists of a YAML node with their dotted names.
+
+    Merged mappings come before what replaces them.
+    """
     import yaml
 
     pending: list[tuple[str, Any]] = [("", root)]
@@ -301,7 +303,9 @@ def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
                 continue
             if key.tag == "tag:yaml.org,2002:merge":
                 sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
-                merged += [(prefix, source) for source in reversed(sources) if isinstance(source, yaml.MappingNode)]
+                merged += [
+                    (prefix, source) for source in reversed(sources) if isinstance(source, yaml.MappingNode)
+                ]
             else:
                 named.append((f"{prefix}.{key.value}" if prefix else key.value, value))
         # The last of the list is read first, and what is read later replaces it.
@@ -321,7 +325,9 @@ def _yaml_value(node: Any) -> Any:
 
 def _without_wrappers(settings: Settings) -> Settings:
     """Return the settings of wandb's ``config.yaml`` without the ``value`` under each of its top names."""
-    if not settings or not all(re.search(r"^[^.]+\.(value|desc)(\.|$)", name) for name in settings if "wandb" not in name):
+    if not settings or not all(
+        re.search(r"^[^.]+\.(value|desc)(\.|$)", name) for name in settings if "wandb" not in name
+    ):
         return settings
     return {re.sub(r"^([^.]+)\.value", r"\1", name): setting for name, setting in settings.items()}
 
@@ -437,7 +443,7 @@ def _use_smallest_group(content: Mapping[str, Any], settings: Settings) -> None:
         return
     whole = settings.get("orchestrator.group_size", Setting("orchestrator.group_size", 1))
     groups: list[Setting] = []
-    for number, source in enumerate(sources):
+    for number in range(len(sources)):
         name = f"orchestrator.train.source.{number}"
         algorithm = settings.get(f"{name}.algo.type", settings.get("orchestrator.algo.type"))
         if algorithm is None or algorithm.value in ("grpo", "max_rl", "echo"):

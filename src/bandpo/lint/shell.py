@@ -178,7 +178,9 @@ class _Script:
                     return words
                 self._advance(1)
             else:
-                words += self._word_or_array(at_start=all(_may_precede_an_assignment(word.text) for word in words))
+                words += self._word_or_array(
+                    at_start=all(_may_precede_an_assignment(word.text) for word in words)
+                )
                 self.word_count += 1
                 if self.word_count > MOST_WORDS or len(words) > MOST_WORDS:
                     self.position = len(self.text)
@@ -262,9 +264,14 @@ class _Script:
         piece.quoted = True
         self._advance(1)
         while self.position < len(self.text) and self.text[self.position] != '"':
-            if self.text[self.position] in "$`":
-                self._read_part(piece, depth)
-            elif self.text[self.position] == "\\" and self.text[self.position + 1 : self.position + 2] in ("", *'"\\$`\n'):
+            if self.text[self.position] in "$`" or (
+                self.text[self.position] == "\\"
+                and self.text[self.position + 1 : self.position + 2]
+                in (
+                    "",
+                    *'"\\$`\n',
+                )
+            ):
                 self._read_part(piece, depth)
             else:
                 piece.add(self.text[self.position])
@@ -314,7 +321,9 @@ class _Script:
 
     def _read_braces(self, piece: _Piece, depth: int) -> None:
         """Read ``${NAME}``, ``${NAME[@]}``, ``${NAME:-default}`` or ``${NAME:=default}``."""
-        match = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(\[[@*]\])?(:?[-=]|\})").match(self.text, self.position)
+        match = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(\[[@*]\])?(:?[-=]|\})").match(
+            self.text, self.position
+        )
         if match is None or depth >= DEEPEST:
             end = self.text.find("}", self.position)
             end = len(self.text) if end < 0 else end
