@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKED)" $(TESTS)
 
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
 PATHS_core := tests/core src/bandpo/divergences src/bandpo/objectives src/bandpo/testing $(wildcard src/bandpo/*.py)
-PATHS_runs := tests/runs tests/doctor tests/audit tests/report src/bandpo/runs src/bandpo/doctor src/bandpo/audit src/bandpo/report
+PATHS_runs := tests/runs tests/lint tests/doctor tests/audit tests/report src/bandpo/runs src/bandpo/lint src/bandpo/doctor src/bandpo/audit src/bandpo/report
 PATHS_commands := $(wildcard tests/test_*.py) src/bandpo/cli
 PATHS_trl := $(wildcard tests/integrations/test_trl*.py) src/bandpo/integrations/_trl_config.py
 PATHS_verl := $(wildcard tests/integrations/test_verl*.py) src/bandpo/integrations/verl.py

@@ -62,11 +62,11 @@ def test_version():
     assert run.output.strip() == bandpo.__version__
 
 
-def test_help_lists_exactly_the_five_commands_of_the_library():
-    assert set(typer.main.get_command(app).commands) == {"diagnose", "audit", "report", "bounds", "env"}
+def test_help_lists_exactly_the_six_commands_of_the_library():
+    assert set(typer.main.get_command(app).commands) == {"diagnose", "lint", "audit", "report", "bounds", "env"}
     printed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     listed = re.findall(r"^│ (\w[\w-]*) ", printed, re.M)
-    assert listed == ["diagnose", "audit", "report", "bounds", "env"]
+    assert listed == ["diagnose", "lint", "audit", "report", "bounds", "env"]
 
 
 def test_names_of_commands_and_options_are_those_of_the_listing():

@@ -32,17 +32,18 @@ SHARED = {"errors", "_limits", "_terminal", "_shown", "data"}
 ALLOWED = {
     "shared": set(),
     "runs": {"shared"},
-    "doctor": {"shared", "runs"},
+    "lint": {"shared", "runs"},
+    "doctor": {"shared", "runs", "lint"},
     "core": {"shared"},
     "audit": {"shared", "core", "runs", "doctor"},
     "report": {"shared", "core", "runs", "doctor", "audit"},
     "integrations": {"shared", "core", "runs", "doctor", "audit"},
-    "cli": {"shared", "core", "runs", "doctor", "audit", "report", "integrations"},
+    "cli": {"shared", "core", "runs", "lint", "doctor", "audit", "report", "integrations"},
 }
 """For each layer, the layers below it, from which its modules may import."""
 WITHIN_FUNCTIONS = {"doctor": {"core", "audit"}}
 """Layers that a module may import only within a function, so that it works where torch is missing."""
-WITHOUT_TORCH = ("shared", "runs", "doctor", "cli")
+WITHOUT_TORCH = ("shared", "runs", "lint", "doctor", "cli")
 """Layers whose modules import neither torch nor numpy at their top, so that the standard library reads a log."""
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}

@@ -89,7 +89,7 @@ def test_a_value_that_only_the_run_knows_is_unread(script):
 
 
 def test_rules_that_need_an_unread_value_are_listed_with_the_reason():
-    script = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=$GROUP trainer.nnodes=1"
+    script = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=$GROUP"
     report = lint_configurations([read_one(script, "run.sh")], "run.sh")
     reasons = {one.id: one.reason for one in report.unchecked}
     reason = "actor_rollout_ref.rollout.n is the environment variable GROUP"
@@ -137,7 +137,8 @@ def test_texts_for_other_programs_are_left_out():
 
 
 def test_flags_take_one_value_several_or_none():
-    script = "python -m openrlhf.cli.train_ppo_ray --algo.kl.use_loss --actor.eps_clip_low_high 0.2 0.28 --algo.kl.init_coef=1e-3"
+    flags = "--algo.kl.use_loss --actor.eps_clip_low_high 0.2 0.28 --algo.kl.init_coef=1e-3"
+    script = f"python -m openrlhf.cli.train_ppo_ray {flags}"
     read = values(read_one(script, "run.sh"))
     assert read["algo.kl.use_loss"] is True
     assert read["actor.eps_clip_low_high"] == [0.2, 0.28]
@@ -343,10 +344,9 @@ group_size = 1
 def test_hostile_bytes_are_read_or_refused_in_a_moment(name, data):
     try:
         configurations = parse_configurations(data, name)
-    except BandpoError as error:
-        assert name in str(error)
-    else:
-        str(lint_configurations(configurations, name))
+    except BandpoError:
+        return
+    str(lint_configurations(configurations, name))
 
 
 ALPHABET = st.sampled_from(

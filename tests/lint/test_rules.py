@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bandpo.lint.checks import lint_configurations, lint_findings
+from bandpo.lint.checks import RULES, lint_configurations, lint_findings
 from bandpo.lint.configuration import Configuration
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.readers import parse_configurations
-from bandpo.lint.rules import RULES, SEVERITIES
+from bandpo.lint.rules import SEVERITIES
 
 TRL = """from trl import GRPOConfig, GRPOTrainer
 

@@ -75,6 +75,11 @@ class Values:
             raise NotRead(f"{names[0]} may come from {self._configuration.incomplete}")
         return False
 
+    def is_given(self, short_name: str) -> bool:
+        """Return whether the configuration gives a setting a value other than None, be it known or not."""
+        setting = self.setting(short_name)
+        return setting is not None and setting.value is not None
+
     def known(self, short_name: str) -> Any:
         """Return the value of a setting; None if it is not known."""
         try:

@@ -264,19 +264,17 @@ class _Script:
         piece.quoted = True
         self._advance(1)
         while self.position < len(self.text) and self.text[self.position] != '"':
-            if self.text[self.position] in "$`" or (
-                self.text[self.position] == "\\"
-                and self.text[self.position + 1 : self.position + 2]
-                in (
-                    "",
-                    *'"\\$`\n',
-                )
-            ):
+            character = self.text[self.position]
+            if character in "$`" or (character == "\\" and self._escapes_in_quotes()):
                 self._read_part(piece, depth)
             else:
-                piece.add(self.text[self.position])
+                piece.add(character)
                 self._advance(1)
         self._advance(1)
+
+    def _escapes_in_quotes(self) -> bool:
+        """Return whether a backslash within double quotes changes the character after it."""
+        return self.text[self.position + 1 : self.position + 2] in ("", '"', "\\", "$", "`", "\n")
 
     def _read_substitution(self, piece: _Piece, depth: int) -> None:
         text, start = self.text, self.position

@@ -244,14 +244,7 @@ VERL_RULES = (
             "loss": f"{VERL_ACTOR}use_kl_loss",
             "reward": "algorithm.use_kl_in_reward",
         },
-        condition=lambda v: (
-            v.is_set("adapter")
-            and bool(v.loss or v.reward)
-            and (
-                v.known("adapter") is not None
-                or isinstance(getattr(v.setting("adapter"), "value", None), Unread)
-            )
-        ),
+        condition=lambda v: v.is_given("adapter") and bool(v.loss or v.reward),
         happens="The run begins with the adapter {adapter}, and the reference is computed with every "
         "adapter turned "
         "off: the KL is large at the first step, and pulls back to the base model.",
