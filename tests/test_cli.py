@@ -63,7 +63,14 @@ def test_version():
 
 
 def test_help_lists_exactly_the_six_commands_of_the_library():
-    assert set(typer.main.get_command(app).commands) == {"diagnose", "lint", "audit", "report", "bounds", "env"}
+    assert set(typer.main.get_command(app).commands) == {
+        "diagnose",
+        "lint",
+        "audit",
+        "report",
+        "bounds",
+        "env",
+    }
     printed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     listed = re.findall(r"^│ (\w[\w-]*) ", printed, re.M)
     assert listed == ["diagnose", "lint", "audit", "report", "bounds", "env"]

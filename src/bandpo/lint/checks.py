@@ -131,10 +131,9 @@ class LintReport:
         if self.findings:
             lines += ["", "| line | | what | fix |", "|---|---|---|---|"]
         for finding in self.findings:
-            what = f"**{finding.title}** (`{finding.id}`). {finding.happens} *{finding.source}*"
-            lines.append(
-                f"| {finding.line or ''} | {finding.severity} | {_cell(what)} | {_cell(finding.fix)} |"
-            )
+            happens, fix, source = map(_cell, (finding.happens, finding.fix, finding.source))
+            what = f"**{finding.title}** (`{finding.id}`). {happens} *{source}*"
+            lines.append(f"| {finding.line or ''} | {finding.severity} | {what} | {fix} |")
         reasons = self._unchecked_by_reason()
         if reasons:
             lines += [
@@ -165,8 +164,11 @@ def _place(finding: LintFinding) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table: in one line, without what would end the cell or begin HTML."""
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    """Return a text for a cell of a Markdown table: in one line, without what would end the cell or be markup."""
+    escaped = printable(text)
+    for character in "\\`*[]|":
+        escaped = escaped.replace(character, f"\\{character}")
+    return escaped.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _message(text: str) -> str:

@@ -151,7 +151,10 @@ ASYNCHRONOUS = (
     "the "
     "answers. The ratio does not measure the distance from the sampler, so the clip does not bound it."
 )
-GSPO_PAPER = "Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, section 5.1; huggingface/trl issue 3834"
+GSPO_PAPER = (
+    "Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, section 5.1; huggingface/trl "
+    "issue 3834"
+)
 LARGEST_RATES = ((2.0, 3e-5), (float("inf"), 1e-5))
 """Largest learning rates of full fine-tuning that pass, for models below so many billions of parameters. Published runs
 use 5e-7 to 3e-6."""

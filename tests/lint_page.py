@@ -1,0 +1,46 @@
+"""The table of rules in docs/lint.md, which is made from the rules.
+
+    python tests/lint_page.py
+
+writes it anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bandpo.lint.checks import RULES
+from bandpo.lint.frameworks import FRAMEWORKS
+
+PAGE = Path(__file__).parents[1] / "docs/lint.md"
+BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
+
+
+def table() -> str:
+    """Return the rules of each framework, with the settings that they read and their sources."""
+    lines: list[str] = []
+    for key, framework in FRAMEWORKS.items():
+        lines += ["", f"### {framework.title}", "", f"Defaults are those of {framework.version}.", ""]
+        lines += ["| rule | what is wrong | reads | source |", "|---|---|---|---|"]
+        for rule in RULES:
+            if rule.framework == key:
+                reads = ", ".join(f"`{name}`" for name in rule.reads.values() if name in _settings(key))
+                lines.append(f"| `{rule.id}`, {rule.severity} | {rule.title} | {reads} | {rule.source} |")
+    return "\n".join([*lines[1:], ""])
+
+
+def _settings(framework: str) -> set[str]:
+    """Return the names that are settings, and not what the readers find out otherwise."""
+    others = {"program", "model.adapter", "orchestrator.train.source.group_size"}
+    return set(FRAMEWORKS[framework].defaults) - others
+
+
+def page_with_table() -> str:
+    """Return the page with the table as it should be."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with_table(), encoding="utf-8")
