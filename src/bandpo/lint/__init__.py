@@ -3,7 +3,15 @@
 Nothing of a configuration is imported or executed. The standard library and PyYAML are enough.
 """
 
-from bandpo.lint.checks import LintFinding, LintReport, Unchecked, lint_file, lint_findings
+from bandpo.lint.checks import LintFinding, LintReport, Unchecked, lint_file, lint_findings, lint_run
 from bandpo.lint.configuration import Configuration
 
-__all__ = ["Configuration", "LintFinding", "LintReport", "Unchecked", "lint_file", "lint_findings"]
+__all__ = [
+    "Configuration",
+    "LintFinding",
+    "LintReport",
+    "Unchecked",
+    "lint_file",
+    "lint_findings",
+    "lint_run",
+]

@@ -1,9 +1,9 @@
-"""Check configurations by the rules, and show what was found as text, JSON, Markdown or GitHub's annotations."""
+"""Check configurations by the rules, and show the findings as text, JSON, Markdown or GitHub's annotations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bandpo.lint.rules import SEVERITIES, NotRead, Rule, Values
 from bandpo.lint.skyrl_rules import SKYRL_RULES
 from bandpo.lint.trl_rules import TRL_RULES
 from bandpo.lint.verl_rules import VERL_RULES
+from bandpo.runs.configs import newest_configuration
 
 RULES: tuple[Rule, ...] = (*TRL_RULES, *VERL_RULES, *SKYRL_RULES, *PRIME_RL_RULES, *OPENRLHF_RULES)
 """All rules."""
@@ -99,13 +100,13 @@ class LintReport:
         read = ", ".join(
             title if count == 1 else f"{title} ({count} runs)" for title, count in counts.items()
         )
-        found = [
+        findings = [
             f"{count} {severity}{'s' * (count > 1)}"
             for severity in SEVERITIES
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
         checks = f"{self.passed} checks passed, {len(self.unchecked)} not made"
-        return f"{read}: {', '.join(found) or 'nothing found'}; {checks}"
+        return f"{read}: {', '.join(findings) or 'nothing found'}; {checks}"
 
     def _unchecked_by_reason(self) -> list[tuple[str, list[str]]]:
         ids: dict[str, list[str]] = {}
@@ -232,6 +233,30 @@ def lint_findings(configuration: Configuration) -> list[LintFinding]:
     ['group-of-two']
     """
     return list(lint_configurations([configuration], configuration.path).findings)
+
+
+def lint_run(path: str | Path) -> list[LintFinding]:
+    """Return what is wrong or risky in the newest configuration in a run's folder, or beside its log, errors first.
+
+    Args:
+        path: The folder, or the log. Without a configuration of a known framework the list is empty.
+
+    >>> import json, tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> settings = {"importance_sampling_level": "token", "num_generations": 2}
+    >>> _ = (folder / "config.yaml").write_text(json.dumps(settings))
+    >>> [finding.id for finding in lint_run(folder)]
+    ['group-of-two']
+    """
+    newest = newest_configuration(Path(path))
+    if newest is None or newest[0] not in FRAMEWORKS:
+        return []
+    framework, nested, file = newest
+    if framework == "prime-rl":
+        # The trainer writes its settings alone.
+        configuration = Configuration.from_mapping(framework, {"trainer": nested}, str(file))
+        return lint_findings(replace(configuration, incomplete="the orchestrator's file"))
+    return lint_findings(Configuration.from_mapping(framework, nested, str(file)))
 
 
 def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:

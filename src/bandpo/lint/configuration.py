@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bandpo.lint.frameworks import FRAMEWORKS
+from bandpo.lint.scalars import read_scalar
+
 
 @dataclass(frozen=True)
 class Unread:
@@ -49,15 +52,26 @@ class Configuration:
 
     @classmethod
     def from_mapping(cls, framework: str, nested: Mapping[Any, Any], path: str = "") -> Configuration:
-        """Return the configuration that a nested mapping without lines holds, such as that of a finished run."""
-        settings = {name: Setting(name, value) for name, value in _flattened(nested)}
+        """Return the configuration that a nested mapping without lines holds, such as that of a finished run.
+
+        Such a mapping names every setting. One that has the framework's default counts as not named.
+        """
+        defaults = FRAMEWORKS[framework].defaults
+        settings: dict[str, Setting] = {}
+        for name, value in _flattened(nested):
+            if isinstance(value, str):
+                value = Unread(f"the interpolation {value[:60]}") if "${" in value else read_scalar(value)
+            if name not in defaults or value != defaults[name]:
+                settings[name] = Setting(name, value)
         return cls(framework, path, settings)
 
 
-def _flattened(nested: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flattened(value, f"{name}.")
-        else:
-            yield name, value
+def _flattened(nested: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    pending: list[tuple[str, Mapping[Any, Any]]] = [("", nested)]
+    while pending:
+        prefix, mapping = pending.pop()
+        for key, value in mapping.items():
+            if isinstance(value, Mapping):
+                pending.append((f"{prefix}{key}.", value))
+            else:
+                yield f"{prefix}{key}", value

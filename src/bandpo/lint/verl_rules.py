@@ -270,7 +270,7 @@ VERL_RULES = (
         ),
         happens="calculate_log_probs is {kept}, so the engine's probabilities are not in the batch, and "
         "rollout_rs {reject} "
-        "and rollout_is {weight} are passed over without a word.",
+        "and rollout_is {weight} are passed over without a warning.",
         fix="actor_rollout_ref.rollout.calculate_log_probs=True",
         source="verl 0.9.1, verl/trainer/ppo/v1/trainer_base.py: the correction runs where "
         "rollout_log_probs is in the "

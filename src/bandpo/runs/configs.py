@@ -77,6 +77,18 @@ def read_configuration(path: Path, method: str | None = None) -> Setup:
             if isinstance(text, str):
                 return Setup("verl", text)
 
+    newest = newest_configuration(path)
+    if newest is None:
+        return Setup(method=method)
+    framework, config, _ = newest
+    return _setup_of(framework, config, method)
+
+
+def newest_configuration(path: Path) -> tuple[str, Config, Path] | None:
+    """Return the newest configuration in a run's folder, or that beside a log, with its framework and its file.
+
+    Return None if there is none, or none that can be read.
+    """
     for file in _configuration_files(path):
         try:
             config = _READERS[file.name](file) if file.stat().st_size <= LARGEST else {}
@@ -84,8 +96,8 @@ def read_configuration(path: Path, method: str | None = None) -> Setup:
             continue
         for name in _STOCK_METHODS:
             if lookup(config, FRAMEWORKS[name]["own"]) is not None:
-                return _setup_of(name, config, method)
-    return Setup(method=method)
+                return name, config, file
+    return None
 
 
 def _configuration_files(path: Path) -> list[Path]:

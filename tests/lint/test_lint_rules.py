@@ -1,12 +1,13 @@
 """Every rule finds its fault in a configuration of its framework's own form, and is silent where it is mended."""
 
 import ast
+import json
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from bandpo.lint.checks import RULES, lint_configurations, lint_findings
+from bandpo.lint.checks import RULES, lint_configurations, lint_findings, lint_run
 from bandpo.lint.configuration import Configuration
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.readers import parse_configurations
@@ -394,9 +395,9 @@ GRPOTrainer(model=model, args=args, reward_funcs=len)
 
 
 def test_every_rule_has_a_case():
-    found = {(framework, rule) for framework, rule, *_ in CASES}
-    found |= {("skyrl", "asynchronous-anchor-one-step"), ("trl", "lora-reference")}
-    assert found == {(rule.framework, rule.id) for rule in RULES}
+    cases = {(framework, rule) for framework, rule, *_ in CASES}
+    cases |= {("skyrl", "asynchronous-anchor-one-step"), ("trl", "lora-reference")}
+    assert cases == {(rule.framework, rule.id) for rule in RULES}
 
 
 def test_rules_are_named_once_and_read_known_settings():
@@ -429,6 +430,33 @@ def test_openrlhf_of_earlier_versions_is_read_and_named_as_it_is_written(old, ne
     assert finding.id == new
     if new == "group-of-one":
         assert finding.fix == "--n_samples_per_prompt 8"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "rules"),
+    [
+        ("config.yaml", {"importance_sampling_level": "token", "num_generations": 2}, ["group-of-two"]),
+        ("config.yaml", {"importance_sampling_level": "token", "epsilon": 0.2, "num_generations": 8}, []),
+        (
+            "config.yaml",
+            {
+                "actor_rollout_ref": {"actor": {"optim": {"lr": "1e-3"}}, "rollout": {"n": 1}},
+                "algorithm": {"adv_estimator": "grpo"},
+            },
+            ["group-of-one", "learning-rate"],
+        ),
+        ("trainer.json", {"loss": {"type": "default"}, "optim": {"lr": 1e-3}}, ["learning-rate"]),
+        ("config.yaml", {"loss_fn": {"ratio_clip_min": 0.2}}, []),
+        ("config.yaml", {"learning_rate": 1.0}, []),
+    ],
+)
+def test_the_configuration_of_a_finished_run_is_checked(name, settings, rules, tmp_path):
+    (tmp_path / name).write_text(json.dumps(settings))
+    findings = lint_run(tmp_path)
+    assert [finding.id for finding in findings] == rules
+    assert all(finding.path == str(tmp_path / name) for finding in findings)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert lint_run(tmp_path / "metrics.jsonl") == findings
 
 
 def installed_file(package, path):
