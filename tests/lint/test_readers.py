@@ -302,6 +302,10 @@ group_size = 1
     report = lint_configurations([read_one(older, "rl.toml")], "rl.toml")
     assert [(finding.id, finding.line) for finding in report.findings] == [("group-of-one", 2)]
     assert read_one("group_size = 8\nbatch_size = 20\n", "orch.toml").framework == "prime-rl"
+    trainer = read_one("[optim]\nlr = 1e-3\n[loss]\ntype = 'default'\n", "train.toml")
+    report = lint_configurations([trainer], "train.toml")
+    assert [(finding.id, finding.line) for finding in report.findings] == [("learning-rate", 2)]
+    assert "group-of-one" in [one.id for one in report.unchecked]
 
 
 # Robustness

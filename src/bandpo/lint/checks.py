@@ -254,8 +254,10 @@ def lint_run(path: str | Path) -> list[LintFinding]:
     framework, nested, file = newest
     if framework == "prime-rl":
         # The trainer writes its settings alone.
-        configuration = Configuration.from_mapping(framework, {"trainer": nested}, str(file))
-        return lint_findings(replace(configuration, incomplete="the orchestrator's file"))
+        trainer = Configuration.from_mapping(framework, {"trainer": nested}, str(file)).with_defaults(
+            "trainer."
+        )
+        return lint_findings(replace(trainer, incomplete="the file of the orchestrator"))
     return lint_findings(Configuration.from_mapping(framework, nested, str(file)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bandpo.lint.frameworks import FRAMEWORKS
@@ -64,6 +64,16 @@ class Configuration:
             if name not in defaults or value != defaults[name]:
                 settings[name] = Setting(name, value)
         return cls(framework, path, settings)
+
+    def with_defaults(self, prefix: str) -> Configuration:
+        """Return the configuration with the default of each setting under a prefix that it does not name.
+
+        Args:
+            prefix: The part that is complete, where the configuration as a whole is not.
+        """
+        defaults = FRAMEWORKS[self.framework].defaults
+        settings = {name: Setting(name, value) for name, value in defaults.items() if name.startswith(prefix)}
+        return replace(self, settings={**settings, **self.settings})
 
 
 def _flattened(nested: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

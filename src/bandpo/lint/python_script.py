@@ -167,8 +167,11 @@ class _Script:
     def _is_changed(self, name: str) -> bool:
         """Return whether items or methods of a name are used, by which a dictionary may change."""
         for node in self.nodes:
-            is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
-            target = node.value if is_item or isinstance(node, ast.Attribute) else None
+            target: ast.expr | None = None
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+                target = node.value
+            elif isinstance(node, ast.Attribute):
+                target = node.value
             if isinstance(target, ast.Name) and target.id == name:
                 return True
         return False

@@ -371,7 +371,8 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
         settings |= {f"orchestrator.{name}": setting for name, setting in settings.items()}
     elif "optim.lr" in settings and any(name.startswith("loss.") for name in settings):
         settings |= {f"trainer.{name}": setting for name, setting in settings.items()}
-        return [Configuration("prime-rl", path, settings, 1, "the file of the orchestrator")]
+        trainer = Configuration("prime-rl", path, settings, 1, "the file of the orchestrator")
+        return [trainer.with_defaults("trainer.")]
     framework = framework_of(settings)
     if framework is None:
         return []
