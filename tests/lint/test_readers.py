@@ -353,6 +353,40 @@ def test_hostile_bytes_are_read_or_refused_in_a_moment(name, data):
     str(lint_configurations(configurations, name))
 
 
+def repeated(text, name):
+    """Return a file of the largest size that is read, with a line again and again."""
+    count = LARGEST // (len(text) + 6 * text.count("N"))
+    return "".join(text.replace("N", str(number)) for number in range(count)).encode(), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        repeated("aN = GRPOConfig(num_generations=N)\naN.beta = N\n", "a.py"),
+        repeated("GRPOConfig(**a)\n", "a.py"),
+        repeated("[[orchestrator.aN]]\ngroup_size = 1\n", "a.toml"),
+        repeated("$A", "a.sh"),
+        repeated("A+=(--num_generations 8)\n", "a.sh"),
+        repeated("A=1 ", "a.sh"),
+        repeated("run --num_generations N\n", "a.sh"),
+        (b"A=(x)\nrun " + repeated("${A[@]}", "")[0], "a.sh"),
+        (b"A=x\nrun " + repeated("$A", "")[0], "a.sh"),
+        repeated("aN: {num_generations: 8}\n", "a.yaml"),
+        repeated('"', "a.sh"),
+        repeated("$((1+1))", "a.sh"),
+    ],
+    ids=range(12),
+)
+def test_a_large_file_takes_seconds(data, name):
+    try:
+        configurations = parse_configurations(data, name)
+    except BandpoError:
+        return
+    str(lint_configurations(configurations, name))
+
+
 ALPHABET = st.sampled_from(
     [
         *"\n\n \t$(){}[]<>&|;#'\"`\\=:,.-+*@0189",

@@ -44,6 +44,9 @@ class _Script:
         self.nodes = list(ast.walk(tree))
         self.assigned = self._names_assigned_once()
         self.blocks = self._blocks()
+        self.changed = self._names_that_change()
+        self.makers = self._statements_by_value()
+        self.attributes = self._assigned_attributes()
         self.config_names = {"GRPOConfig"}
         for node in self.nodes:
             if isinstance(node, ast.ImportFrom):
@@ -146,7 +149,7 @@ class _Script:
         """Return the settings of a dictionary whose items are all known; None if they are not."""
         if isinstance(node, ast.Name):
             name = node.id
-            if name not in self.assigned or self._is_changed(name):
+            if name not in self.assigned or name in self.changed:
                 return None
             node = self.assigned[name]
         settings: dict[str, Setting] = {}
@@ -164,37 +167,49 @@ class _Script:
             settings[key.value] = Setting(key.value, self._value(value), value.lineno)
         return settings
 
-    def _is_changed(self, name: str) -> bool:
-        """Return whether items or methods of a name are used, by which a dictionary may change."""
+    def _names_that_change(self) -> set[str]:
+        """Return the names whose items or methods are used, by which a dictionary may change."""
+        objects: list[ast.expr] = []
         for node in self.nodes:
-            target: ast.expr | None = None
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-                target = node.value
-            elif isinstance(node, ast.Attribute):
-                target = node.value
-            if isinstance(target, ast.Name) and target.id == name:
-                return True
-        return False
+            is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+            if isinstance(node, ast.Subscript | ast.Attribute) and (
+                is_item or isinstance(node, ast.Attribute)
+            ):
+                objects.append(node.value)
+        return {node.id for node in objects if isinstance(node, ast.Name)}
+
+    def _statements_by_value(self) -> Mapping[int, ast.Assign]:
+        """Return the assignments to names that are assigned once, by the identity of the value."""
+        return {
+            id(node.value): node
+            for node in self.nodes
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and self.assigned.get(node.targets[0].id) is node.value
+        }
+
+    def _assigned_attributes(self) -> Mapping[str, list[tuple[str, ast.Assign | ast.AugAssign]]]:
+        """Return for each name the attributes that are assigned to it, such as ``beta`` of ``args.beta = 0.1``."""
+        attributes: dict[str, list[tuple[str, ast.Assign | ast.AugAssign]]] = {}
+        for node in self.nodes:
+            if not isinstance(node, ast.Assign | ast.AugAssign):
+                continue
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                    attributes.setdefault(target.value.id, []).append((target.attr, node))
+        return attributes
 
     def _of_attributes(self, call: ast.Call) -> Iterator[tuple[str, Setting]]:
         """Read assignments such as ``args.beta = 0.1`` to the name of a configuration."""
-        names = [name for name, value in self.assigned.items() if value is call]
-        statements = [node for node in self.nodes if isinstance(node, ast.Assign | ast.AugAssign)]
-        made = [node for node in statements if isinstance(node, ast.Assign) and node.value is call]
-        if not names or not made:
+        made = self.makers.get(id(call))
+        if made is None:
             return
-        for statement in statements:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for target in targets:
-                if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
-                    continue
-                if target.value.id not in names:
-                    continue
-                value: Any = Unread(f"what line {statement.lineno} makes of it")
-                same_block = self.blocks.get(id(statement)) == self.blocks.get(id(made[0]))
-                if isinstance(statement, ast.Assign) and same_block:
-                    value = self._value(statement.value)
-                yield target.attr, Setting(target.attr, value, statement.lineno)
+        for attribute, statement in self.attributes.get(_name(made.targets[0]), []):
+            value: Any = Unread(f"what line {statement.lineno} makes of it")
+            same_block = self.blocks.get(id(statement)) == self.blocks.get(id(made))
+            if isinstance(statement, ast.Assign) and same_block:
+                value = self._value(statement.value)
+            yield attribute, Setting(attribute, value, statement.lineno)
 
     def _of_trainer(self) -> dict[str, Setting]:
         """Return what the call of ``GRPOTrainer`` says of the model: its name, and whether an adapter is trained."""

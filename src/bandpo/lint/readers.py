@@ -412,15 +412,25 @@ def _toml_lines(text: str) -> dict[str, int]:
             table = re.sub(r"[\"' ]", "", header[2])
             if header[1] == "[[":
                 counts[table] = counts.get(table, -1) + 1
-            for name, count in counts.items():
-                if table == name or table.startswith(f"{name}."):
-                    table = f"{name}.{count}{table[len(name) :]}"
+            table = _numbered(table, counts)
             lines.setdefault(table, number)
             continue
         key = re.match(r"\s*([\w.-]+)\s*=", line)
         if key is not None:
             lines.setdefault(f"{table}.{key[1]}" if table else key[1], number)
     return lines
+
+
+def _numbered(table: str, counts: Mapping[str, int]) -> str:
+    """Return the name of a table with the number of each list of tables that it stands in."""
+    numbered = ""
+    name = ""
+    for part in table.split("."):
+        name = f"{name}.{part}" if name else part
+        numbered = f"{numbered}.{part}" if numbered else part
+        if name in counts:
+            numbered += f".{counts[name]}"
+    return numbered
 
 
 def _toml_line(lines: Mapping[str, int], name: str) -> int | None:

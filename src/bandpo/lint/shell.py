@@ -7,7 +7,7 @@ function, by the output of a command, or outside of the script is unread. ``${NA
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 DEEPEST = 20
@@ -63,16 +63,22 @@ class _Piece:
     quoted: bool = False
     spliced: list[Word] | None = None
     """The words of an array, or of a text with spaces, that stand in place of this one."""
+    size: int = 0
+    """Number of characters and of words."""
 
     def add(self, text: str) -> None:
         self.texts.append(text)
+        self.size += len(text)
+
+    def splice(self, words: Iterable[Word]) -> None:
+        self.spliced = self.spliced or []
+        count = len(self.spliced)
+        self.spliced.extend(words)
+        self.size += len(self.spliced) - count
 
     def add_unknown(self, reason: str) -> None:
         self.texts.append(UNKNOWN)
         self.unread = self.unread or reason
-
-    def size(self) -> int:
-        return len(self.spliced or ()) + sum(map(len, self.texts))
 
     def words(self) -> list[Word]:
         if self.spliced is not None and not "".join(self.texts):
@@ -157,6 +163,7 @@ class _Script:
     def _next_command(self) -> Command:
         """Read up to the end of a command."""
         words: list[Word] = []
+        at_start = True
         self.conditional = self.text.startswith(("&&", "||"), max(0, self.position - 1))
         while self.position < len(self.text):
             character = self.text[self.position]
@@ -171,6 +178,7 @@ class _Script:
             elif character in _ENDS:
                 if character == "(" and len(words) == 1 and self._at_function(words[0]):
                     words = []
+                    at_start = True
                     continue
                 if words:
                     # `&&` and `||` are left at their second character, by which the next command knows them.
@@ -178,9 +186,9 @@ class _Script:
                     return words
                 self._advance(1)
             else:
-                words += self._word_or_array(
-                    at_start=all(_may_precede_an_assignment(word.text) for word in words)
-                )
+                more = self._word_or_array(at_start=at_start)
+                at_start = at_start and all(_may_precede_an_assignment(word.text) for word in more)
+                words += more
                 self.word_count += 1
                 if self.word_count > MOST_WORDS or len(words) > MOST_WORDS:
                     self.position = len(self.text)
@@ -296,7 +304,7 @@ class _Script:
         else:
             arguments = text[start + 1 : start + 2]
             if arguments in ("@", "*"):
-                piece.spliced = piece.spliced or []
+                piece.splice([])
             elif arguments and arguments in "0123456789?#$!-":
                 piece.add_unknown("an argument of the script")
             else:
@@ -352,10 +360,10 @@ class _Script:
         value = self.variables.get(name)
         if value is None:
             piece.add_unknown(f"the environment variable {name}")
-        elif piece.size() + _size(value) > MOST_WORDS:
+        elif piece.size + _size(value) > MOST_WORDS:
             piece.add_unknown(f"the variable {name}, which is too long")
         elif not isinstance(value, Word):
-            piece.spliced = [*(piece.spliced or []), *value]
+            piece.splice(value)
         elif piece.quoted or piece.texts or " " not in value.text.strip():
             piece.add(value.text)
             piece.unread = piece.unread or value.unread
@@ -364,7 +372,7 @@ class _Script:
             words = [
                 Word(part, value.line, value.unread if UNKNOWN in part else "") for part in value.text.split()
             ]
-            piece.spliced = [*(piece.spliced or []), *words]
+            piece.splice(words)
 
     def _substitute_arithmetic(self, piece: _Piece, expression: str) -> None:
         """Compute sums, differences, products and quotients of whole numbers and variables."""
