@@ -376,6 +376,23 @@ def test_one_step_asynchronous_training_of_skyrl_is_known_by_its_program():
     assert [one.id for one in lint_findings(configurations[0])] == ["asynchronous-anchor"]
 
 
+def test_a_program_that_is_not_verls_may_make_its_batches_otherwise():
+    settings = [
+        f"{ACTOR}.clip_ratio_high=0.28",
+        "data.train_batch_size=64",
+        f"{ACTOR}.ppo_mini_batch_size=64",
+    ]
+    text, _ = read("verl", [*settings, f"{ROLLOUT}.n=1"])
+    for program, judged in (("recipe.dapo.main_dapo", True), ("mine.main_ppo", False)):
+        configurations = parse_configurations(
+            text.replace("verl.trainer.main_ppo", program).encode(), "run.sh"
+        )
+        report = lint_configurations(configurations, "run.sh")
+        names = {"clip-cannot-act", "group-of-one"}
+        assert names & {finding.id for finding in report.findings} == (names if judged else set())
+        assert names & {one.id for one in report.unchecked} == (set() if judged else names)
+
+
 def test_a_trained_adapter_is_known_by_how_the_model_is_made():
     script = """
 from peft import PeftModel

@@ -114,7 +114,7 @@ SKYRL = Framework(
         "generator.sampling_params.top_p": 1.0,
         "program": "",
         "trainer.algorithm.advantage_estimator": "grpo",
-        "trainer.algorithm.cispo.cispo_anchor": "old",
+        "trainer.algorithm.cispo.cispo_anchor": "old",  # a setting of later versions
         "trainer.algorithm.eps_clip_high": 0.2,
         "trainer.algorithm.eps_clip_low": 0.2,
         "trainer.algorithm.grpo_norm_by_std": True,
@@ -192,7 +192,7 @@ OPENRLHF = Framework(
         "algo.kl.",
         "rollout.n_samples_per_prompt",
         "actor.adam.",
-        # Of 0.9 and earlier.
+        # Before 0.10.2.
         "actor_learning_rate",
         "enable_vllm_is_correction",
         "init_kl_coef",

@@ -66,7 +66,7 @@ OPENRLHF_RULES = (
         reads={"asynchronous": "train.async_enable", "weight": "algo.advantage.is_correction_enable"},
         condition=lambda v: bool(v.asynchronous and not v.weight),
         happens=ASYNCHRONOUS + " No importance weight corrects it.",
-        fix="--algo.advantage.is_correction_enable (before 0.10: --enable_vllm_is_correction)",
+        fix="--algo.advantage.is_correction_enable (before 0.10.2: --enable_vllm_is_correction)",
         source="OpenRLHF 0.11.0, openrlhf/models/loss.py, PolicyLoss; radixark/miles pull request 1829",
     ),
     Rule(

@@ -156,21 +156,19 @@ GSPO_PAPER = (
     "issue 3834"
 )
 LARGEST_RATES = ((2.0, 3e-5), (float("inf"), 1e-5))
-"""Largest learning rates of full fine-tuning that pass, for models below so many billions of parameters. Published runs
-use 5e-7 to 3e-6."""
+"""Largest learning rates of full fine-tuning that pass, for models below so many billions of parameters."""
 LARGEST_RATE_UNKNOWN = 3e-5
 """That for a model whose size is not known."""
 LARGEST_RATE_LORA = 2e-4
 """That with LoRA."""
 RATE_HAPPENS = (
-    "{rate.name} is {rate}. Published reinforcement learning of language models uses 5e-7 to 3e-6 for all "
-    "weights and "
-    "1e-6 to 1e-4 for LoRA. Far above that, a few steps move the policy to noise."
+    "{rate.name} is {rate}. Of 314 examples that verl, SkyRL, prime-rl and OpenRLHF ship for training all weights, 268 "
+    "use 1e-6 and none more than 1e-5; 27 with LoRA use 1e-6 to 1e-4. Far above that, a few steps can move the policy "
+    "far from where it began."
 )
 RATE_SOURCE = (
-    "DAPO, arXiv 2503.14476 (32B: 1e-6); DeepSeekMath, arXiv 2402.03300 (7B: 1e-6); Tülu 3, arXiv "
-    "2411.15124 (8B: "
-    "3e-7); Schulman et al., LoRA Without Regret, 2025 (LoRA: ten times that of all weights)"
+    "examples of verl, verl-recipe, SkyRL, prime-rl and OpenRLHF, August 2026; DAPO, arXiv 2503.14476 (32B: 1e-6); "
+    "Schulman et al., LoRA Without Regret, 2025 (with LoRA ten times the rate for all weights)"
 )
 
 

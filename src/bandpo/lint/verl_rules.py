@@ -40,6 +40,10 @@ VERL_ASYNC = {
 VERL_ASYNC_PROGRAMS = ("fully_async", "one_step_off")
 
 
+VERL_PROGRAMS = ("verl.", "recipe.dapo.")
+"""Beginnings of the modules whose batches and groups are those of the settings."""
+
+
 def _verl_is_async(v: Values) -> bool:
     other_program = any(part in v.program for part in VERL_ASYNC_PROGRAMS)
     return other_program or bool(v.v1 and v.mode in ("colocate_async", "separate_async"))
@@ -51,8 +55,17 @@ def _verl_program(v: Values) -> None:
     Raises:
         NotRead: if the program is another.
     """
-    if v.program and not v.program.startswith("verl."):
+    if v.program and not v.program.startswith(VERL_PROGRAMS):
         raise NotRead(f"{v.program} is no program of verl, and may make its batches and groups otherwise")
+
+
+def _verl_clip_is_idle(v: Values) -> bool:
+    if not v.is_set("high", "low", "clip") or v.loss not in VERL_CLIPS:
+        return False
+    if v.train != v.mini or v.epochs != 1 or v.bypass or _verl_is_async(v):
+        return False
+    _verl_program(v)
+    return True
 
 
 def _verl_is_single(v: Values) -> bool:
@@ -88,14 +101,7 @@ VERL_RULES = (
             **VERL_UPDATES,
             **VERL_ASYNC,
         },
-        condition=lambda v: (
-            v.is_set("high", "low", "clip")
-            and v.loss in VERL_CLIPS
-            and v.train == v.mini
-            and v.epochs == 1
-            and not v.bypass
-            and not _verl_is_async(v)
-        ),
+        condition=_verl_clip_is_idle,
         happens=ONE_UPDATE + " {train.name} and {mini.name} are both {train}, and {epochs.name} is {epochs}: "
         "clip_ratio_low {low} and clip_ratio_high {high} change nothing.",
         fix="actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size, or "
