@@ -10,7 +10,6 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from bandpo.cli.app import app
-from bandpo.errors import BandpoError
 from lint_page import PAGE, page_with_table
 from pages import ROOT
 
@@ -63,18 +62,28 @@ def test_a_file_that_cannot_be_read_is_refused(name, text, message, tmp_path):
     file = tmp_path / name
     file.write_text(text)
     result = lint(file)
-    # The command itself ends with 2 on such an error: see test_what_bandpo_refuses_is_one_line.
-    assert isinstance(result.exception, BandpoError)
-    assert str(file) in str(result.exception)
-    assert message in str(result.exception)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {file}")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert len(json.loads(lint(file, "--json").stdout)["errors"]) == 1
 
 
 def test_other_files_are_passed_over_where_that_is_asked_for(script, tmp_path):
     other = tmp_path / "other.py"
     other.write_text("print('hello')\n")
-    assert isinstance(lint(other).exception, BandpoError)
+    assert lint(other).exit_code == 2
     assert lint("--ignore-other-files", other).exit_code == 0
     assert lint("--ignore-other-files", other, script).exit_code == 1
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(script, tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("group_size = \n")
+    result = lint(broken, script, tmp_path / "missing.sh")
+    assert result.exit_code == 2
+    assert "one answer to each prompt" in result.stdout
+    assert [line.split()[0] for line in result.stderr.splitlines()] == ["error:", "error:"]
 
 
 def test_a_command_is_read_from_standard_input():

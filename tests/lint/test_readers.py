@@ -136,6 +136,20 @@ def test_texts_for_other_programs_are_left_out():
     assert parse_configurations(script.encode(), "run.sh") == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "swift rlhf --rlhf_type grpo --num_generations 1",
+        "megatron rlhf --rlhf_type grpo --num_generations 1",
+        "python train.py --n-samples-per-prompt 1 --eps-clip 0.2 --kl-coef 0 --advantage-estimator grpo",
+        "python train.py --learning_rate 1",
+        "deepspeed --module openrlhf.cli.train_sft --train.batch_size 1 --actor.model_name_or_path x",
+    ],
+)
+def test_commands_of_other_programs_hold_no_configuration(command):
+    assert parse_configurations(command.encode(), "run.sh") == []
+
+
 def test_flags_take_one_value_several_or_none():
     flags = "--algo.kl.use_loss --actor.eps_clip_low_high 0.2 0.28 --algo.kl.init_coef=1e-3"
     script = f"python -m openrlhf.cli.train_ppo_ray {flags}"
@@ -214,6 +228,12 @@ def test_a_parser_of_the_command_line_leaves_every_setting_open():
     assert report.findings == []
     assert report.passed == 0
     assert "the command line, which TrlParser reads" in report.unchecked[0].reason
+
+
+def test_the_config_of_the_adapter_is_read_as_that_of_trl():
+    script = "from bandpo.integrations.trl import BandGRPOConfig\nBandGRPOConfig('out', num_generations=1)\n"
+    report = lint_configurations([read_one(script, "train.py")], "train.py")
+    assert [finding.id for finding in report.findings] == ["group-of-one"]
 
 
 def test_a_script_without_a_config_of_grpo_holds_none():

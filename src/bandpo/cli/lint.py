@@ -6,9 +6,12 @@ import json
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from bandpo.lint.checks import LintReport
 
 
 class OutputFormat(str, Enum):
@@ -57,33 +60,50 @@ def lint_command(
     Exits with 0 if nothing is found, with 1 if there are findings of the kind of --fail-on, and with 2 if a file cannot
     be read or holds no configuration.
     """
-    from bandpo.errors import InvalidValue
-    from bandpo.lint.checks import NO_CONFIGURATION, LintReport, lint_configurations, lint_file
-    from bandpo.lint.readers import LARGEST, parse_configurations
+    from bandpo.cli import BAD_INPUT, stop
+    from bandpo.errors import BandpoError
+    from bandpo.lint.checks import NO_CONFIGURATION
 
     reports: list[LintReport] = []
+    errors: list[str] = []
     for path in config:
-        if path == "-":
-            data = sys.stdin.buffer.read(LARGEST + 1)
-            report = lint_configurations(parse_configurations(data, "-"), "-")
-        else:
-            report = lint_file(Path(path))
+        try:
+            report = _read_and_check(path)
+        except (BandpoError, OSError) as error:
+            errors.append(str(error))
+            continue
         if report.configurations:
             reports.append(report)
         elif not ignore_other_files:
-            raise InvalidValue(f"{path} holds {NO_CONFIGURATION}")
+            errors.append(f"{path} holds {NO_CONFIGURATION}")
 
     if as_json:
         # In ASCII, so that no control character of a file reaches the terminal.
-        print(json.dumps({"files": [report.as_json() for report in reports]}, indent=1))
+        print(json.dumps({"files": [report.as_json() for report in reports], "errors": errors}, indent=1))
     else:
         for report in reports:
-            shown = {
-                OutputFormat.TEXT: report.__str__,
-                OutputFormat.MARKDOWN: report.as_markdown,
-                OutputFormat.GITHUB: report.as_annotations,
-            }[output_format]()
+            shown = _formatted(report, output_format)
             if shown:
                 print(shown)
+    if errors:
+        stop("\n".join(f"error: {error}" for error in errors), BAD_INPUT)
     if any(report.fails(fail_on.value) for report in reports):
         sys.exit(1)
+
+
+def _read_and_check(path: str) -> LintReport:
+    from bandpo.lint.checks import lint_configurations, lint_file
+    from bandpo.lint.readers import LARGEST, parse_configurations
+
+    if path != "-":
+        return lint_file(Path(path))
+    data = sys.stdin.buffer.read(LARGEST + 1)
+    return lint_configurations(parse_configurations(data, "-"), "-")
+
+
+def _formatted(report: LintReport, output_format: OutputFormat) -> str:
+    if output_format is OutputFormat.MARKDOWN:
+        return report.as_markdown()
+    if output_format is OutputFormat.GITHUB:
+        return report.as_annotations()
+    return str(report)

@@ -10,6 +10,8 @@ from typing import Any
 from bandpo.errors import InvalidValue
 from bandpo.lint.configuration import Configuration, Setting, Unread
 
+CONFIGS = ("GRPOConfig", "BandGRPOConfig")
+"""Classes whose arguments are read: TRL's, and that of bandpo's adapter, which has the same settings."""
 DEEPEST = 20
 """Levels of an expression that is read."""
 
@@ -47,10 +49,10 @@ class _Script:
         self.changed = self._names_that_change()
         self.makers = self._statements_by_value()
         self.attributes = self._assigned_attributes()
-        self.config_names = {"GRPOConfig"}
+        self.config_names = {*CONFIGS}
         for node in self.nodes:
             if isinstance(node, ast.ImportFrom):
-                self.config_names |= {a.asname for a in node.names if a.name == "GRPOConfig" and a.asname}
+                self.config_names |= {a.asname for a in node.names if a.name in CONFIGS and a.asname}
 
     def configurations(self) -> list[Configuration]:
         calls = [node for node in self.nodes if isinstance(node, ast.Call) and self._is_config(node.func)]

@@ -106,6 +106,8 @@ def _decoded(data: bytes, path: str) -> str:
 
 def framework_of(names: Sequence[str] | Mapping[str, Any]) -> str | None:
     """Return the framework whose settings these names are; None if it is none of the known ones."""
+    if "rlhf_type" in names:
+        return None  # ms-swift's, which has TRL's names and other defaults
     return next((key for key, framework in FRAMEWORKS.items() if framework.recognises(names)), None)
 
 
