@@ -25,7 +25,8 @@ def table() -> str:
         for rule in RULES:
             if rule.framework == key:
                 reads = ", ".join(f"`{name}`" for name in rule.reads.values() if name in _settings(key))
-                lines.append(f"| `{rule.id}`, {rule.severity} | {rule.title} | {reads} | {rule.source} |")
+                source = rule.source.replace("_", "\\_")
+                lines.append(f"| `{rule.id}`, {rule.severity} | {rule.title} | {reads} | {source} |")
     return "\n".join([*lines[1:], ""])
 
 

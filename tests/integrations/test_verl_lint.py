@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from bandpo.lint.frameworks import FRAMEWORKS
-
-verl = pytest.importorskip("verl")
+pytest.importorskip("verl")
+import verl
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.tensordict_utils import make_iterator
+
+from bandpo.lint.frameworks import FRAMEWORKS
 
 
 def test_group_of_one_takes_the_reward_as_the_advantage():

@@ -127,7 +127,7 @@ def test_markdown_is_a_table(script):
     lines = lint(script, "--format", "markdown").output.splitlines()
     assert lines[2:4] == ["| line | | what | fix |", "|---|---|---|---|"]
     assert lines[4].startswith("| 2 | error | **one answer to each prompt** (`group-of-one`). ")
-    assert lines[4].endswith(" | actor_rollout_ref.rollout.n=8 |")
+    assert lines[4].endswith(r" | actor\_rollout\_ref.rollout.n=8 |")
 
 
 def test_a_value_of_a_stranger_cannot_leave_its_cell_or_its_annotation(tmp_path):

@@ -167,7 +167,7 @@ def _place(finding: LintFinding) -> str:
 def _cell(text: str) -> str:
     """Return a text for a cell of a Markdown table: in one line, without what would end the cell or be markup."""
     escaped = printable(text)
-    for character in "\\`*[]|":
+    for character in "\\`*_[]|":
         escaped = escaped.replace(character, f"\\{character}")
     return escaped.replace("&", "&amp;").replace("<", "&lt;")
 
