@@ -150,7 +150,7 @@ class Contract:
             if (method.objective, method.level) != (Surrogate(), "token"):
                 with pytest.raises(ValueError, match="but this framework's loss can only be given bounds"):
                     self.ours(batch, f"{name}()")
-        elif (method.objective.whole_batch and not self.whole_batch) or (
+        elif (method.whole_batch and not self.whole_batch) or (
             has_bias(method) and not self.takes_bias
         ):
             with pytest.raises(

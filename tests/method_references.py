@@ -105,6 +105,36 @@ def bapo(logp, logp_old, advantages, mask, *, dual=math.inf, **settings):
     return surrogate((logp - logp_old).exp(), *found, advantages, dual)
 
 
+def m2po(logp, logp_old, advantages, mask, *, threshold=0.04):
+    """M2PO 2510.01161, Algorithm 1: the token with the largest (log r)² goes until the mean of the rest is small.
+
+    Of the tokens that move the way A pushes. What goes has no loss.
+    """
+    moved, a = (logp - logp_old).detach(), advantages.expand_as(logp)
+    squares = moved.square()
+    outward = (mask == 1) & (a * moved > 0)
+    kept = torch.ones_like(squares, dtype=torch.bool)
+    while outward.any() and squares[outward].mean() > threshold:
+        largest = squares.masked_fill(~outward, -1.0).argmax()
+        outward.view(-1)[largest] = False
+        kept.view(-1)[largest] = False
+    return -(logp - logp_old).exp() * kept * advantages
+
+
+def clip_cov(logp, logp_old, advantages, mask, *, low=1.0, high=1.0, minimum=1.0, maximum=5.0):
+    """Clip-Cov 2505.22617, where all tokens are drawn that can be: PPO without those between two covariances.
+
+    Tokens that PPO's clip blocks cannot be drawn, as in the authors' code.
+    """
+    counted, a = mask == 1, advantages.expand_as(logp)
+    x = logp.detach()
+    covariance = (a - a[counted].mean()) * (x - x[counted].mean())
+    clipped = ppo(logp, logp_old, advantages, mask, low=low, high=high)
+    blocked = clipped > -(logp - logp_old).exp() * advantages
+    drawn = counted & (covariance > minimum) & (covariance < maximum) & ~blocked
+    return clipped * ~drawn
+
+
 def trm(logp, logp_old, advantages, mask, *, limit=0.01):
     """Trust Region Masking 2512.23075, by the mean of k3: the unclipped surrogate of sequences that stayed near."""
     ratio = (logp - logp_old).exp()
@@ -197,6 +227,25 @@ def dppo_tv(logp, logp_old, advantages, mask, *, low=0.15, high=0.15, max_weight
     moved = (logp.exp() - logp_old.exp()).detach()
     kept = torch.where(advantages > 0, moved <= high, moved >= -low)
     return -(logp - logp_old).exp().clamp(max=max_weight).detach() * kept * advantages * logp
+
+
+def cppo(logp, logp_old, advantages, mask, *, radius=0.15, budget=0.02, last=0.8):
+    """CPPO 2606.10968, eq. 8 to 11 and 22, with total variation: a sequence at a time, a token at a time."""
+    moved, ratio = (logp.exp() - logp_old.exp()).abs().detach(), (logp - logp_old).exp()
+    kept = torch.ones_like(moved, dtype=torch.bool)
+    for row, counts in enumerate(mask == 1):
+        places = counts.nonzero().flatten().tolist()
+        if not places:
+            continue
+        allowance = min(max(moved[row, counts].quantile(0.9).item(), budget), 2 * budget)
+        weights, spent = 0.0, 0.0
+        for step, place in enumerate(places):
+            weight = 1 - (1 - last) * step / max(len(places) - 1, 1)
+            used = weight * moved[row, place].item()
+            kept[row, place] = used <= min(radius, radius + allowance * weights - spent)
+            weights, spent = weights + weight, spent + used
+    kept = kept | (advantages * (ratio.detach() - 1) <= 0)
+    return -ratio * kept * advantages
 
 
 def dppo_kl(logp, logp_old, advantages, mask, *, low=0.05, high=0.05, max_weight=20.0):
@@ -343,9 +392,11 @@ PAPER_FACTS = {
     "SPO": Facts(TOKENS, (0.8, 1.2)),  # 2401.16025; CFPO 2601.22801
     "DRPO": Facts(TOKENS),  # 2606.09821
     "SAPO": Facts(SEQUENCES),  # 2511.20347, and verl whatever its loss_agg_mode
-    "BAPO": Facts(
-        TOKENS, dual=3.0, whole_batch=True
-    ),  # 2510.18927; authors' code: loss_agg_mode, clip_ratio_c
+    # 2510.18927; authors' code: loss_agg_mode, clip_ratio_c; the bounds where no token loses
+    "BAPO": Facts(TOKENS, (0.6, 1.2), dual=3.0, whole_batch=True),
+    "M2PO": Facts(TOKENS, whole_batch=True),  # 2510.01161: 1/Σ|o|; without a bound where nothing has moved
+    "CPPO": Facts(TOKENS, (0.0, 2.875), old_policy="rollout"),  # 2606.10968: p ± 0.15; authors' code: loss_agg_mode
+    "ClipCov": Facts(TOKENS, (0.0, 2.0), whole_batch=True),  # 2505.22617: authors' script, clip_ratio_low and _high of 1
     "GPG": Facts(TOKENS),  # 2504.02546
     "GSPO": Facts(SEQUENCES, (0.9997, 1.0004), level="sequence"),  # 2507.18071, eq. 5 and §5.1
     "GMPO": Facts(SEQUENCES, (0.670320046, 1.491824698)),  # 2507.20673: e^±0.4, mean over sequences

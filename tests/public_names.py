@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 SNAPSHOT = ROOT / "tests" / "public_names.txt"
 ROOT_MODULE = SOURCE / "bandpo" / "__init__.py"
-WHOLE_MODULES = ("divergences", "methods", "objectives", "rules", "schedules")
+WHOLE_MODULES = ("divergences", "methods", "objectives", "rules", "schedules", "token_rules")
 """Modules of bandpo whose public names can all be imported from the root."""
 
 

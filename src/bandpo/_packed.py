@@ -109,6 +109,8 @@ def _looks_at_sequences(method: Method, aggregation: str | None) -> str | None:
 
     if aggregation is not None and known_aggregation(aggregation).startswith("seq-"):
         return f"the average {aggregation!r}"
+    if method.clip.whole_sequence:
+        return f"the clip rule {method.clip!r}"
     if method.objective.whole_sequence:
         return f"the objective {method.objective!r}"
     for number in method.varying().values():

@@ -179,13 +179,20 @@ class Batch(NamedTuple):
         """The batch as a rule sees it, with ratios per ``token`` or per ``sequence``, see `bandpo.policy_loss`.
 
         Args:
-            rule: The clip rule; what varies in it is read from the batch's state.
+            rule: The clip rule. What varies in it is read from the batch's state, and then from the view itself, see
+                `bandpo.rules.TokenRule`.
             level: Of the ratio that a loss weights with.
             bound_level: Of the ratio that the rule's bounds are for, if another.
 
         Raises:
             ValueError: a level is unknown, or a number of the rule needs what the state does not tell.
         """
+        tokens = self._view(rule.resolve(self.state), level, bound_level)
+        settled = tokens.rule.settle(tokens)
+        return tokens if settled is tokens.rule else tokens.with_rule(settled)
+
+    def _view(self, rule: ClipRule, level: str, bound_level: str | None) -> Tokens:
+        """Return the view of `tokens` under a rule that is not settled yet."""
         anchor = self.logp_old if self.logp_anchor is None else self.logp_anchor
         anchor_ratio = None
         if self.logp_anchor is not None or bound_level not in (None, level):
@@ -202,7 +209,7 @@ class Batch(NamedTuple):
             self.advantages,
             self.mask,
             self.sequences,
-            rule.resolve(self.state),
+            rule,
             anchor_ratio,
             self.entropy,
             self.weights,
@@ -251,7 +258,11 @@ def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
 
 def _validate_shape(name: str, x: Any, sequences: Sequences) -> Tensor:
     """Return a tensor per token, or a tensor per sequence in the form that `Sequences` gives it."""
-    x = _checks.as_float(name, x).detach()
+    return _per_sequence(name, _checks.as_float(name, x).detach(), sequences)
+
+
+def _per_sequence(name: str, x: Tensor, sequences: Sequences) -> Tensor:
+    """Return a tensor per token as it is, and one per sequence in the form that `Sequences` gives it."""
     tokens = sequences.mask.shape
     if x.shape == tokens:
         return x
@@ -374,6 +385,7 @@ class Tokens:
     sequences: Sequences
     """Which tokens form a sequence, and sums over them."""
     rule: ClipRule
+    """The clip rule, settled for these tokens: its bounds depend on p alone."""
     anchor_ratio: AnchorRatio | None = None
     """The ratio that the rule bounds, where that is not ``ratio``."""
     entropy: Float[Tensor, "batch time"] | None = None
@@ -415,6 +427,58 @@ class Tokens:
             cu_seqlens=cu_seqlens,
         )
         return batch.tokens(rule, level)
+
+    def with_rule(self, rule: ClipRule) -> Tokens:
+        """Return the same tokens under another rule, which must be settled."""
+        return Tokens(
+            self.log_ratio,
+            self.logp_old,
+            self.advantages,
+            self.mask,
+            self.sequences,
+            rule,
+            self.anchor_ratio,
+            self.entropy,
+            self.weights,
+            self.state,
+        )
+
+    @property
+    def position(self) -> Float[Tensor, "batch time"]:
+        """The number of counted tokens of the sequence before each token."""
+        return self.sequences.position
+
+    @property
+    def length(self) -> Float[Tensor, "batch time"]:
+        """The number of counted tokens of each token's sequence."""
+        return self.sequences.at_tokens(self.sequences.length).to(self.mask.dtype)
+
+    @property
+    def age(self) -> Float[Tensor, "batch time"]:
+        """The number of versions that the weights which sampled each token were behind.
+
+        Raises:
+            ValueError: the training state does not tell.
+        """
+        return self._known("age").to(self.log_ratio.dtype)
+
+    @property
+    def group(self) -> Int[Tensor, "batch time"]:
+        """The number of each token's prompt.
+
+        Raises:
+            ValueError: the training state does not tell.
+        """
+        return self._known("group")
+
+    def _known(self, name: str) -> Tensor:
+        """Return at each token a quantity that the training state has per token or per sequence."""
+        x = getattr(self.state, name)
+        if x is None:
+            raise InvalidValue(
+                f"the {name} of the tokens is not known: give policy_loss state=TrainingState({name}=...)"
+            )
+        return self.sequences.at_tokens(_per_sequence(name, x, self.sequences))
 
     @lazy_property
     def ratio(self) -> Float[Tensor, "batch time"]:
@@ -494,6 +558,10 @@ class Tokens:
         to_lower = -torch.expm1(self.bounds.log_lower).clamp(max=-smallest)
         moved = torch.expm1(self.log_ratio_anchor)
         return torch.where(moved > 0, moved / to_upper, moved / to_lower)
+
+    def sequence_before(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+        """Return the sum of ``x`` over the counted tokens of a sequence that come before each of its tokens."""
+        return self.sequences.before(x)
 
     def sequence_sum(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """Return the sum of ``x`` over the counted tokens of a sequence, at each of its tokens."""

@@ -19,8 +19,8 @@ from bandpo.batch import Batch, Tokens, known_level
 from bandpo.divergences import KL, Divergence, TotalVariation
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.objectives import (
-    Balanced,
     ClippedWeight,
+    CovarianceMask,
     CovariancePenalty,
     DecoupledDecay,
     DropOutside,
@@ -46,15 +46,16 @@ from bandpo.objectives import (
 from bandpo.objectives.base import is_objective
 from bandpo.rules import Band, ClipRule, FixedClip, LogClip, TwoSided, Unclipped
 from bandpo.schedules import Varies
+from bandpo.token_rules import BalancedBounds, PrefixBudget, SecondMoment
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
 __all__ = [
-    "ASPO", "BAPO", "CEGPPO", "CISPO", "DAPO", "DGPO", "DPPO", "DRO", "DRPO", "FIPO", "GMPO", "GPG", "GPPO", "GRPO",
-    "GSPO", "MASPO", "METHODS", "MHPO", "PPO", "PSPO", "SAPO", "SPO", "TOPR", "TRM", "UPGRPO", "VESPO", "BandAbove",
-    "BandPO", "DeepSeekV32", "IcePop", "KLCov", "Method", "PrimeRL",
+    "ASPO", "BAPO", "CEGPPO", "CISPO", "CPPO", "DAPO", "DGPO", "DPPO", "DRO", "DRPO", "FIPO", "GMPO", "GPG", "GPPO",
+    "GRPO", "GSPO", "M2PO", "MASPO", "METHODS", "MHPO", "PPO", "PSPO", "SAPO", "SPO", "TOPR", "TRM", "UPGRPO",
+    "VESPO", "BandAbove", "BandPO", "ClipCov", "DeepSeekV32", "IcePop", "KLCov", "Method", "PrimeRL",
 ]  # fmt: skip
 
 PER_SEQUENCE = "seq-mean-token-mean"
@@ -140,6 +141,16 @@ class Method(Varies):
             ValueError: a number of the objective needs what the tokens' state does not tell.
         """
         return self.objective.resolve(tokens.state).weight(tokens)
+
+    @property
+    def whole_sequence(self) -> bool:
+        """Whether a token's gradient depends on other tokens of its sequence, by the rule or by the objective."""
+        return self.clip.whole_sequence or self.objective.whole_sequence
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether a token's gradient depends on other sequences: the loss then needs all of an update at once."""
+        return self.clip.whole_batch or self.objective.whole_batch
 
     @property
     def only_rule(self) -> bool:
@@ -317,10 +328,28 @@ def SAPO(positive: float = 1.0, negative: float = 1.05) -> Method:
 def BAPO(share: float = 0.5, dual_clip: float = 3.0) -> Method:
     """Bounds that widen until positive advantages carry ``share`` of the loss.
 
-    Ranges are the paper's; order, steps, sums and the dual clip of 3 its authors' code's, see `Balanced`. Their
+    Ranges are the paper's; order, steps, sums and the dual clip of 3 its authors' code's, see `BalancedBounds`. Their
     ``adv_ratio_target`` is ``share/(1 − share)``.
     """
-    return Method(Unclipped(), DualClip(dual_clip, Balanced(share)), aggregation="token-mean")
+    return Method(BalancedBounds(share), DualClip(dual_clip, Surrogate()), aggregation="token-mean")
+
+
+@_published("2510.01161")
+def M2PO(threshold: float = 0.04) -> Method:
+    """Drop the tokens that have moved furthest, until the mean of ``(log r)²`` is small enough, see `SecondMoment`."""
+    return Method(SecondMoment(threshold), DropOutside(math.inf), aggregation="token-mean")
+
+
+@_published("2606.10968")
+def CPPO(radius: float = 0.15, budget: float = 0.02, last_weight: float = 0.8) -> Method:
+    """DPPO's trust region by total variation, narrower for early tokens and as the prefix moves, see `PrefixBudget`.
+
+    Numbers are the paper's for dense models; for a mixture of experts it has a radius of 0.2. The average is that of
+    the authors' code.
+    """
+    band = Band(TotalVariation(), radius, math.inf)
+    clip = PrefixBudget(band, budget, last_weight)
+    return Method(clip, DropOutside(math.inf), aggregation="token-mean", old_policy="rollout")
 
 
 @_published("2504.02546")
@@ -391,6 +420,23 @@ def TOPR(level: str = "token") -> Method:
 def KLCov(share: float = 0.002, coefficient: float = 1.0) -> Method:
     """KL-Cov: no clip, and a pull back to the old policy for the tokens that cost most entropy."""
     return Method(Unclipped(), CovariancePenalty(share, coefficient), aggregation="token-mean")
+
+
+@_published("2505.22617")
+def ClipCov(
+    share: float = 0.0002,
+    min_covariance: float = 1.0,
+    max_covariance: float = 5.0,
+    low: float = 1.0,
+    high: float = 1.0,
+) -> Method:
+    """Clip-Cov: drop a few of the tokens that cost much entropy, see `CovarianceMask`.
+
+    All numbers are the authors' script's, which clips ratios to [0, 2]. verl's ``clip_cov`` has the clip of its
+    configuration instead, [0.8, 1.2] by default.
+    """
+    objective = CovarianceMask(share, min_covariance, max_covariance, Surrogate())
+    return Method(FixedClip(low, high), objective, aggregation="token-mean")
 
 
 @_published("2405.19107")

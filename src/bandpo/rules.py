@@ -18,12 +18,14 @@ from torch.nn.functional import softplus
 from bandpo import _checks
 from bandpo.bounds import RatioBounds, ratio_bounds
 from bandpo.divergences import KL, Divergence
-from bandpo.errors import InvalidType
+from bandpo.errors import InvalidType, InvalidValue
 from bandpo.schedules import Radius, Varies
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
+
+    from bandpo.batch import Tokens
 
 __all__ = [
     "DCPO",
@@ -34,6 +36,7 @@ __all__ = [
     "LogClip",
     "Loosest",
     "Tightest",
+    "TokenRule",
     "TwoSided",
     "Unclipped",
 ]
@@ -74,6 +77,121 @@ class ClipRule(Varies, ABC):
     def cap(self) -> float:
         """A ratio that no upper bound exceeds, known without solving: what a loss reports of a blocked token."""
         return math.inf
+
+    def settle(self, tokens: Tokens) -> ClipRule:
+        """Return the rule for these tokens alone, whose bounds depend on p and nothing else.
+
+        It is the rule itself, unless it is a `TokenRule` or holds one. `Tokens.rule` is settled.
+        """
+        parts = self.parts()
+        settled = {
+            name: part.settle(tokens) if isinstance(part, ClipRule) else part for name, part in parts.items()
+        }
+        if all(settled[name] is part for name, part in parts.items()):
+            return self
+        return type(self)(**settled)
+
+    @property
+    def looks_at_tokens(self) -> bool:
+        """Whether the rule is a `TokenRule`, or holds one: then `bounds` are those of a settled rule only."""
+        return any(part.looks_at_tokens for part in self._rules())
+
+    @property
+    def whole_sequence(self) -> bool:
+        """Whether a token's bounds depend on other tokens of its sequence: a row must then hold one sequence."""
+        return any(part.whole_sequence for part in self._rules())
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether a token's bounds depend on other sequences: the loss then needs all of an update at once."""
+        return any(part.whole_batch for part in self._rules())
+
+    def _rules(self) -> list[ClipRule]:
+        """Return the rules that this one is made of."""
+        return [part for part in self.parts().values() if isinstance(part, ClipRule)]
+
+
+@dataclass(frozen=True)
+class TokenRule(ClipRule):
+    """A clip rule that looks at more than p: advantages, positions, ages, or the other tokens of the batch.
+
+    A subclass has one method, `for_tokens`. It is called once for each view of a batch, before any bound is asked for.
+    Within `TwoSided`, `Loosest` and `Tightest`, and beside any objective, such a rule is used as any other.
+
+    Where a token's bounds depend on other tokens, override `whole_sequence` (others of its sequence) or `whole_batch`
+    (other sequences). Packed rows are then refused that say nothing of their sequences, and so are trainers that give a
+    loss parts of an update.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class NarrowerWithAge(TokenRule):
+    ...     width: float = 0.4
+    ...
+    ...     def for_tokens(self, tokens):
+    ...         width = self.width / (1 + tokens.age)
+    ...         return RatioBounds(log_lower=-width, log_upper=width)
+    >>> tokens = Tokens.from_batch(
+    ...     torch.tensor([[0.11], [0.11]]).log(),
+    ...     torch.tensor([[0.08], [0.08]]).log(),
+    ...     torch.ones(2),
+    ...     rule=NarrowerWithAge(),
+    ...     state=TrainingState(age=torch.tensor([0.0, 3.0])),
+    ... )
+    >>> tokens.blocked
+    tensor([[False],
+            [ True]])
+    """
+
+    @abstractmethod
+    def for_tokens(self, tokens: Tokens) -> RatioBounds | ClipRule:
+        """Return the bounds of these tokens, or a rule that holds for them alone, such as a `Band`.
+
+        Bounds are log-ratios of a shape that broadcasts to the tokens'. They surround ``tokens.logp_anchor``, and
+        ``tokens.log_ratio_anchor`` is compared with them. No value may be read on the host, as ``.item()`` and ``if``
+        do: that would stop an accelerator, and break the graph of ``torch.compile``.
+
+        Args:
+            tokens: The tokens. Its `rule` is this one, so it has no ``bounds`` yet.
+        """
+
+    def settle(self, tokens: Tokens) -> ClipRule:
+        rule = self.for_tokens(tokens)
+        if isinstance(rule, RatioBounds):
+            return _GivenBounds(rule.log_lower, rule.log_upper)
+        if not _checks.is_a(rule, ClipRule):
+            raise InvalidType(
+                f"{type(self).__name__}.for_tokens must return RatioBounds or a clip rule, got {type(rule).__name__}"
+            )
+        return rule.settle(tokens)
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        raise InvalidValue(
+            f"{self!r} has no bounds but for the tokens of a batch: they depend on more than p. Read them from "
+            "method.tokens(batch).bounds"
+        )
+
+    @property
+    def looks_at_tokens(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class _GivenBounds(ClipRule):
+    """The bounds of certain tokens, whatever their probability."""
+
+    log_lower: Tensor
+    log_upper: Tensor
+
+    def bounds(self, logp_old: Tensor) -> RatioBounds:
+        for name, bound in (("log_lower", self.log_lower), ("log_upper", self.log_upper)):
+            if not _checks.broadcasts_to(bound, logp_old.shape):
+                raise InvalidValue(
+                    f"{name} of shape {tuple(bound.shape)} does not broadcast to the tokens' {tuple(logp_old.shape)}"
+                )
+        shape = logp_old.shape
+        return RatioBounds(
+            self.log_lower.expand(shape).to(logp_old.dtype), self.log_upper.expand(shape).to(logp_old.dtype)
+        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ Rules and objectives ask the one object `Sequences`, so they are written once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -158,6 +159,53 @@ class Sequences:
         if self.index is not None:
             inside = inside & (self.index[later] == self.index)
         return (flat[..., later] * inside).view(x.shape)
+
+    def before(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+        """Compute the sum of ``x`` over the counted tokens of the sequence before each token.
+
+        >>> packed = Sequences.read(torch.ones(1, 4), cu_seqlens=torch.tensor([0, 3, 4]))
+        >>> packed.before(torch.tensor([[1.0, 2.0, 4.0, 8.0]]))
+        tensor([[0., 1., 3., 0.]])
+        """
+        counted = (x * self.mask).to(_checks.widest_float(x.device))
+        if self.index is None:
+            return (counted.cumsum(-1) - counted).to(x.dtype)
+        counted = counted.flatten()
+        before = counted.cumsum(0) - counted
+        place = torch.arange(len(counted), device=x.device)
+        first = place.new_zeros(self.count + 1).scatter_reduce(
+            0, self.index, place, "amin", include_self=False
+        )
+        return (before - before[first[self.index]]).view(x.shape).to(x.dtype)
+
+    def quantile(self, x: Float[Tensor, "batch time"], share: float) -> Tensor:
+        """Compute the quantile of ``x`` over the counted tokens of each sequence; a tensor per sequence.
+
+        Between two values it is interpolated, as `torch.quantile` does. It is 0 for a sequence without a counted token.
+
+        >>> Sequences(torch.tensor([[1.0, 1.0, 0.0]])).quantile(torch.tensor([[1.0, 3.0, 9.0]]), 0.25)
+        tensor([[1.5000]])
+        """
+        length = self.length
+        place = share * (length - 1).clamp(min=0.0)
+        lower = place.floor()
+        upper = place.ceil()
+        if self.index is None:
+            ascending, _ = x.masked_fill(self.mask == 0, math.inf).sort(-1)
+            start = torch.zeros_like(lower)
+        else:
+            # Sorted by value, then by sequence. What does not count comes last, with the tokens of no sequence.
+            index = self.index.masked_fill(self.mask.flatten() == 0, self.count)
+            values = x.flatten()
+            order = values.argsort(stable=True)
+            order = order[index[order].argsort(stable=True)]
+            ascending = values[order]
+            start = length.cumsum(0) - length
+        last = ascending.shape[-1] - 1
+        smaller = ascending.gather(-1, (start + lower).long().clamp(max=last))
+        greater = ascending.gather(-1, (start + upper).long().clamp(max=last))
+        quantile = smaller.lerp(greater, (place - lower).to(x.dtype))
+        return torch.where(length > 0, quantile, 0.0)
 
     @property
     def position(self) -> Float[Tensor, "batch time"]:

@@ -234,7 +234,9 @@ def _vocabulary(*, only_bandpo: bool) -> dict[str, Callable[..., Any]]:
             if inspect.isabstract(cls) or cls.__name__.startswith("_"):
                 continue
             if cls.__module__.startswith("bandpo."):
-                vocabulary[cls.__name__] = cls
+                # Bases that classes of several modules share stand in modules such as objectives._around.
+                if "._" not in cls.__module__:
+                    vocabulary[cls.__name__] = cls
             elif not only_bandpo:
                 vocabulary.setdefault(cls.__name__, cls)
     return vocabulary | {name: paper.method for name, paper in METHODS.items()}

@@ -24,8 +24,9 @@ from bandpo import (
 from bandpo.batch import Batch
 from bandpo.bounds import RatioBounds
 from bandpo.methods import METHODS, SAPO, BandPO
-from bandpo.objectives import Balanced, SequenceMask
+from bandpo.objectives import SequenceMask
 from bandpo.schedules import ClipRateController, Radius
+from bandpo.token_rules import BalancedBounds
 
 LOGP = torch.tensor([[0.3, 0.1, 0.4], [0.2, 0.5, 0.6]]).log()
 OLD = torch.tensor([[0.2, 0.2, 0.2], [0.3, 0.3, 0.3]]).log()
@@ -199,15 +200,15 @@ def test_sums_run_over_all_processes(monkeypatch):
             torch.tensor([[0.16, 0.24]]).log(),
             torch.full((1, 2), 0.08).log(),
             torch.tensor([[0.1, -1.0]]),
-            rule=Unclipped(),
+            rule=BalancedBounds(),
             state=TrainingState(processes=group),
         )
         for group in (None, "all")
     )
-    assert Balanced().weight(alone).tolist() == [[2.0, pytest.approx(3.0)]]
-    assert Balanced().weight(together).tolist() == [[0.0, pytest.approx(3.0)]]
+    assert Surrogate().weight(alone).tolist() == [[2.0, pytest.approx(3.0)]]
+    assert Surrogate().weight(together).tolist() == [[0.0, pytest.approx(3.0)]]
     assert seen == ["all", "all"]
-    assert {name for name, paper in METHODS.items() if paper.method().objective.whole_batch} >= {"BAPO"}
+    assert {name for name, paper in METHODS.items() if paper.method().whole_batch} >= {"BAPO"}
 
 
 def test_a_number_of_your_own_sees_the_context():

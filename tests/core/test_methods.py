@@ -29,10 +29,11 @@ from bandpo import (
     parse,
     policy_loss,
 )
+from bandpo.batch import Batch
 from bandpo.methods import METHODS
 from bandpo.objectives import (
-    Balanced,
     ClippedWeight,
+    CovarianceMask,
     CovariancePenalty,
     DecoupledDecay,
     FutureKL,
@@ -53,6 +54,7 @@ from bandpo.objectives import (
     Unweighted,
 )
 from bandpo.text import as_method
+from bandpo.token_rules import PrefixBudget, SecondMoment
 from helpers.missing import require
 
 
@@ -149,6 +151,18 @@ REFERENCES = {
     "SAPO(2, 3)": ("SAPO(2, 3)", partial(reference.sapo, positive=2.0, negative=3.0)),
     "BAPO": ("BAPO()", partial(reference.bapo, dual=3.0)),
     "BAPO(0.3)": ("BAPO(0.3)", partial(reference.bapo, share=0.3, dual=3.0)),
+    "M2PO": ("M2PO()", reference.m2po),
+    "M2PO(0.3)": ("M2PO(0.3)", partial(reference.m2po, threshold=0.3)),
+    "CPPO": ("CPPO()", reference.cppo),
+    "CPPO(0.3, 0.1, 0.2)": (
+        "CPPO(0.3, 0.1, 0.2)",
+        partial(reference.cppo, radius=0.3, budget=0.1, last=0.2),
+    ),
+    "ClipCov": ("ClipCov(1.0)", reference.clip_cov),
+    "ClipCov(…)": (
+        "ClipCov(1.0, 0.1, 0.6, 0.2, 0.3)",
+        partial(reference.clip_cov, low=0.2, high=0.3, minimum=0.1, maximum=0.6),
+    ),
     "GPG": ("GPG()", reference.gpg),
     "GSPO": ("GSPO()", reference.gspo),
     "GSPO(0.1, 0.2)": ("GSPO(0.1, 0.2)", partial(reference.gspo, low=0.1, high=0.2)),
@@ -239,13 +253,14 @@ def _constant_of(aggregation):
 @pytest.mark.parametrize("name", reference.PAPER_FACTS)
 def test_a_method_is_what_its_paper_says(name):
     facts, method = reference.PAPER_FACTS[name], METHODS[name].method()
-    assert (method.level, method.aggregation, method.old_policy, method.objective.whole_batch) == (
+    assert (method.level, method.aggregation, method.old_policy, method.whole_batch) == (
         *(facts.level, facts.average, facts.old_policy, facts.whole_batch),
     )
     old = torch.full((1, 2), 0.08, dtype=torch.float64).log()
-    bounds = method.clip.bounds(old[0, 0])
+    ones = torch.ones_like(old)
+    bounds = replace(method, level="token").tokens(Batch.read(old, old, ones)).bounds
     expected = (facts.bounds[0], min(facts.bounds[1], 12.5 if isinstance(method.clip, Band) else torch.inf))
-    assert (bounds.lower.item(), bounds.upper.item()) == pytest.approx(expected, rel=1e-7)
+    assert (bounds.lower[0, 0].item(), bounds.upper[0, 0].item()) == pytest.approx(expected, rel=1e-7)
     # Two tokens of A < 0, just below the dual clip and just above it, or far out.
     dual = facts.dual if facts.dual < torch.inf else 3.0
     logp = old + torch.tensor([[0.999 * dual, 1.001 * dual]], dtype=torch.float64).log()
@@ -395,7 +410,7 @@ ONE_OF_EACH = [
     MassAdaptiveGate(),
     HazardGate(),
     Unweighted(),
-    Balanced(),
+    CovarianceMask(0.1),
     Quadratic(),
     ProbabilityPenalty(),
     SigmoidGate(),
@@ -408,6 +423,7 @@ ONE_OF_EACH = [
     [
         "ASPO",
         "BAPO",
+        "ClipCov",
         "DGPO",
         "DPPO",
         "DRPO",
@@ -427,6 +443,11 @@ def test_an_objectives_own_numbers_are_its_methods(name):
         objective = objective.objective
     within = {"objective": objective.objective} if hasattr(objective, "objective") else {}
     assert type(objective)(**within) == objective
+
+
+@pytest.mark.parametrize(("name", "clip"), [("M2PO", SecondMoment()), ("CPPO", PrefixBudget())])
+def test_a_rules_own_numbers_are_its_methods(name, clip):
+    assert as_method(name + "()").clip == clip
 
 
 @pytest.mark.parametrize("told", ["TRM(0.01, 'mean_k3')", "DeepSeekV32(0.5)"])  # verl's preset; TRL's example

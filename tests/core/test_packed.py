@@ -216,7 +216,7 @@ def test_the_compiled_loss_stays_one_graph(method):
 def test_an_objective_that_looks_at_whole_sequences_says_so(name):
     """Where another token's ratio changes a token's weight."""
     method = METHODS[name].method()
-    if method.level == "sequence" or method.objective.whole_batch:
+    if method.level == "sequence" or method.whole_batch:
         return
     generator = torch.Generator().manual_seed(0)
     old = -3 * torch.rand(8, 5, generator=generator) - 0.1
@@ -229,7 +229,7 @@ def test_an_objective_that_looks_at_whole_sequences_says_so(name):
         changed = changed.clamp(max=0.0)
         weights.append(method.weight(Tokens.from_batch(changed, old, advantages, rule=method.clip))[:, :-1])
     changes = not all(torch.equal(weights[1], other) for other in weights)
-    assert method.objective.whole_sequence == changes
+    assert method.whole_sequence == changes
 
 
 def test_an_objective_looks_at_tokens_alone_unless_it_says_so():

@@ -40,7 +40,7 @@ from bandpo.divergences import (
     SquaredHellinger,
 )
 from bandpo.integrations._adapt import read_method
-from bandpo.objectives import Balanced, LogRatioPenalty, RatioCap, SequenceMask
+from bandpo.objectives import CovarianceMask, LogRatioPenalty, RatioCap, SequenceMask
 from bandpo.rules import ClipMask, LogClip, Tightest
 from bandpo.schedules import ClipRateController, Radius
 
@@ -129,7 +129,7 @@ def test_nothing_that_is_exported_is_refused(cls):
 
 
 @pytest.mark.parametrize(
-    "objective", [DropOutside(math.inf, both_sides=True), Surrogate(-0.3), Balanced(0.5)]
+    "objective", [DropOutside(math.inf, both_sides=True), Surrogate(-0.3), CovarianceMask(0.5)]
 )
 def test_objectives_of_ours_with_other_settings(objective):
     check(DualClip(3.0, SequenceMask(0.5, objective)))

@@ -17,6 +17,7 @@ from bandpo.methods import CISPO, SAPO
 from bandpo.objectives import ClippedWeight, SequenceMask, SigmoidGate
 from bandpo.runs.configs import TRL_CLIPS
 from bandpo.runs.logs import named_rows, read_log
+from bandpo.token_rules import BalancedBounds
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -271,7 +272,10 @@ class Pulled(objectives.Quadratic):
         (objectives.DualClip(1.01), FixedClip(0.02, 0.03)),
         (SequenceMask(1e-3), FixedClip(0.02, 0.03)),
         (objectives.GeometricMean(), FixedClip(0.02, 0.03)),
-        (objectives.Balanced(lower=0.98, upper=1.01, max_lower=0.99, max_upper=1.05, step=0.01), Unclipped()),
+        (
+            objectives.Surrogate(),
+            BalancedBounds(lower=0.98, upper=1.01, max_lower=0.99, max_upper=1.05, step=0.01),
+        ),
         (Pulled(), FixedClip(0.02, 0.03)),
     ],
     ids=repr,

@@ -122,7 +122,7 @@ def _read(method: Any, moves: bool, whole: bool, average: str | None) -> Method:
                 f"{number!r} depends on {number.needs}, which this framework does not tell its loss; give "
                 "a number, or train with `bandpo-lab train` or BandGRPOTrainer, which know it"
             )
-    if read.objective.whole_batch and not whole:
+    if read.whole_batch and not whole:
         raise InvalidValue(
             f"{read!r} needs all of an update at once, and this framework gives its loss parts; train with "
             "Tinker's forward_backward_custom or a loop of your own"

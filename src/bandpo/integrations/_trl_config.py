@@ -157,7 +157,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
                 )
             self.loss_type = LOSS_TYPES[average]  # pyright: ignore[reportIncompatibleVariableOverride]
         super().__post_init__()
-        if method.objective.whole_batch and self.gradient_accumulation_steps > 1:
+        if method.whole_batch and self.gradient_accumulation_steps > 1:
             raise InvalidValue(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} run over "
                 "all tokens of an update; set it to 1, and per_device_train_batch_size as much higher"

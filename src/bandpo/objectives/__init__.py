@@ -22,14 +22,24 @@ tensor([[-2.]])
 `bandpo.methods` has the names that papers give to combinations of a rule and an objective.
 """
 
-from bandpo.objectives import base, clipped, selective, smooth
+from bandpo.objectives import base, caps, clipped, covariance, drift, future, penalties, smooth, unweighted
 from bandpo.objectives.base import *
+from bandpo.objectives.caps import *
 from bandpo.objectives.clipped import *
-from bandpo.objectives.selective import *
+from bandpo.objectives.covariance import *
+from bandpo.objectives.drift import *
+from bandpo.objectives.future import *
+from bandpo.objectives.penalties import *
 from bandpo.objectives.smooth import *
+from bandpo.objectives.unweighted import *
 
 __all__: list[str] = []
 __all__ += base.__all__
+__all__ += caps.__all__
 __all__ += clipped.__all__
-__all__ += selective.__all__
+__all__ += covariance.__all__
+__all__ += drift.__all__
+__all__ += future.__all__
+__all__ += penalties.__all__
 __all__ += smooth.__all__
+__all__ += unweighted.__all__

@@ -1,0 +1,72 @@
+"""Objectives with a largest ratio beside a clip rule's bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bandpo import _checks
+from bandpo.batch import Tokens
+from bandpo.objectives._around import Apart
+from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives.clipped import Surrogate
+
+__all__ = ["DualClip", "RatioCap"]
+
+
+@dataclass(frozen=True)
+class DualClip(Apart):
+    """Another objective without the gradient of tokens with A < 0 and ``r > max_ratio``; they report ``−max_ratio·A``.
+
+    Args:
+        max_ratio: c > 1; ``inf`` for none. The paper of Band uses 10, verl 3.
+        objective: What holds for the other tokens.
+
+    Source: arXiv 1912.09729.
+
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.72, 0.16]]).log(), old, advantages, rule=Unclipped())
+    >>> DualClip(3.0).weight(tokens)
+    tensor([[0., 2.]])
+    """
+
+    max_ratio: float = 3.0
+    objective: Objective = Surrogate()
+
+    def __post_init__(self) -> None:
+        _checks.number("DualClip's max_ratio", self.max_ratio, "above 1", lambda x: x > 1)
+        super().__post_init__()
+
+    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio), 0.0, self.max_ratio
+
+
+@dataclass(frozen=True)
+class RatioCap(Objective):
+    """TRL's ``delta``: PPO's surrogate, whose unclipped ratio is at most ``max_ratio``, for both signs of A.
+
+    A token beyond it loses its gradient with A > 0, and with A < 0 where the rule's upper bound is below ``r`` too.
+
+    Args:
+        max_ratio: TRL's ``delta``, > 0.
+
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> RatioCap(1.1).weight(tokens)
+    tensor([[0.0000, 1.1250]])
+    """
+
+    max_ratio: float
+
+    def __post_init__(self) -> None:
+        above_0(max_ratio=self.max_ratio)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.clip_mask.clipped_high)
+        return tokens.ratio.masked_fill(tokens.blocked | beyond, 0.0)
+
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported_ratio
+        return torch.where(tokens.advantages > 0, torch.minimum(cut, clipped), torch.maximum(cut, clipped))

@@ -1,0 +1,75 @@
+"""Objectives that look at what follows a token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bandpo.batch import Tokens
+from bandpo.objectives._around import Around
+from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives.clipped import Surrogate
+
+__all__ = ["FutureKL"]
+
+
+@dataclass(frozen=True)
+class FutureKL(Around):
+    """FIPO's form: another objective, its weights multiplied by what the rest of the response has gained.
+
+    The factor is ``e^F`` within [1, 1 + boost], where F is the sum of ``2^(−d/decay)·log r`` over the token and those
+    after it, d the distance in positions. Tokens with ``r > max_ratio`` and those that do not count add nothing.
+
+    Args:
+        decay: Distance at which a later token counts half, in tokens, > 0.
+        boost: Largest gain of a weight, > 0.
+        max_ratio: Ratio above which a token adds nothing, > 0.
+        objective: The other objective.
+        safety_ratio: Ratio above which a token with A < 0 is not raised, > 0; ``inf`` for none. ms-swift's
+            ``fipo_safety_threshold``, 4 there by default. The authors' script for 32B has 10, the ratio from which its
+            dual clip drops these tokens anyway.
+
+    Source: arXiv 2603.19835. The authors' code also drops sequences with several tokens above ``max_ratio``.
+
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.08, 0.084]]).log(), old, advantages, rule=Unclipped())
+    >>> FutureKL(decay=1.0).weight(tokens)  # √1.05 and 1.05·1.05
+    tensor([[1.0247, 1.1025]])
+    """
+
+    decay: float = 32.0
+    boost: float = 0.2
+    max_ratio: float = 10.0
+    objective: Objective = Surrogate()
+    safety_ratio: float = math.inf
+
+    def __post_init__(self) -> None:
+        above_0(decay=self.decay, boost=self.boost, max_ratio=self.max_ratio, safety_ratio=self.safety_ratio)
+        super().__post_init__()
+
+    @property
+    def whole_sequence(self) -> bool:
+        return True
+
+    @property
+    def one_pass(self) -> bool:
+        return False
+
+    def _factor(self, tokens: Tokens) -> Tensor:
+        left_out = (tokens.ratio > self.max_ratio) | (tokens.mask == 0)
+        gained = tokens.log_ratio.masked_fill(left_out, 0.0)
+        # Each round doubles how far the sums reach: until a token counts 2^−64, below the rounding of float64.
+        for doubling in range(math.ceil(math.log2(64 * self.decay))):
+            distance = 2**doubling
+            gained = gained + 2 ** (-distance / self.decay) * tokens.sequences.ahead(gained, distance)
+        factor = gained.clamp(0.0, math.log1p(self.boost)).exp()
+        unsafe = (tokens.ratio > self.safety_ratio) & (tokens.advantages < 0)
+        return factor.masked_fill(unsafe, 1.0)
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return self._factor(tokens) * super().weight(tokens)
+
+    def surrogate(self, tokens: Tokens) -> Tensor:
+        return self._factor(tokens) * super().surrogate(tokens)
