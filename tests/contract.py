@@ -150,9 +150,7 @@ class Contract:
             if (method.objective, method.level) != (Surrogate(), "token"):
                 with pytest.raises(ValueError, match="but this framework's loss can only be given bounds"):
                     self.ours(batch, f"{name}()")
-        elif (method.whole_batch and not self.whole_batch) or (
-            has_bias(method) and not self.takes_bias
-        ):
+        elif (method.whole_batch and not self.whole_batch) or (has_bias(method) and not self.takes_bias):
             with pytest.raises(
                 ValueError, match=r"needs all of an update at once|has a term free of the advantage"
             ):

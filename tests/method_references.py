@@ -395,8 +395,12 @@ PAPER_FACTS = {
     # 2510.18927; authors' code: loss_agg_mode, clip_ratio_c; the bounds where no token loses
     "BAPO": Facts(TOKENS, (0.6, 1.2), dual=3.0, whole_batch=True),
     "M2PO": Facts(TOKENS, whole_batch=True),  # 2510.01161: 1/Σ|o|; without a bound where nothing has moved
-    "CPPO": Facts(TOKENS, (0.0, 2.875), old_policy="rollout"),  # 2606.10968: p ± 0.15; authors' code: loss_agg_mode
-    "ClipCov": Facts(TOKENS, (0.0, 2.0), whole_batch=True),  # 2505.22617: authors' script, clip_ratio_low and _high of 1
+    "CPPO": Facts(
+        TOKENS, (0.0, 2.875), old_policy="rollout"
+    ),  # 2606.10968: p ± 0.15; authors' code: loss_agg_mode
+    "ClipCov": Facts(
+        TOKENS, (0.0, 2.0), whole_batch=True
+    ),  # 2505.22617: authors' script, clip_ratio_low and …_high 1
     "GPG": Facts(TOKENS),  # 2504.02546
     "GSPO": Facts(SEQUENCES, (0.9997, 1.0004), level="sequence"),  # 2507.18071, eq. 5 and §5.1
     "GMPO": Facts(SEQUENCES, (0.670320046, 1.491824698)),  # 2507.20673: e^±0.4, mean over sequences

@@ -48,10 +48,10 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
     rule that holds a tensor is tried but for its bounds.
 
     - **Rule**: the bounds are log-ratios in the tokens' shape, the lower at most 0, the upper at least 0, and
-      `clip_mask` says the same as `bounds`. A rule of your own whose upper bound depends on p, and is above 1/p for
-      some p, gets a warning: no ratio exceeds 1/p, so the bound never binds there. An upper bound that is the same for
-      every p gets none, and neither do the rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published
-      formula.
+      `clip_mask` says the same as `bounds`. A `TokenRule` is first settled for these tokens, of three sequences. A
+      rule of your own whose upper bound depends on p, and is above 1/p for some p, gets a warning: no ratio exceeds
+      1/p, so the bound never binds there. An upper bound that is the same for every p gets none, and neither do the
+      rules of bandpo: `DCPO` exceeds 1/p for common tokens by its published formula.
     - **Divergence**: ``f`` is convex with its minimum ``f(0) = 0``, ``df`` is its derivative, and both bounds spend the
       radius.
     - **Objective**: the weights are finite and in the tokens' shape.
@@ -87,6 +87,8 @@ def _check_rule(rule: ClipRule) -> None:
         isinstance(band.radius, Radius) for band in bands(now).values()
     ):
         return
+    if now.looks_at_tokens:
+        now = _sample(now, LOGP).rule
     bounds = now.bounds(LOGP)
     _check_bounds(rule, bounds)
     _check_clip_mask(rule, now, bounds)
@@ -117,6 +119,9 @@ def _warn_beyond_simplex(rule: ClipRule, bounds: RatioBounds) -> None:
     """Warn of an upper bound that depends on p and is above 1/p for some p."""
     # What bandpo's own rules do is documented with them; a pair's parts were checked before it.
     if type(rule).__module__.partition(".")[0] == "bandpo":
+        return
+    # The bounds of such a rule differ between tokens for other reasons than p.
+    if rule.looks_at_tokens:
         return
     log_upper = bounds.log_upper.double()
     constant = torch.isclose(log_upper, log_upper.flatten()[0].expand_as(log_upper), rtol=0.0, atol=ROUNDING)
@@ -235,14 +240,7 @@ def _check_divergence_of_ratio(divergence: Divergence) -> None:
 
 def _check_objective(objective: Objective) -> None:
     logp_old = LOGP.float()
-    moved = torch.linspace(-1, 1, LOGP.numel(), device="cpu").view_as(logp_old)
-    tokens = Tokens.from_batch(
-        (logp_old + moved).clamp(max=-1e-6),
-        logp_old,
-        torch.tensor([1.0, -1.0, -0.5, 0.5], device="cpu").expand_as(logp_old),
-        rule=FixedClip(),
-        entropy=torch.ones_like(logp_old),
-    )
+    tokens = _sample(FixedClip(), logp_old)
     for name in ("weight", "surrogate"):
         values = getattr(objective, name)(tokens)
         _check_shape(objective, name, values)
@@ -252,6 +250,21 @@ def _check_objective(objective: Objective) -> None:
                 objective,
                 f"{name} returns {value:g} at {_token(logp)} and the log-ratio {ratio:g}, but must be finite",
             )
+
+
+def _sample(rule: ClipRule, logp_old: Tensor) -> Tokens:
+    """Return a few tokens of three sequences, with all that a rule and an objective may look at."""
+    moved = torch.linspace(-1, 1, logp_old.numel(), dtype=logp_old.dtype, device="cpu").view_as(logp_old)
+    advantages = torch.tensor([1.0, -1.0, -0.5, 0.5], dtype=logp_old.dtype, device="cpu")
+    sequence = torch.arange(len(logp_old), device="cpu")
+    return Tokens.from_batch(
+        (logp_old + moved).clamp(max=-1e-6),
+        logp_old,
+        advantages.expand_as(logp_old),
+        rule=rule,
+        entropy=torch.ones_like(logp_old),
+        state=TrainingState(MIDWAY.progress, MIDWAY.controller_state, group=sequence // 2, age=sequence),
+    )
 
 
 def _check_shape(setting: object, name: str, x: object) -> None:

@@ -89,7 +89,7 @@ class ClipRule(Varies, ABC):
         }
         if all(settled[name] is part for name, part in parts.items()):
             return self
-        return type(self)(**settled)
+        return self.__class__(**settled)
 
     @property
     def looks_at_tokens(self) -> bool:

@@ -213,8 +213,8 @@ def test_the_compiled_loss_stays_one_graph(method):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_objective_that_looks_at_whole_sequences_says_so(name):
-    """Where another token's ratio changes a token's weight."""
+def test_a_method_that_looks_at_whole_sequences_says_so(name):
+    """Where the ratio of the first or of the last token changes another token's weight."""
     method = METHODS[name].method()
     if method.level == "sequence" or method.whole_batch:
         return
@@ -225,9 +225,9 @@ def test_an_objective_that_looks_at_whole_sequences_says_so(name):
     weights = []
     for moved in (-4.0, 0.0, 1.0):
         changed = new.clone()
-        changed[:, -1] = old[:, -1] + moved
+        changed[:, [0, -1]] = old[:, [0, -1]] + moved
         changed = changed.clamp(max=0.0)
-        weights.append(method.weight(Tokens.from_batch(changed, old, advantages, rule=method.clip))[:, :-1])
+        weights.append(method.weight(Tokens.from_batch(changed, old, advantages, rule=method.clip))[:, 1:-1])
     changes = not all(torch.equal(weights[1], other) for other in weights)
     assert method.whole_sequence == changes
 
