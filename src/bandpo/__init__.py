@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         GradientCheck,
         certify,
     )
+    from bandpo.importance import rollout_weights
     from bandpo.linear import linear_logp
     from bandpo.loss import (
         LossOutputs,
@@ -180,6 +181,7 @@ _MODULES = {
     "TotalVariation": "bandpo.divergences",
     "GradientCheck": "bandpo.gradient_check",
     "certify": "bandpo.gradient_check",
+    "rollout_weights": "bandpo.importance",
     "linear_logp": "bandpo.linear",
     "LossOutputs": "bandpo.loss",
     "aggregate": "bandpo.loss",
@@ -280,6 +282,7 @@ _SUBMODULES = (
     "divergences",
     "errors",
     "gradient_check",
+    "importance",
     "integrations",
     "linear",
     "loss",
@@ -293,6 +296,7 @@ _SUBMODULES = (
     "sequences",
     "testing",
     "text",
+    "token_rules",
 )
 """The public submodules."""
 
@@ -403,6 +407,7 @@ __all__ = [
     "parse",
     "policy_loss",
     "ratio_bounds",
+    "rollout_weights",
 ]
 
 

@@ -248,6 +248,17 @@ def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     return mask.float()
 
 
+def validate_logps(logps: Mapping[str, Tensor], padding: Tensor) -> dict[str, Tensor]:
+    """Return log-probabilities detached, in at least float32, and 0 in the padding; a wrong one is refused, or NaN."""
+    validated = {name: _validate_logp(name, logp, padding) for name, logp in logps.items()}
+    if _checks.values_can_be_read(padding):
+        _refuse(validated, {}, None)
+    else:
+        poison = _poisoned(torch.zeros_like(next(iter(validated.values()))), None, validated, {}, None)
+        validated = {name: logp + poison for name, logp in validated.items()}
+    return validated
+
+
 def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
     if logp.shape != padding.shape:
         raise InvalidValue(

@@ -41,7 +41,7 @@ from bandpo.divergences import (
 )
 from bandpo.integrations._adapt import read_method
 from bandpo.objectives import CovarianceMask, LogRatioPenalty, RatioCap, SequenceMask
-from bandpo.rules import ClipMask, LogClip, Tightest
+from bandpo.rules import ClipMask, LogClip, Tightest, TokenRule
 from bandpo.schedules import ClipRateController, Radius
 
 PAGE = r"docs/write-your-own\.md"
@@ -121,7 +121,7 @@ NEEDS_ARGUMENTS |= {kind: kind(Band(), FixedClip()) for kind in (TwoSided, Loose
         cls
         for cls in OURS
         if issubclass(cls, (ClipRule, Divergence, Objective, Method))
-        and cls not in (ClipRule, Divergence, Objective, Method)
+        and cls not in (ClipRule, TokenRule, Divergence, Objective, Method)
     ],
 )
 def test_nothing_that_is_exported_is_refused(cls):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from bandpo import Audit, linear_logp, parse, policy_loss
+from bandpo import Audit, linear_logp, parse, policy_loss, rollout_weights
 from bandpo.methods import METHODS
 
 DEVICE = "absent"
@@ -71,6 +71,12 @@ def log_probabilities():
     linear_logp(empty(2, 3, 8), empty(50, 8), empty(2, 3, dtype=torch.int64), entropy=True, top=4)
 
 
+def weights_of_a_rollout():
+    for mode in ("token_truncate", "sequence_mask"):
+        rollout_weights(empty(4, 6), empty(4, 6), empty(4, 6), mode=mode)
+        rollout_weights(empty(1, 24), empty(1, 24), mode=mode, cu_seqlens=empty(5, dtype=torch.int64))
+
+
 def planted_copy():
     empty(4, 6) + empty(4, 6).new_tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
@@ -82,9 +88,12 @@ def planted_wait():
 def main():
     _setup_privateuseone_for_python_backend(DEVICE)
     cases = {"planted copy": planted_copy, "planted wait": planted_wait, "linear_logp": log_probabilities}
+    cases["rollout_weights"] = weights_of_a_rollout
     methods = [f"{name}()" for name in METHODS] + [
         "Band(TotalVariation(), 0.1)",
         "Band(JensenShannon(), 0.02)",
+        "Method(TwoSided(BalancedBounds(), Band()), ClippedWeight())",
+        "Loosest(PrefixBudget(Band(KL(), 0.05)), SecondMoment())",
     ]
     for text in methods:
         method = parse(text)

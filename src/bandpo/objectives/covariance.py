@@ -82,7 +82,7 @@ class CovarianceMask(Apart):
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[3.0, -3.0]])
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.08]]).log(), old, advantages, rule=Unclipped())
     >>> CovarianceMask(0.5).weight(tokens)  # both products are 3·½·log 2; one of two tokens is dropped
-    tensor([[2., 0.]])
+    tensor([[0., 1.]])
     """
 
     share: float = 0.0002
