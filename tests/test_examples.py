@@ -108,11 +108,12 @@ def check_new_rule(output: str, folder: Path) -> None:
 
 
 def check_new_method(output: str, folder: Path) -> None:
-    """The method is valid, drops fewer tokens than PPO, and has the gradient of the paper's algorithm."""
+    """The method is valid, drops fewer tokens than PPO, and has the gradient of its authors' algorithm."""
     assert "is a valid method" in output
     shares = [float(share) for share in re.findall(r"drops ([\d.]+)%", output)]
-    assert 0 < shares[0] < shares[1]
-    assert re.search(r"gradient equals Method\(.*SecondMoment.*\([1-9]\d* beyond a bound\)", output)
+    assert 0 < shares[0] < shares[2]
+    assert 0 < shares[1] < shares[2]
+    assert re.search(r"gradient equals Method\(.*CappedMoment.*\([1-9]\d* beyond a bound\)", output)
 
 
 def check_packed_batch(output: str, folder: Path) -> None:
@@ -250,9 +251,9 @@ def test_the_rule_multiplies_the_odds(monkeypatch):
 
 @pytest.mark.parametrize("threshold", [1e-6, 0.01, 0.04, 0.3, 100.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_method_is_the_papers_algorithm(threshold, seed, monkeypatch):
+def test_the_method_is_its_authors_algorithm(threshold, seed, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    from new_method import M2PO, loss_of_the_paper
+    from new_method import M2POAsCoded, loss_as_coded
 
     generator = torch.Generator().manual_seed(seed)
     logp_old = -4 * torch.rand(6, 9, generator=generator) - 0.2
@@ -261,9 +262,9 @@ def test_the_method_is_the_papers_algorithm(threshold, seed, monkeypatch):
     mask = (torch.rand(6, 9, generator=generator) < 0.8).float()
 
     def loss(x):
-        return loss_of_the_paper(x, logp_old, advantages, mask, threshold)
+        return loss_as_coded(x, logp_old, advantages, mask, threshold)
 
-    certify(loss, logp, logp_old, advantages, mask, method=M2PO(threshold))
+    certify(loss, logp, logp_old, advantages, mask, method=M2POAsCoded(threshold))
 
 
 def overrides(folder: Path, **variables: str) -> list[str]:
