@@ -154,6 +154,7 @@ if TYPE_CHECKING:
         as_text,
         parse,
     )
+    from bandpo.token_data import TokenData
     from bandpo.token_rules import (
         BalancedBounds,
         PrefixBudget,
@@ -266,6 +267,7 @@ _MODULES = {
     "as_method": "bandpo.text",
     "as_text": "bandpo.text",
     "parse": "bandpo.text",
+    "TokenData": "bandpo.token_data",
     "BalancedBounds": "bandpo.token_rules",
     "PrefixBudget": "bandpo.token_rules",
     "SecondMoment": "bandpo.token_rules",
@@ -296,6 +298,7 @@ _SUBMODULES = (
     "sequences",
     "testing",
     "text",
+    "token_data",
     "token_rules",
 )
 """The public submodules."""
@@ -390,6 +393,7 @@ __all__ = [
     "SquaredHellinger",
     "Surrogate",
     "Tightest",
+    "TokenData",
     "TokenRule",
     "Tokens",
     "TotalVariation",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from bandpo.errors import InvalidValue
 from bandpo.rules import ClipMask, ClipRule
 from bandpo.schedules import TrainingState
 from bandpo.sequences import Sequences, read_layout
+from bandpo.token_data import AnchorRatio, TokenData, lazy_property
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -187,12 +188,22 @@ class Batch(NamedTuple):
         Raises:
             ValueError: a level is unknown, or a number of the rule needs what the state does not tell.
         """
-        tokens = self._view(rule.resolve(self.state), level, bound_level)
-        settled = tokens.rule.settle(tokens)
-        return tokens if settled is tokens.rule else tokens.with_rule(settled)
+        data = self._data(level, bound_level)
+        return Tokens(
+            data.log_ratio,
+            data.logp_old,
+            data.advantages,
+            data.mask,
+            data.sequences,
+            data.anchor_ratio,
+            data.entropy,
+            data.weights,
+            data.state,
+            rule=rule.resolve(self.state).settle(data),
+        )
 
-    def _view(self, rule: ClipRule, level: str, bound_level: str | None) -> Tokens:
-        """Return the view of `tokens` under a rule that is not settled yet."""
+    def _data(self, level: str, bound_level: str | None) -> TokenData:
+        """Return what a rule may look at, at the levels of `tokens`."""
         anchor = self.logp_old if self.logp_anchor is None else self.logp_anchor
         anchor_ratio = None
         if self.logp_anchor is not None or bound_level not in (None, level):
@@ -203,13 +214,12 @@ class Batch(NamedTuple):
                 self._at_level(anchor, bound_level or level),
                 self._at_level(log_ratio, bound_level or level),
             )
-        return Tokens(
+        return TokenData(
             self._at_level(self.log_ratio, level),
             self._at_level(self.logp_old, level),
             self.advantages,
             self.mask,
             self.sequences,
-            rule,
             anchor_ratio,
             self.entropy,
             self.weights,
@@ -219,15 +229,6 @@ class Batch(NamedTuple):
     def _at_level(self, logp: Tensor, level: str) -> Tensor:
         """Return log-probabilities at the level that ratios are formed on, see `reduce_to_level`."""
         return logp if known_level(level) == "token" else self.sequences.mean(logp).contiguous()
-
-
-class AnchorRatio(NamedTuple):
-    """The ratio that a rule's bounds apply to, where it is not the ratio that a loss weights with."""
-
-    logp: Float[Tensor, "batch time"]
-    """Log-probability (nats) that the bounds surround."""
-    log_ratio: Float[Tensor, "batch time"]
-    """log(π/π_anchor), nats, which is compared with the bounds."""
 
 
 def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
@@ -269,31 +270,7 @@ def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
 
 def _validate_shape(name: str, x: Any, sequences: Sequences) -> Tensor:
     """Return a tensor per token, or a tensor per sequence in the form that `Sequences` gives it."""
-    return _per_sequence(name, _checks.as_float(name, x).detach(), sequences)
-
-
-def _per_sequence(name: str, x: Tensor, sequences: Sequences) -> Tensor:
-    """Return a tensor per token as it is, and one per sequence in the form that `Sequences` gives it."""
-    tokens = sequences.mask.shape
-    if x.shape == tokens:
-        return x
-    if sequences.packed:
-        if x.shape != (sequences.count,):
-            raise InvalidValue(
-                f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences "
-                f"({sequences.count},)"
-            )
-        # The last entry is of tokens that are in no sequence.
-        return torch.cat([x, x.new_zeros(1)])
-    rows = tokens[:-1]
-    if x.shape == rows:
-        return x.unsqueeze(-1)
-    # Broadcasting alone would also spread the values of one sequence over all of them.
-    if x.shape != (*rows, 1):
-        raise InvalidValue(
-            f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences {tuple(rows)}"
-        )
-    return x
+    return sequences.values(name, _checks.as_float(name, x).detach())
 
 
 def _count_of_sequences(tensors: Mapping[str, Any], state: TrainingState) -> int | None:
@@ -345,36 +322,11 @@ def _poisoned(
     return advantages + poison
 
 
-T = TypeVar("T")
-
-
-class lazy_property(Generic[T]):
-    """A property that is computed on first access and stored in the instance.
-
-    `functools.cached_property` holds a lock, which breaks the graph of ``torch.compile``.
-    """
-
-    def __init__(self, compute: Callable[[Any], T]):
-        self.compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, tokens: Any, owner: Any = None) -> T:
-        value = self.compute(tokens)
-        # This descriptor has no __set__, so later reads find the instance's attribute first.
-        object.__setattr__(tokens, self.name, value)
-        return value
-
-
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """One view of a batch: what a rule and an objective may look at. Nothing in it carries a gradient.
+class Tokens(TokenData):
+    """One view of a batch under a rule: what an objective may look at. Nothing in it carries a gradient.
 
-    Log-probabilities and ratios are at the level of the method: a token's own, or its sequence's mean. What stands
-    where the mask is 0 is finite and means nothing. Each property is computed when first asked for, so a method pays
-    only for what it uses.
+    Each property is computed when first asked for, so a method pays only for what it uses.
 
     >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.04]]).log(),
@@ -386,25 +338,8 @@ class Tokens:
     (tensor([[2.0000, 0.5000]]), tensor([[ True, False]]))
     """
 
-    log_ratio: Float[Tensor, "batch time"]
-    """log(π/π_old), nats."""
-    logp_old: Float[Tensor, "batch time"]
-    """log π_old, nats: what the ratio refers to."""
-    advantages: Float[Tensor, "batch time"]
-    mask: Float[Tensor, "batch time"]
-    """1 for tokens that count, else 0."""
-    sequences: Sequences
-    """Which tokens form a sequence, and sums over them."""
-    rule: ClipRule
+    rule: ClipRule = field(kw_only=True)
     """The clip rule, settled for these tokens: its bounds depend on p alone."""
-    anchor_ratio: AnchorRatio | None = None
-    """The ratio that the rule bounds, where that is not ``ratio``."""
-    entropy: Float[Tensor, "batch time"] | None = None
-    """Entropy (nats) of the policy at each token, where it is known."""
-    weights: Tensor | None = None
-    """Importance weights per token or per sequence, where there are any; see `Objective.weights_inside`."""
-    state: TrainingState = field(default_factory=TrainingState)
-    """What else is known: position and length of sequences, their group, the age of their weights, the progress."""
 
     @classmethod
     def from_batch(
@@ -438,74 +373,6 @@ class Tokens:
             cu_seqlens=cu_seqlens,
         )
         return batch.tokens(rule, level)
-
-    def with_rule(self, rule: ClipRule) -> Tokens:
-        """Return the same tokens under another rule, which must be settled."""
-        return Tokens(
-            self.log_ratio,
-            self.logp_old,
-            self.advantages,
-            self.mask,
-            self.sequences,
-            rule,
-            self.anchor_ratio,
-            self.entropy,
-            self.weights,
-            self.state,
-        )
-
-    @property
-    def position(self) -> Float[Tensor, "batch time"]:
-        """The number of counted tokens of the sequence before each token."""
-        return self.sequences.position
-
-    @property
-    def length(self) -> Float[Tensor, "batch time"]:
-        """The number of counted tokens of each token's sequence."""
-        return self.sequences.at_tokens(self.sequences.length).to(self.mask.dtype)
-
-    @property
-    def age(self) -> Float[Tensor, "batch time"]:
-        """The number of versions that the weights which sampled each token were behind.
-
-        Raises:
-            ValueError: the training state does not tell.
-        """
-        return self._known("age").to(self.log_ratio.dtype)
-
-    @property
-    def group(self) -> Int[Tensor, "batch time"]:
-        """The number of each token's prompt.
-
-        Raises:
-            ValueError: the training state does not tell.
-        """
-        return self._known("group")
-
-    def _known(self, name: str) -> Tensor:
-        """Return at each token a quantity that the training state has per token or per sequence."""
-        x = getattr(self.state, name)
-        if x is None:
-            raise InvalidValue(
-                f"the {name} of the tokens is not known: give policy_loss state=TrainingState({name}=...)"
-            )
-        return self.sequences.at_tokens(_per_sequence(name, x, self.sequences))
-
-    @lazy_property
-    def ratio(self) -> Float[Tensor, "batch time"]:
-        """π/π_old, kept finite and above 0 so that a weight can be compared with it."""
-        limits = torch.finfo(self.log_ratio.dtype)
-        return self.log_ratio.exp().clamp(limits.tiny, limits.max)
-
-    @property
-    def logp_anchor(self) -> Float[Tensor, "batch time"]:
-        """Log-probability (nats) that the rule's bounds surround."""
-        return self.logp_old if self.anchor_ratio is None else self.anchor_ratio.logp
-
-    @property
-    def log_ratio_anchor(self) -> Float[Tensor, "batch time"]:
-        """log(π/π_anchor): what the rule compares with its bounds."""
-        return self.log_ratio if self.anchor_ratio is None else self.anchor_ratio.log_ratio
 
     @lazy_property
     def clip_mask(self) -> ClipMask:
@@ -569,18 +436,6 @@ class Tokens:
         to_lower = -torch.expm1(self.bounds.log_lower).clamp(max=-smallest)
         moved = torch.expm1(self.log_ratio_anchor)
         return torch.where(moved > 0, moved / to_upper, moved / to_lower)
-
-    def sequence_before(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """Return the sum of ``x`` over the counted tokens of a sequence that come before each of its tokens."""
-        return self.sequences.before(x)
-
-    def sequence_sum(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """Return the sum of ``x`` over the counted tokens of a sequence, at each of its tokens."""
-        return self.sequences.at_tokens(self.sequences.sum(x * self.mask)).to(x.dtype)
-
-    def sequence_mean(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """Return the mean of ``x`` over the counted tokens of a sequence, at each of its tokens."""
-        return self.sequences.mean(x)
 
 
 def reduce_to_level(

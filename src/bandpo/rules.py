@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from bandpo.batch import Tokens
+    from bandpo.token_data import TokenData
 
 __all__ = [
     "DCPO",
@@ -78,7 +78,7 @@ class ClipRule(Varies, ABC):
         """A ratio that no upper bound exceeds, known without solving: what a loss reports of a blocked token."""
         return math.inf
 
-    def settle(self, tokens: Tokens) -> ClipRule:
+    def settle(self, tokens: TokenData) -> ClipRule:
         """Return the rule for these tokens alone, whose bounds depend on p and nothing else.
 
         It is the rule itself, unless it is a `TokenRule` or holds one. `Tokens.rule` is settled.
@@ -143,7 +143,7 @@ class TokenRule(ClipRule):
     """
 
     @abstractmethod
-    def for_tokens(self, tokens: Tokens) -> RatioBounds | ClipRule:
+    def for_tokens(self, tokens: TokenData) -> RatioBounds | ClipRule:
         """Return the bounds of these tokens, or a rule that holds for them alone, such as a `Band`.
 
         Bounds are log-ratios of a shape that broadcasts to the tokens'. They surround ``tokens.logp_anchor``, and
@@ -151,10 +151,10 @@ class TokenRule(ClipRule):
         do: that would stop an accelerator, and break the graph of ``torch.compile``.
 
         Args:
-            tokens: The tokens. Its `rule` is this one, so it has no ``bounds`` yet.
+            tokens: The tokens, at the levels of the method.
         """
 
-    def settle(self, tokens: Tokens) -> ClipRule:
+    def settle(self, tokens: TokenData) -> ClipRule:
         rule = self.for_tokens(tokens)
         if isinstance(rule, RatioBounds):
             return _GivenBounds(rule.log_lower, rule.log_upper)

@@ -141,6 +141,34 @@ class Sequences:
         """
         return self.at_tokens(self.sum(x * self.mask) / self.length.clamp(min=1.0)).to(x.dtype)
 
+    def values(self, name: str, x: Tensor) -> Tensor:
+        """Return a caller's tensor per token as it is, and one per sequence in the form that other methods give it.
+
+        Raises:
+            ValueError: the shape is neither; the message calls the tensor by ``name``.
+        """
+        tokens = self.mask.shape
+        if x.shape == tokens:
+            return x
+        if self.packed:
+            if x.shape != (self.count,):
+                raise InvalidValue(
+                    f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences "
+                    f"({self.count},)"
+                )
+            # The last entry is of tokens that are in no sequence.
+            return torch.cat([x, x.new_zeros(1)])
+        rows = tokens[:-1]
+        if x.shape == rows:
+            return x.unsqueeze(-1)
+        # Broadcasting alone would also spread the values of one sequence over all of them.
+        if x.shape != (*rows, 1):
+            raise InvalidValue(
+                f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences "
+                f"{tuple(rows)}"
+            )
+        return x
+
     def at_tokens(self, x: Tensor) -> Float[Tensor, "batch time"]:
         """Return at each token its sequence's entry of a tensor per sequence; a tensor per token stays as it is."""
         if x.shape == self.mask.shape:

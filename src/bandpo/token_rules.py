@@ -19,7 +19,7 @@ from bandpo.errors import InvalidType, InvalidValue
 from bandpo.rules import Band, TokenRule
 
 if TYPE_CHECKING:
-    from bandpo.batch import Tokens
+    from bandpo.token_data import TokenData
 
 __all__ = ["BalancedBounds", "PrefixBudget", "SecondMoment"]
 
@@ -72,7 +72,7 @@ class BalancedBounds(TokenRule):
     def whole_batch(self) -> bool:
         return True
 
-    def for_tokens(self, tokens: Tokens) -> RatioBounds:
+    def for_tokens(self, tokens: TokenData) -> RatioBounds:
         lowers = _steps(self.lower, self.max_lower, self.step)
         uppers = _steps(self.upper, self.max_upper, self.step)
         moved = tokens.log_ratio_anchor
@@ -139,7 +139,7 @@ class SecondMoment(TokenRule):
     def whole_batch(self) -> bool:
         return True
 
-    def for_tokens(self, tokens: Tokens) -> RatioBounds:
+    def for_tokens(self, tokens: TokenData) -> RatioBounds:
         moved = tokens.log_ratio_anchor
         outward = (tokens.advantages * moved > 0) & (tokens.mask > 0)
         distance, _ = moved.abs().masked_fill(~outward, math.inf).flatten().sort()
@@ -191,7 +191,7 @@ class PrefixBudget(TokenRule):
     def whole_sequence(self) -> bool:
         return True
 
-    def for_tokens(self, tokens: Tokens) -> RatioBounds:
+    def for_tokens(self, tokens: TokenData) -> RatioBounds:
         logp = tokens.logp_anchor
         divergence = self.band.divergence.divergence_of_ratio(tokens.log_ratio_anchor, logp)
         weight = 1 - (1 - self.last_weight) * tokens.position / (tokens.length - 1).clamp(min=1.0)
