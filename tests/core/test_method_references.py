@@ -66,6 +66,11 @@ VERL = {
     ),
     "sapo": ({"tau_pos": 1.5, "tau_neg": 3.0}, partial(reference.sapo, positive=1.5, negative=3.0)),
     "gpg": ({}, reference.gpg),
+    # With a share of 1 no token is left to chance.
+    "clip_cov": (
+        {"clip_ratio": 0.2, "clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 0.6},
+        partial(reference.clip_cov, low=0.2, high=0.2, minimum=0.1, maximum=0.6),
+    ),
 }
 OF_SEQUENCES = ("gspo", "geo_mean")
 

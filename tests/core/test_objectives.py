@@ -18,7 +18,7 @@ from bandpo import (
     policy_loss,
 )
 from bandpo.batch import Tokens, reduce_to_level
-from bandpo.objectives import ClippedWeight, FutureKL, SelfAnchored, SequenceMask
+from bandpo.objectives import ClippedWeight, CovarianceMask, FutureKL, SelfAnchored, SequenceMask
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -217,3 +217,69 @@ def test_future_kl_raises_no_token_beyond_the_safety_ratio_with_a_negative_advan
     kept = FutureKL(decay=1.0, safety_ratio=4.0).weight(tokens) / tokens.ratio
     torch.testing.assert_close(raised, torch.full((1, 3), 1.2))
     torch.testing.assert_close(kept, torch.tensor([[1.0, 1.2, 1.2]]))
+
+
+# --- tokens drawn by their covariance ---------------------------------------------------------------------------------
+
+
+def tensors_to_draw_from(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    old = -4 * torch.rand(50, 40, generator=generator, dtype=dtype) - 0.05
+    logp = (old + 0.3 * torch.randn(50, 40, generator=generator, dtype=dtype)).clamp(max=-1e-3)
+    advantages = torch.randn(50, 40, generator=generator, dtype=dtype)
+    mask = (torch.rand(50, 40, generator=generator) < 0.8).float()
+    return logp, old, advantages, mask
+
+
+def tokens_to_draw_from(dtype=torch.float32):
+    return Tokens.from_batch(*tensors_to_draw_from(dtype), rule=FixedClip(0.2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("share", [0.0001, 0.002, 0.01])
+def test_a_share_of_the_counted_tokens_is_drawn_from_those_between_two_covariances(share, dtype):
+    tokens = tokens_to_draw_from(dtype=dtype)
+    drawn = (CovarianceMask(share).weight(tokens) == 0) & ~tokens.blocked
+    count = int(tokens.mask.sum())
+    assert int(drawn.sum()) == max(1, int(share * count))
+    counted = tokens.mask > 0
+    a, x = tokens.advantages, tokens.logp_old + tokens.log_ratio
+    covariance = (a - a[counted].mean()) * (x - x[counted].mean())
+    assert ((covariance > 1) & (covariance < 5))[drawn].all()
+    assert counted[drawn].all()
+
+
+def test_the_same_tokens_are_drawn_wherever_they_stand():
+    tensors = tensors_to_draw_from(torch.float64)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    views = [Tokens.from_batch(*batch, rule=Unclipped()) for batch in (tensors, [x[order] for x in tensors])]
+    drawn, again = (CovarianceMask(0.01).weight(view) == 0 for view in views)
+    assert torch.equal(drawn[order], again)
+    assert drawn.any()
+
+
+def test_other_tokens_are_drawn_once_the_policy_has_moved():
+    """Each of forty batches draws from the same tokens, whose log-probabilities differ a little."""
+    drawn = []
+    for step in range(40):
+        old = torch.full((1, 200), -3.0) - torch.linspace(0, 1, 200)
+        logp = old + 1e-3 * (step + 1)
+        advantages = torch.full((1, 200), 3.0)
+        advantages[:, 100:] = -3.0
+        objective = CovarianceMask(0.01, 0.1, 5.0)
+        weight = objective.weight(Tokens.from_batch(logp, old, advantages, rule=Unclipped()))
+        drawn += (weight[0] == 0).nonzero().flatten().tolist()
+    assert len(drawn) == 80
+    # Of about 190 candidates eighty draws meet far more than a few.
+    assert len(set(drawn)) > 40
+
+
+def test_where_fewer_can_be_drawn_all_of_them_are():
+    tokens = tokens_to_draw_from()
+    some, all_of_them = (CovarianceMask(share).weight(tokens) == 0 for share in (0.9, 1.0))
+    assert torch.equal(some, all_of_them)
+
+
+def test_a_range_of_covariances_without_values_is_refused():
+    with pytest.raises(ValueError, match=r"min_covariance=5.0 must be below max_covariance=1.0"):
+        CovarianceMask(0.1, 5.0, 1.0)
