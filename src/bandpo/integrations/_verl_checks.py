@@ -179,7 +179,7 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
         f"set {DRIVER}bypass_mode=true and {ROLLOUT}calculate_log_probs=true; or "
         f"method={str(replace(method, old_policy='trainer'))!r} for the trainer's",
     )
-    if method.objective.whole_batch:
+    if method.whole_batch:
         _check_whole_batch(method, actor, config)
 
 
@@ -216,15 +216,18 @@ def _check_acts(method: Method, config: DictConfig) -> None:
     """Refuse a clip rule that can never act."""
     if method.clip == Unclipped():
         return
-    rule, p = repr(method.clip), torch.tensor(PROBABILITIES)
-    lower, upper = _allowed(method)
-    above = (upper > 0.9 * (1 / p).clamp(max=FAR)).all() and upper.isfinite().any()
-    below = (lower < 1 / FAR).all() and lower.any()
-    refuse(
-        above or below,
-        f"{WHERE}method: at no probability does {rule} block a ratio {'above' if above else 'below'} 1 that training "
-        "reaches. Is a number mistyped? No bound on a side is low=1 or high=inf",
-    )
+    rule = repr(method.clip)
+    # What a rule of the tokens allows is known with the tokens only.
+    if not method.clip.looks_at_tokens:
+        p = torch.tensor(PROBABILITIES)
+        lower, upper = _allowed(method)
+        above = (upper > 0.9 * (1 / p).clamp(max=FAR)).all() and upper.isfinite().any()
+        below = (lower < 1 / FAR).all() and lower.any()
+        refuse(
+            above or below,
+            f"{WHERE}method: at no probability does {rule} block a ratio {'above' if above else 'below'} 1 that "
+            "training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf",
+        )
     refuse(
         _updates(config) <= 1 and not bypasses(config),
         f"{ACTOR}ppo_mini_batch_size: there is one update for each batch, so every ratio is 1 and {rule} never acts: "
@@ -317,7 +320,11 @@ def _identity(method: Method | None, actor: ActorConfig, config: DictConfig) -> 
     parts += [as_text(method)] if method else []
     distillation = config.get("distillation")
     parts += ["and verl's distillation"] if distillation and distillation.enabled else []
-    ends = zip(PROBABILITIES, *_allowed(method).tolist(), strict=True) if method else ()
+    if method and method.clip.looks_at_tokens:
+        ratios = "by the tokens of each batch"
+    else:
+        ends = zip(PROBABILITIES, *_allowed(method).tolist(), strict=True) if method else ()
+        ratios = ", ".join(f"{low:.5g} to {high:.5g} at p = {p}" for p, low, high in ends)
     data, trainer, rollout = config.data, config.trainer, config.actor_rollout_ref.rollout
     prompts = data.train_batch_size
     if trainer_of(config) == "fully_async":
@@ -331,7 +338,7 @@ def _identity(method: Method | None, actor: ActorConfig, config: DictConfig) -> 
         stock = POLICY_LOSS_REGISTRY.get(loss)
     lines = {
         "loss": ", ".join(parts),
-        "ratios": ", ".join(f"{low:.5g} to {high:.5g} at p = {p}" for p, low, high in ends),
+        "ratios": ratios,
         "average": _verl_average.announced(method, stock, actor),
     }
     written = config.actor_rollout_ref.actor.policy_loss

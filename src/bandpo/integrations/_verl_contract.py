@@ -88,7 +88,7 @@ def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
     Raises:
         ValueError: it has sums, and ``rows`` are a part of this process's mini-batch.
     """
-    if not method.objective.whole_batch:
+    if not method.whole_batch:
         return TrainingState()
     info = config.global_batch_info
     whole = (info.get("global_batch_size") or 0) / (info.get("dp_size") or 1)
