@@ -84,12 +84,13 @@ class ClipRule(Varies, ABC):
         It is the rule itself, unless it is a `TokenRule` or holds one. `Tokens.rule` is settled.
         """
         parts = self.parts()
-        settled = {
-            name: part.settle(tokens) if isinstance(part, ClipRule) else part for name, part in parts.items()
-        }
-        if all(settled[name] is part for name, part in parts.items()):
-            return self
-        return self.__class__(**settled)
+        changed: dict[str, ClipRule] = {}
+        for name, part in parts.items():
+            if isinstance(part, ClipRule):
+                settled = part.settle(tokens)
+                if settled is not part:
+                    changed[name] = settled
+        return self.__class__(**{**parts, **changed}) if changed else self
 
     @property
     def looks_at_tokens(self) -> bool:
