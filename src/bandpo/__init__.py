@@ -287,6 +287,7 @@ _SUBMODULES = (
     "importance",
     "integrations",
     "linear",
+    "lint",
     "loss",
     "methods",
     "objectives",
