@@ -330,7 +330,7 @@ class Ratios(TokenRule):
 
 
 @dataclass(frozen=True)
-class ANumber(TokenRule):
+class OfNumber(TokenRule):
     def for_tokens(self, tokens):
         return 0.2
 
@@ -345,7 +345,7 @@ class OfAnotherShape(TokenRule):
     ("rule", "message"),
     [
         (Ratios(), "these are ratios, return their logarithms"),
-        (ANumber(), "ANumber.for_tokens must return RatioBounds or a clip rule, got float"),
+        (OfNumber(), "OfNumber.for_tokens must return RatioBounds or a clip rule, got float"),
         (OfAnotherShape(), r"log_lower of shape \(7,\) does not broadcast"),
         (TwoSided(FixedClip(), Ratios()), "these are ratios, return their logarithms"),
     ],
