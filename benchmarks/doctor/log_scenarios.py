@@ -1,0 +1,390 @@
+"""Simulated logs: healthy courses of many shapes, and faults whose cause is known.
+
+They imitate the shape of curves, not the training that makes them. Every figure that a run of that kind may have is
+drawn at random, so that a seed that was never looked at tests a threshold and not one curve.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Rows = list[dict[str, float]]
+
+
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+SHAPES: Mapping[str, Callable[[float, random.Random], float]] = {
+    "line": lambda t, draw: 0.15 + 0.5 * t,
+    "saturates late": lambda t, draw: 0.2 + 0.5 * logistic(8 * (t - 0.45)),
+    "saturates early": lambda t, draw: 0.2 + 0.45 * (1 - math.exp(-12 * t)),
+    "starts late": lambda t, draw: 0.01 + 0.55 * logistic(14 * (t - 0.6)),
+    "slow": lambda t, draw: 0.4 + 0.06 * t,
+    "dips first": lambda t, draw: 0.45 - 0.22 * math.exp(-(((t - 0.25) / 0.1) ** 2)) + 0.25 * t,
+    "falls and recovers": lambda t, draw: 0.5 - 0.3 * math.exp(-(((t - 0.6) / 0.12) ** 2)) + 0.1 * t,
+    "staircase": lambda t, draw: 0.2 + 0.12 * int(4 * t),
+}
+"""Mean reward of healthy runs by the part of the run that is over, between 0 and 1."""
+
+
+class Course:
+    """The metrics of one healthy run, as functions of the part that is over; a fault replaces some of them.
+
+    Args:
+        seed: Of everything that is drawn.
+        shape: A key of `SHAPES`.
+    """
+
+    def __init__(self, seed: int, shape: str = "line"):
+        self.draw = draw = random.Random(f"{seed} {shape}")
+        self.steps = draw.choice((60, 120, 200, 400))
+        self.scale, self.offset = draw.choice(((1.0, 0.0), (1.0, 0.0), (2.0, -1.0), (5.0, 0.0), (10.0, -10.0)))
+        self.noise = draw.uniform(0.01, 0.06)
+        self.memory = draw.uniform(0.0, 0.5)
+        entropy, decay = draw.uniform(0.3, 1.4), draw.uniform(0.1, 1.0)
+        kl, drift = draw.uniform(0.02, 0.3), draw.uniform(0.6, 1.4)
+        length, growth = draw.uniform(120, 1500), draw.uniform(-0.2, 0.6)
+        gradient, calm = draw.uniform(0.05, 2.0), draw.uniform(0.0, 0.8)
+        clip = draw.uniform(0.0005, 0.03)
+        cut = draw.uniform(0.0, 0.04)
+        rate = draw.choice((1e-6, 2e-6, 1e-5))
+        group = draw.choice((8, 16))
+        step_time = draw.uniform(10, 120)
+
+        def pass_rate(t: float) -> float:
+            return min(0.97, SHAPES[shape](t, draw))
+
+        self.curves: dict[str, Callable[[float], float]] = {
+            "reward": pass_rate,
+            "frac_reward_zero_std": lambda t: pass_rate(t) ** group + (1 - pass_rate(t)) ** group,
+            "entropy": lambda t: entropy * (0.35 + 0.65 * math.exp(-decay * t)),
+            "kl": lambda t: kl * t**drift,
+            "completions/mean_length": lambda t: length * (1 + growth * t),
+            "completions/clipped_ratio": lambda t: cut,
+            "grad_norm": lambda t: gradient * math.exp(-calm * t),
+            "clip_ratio/region_mean": lambda t: clip,
+            "learning_rate": lambda t: rate * min(1.0, 20 * t) * (1 - 0.9 * t),
+            "step_time": lambda t: step_time,
+        }
+        self.noises = {"entropy": 0.04, "kl": 0.15, "completions/mean_length": 0.05, "grad_norm": 0.25}
+        self.noises |= {"clip_ratio/region_mean": 0.3, "step_time": 0.1}
+        # Groups without spread are a share of some dozens, and are known no better.
+        self.wobble = {"frac_reward_zero_std": 0.04, "completions/clipped_ratio": 0.01}
+
+    def rows(self) -> Rows:
+        """Draw the log."""
+        draw, rows, error = self.draw, [], 0.0
+        for step in range(1, self.steps + 1):
+            t = step / self.steps
+            row = {"step": float(step)}
+            for name, curve in self.curves.items():
+                value = curve(t)
+                if name == "reward":
+                    error = self.memory * error + self.noise * draw.gauss(0, 1)
+                    value = self.offset + self.scale * (value + error)
+                elif name in self.noises:
+                    value *= math.exp(self.noises[name] * draw.gauss(0, 1))
+                elif name in self.wobble:
+                    value = min(1.0, max(0.0, value + self.wobble[name] * draw.gauss(0, 1)))
+                row[name] = value
+            spread = math.sqrt(max(0.0, self.curves["reward"](t) * (1 - self.curves["reward"](t))))
+            row["reward_std"] = self.scale * spread * math.exp(0.05 * draw.gauss(0, 1))
+            rows.append(row)
+        return rows
+
+
+def healthy(seed: int, shape: str) -> Rows:
+    return Course(seed, shape).rows()
+
+
+VERL = {
+    "reward": "critic/score/mean",
+    "entropy": "actor/entropy",
+    "kl": "actor/kl_loss",
+    "completions/mean_length": "response_length/mean",
+    "completions/clipped_ratio": "response_length/clip_ratio",
+    "grad_norm": "actor/grad_norm",
+    "clip_ratio/region_mean": "actor/pg_clipfrac",
+    "learning_rate": "actor/lr",
+    "step_time": "perf/time_per_step",
+    "frac_reward_zero_std": None,
+    "reward_std": None,
+}
+"""Names of the metrics in verl's log; None where it has none."""
+
+
+def named_as_verl(rows: Rows) -> Rows:
+    return [
+        {VERL.get(name, name): value for name, value in row.items() if VERL.get(name, name) is not None}
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A log with a known cause."""
+
+    right: Sequence[str]
+    """Codes that name the cause."""
+    rows: Callable[[int], Rows]
+    """The log by its seed."""
+    half: Sequence[str] = ()
+    """Codes that are true of it, but of an effect, or a part."""
+
+
+def _course(seed: int, shape: str = "line", **curves: Callable[[float], float]) -> Course:
+    course = Course(seed, shape)
+    names = {"dead": "frac_reward_zero_std", "length": "completions/mean_length"}
+    names |= {"cut": "completions/clipped_ratio", "clip": "clip_ratio/region_mean", "rate": "learning_rate"}
+    for name, curve in curves.items():
+        course.curves[names.get(name, name)] = curve
+    return course
+
+
+def _number(seed: int, name: str, low: float, high: float) -> float:
+    return random.Random(f"{seed} {name}").uniform(low, high)
+
+
+def reference(seed: int) -> Rows:
+    """A LoRA run anchored on the base model, not on its supervised adapter."""
+    level = _number(seed, "reference", 0.3, 1.5)
+    return _course(seed, kl=lambda t: level * (1 - 0.1 * t)).rows()
+
+
+def hardly_moves(seed: int) -> Rows:
+    reward, kl = _number(seed, "reward", 0.2, 0.6), _number(seed, "kl", 0.001, 0.005)
+    course = _course(seed, reward=lambda t: reward, kl=lambda t: kl * t, entropy=lambda t: 1.0, rate=lambda t: 2e-7)
+    course.steps = max(200, course.steps)
+    return course.rows()
+
+
+def curriculum(seed: int) -> Rows:
+    """Harder prompts from one step on."""
+    at = _number(seed, "switch", 0.35, 0.7)
+    course = _course(seed)
+    course.steps = max(120, course.steps)
+    reward, length = course.curves["reward"], course.curves["completions/mean_length"]
+    course.curves["reward"] = lambda t: reward(t) - (0.3 if t > at else 0.0) + 0.1
+    course.curves["completions/mean_length"] = lambda t: length(t) * (1.7 if t > at else 1.0)
+    return course.rows()
+
+
+def judge_at_zero(seed: int) -> Rows:
+    course = _course(seed)
+    first, second = _number(seed, "judge", 0.3, 0.6), random.Random(f"{seed} judges")
+    rows = course.rows()
+    for row in rows:
+        row["rewards/judge/mean"] = first + 0.03 * second.gauss(0, 1)
+        row["rewards/other_judge/mean"] = 0.0
+    return rows
+
+
+def format_pays(seed: int) -> Rows:
+    """Most of the reward is for the form of an answer, which every answer soon has."""
+    draw = random.Random(f"{seed} format")
+    rows = _course(seed, "saturates early").rows()
+    for row in rows:
+        t = row["step"] / len(rows)
+        form = 0.3 + 0.68 * (1 - math.exp(-25 * t)) + 0.01 * draw.gauss(0, 1)
+        right = 0.03 + 0.02 * t + 0.01 * draw.gauss(0, 1)
+        row["rewards/form/mean"], row["rewards/right/mean"] = form, right
+        row["reward"] = 0.5 * form + right
+    return rows
+
+
+def spikes(seed: int, fall: bool) -> Rows:
+    course = _course(seed)
+    course.steps = max(120, course.steps)
+    if fall:
+        reward = course.curves["reward"]
+        course.curves["reward"] = lambda t: reward(t) if t < 0.75 else 0.02
+    rows = course.rows()
+    draw = random.Random(f"{seed} spikes")
+    for at in draw.sample(range(len(rows) // 4, 3 * len(rows) // 4), 6):
+        rows[at]["grad_norm"] *= draw.uniform(40, 200)
+    return rows
+
+
+def entropy_rises(seed: int) -> Rows:
+    end = _number(seed, "end", 2.5, 6.0)
+    return _course(seed, "saturates early", entropy=lambda t: 0.5 + (end - 0.5) * max(0.0, t - 0.2) ** 1.5).rows()
+
+
+def clips_much(seed: int) -> Rows:
+    end = _number(seed, "end", 0.35, 0.6)
+    return _course(seed, "saturates early", clip=lambda t: 0.1 + (end - 0.1) * min(1.0, 2 * t)).rows()
+
+
+def diverges(seed: int) -> Rows:
+    """KL to the reference leaves all bounds while the rest looks well."""
+    end = 10 ** _number(seed, "end", 4, 8)
+    return _course(seed, "saturates early", kl=lambda t: 0.02 + end * max(0.0, t - 0.5) ** 4).rows()
+
+
+def kl_drifts(seed: int) -> Rows:
+    end = _number(seed, "end", 2.5, 8.0)
+    return _course(seed, "saturates early", kl=lambda t: 0.02 + end * t**2.4).rows()
+
+
+def too_fast(seed: int) -> Rows:
+    top, reward = _number(seed, "top", 2.0, 6.0), _number(seed, "reward", 0.05, 0.2)
+    course = _course(
+        seed,
+        kl=lambda t: top,
+        rate=lambda t: 5e-4,
+        reward=lambda t: reward,
+        entropy=lambda t: 0.9 if t < 0.2 else 0.003,
+        cut=lambda t: 0.95 if t > 0.1 else 0.2,
+    )
+    rows = course.rows()
+    for number, row in enumerate(rows[:6]):
+        row["kl"] = top * number / 6
+        row["grad_norm"] = 10.0
+    return rows
+
+
+def cut_at_last(seed: int) -> Rows:
+    """Only the last tenth is cut off: a mean over the later half hides it."""
+    top = _number(seed, "top", 0.5, 0.9)
+    return _course(seed, "saturates early", cut=lambda t: 0.02 if t < 0.9 else top).rows()
+
+
+def cut_more_and_more(seed: int) -> Rows:
+    top = _number(seed, "top", 0.4, 0.7)
+    course = _course(seed, cut=lambda t: 0.005 + top * t**2)
+    length = course.curves["completions/mean_length"]
+    course.curves["completions/mean_length"] = lambda t: length(t) * (1 + 2 * t)
+    return course.rows()
+
+
+def cut_from_the_start(seed: int) -> Rows:
+    level = _number(seed, "level", 0.75, 1.0)
+    return _course(seed, "slow", cut=lambda t: level).rows()
+
+
+def _with_evaluation(rows: Rows, score: Callable[[float], float], seed: int) -> Rows:
+    draw = random.Random(f"{seed} evaluation")
+    every = max(3, len(rows) // 16)
+    for row in rows[::every]:
+        row["eval/accuracy"] = score(row["step"] / len(rows)) + 0.012 * draw.gauss(0, 1)
+    return rows
+
+
+def hacked(seed: int) -> Rows:
+    lost = _number(seed, "lost", 0.12, 0.25)
+    course = _course(seed, "saturates late")
+    return _with_evaluation(
+        course.rows(), lambda t: 0.2 + 0.22 * min(1.0, 3 * t) - lost * max(0.0, t - 0.33) / 0.67, seed
+    )
+
+
+def length_pays(seed: int) -> Rows:
+    times = _number(seed, "times", 2.2, 4.0)
+    course = _course(seed, "saturates late", length=lambda t: 400 * (1 + (times - 1) * t**1.4))
+    return _with_evaluation(course.rows(), lambda t: 0.21 + 0.02 * t, seed)
+
+
+def mismatch(seed: int) -> Rows:
+    """The engine departs from the trainer from the middle on, and the reward falls after it."""
+    draw = random.Random(f"{seed} mismatch")
+    course = _course(seed)
+    reward = course.curves["reward"]
+    course.curves["reward"] = lambda t: reward(t) if t < 0.7 else reward(0.7) * math.exp(-8 * (t - 0.7))
+    rows = course.rows()
+    for row in rows:
+        t = row["step"] / len(rows)
+        row["sampling/sampling_logp_difference/mean"] = (0.015 + 0.5 * max(0.0, t - 0.5)) * math.exp(
+            0.1 * draw.gauss(0, 1)
+        )
+    return rows
+
+
+def too_hard(seed: int) -> Rows:
+    rate = _number(seed, "rate", 0.01, 0.04)
+    return _course(seed, reward=lambda t: rate, dead=lambda t: (1 - rate) ** 8 + 0.0).rows()
+
+
+def solved(seed: int) -> Rows:
+    course = _course(seed, reward=lambda t: 0.3 + 0.67 * (1 - math.exp(-8 * t)))
+    rate = course.curves["reward"]
+    course.curves["frac_reward_zero_std"] = lambda t: rate(t) ** 8
+    course.scale, course.offset, course.noise = 1.0, 0.0, 0.015
+    return course.rows()
+
+
+def no_numbers(seed: int) -> Rows:
+    rows = _course(seed).rows()
+    first = int(_number(seed, "first", 0.4, 0.8) * len(rows))
+    for row in rows[first:]:
+        row["grad_norm"] = math.nan
+    return rows
+
+
+def no_rate(seed: int) -> Rows:
+    return _course(seed, reward=lambda t: 0.3, rate=lambda t: 0.0, kl=lambda t: 0.0).rows()
+
+
+def entropy_collapses(seed: int) -> Rows:
+    speed = _number(seed, "speed", 5.0, 9.0)
+    return _course(
+        seed,
+        reward=lambda t: 0.2 + 0.25 * logistic(14 * (t - 0.2)),
+        entropy=lambda t: 0.62 * math.exp(-speed * t) + 0.005,
+    ).rows()
+
+
+def constant_reward(seed: int) -> Rows:
+    value = random.Random(f"{seed} value").choice((0.0, 0.0, -5.0, 0.1))
+    rows = _course(seed, dead=lambda t: 1.0).rows()
+    for row in rows:
+        row["reward"], row["reward_std"] = value, 0.0
+    return rows
+
+
+def falls(seed: int) -> Rows:
+    at = _number(seed, "at", 0.5, 0.75)
+    course = _course(seed)
+    reward = course.curves["reward"]
+    course.curves["reward"] = lambda t: reward(t) if t < at else 0.05
+    return course.rows()
+
+
+def levels_off(seed: int) -> Rows:
+    """Nothing is wrong but that it no longer rises."""
+    return _course(seed, reward=lambda t: 0.18 + 0.37 * logistic(25 * (t - 0.12))).rows()
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "reference is not the start": Scenario(("reference-kl",), reference, ("kl-drift",)),
+    "policy hardly moves": Scenario(("hardly-moves",), hardly_moves, ("plateau",)),
+    "harder prompts from one step on": Scenario(("data-change",), curriculum, ("late-change", "collapse")),
+    "a judge at 0 beside another": Scenario(("component-constant",), judge_at_zero),
+    "form is most of the reward": Scenario(("component-dominates",), format_pays, ("plateau",)),
+    "gradient spikes": Scenario(("gradient-spikes",), lambda seed: spikes(seed, fall=False)),
+    "gradient spikes, then a fall": Scenario(
+        ("gradient-spikes",), lambda seed: spikes(seed, fall=True), ("collapse",)
+    ),
+    "entropy rises without end": Scenario(("entropy-rise",), entropy_rises, ("plateau", "step-too-large")),
+    "clip fraction of 0.4": Scenario(("clip-heavy",), clips_much, ("plateau",)),
+    "KL leaves all bounds": Scenario(("kl-drift",), diverges, ("plateau", "late-change")),
+    "KL drifts to several nats": Scenario(("kl-drift",), kl_drifts, ("plateau",)),
+    "learning rate 5e-4": Scenario(("step-too-large",), too_fast, ("truncated", "entropy-collapse", "kl-drift")),
+    "cut off in the last tenth": Scenario(("truncated", "late-change"), cut_at_last, ("plateau",)),
+    "cut off more and more": Scenario(("truncated",), cut_more_and_more, ("length-growth",)),
+    "cut off from the start": Scenario(("truncated",), cut_from_the_start),
+    "evaluation falls as reward rises": Scenario(("reward-hacked",), hacked),
+    "length pays, evaluation does not": Scenario(("length-growth", "reward-hacked"), length_pays),
+    "engine departs, reward falls": Scenario(("engine-mismatch",), mismatch, ("collapse",)),
+    "prompts too hard": Scenario(("no-signal",), too_hard, ("plateau",)),
+    "prompts solved": Scenario(("no-signal",), solved, ("plateau",)),
+    "values are NaN": Scenario(("nan",), no_numbers),
+    "learning rate 0": Scenario(("no-step",), no_rate, ("plateau", "hardly-moves")),
+    "entropy collapses": Scenario(("entropy-collapse",), entropy_collapses, ("plateau",)),
+    "every reward is the same": Scenario(("reward-flat", "no-signal"), constant_reward, ("plateau",)),
+    "reward falls": Scenario(("collapse",), falls, ("data-change",)),
+    "levels off": Scenario(("plateau",), levels_off),
+}
