@@ -16,7 +16,8 @@ from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConf
 from bandpo.methods import CISPO, SAPO
 from bandpo.objectives import ClippedWeight, SequenceMask, SigmoidGate
 from bandpo.runs.configs import TRL_CLIPS
-from bandpo.runs.logs import named_rows, read_log
+from bandpo.runs.logs import read_log
+from bandpo.runs.quantities import named_rows
 from bandpo.token_rules import BalancedBounds
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
@@ -396,7 +397,7 @@ from pathlib import Path
 from trl import GRPOConfig
 from test_trl import LOG, make
 from bandpo.audit.metrics import Audit
-from bandpo.runs.logs import named_rows
+from bandpo.runs.quantities import named_rows
 from bandpo.integrations.trl import AuditedGRPOTrainer
 
 seen, of = [], Audit.of
@@ -674,7 +675,7 @@ def test_the_console_and_trackers_get_few_metrics_and_the_history_all(detail, tm
     trainer.add_callback(Tracker())
     trainer.train()
     trainer.state.save_to_json(tmp_path / "trainer_state.json")
-    kept = [row for row in read_log(tmp_path) if "audit/tokens" in row]
+    kept = [row for row in read_log(tmp_path).rows if "audit/tokens" in row]
     assert len(kept) == 2
     for row, sent in zip(kept, shown, strict=False):
         audit = {name for name in row if name.startswith("audit/")}

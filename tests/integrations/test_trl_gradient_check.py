@@ -16,7 +16,7 @@ import byte_model
 from bandpo.errors import RunProblem
 from bandpo.integrations._trl_gradient_check import EVERY, Watched
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
-from bandpo.runs.logs import named_rows
+from bandpo.runs.quantities import named_rows
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 

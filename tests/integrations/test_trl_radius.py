@@ -9,7 +9,7 @@ from test_trl import make
 
 from bandpo import KL, Band, ClipRule, parse
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo.runs.logs import named_rows
+from bandpo.runs.quantities import named_rows
 from bandpo.schedules import ClipRateController, Radius
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes

@@ -294,7 +294,7 @@ def test_bandpo_audit_gives_its_verdict_on_a_log_of_verls(tmp_path, monkeypatch)
             tracking.log(data=found | {"actor/entropy": 1.0, "critic/score/mean": 0.1 * step}, step=step)
     tracking.finish()
     assert json.loads(log.read_text().splitlines()[0])["data"]["audit/tokens"] > 100
-    summary = summarize(read_log(log))
+    summary = summarize(read_log(log).rows)
     assert "tokens" in summary.metrics
     assert summary.metrics["clip_high"] == pytest.approx(found["audit/clip_high"])
     result = CliRunner().invoke(app, ["audit", str(log)])

@@ -203,7 +203,7 @@ def trackio(folder):
 @pytest.mark.parametrize("write", [tensorboard, wandb, trackio])
 def test_a_tracker_s_file_is_a_log(write, tmp_path):
     write(tmp_path / "run")
-    rows = read_log(tmp_path / "run")
+    rows = read_log(tmp_path / "run").rows
     assert [row["step"] for row in rows] == list(range(1, 61))
     assert rows[9]["reward"] == pytest.approx(0.3)
     diagnosis = diagnose(tmp_path / "run")

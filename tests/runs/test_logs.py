@@ -37,7 +37,7 @@ def test_reads_three_formats_alike(tmp_path):
     for step in (9, 10):  # of several checkpoints the newest counts
         history = [*rows, {"step": 2, "train_runtime": 1.0}] if step == 10 else rows[:1]
         write(tmp_path / f"trl/checkpoint-{step}/trainer_state.json", [{"log_history": history}])
-    ours, trl = read_log(tmp_path / "run"), read_log(tmp_path / "trl")
+    ours, trl = read_log(tmp_path / "run").rows, read_log(tmp_path / "trl").rows
     assert ours == trl
     assert [r["step"] for r in ours] == [1, 2]
     assert ours[0]["clip_high"] == 0.01  # the audit's, not TRL's mean of means
@@ -46,7 +46,7 @@ def test_reads_three_formats_alike(tmp_path):
         {"step": 1, "data": {"actor/entropy": 0.7, "critic/score/mean": 0.2, "actor/pg_clipfrac": 0.03}},
         {"step": 2, "data": {"val-core/acc": 0.5}},
     ]
-    (only,) = read_log(write(tmp_path / "verl.jsonl", verl))
+    only = read_log(write(tmp_path / "verl.jsonl", verl)).rows[0]
     assert only.items() >= {"step": 1, "entropy": 0.7, "reward": 0.2, "clip": 0.03}.items()
     assert summarize([only]).clipped == 0.03
     write(tmp_path / "other" / "metrics.jsonl", rows)
@@ -58,9 +58,9 @@ def test_reads_three_formats_alike(tmp_path):
     ("name", "content", "message"),
     [
         ("trainer_state.json", '{"log_history": [{"step": 1', "is no trainer_state.json, or only a part"),
-        ("metrics.jsonl", None, "is no log of a run; give a run folder"),
+        ("metrics.jsonl", None, "is no log of a run: there is nothing of that name; give the folder"),
         ("metrics.jsonl", '{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is a int, not an object"),
-        ("metrics.jsonl", '{"step": 1, "loss": 2.0}\n', "logs none of entropy, reward"),
+        ("metrics.jsonl", '{"step": 1, "loss": 2.0}\n', "it is thought to be of supervised training"),
     ],
 )
 def test_says_what_is_wrong_with_a_log(name, content, message, tmp_path):
@@ -137,11 +137,11 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     assert all(
         f"the run: trl, {method.replace('EVIL', evil)} per token" in result.output for result in results
     )
-    setup = read_setup(Path(), read_log("."))
+    setup = read_setup(Path(), read_log(".").rows)
     with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
         assert method_of(setup) is None
     assert not Path("imported").exists()
-    setup = read_setup(Path(), read_log("."), evil)
+    setup = read_setup(Path(), read_log(".").rows, evil)
     assert setup.method == method.replace("EVIL", evil)
     assert not Path("imported").exists()
     assert method_of(setup, as_method(evil)).clip == parse(evil).clip

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bandpo.runs.logs import named_rows
+from bandpo.runs.quantities import named_rows
 from bandpo.runs.summary import FEW_STEPS, Summary, summarize
 
 

@@ -123,7 +123,7 @@ def test_other_methods_by_name(tmp_path):
     objective = "DropOutside(max_weight=20, both_sides=False)"
     assert config["method"] == f"Method(clip={rule}, objective={objective})"
     assert {"audit/clip_high", "audit/radius_used"} <= folder.history()[-1].keys()
-    assert "audit/if/Band/clip_high" in read_log(folder.path)[-1]
+    assert "audit/if/Band/clip_high" in read_log(folder.path).rows[-1]
     gspo = small(tmp_path / "gspo", "--method=FixedClip(3e-4, 4e-4)", "--importance_sampling_level=sequence")
     assert gspo.training.importance_sampling_level == "sequence"
     named = small(tmp_path / "named", "--method=GSPO()")

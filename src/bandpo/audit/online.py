@@ -16,7 +16,7 @@ from bandpo.doctor.log_checks import log_findings
 from bandpo.doctor.token_checks import token_findings
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.runs import LossBatch, Setup
-from bandpo.runs.logs import Row, named_rows
+from bandpo.runs.quantities import Row, named_rows
 from bandpo.sequences import unpack
 
 if TYPE_CHECKING:

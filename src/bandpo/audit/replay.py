@@ -19,7 +19,7 @@ from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule, FixedClip
 from bandpo.runs import LossBatch, Run, Setup, open_run
-from bandpo.runs.logs import Row, named_rows
+from bandpo.runs.quantities import Row, named_rows
 from bandpo.runs.setup import framework_of
 from bandpo.schedules import TrainingState
 from bandpo.sequences import Sequences

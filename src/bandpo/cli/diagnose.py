@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bandpo.cli import read_method
+from bandpo.errors import InvalidValue
 
 if TYPE_CHECKING:
     from bandpo.audit.blocked_tokens import BlockedTokens
     from bandpo.methods import Method
+
+
+class Severity(StrEnum):
+    """How much a finding matters, as `bandpo.doctor.findings.SEVERITIES` has them."""
+
+    stop = "stop"
+    fix = "fix"
+    look = "look"
+    note = "note"
+
+
+class Format(StrEnum):
+    """What is printed."""
+
+    text = "text"
+    markdown = "markdown"
 
 
 def diagnose_command(
@@ -39,22 +57,42 @@ def diagnose_command(
             help="What decodes them: a folder or a name of the hub; else the run's folder, or ids are shown."
         ),
     ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="QUANTITY=KEY",
+            help="The log's key of a quantity, such as reward=iteration_reward; may be repeated.",
+        ),
+    ] = None,
+    run_name: Annotated[
+        str | None, typer.Option(help="Which run to read, where a log or folder holds several.", show_default=False)
+    ] = None,
+    fail_on: Annotated[
+        Severity, typer.Option(help="Exit with 1 on a finding of this severity, or of a graver one.")
+    ] = Severity.fix,
+    output_format: Annotated[
+        Format, typer.Option("--format", help="Print text, or Markdown for the summary of a job.")
+    ] = Format.text,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what is wrong with a run, causes first, with one thing to do for each.
 
-    Exits with 0 if nothing is, with 1 if something is, and with 2 if the run cannot be read.
+    Exits with 0 if nothing is as grave as --fail-on, with 1 if something is, and with 2 if the run cannot be read or
+    its log allows no verdict.
     """
     from bandpo.doctor.diagnosis import diagnose
     from bandpo.runs import open_run
 
     method = read_method(run_method) if run_method else None
     blocked = _blocked_tokens(method) if words else None
-    opened = open_run(run, method=run_method)
+    opened = open_run(run, method=run_method, names=_read_names(names or []), run_name=run_name)
     diagnosis = diagnose(opened, method=method, collectors=() if blocked is None else [blocked])
     if as_json:
         # In ASCII, so that no control character of a log's keys reaches the terminal.
         print(json.dumps(diagnosis.as_json(), indent=1))
+    elif output_format is Format.markdown:
+        print(diagnosis.as_markdown())
     else:
         print(diagnosis)
         if blocked is not None:
@@ -63,8 +101,25 @@ def diagnose_command(
             print(
                 f"\nblocked, the costliest first:\n{format_tokens(blocked.result(), decoder(run, tokenizer))}"
             )
-    if not diagnosis.healthy:
+    if diagnosis.is_at_least(fail_on):
         sys.exit(1)
+    if diagnosis.no_verdict:
+        sys.exit(2)
+
+
+def _read_names(texts: list[str]) -> dict[str, str] | None:
+    """Return the user's names by quantity; None if there are none.
+
+    Raises:
+        ValueError: if a text is not of the form QUANTITY=KEY.
+    """
+    names = {}
+    for text in texts:
+        quantity, equals, key = text.partition("=")
+        if not (quantity and equals and key):
+            raise InvalidValue(f"--map takes QUANTITY=KEY, such as reward=iteration_reward, got {text!r}")
+        names[quantity] = key
+    return names or None
 
 
 def _blocked_tokens(method: Method | str | None) -> BlockedTokens:

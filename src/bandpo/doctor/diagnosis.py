@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from bandpo._shown import as_html
 from bandpo._terminal import printable
-from bandpo.doctor.findings import Coverage, Finding
+from bandpo.doctor.findings import SEVERITIES, Coverage, Finding
 from bandpo.doctor.log_checks import log_findings
 from bandpo.runs import Run, Setup, open_run
-from bandpo.runs.logs import Row
+from bandpo.runs.logs import Log
+from bandpo.runs.quantities import Row
 from bandpo.runs.run import Collector, TolerantCollector
 
 if TYPE_CHECKING:
     from bandpo.doctor.first_pass import FirstPass
     from bandpo.methods import Method
     from bandpo.rules import ClipRule
+
+
+FEWEST_REWARDS = 10
+"""Log steps with a reward below which a log in which nothing was found is not called right."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,14 @@ class Diagnosis:
     """The course that was looked at: the log's rows, or a record's by batch."""
     coverage: Coverage | None = None
     """Part of a record that was looked at; None for a log, which is read as a whole and holds no tokens."""
+    log: Log | None = None
+    """The log that was looked at; None for a record."""
 
     @property
     def findings(self) -> list[Finding]:
-        """Faults, causes first; then remarks, which are no faults but worth mentioning."""
-        faults = [finding for finding in self.tested if finding.ok is False]
-        remarks = [finding for finding in self.tested if finding.ok is None]
-        findings = [finding for finding in (*faults, *remarks) if finding.cause]
+        """Faults, causes first; then what is worth a look, a plateau after the rest; then notes."""
+        findings = [finding for finding in self.tested if finding.cause]
+        findings.sort(key=lambda finding: (max(SEVERITIES.index(finding.severity), 1), finding.code == "plateau"))
         return [finding._replace(advice=self.setup.fill(finding.advice)) for finding in findings]
 
     @property
@@ -62,9 +68,47 @@ class Diagnosis:
         """Whether nothing is wrong."""
         return all(finding.ok is not False for finding in self.tested)
 
+    def is_at_least(self, severity: str) -> bool:
+        """Check whether a finding is of a severity or a graver one.
+
+        Args:
+            severity: One of `bandpo.doctor.findings.SEVERITIES`.
+        """
+        worst = SEVERITIES.index(severity)
+        return any(SEVERITIES.index(finding.severity) <= worst for finding in self.findings)
+
+    @property
+    def no_verdict(self) -> str:
+        """Why a log in which nothing was found allows no verdict; empty if it does, or if something was found.
+
+        Few log steps show no course, and without a reward nothing is known of what the run is for.
+        """
+        if self.log is None or any(finding.severity != "note" for finding in self.findings):
+            return ""
+        rewards = sum("reward" in row for row in self.rows)
+        if not rewards:
+            return "no key of the log is known to be the reward; name it by --map reward=KEY"
+        if rewards < FEWEST_REWARDS:
+            return f"{rewards} log steps with a reward are too few, {FEWEST_REWARDS} are needed"
+        return ""
+
+    @property
+    def basis(self) -> str:
+        """What part of a log the verdict rests on, in a sentence; empty for a record."""
+        if self.log is None or not self.rows:
+            return ""
+        first, last = self.rows[0]["step"], self.rows[-1]["step"]
+        n = self.log.keys_of_learning
+        return (
+            f"read {n - len(self.log.unread)} of {n} logged keys in {len(self.rows)} log steps, {first:g} to {last:g}"
+            f" ({self.log.source})"
+        )
+
     @property
     def headline(self) -> str:
         """The diagnosis in one line."""
+        if self.no_verdict:
+            return f"no verdict: {self.no_verdict}"
         if not self.findings:
             part = "" if self.coverage is None else self.coverage.part
             where = f" of {part}" if part else ""
@@ -80,8 +124,15 @@ class Diagnosis:
         lines = [self.headline]
         if self.coverage is not None:
             lines.append(str(self.coverage))
+        if self.basis:
+            lines.append(self.basis)
+        if self.log is not None:
+            lines += self.log.notes
         for number, finding in enumerate(self.findings, 1):
-            lines += ["", f"{number}. {finding.code}: {finding.cause}"]
+            lines += ["", f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
+            if finding.onset is not None:
+                cost = f"; cost: {finding.cost}" if finding.cost else ""
+                lines.append(f"   since step {finding.onset:g}{cost}")
             lines.append(f"   tested: {finding.tested}{finding.format_figure()}")
             lines.append(f"   do: {finding.advice}")
         lines += ["", f"the run: {self.setup}"] if str(self.setup) else [""]
@@ -92,6 +143,8 @@ class Diagnosis:
         if self.untested:
             checks = [f"{name} ({how})" if how else name for name, how in self.untested.items()]
             lines.append(f"cannot be tested: {'; '.join(checks)}")
+        if self.log is not None and self.log.unread:
+            lines.append(f"not read: {_some(self.log.unread)}")
         # Names of a run's log and folders stand in these lines.
         return "\n".join(map(printable, lines))
 
@@ -104,9 +157,51 @@ class Diagnosis:
         return {
             "headline": self.headline,
             "coverage": None if self.coverage is None else self.coverage.as_json(),
+            "log": None if self.log is None else self._log_as_json(self.log),
             "findings": [finding._asdict() for finding in self.findings],
             "passed": self.passed,
         }
+
+
+    def as_markdown(self) -> str:
+        """Return the diagnosis in Markdown, for the summary of a job of continuous integration.
+
+        Texts of the run stand in it as code, so that none is taken for a link, an image or HTML.
+        """
+        lines = [f"**bandpo diagnose:** {_as_code(self.headline)}", ""]
+        lines += [_as_code(text) for text in (str(self.coverage or ""), self.basis) if text]
+        if self.findings:
+            lines += ["", "| severity | finding | since step | what to do | cost |", "|---|---|---|---|---|"]
+        for finding in self.findings:
+            since = "" if finding.onset is None else f"{finding.onset:g}"
+            texts = (finding.severity, _as_code(f"{finding.code}: {finding.cause}"), since, _as_code(finding.advice))
+            lines.append(f"| {' | '.join(texts)} | {finding.cost} |")
+        passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
+        lines += ["", f"Passed: {passed}."]
+        if self.log is not None and self.log.unread:
+            lines += ["", f"Not read: {_as_code(_some(self.log.unread))}"]
+        return "\n".join(lines)
+
+    def _log_as_json(self, log: Log) -> dict[str, Any]:
+        return {
+            "source": log.source,
+            "rows": len(self.rows),
+            "read": {quantity: list(keys) for quantity, keys in log.read.items()},
+            "unread": list(log.unread),
+            "notes": list(log.notes),
+        }
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    """Return names in a line, the first of many."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def _as_code(text: str) -> str:
+    """Return a text as inline code of Markdown that ends neither the code nor a cell of a table."""
+    text = printable(text).replace("`", "'").replace("|", "\\|").replace("\n", " ")
+    return f"`{text}`"
 
 
 def diagnose(
@@ -130,7 +225,7 @@ def diagnose(
     """
     run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
     if not run.is_record:
-        return Diagnosis(log_findings(run.rows, run.setup.updates), run.setup, run.rows)
+        return Diagnosis(log_findings(run.rows, run.setup), run.setup, run.rows, log=run.log)
 
     from bandpo.doctor.first_pass import FirstPass
 

@@ -13,6 +13,11 @@ from bandpo.errors import InvalidValue
 from bandpo.runs.files import shipped
 
 
+SEVERITIES = ("stop", "fix", "look", "note")
+"""How much a finding matters: stop the run; fix it before the next run; look at it; nothing to do. The first two are
+faults."""
+
+
 class Finding(NamedTuple):
     """Result of one check. Passes by default.
 
@@ -39,6 +44,14 @@ class Finding(NamedTuple):
     """Codes of other faults that look the same in this check."""
     advice: str = ""
     """A remedy; of a check that could not run, what to record for it."""
+    severity: str = ""
+    """One of `SEVERITIES`; empty if the check passed or could not run."""
+    onset: float | None = None
+    """The step from which the run shows it; None if it has no beginning."""
+    steps: tuple[float, float] | None = None
+    """The first and the last step of the rows that ``figure`` was computed from."""
+    cost: str = ""
+    """What the run has cost since the onset."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int) -> Finding:
@@ -67,7 +80,15 @@ class Finding(NamedTuple):
         spread = "" if self.error is None else f" ± {self.error:.2g}"
         return f" ({self.figure:.3g}{spread} over {self.n:,})"
 
-    def failed(self, code: str, cause: str, *alternatives: str, ok: bool | None = False) -> Finding:
+    def failed(
+        self,
+        code: str,
+        cause: str,
+        *alternatives: str,
+        ok: bool | None = False,
+        severity: str | None = None,
+        onset: float | None = None,
+    ) -> Finding:
         """Return the finding for the case that the check failed, with the advice for its code.
 
         Args:
@@ -75,16 +96,22 @@ class Finding(NamedTuple):
             cause: The fault, in a sentence.
             *alternatives: Codes of other faults that look the same in this check.
             ok: None for a remark that is no fault.
+            severity: One of `SEVERITIES`; otherwise that of the code, and ``note`` for a remark.
+            onset: The step from which the run shows it.
 
         Raises:
             ValueError: if there is no advice for ``code``.
         """
+        if severity is None:
+            severity = shipped("severities").get(code, "fix") if ok is False else "note"
         return self._replace(
             code=code,
-            ok=ok,
+            ok=False if severity in ("stop", "fix") else None,
             cause=cause,
             or_else=alternatives,
             advice=_advice_for(code),
+            severity=severity,
+            onset=onset,
         )
 
 

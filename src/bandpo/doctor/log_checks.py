@@ -1,187 +1,629 @@
-"""Checks of a log: what the course of a run's metrics says, with the standard library alone."""
+"""Checks of a log: what the course of a run's metrics says, with the standard library alone.
+
+They stand in the order of causes before their effects. The figures above each check were chosen on the scenarios and
+logs of ``benchmarks/doctor``, and tested on others.
+"""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from itertools import chain, pairwise
-from statistics import fmean, pstdev
-from typing import NamedTuple
+from statistics import fmean
 
+from bandpo.doctor.course import (
+    Series,
+    end_means,
+    find_change_point,
+    find_jump,
+    find_spikes,
+    fit_slope,
+    fit_weights,
+    matching_names,
+    noise_of_differences,
+    onset,
+    rises,
+    series,
+    standard_error,
+    tenth_blocks,
+    tenths,
+)
 from bandpo.doctor.findings import Finding
-from bandpo.runs.logs import Row
+from bandpo.runs.quantities import EVALUATION, Row, component_name
+from bandpo.runs.setup import Setup
 from bandpo.runs.summary import summarize
 
-ENTROPY_LEFT = 0.25
-"""Share of its start below which entropy has collapsed, unless the reward rose."""
+FEW_STEPS = 8
+"""Log steps below which a course is not judged."""
 
-ENTROPY_RISE = 2.0
-"""Times its start, and at least a nat more, from which entropy drifts away."""
+
+def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Finding]:
+    """Return what the metrics of a run show, causes before their effects, and a plateau after them.
+
+    Args:
+        rows: The log, one row per log step, as `bandpo.runs.logs.read_log` returns it.
+        setup: What the run was trained with, as far as it is known.
+    """
+    setup = setup or Setup()
+    fall = _check_fall(rows)
+    flat_since = _flat_since(rows)
+    solved = _is_solved(rows)
+    findings = [
+        _check_numbers(rows),
+        _check_movement(rows),
+        _check_reference(rows),
+        _check_engine(rows),
+        _check_step_size(rows),
+        _check_gradient_spikes(rows, fell=fall.ok is False),
+        _check_clip_share(rows, setup),
+        _check_divergence(rows),
+        _check_constant_reward(rows),
+        _check_truncation(rows),
+        _check_signal(rows, solved=solved),
+        _check_data(rows),
+        *_check_components(rows),
+        _check_length(rows),
+        _check_entropy(rows, flat_since, solved=solved),
+        _check_evaluation(rows),
+        _check_small_steps(rows),
+        fall,
+    ]
+    found = {finding.code for finding in findings if finding.cause}
+    findings.append(_check_last_tenth(rows, found))
+    plateau = _check_plateau(rows, fell=fall.ok is False, solved=solved)
+    findings.append(plateau)
+    if all(finding.ok is not False for finding in findings):
+        findings.append(_check_clip(rows, setup.updates))
+    return [_with_cost(finding, rows) for finding in findings]
+
+
+def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
+    """Return a finding with what the run has cost since its onset."""
+    if not finding.cause or finding.onset is None:
+        return finding
+    since = [row for row in rows if row["step"] >= finding.onset]
+    seconds = sum(row.get("step_time", 0.0) for row in since)
+    total = sum(row.get("step_time", 0.0) for row in rows)
+    if total:
+        gaps = (rows[-1]["step"] - rows[0]["step"]) / max(1, len(rows) - 1)
+        # A row may be of several steps, each of which took that time.
+        hours, all_hours = (time * max(1.0, gaps) / 3600 for time in (seconds, total))
+        return finding._replace(cost=f"{hours:.2g} of {all_hours:.2g} hours, times the GPUs")
+    return finding._replace(cost=f"{len(since)} of {len(rows)} log steps")
+
+
+def _passed(tested: str, metric: Series, figure: float | None = None) -> Finding:
+    """Return a check of a metric that passed, with the steps that it rests on."""
+    steps = (metric.steps[0], metric.steps[-1])
+    return Finding("ok", True, tested, figure, None, len(metric.values), steps=steps)
+
+
+# --- Numbers and movement ---
+
+LEAST_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
+"""For each quantity the value up to which weights stand still: Adam moves them by the rate, and float32 rounds
+0.02 + 1e-9."""
+
+
+def _check_numbers(rows: Sequence[Row]) -> Finding:
+    steps = [row["step"] for row in rows if row.get("not_finite")]
+    finding = Finding("ok", True, "the log holds numbers", len(steps) / len(rows), None, len(rows))
+    if not steps:
+        return finding
+    cause = f"{len(steps)} of {len(rows)} log steps hold NaN or infinite values, first step {min(steps):.0f}"
+    return finding.failed("nan", cause, onset=min(steps))
+
+
+def _check_movement(rows: Sequence[Row]) -> Finding:
+    tested = "weights move"
+    finding = Finding("ok", None, tested)
+    for name, least in LEAST_MOVEMENT.items():
+        metric = series(rows, name)
+        # A warm-up begins at 0, so a few steps say nothing.
+        if len(metric.values) < FEW_STEPS:
+            continue
+        largest = max(metric.values)
+        finding = _passed(tested, metric, largest)
+        if largest <= least:
+            return finding.failed("no-step", f"{name} never exceeds {largest:g}", onset=metric.steps[0])
+    return finding
+
+
+# --- The policy's distance from others ---
+
+REFERENCE_KL = 0.1
+"""KL to the reference at the first step, before any update, from which it is not the model that training began with."""
+
+EARLY_ROWS = 10
+"""Rows in which a KL to the reference of `EARLY_KL` shows steps that are too large."""
+
+EARLY_KL = 1.0
+
+LARGE_KL = 1.0
+"""KL to the reference (nats per token) at the end of a run from which the policy has left it."""
+
+UNBOUNDED_KL = 100.0
+"""KL from which nothing is left of the reference."""
 
 TOO_FAR = 2.5
 """Mean abs log-ratio (nats) at the last update on a batch: tokens twelve times as likely or unlikely as when they were
 sampled, so that the effective sample is next to nothing."""
 
-LITTLE_CLIPPED = 0.1
-"""Share of tokens clipped up to which the clip is no cause of a plateau."""
-
-HARMLESS_BLOCKED_SHARE = 0.11
-"""Share of the gradient on rare winners up to which blocking it changed nothing in networks at the same rate."""
-
-FEW_STEPS = 8
-"""Log steps below which groups are not judged. Where half of them have no signal and a step has one, the four of the
-later half have none by chance once in 16."""
-
-PLATEAU_STEPS = 30
-"""Log steps below which no plateau is looked for."""
-
-FLAT_SHARE = 0.5
-"""Share of a run that is flat from which it is a plateau."""
-
-SOLVED = 0.95
-"""Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
-
-MOST = 0.5
-"""Share of answers cut off, or of groups without signal, that is a cause."""
-
-STANDARD_ERRORS = 4.0
-"""Standard errors beyond which a mean is no accident."""
-
-ROUNDING = 1e-3
-"""Relative slope that rounding may give a flat curve."""
-
-LEAST_MOVEMENT = {r"(^|/)(learning_rate|lr|policy_lr)$": 1e-9, r"(^|/)grad_norm$": 0.0}
-"""For each quantity, by the end of its name, the value up to which weights stand still: Adam moves them by the rate,
-and float32 rounds 0.02 + 1e-9."""
-
-COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
-"""Ends of names of the metrics that are compared before and after a fall of the reward."""
-
-ENTROPY_KEPT = "entropy is kept, or falls as the reward rises"
+LARGE_RATE = 1e-4
+"""Learning rate from which it is named beside steps that are too large."""
 
 
-class Series(NamedTuple):
-    """A metric over a run."""
-
-    steps: Sequence[float]
-    values: Sequence[float]
-
-
-def log_findings(rows: Sequence[Row], updates: float | None = None) -> list[Finding]:
-    """Return what the metrics of a run show, causes before their effects.
-
-    Args:
-        rows: The log, one row per log step, as `bandpo.runs.logs.read_log` returns it.
-        updates: Optimiser steps on each batch, if they are known.
-    """
-    plateau, flat_since = _check_plateau(rows)
-    checks = [
-        _check_numbers(rows),
-        _check_movement(rows),
-        _check_step_size(rows),
-        _check_share(rows, "cut", "truncated", "answers are finished", "of answers are cut off"),
-        _check_share(
-            rows, "dead", "no-signal", "groups carry signal", "of groups carry no signal", FEW_STEPS
-        ),
-        _check_entropy(rows, flat_since),
-    ]
-    solved = plateau.code == "plateau" and plateau.ok is None
-    if solved:
-        # Groups without signal and a sure policy are right then.
-        checks = [check for check in checks if check.code not in ("no-signal", "entropy-collapse")]
-    causes = [check.cause for check in checks if check.ok is False]
-    if plateau.ok is False:
-        return [_explain_plateau(plateau, causes, _check_clip(rows, updates)), *checks]
-    if causes:
-        return [*checks, plateau]
-    return [*checks, plateau, _check_clip(rows, updates)]
-
-
-def _explain_plateau(plateau: Finding, causes: Sequence[str], clip: Finding) -> Finding:
-    """Return a plateau or a collapse with what the other checks say of its cause."""
-    reasons = list(causes)
-    if not reasons and plateau.code == "plateau":
-        reasons.append("nothing that is logged explains it")
-    if clip.figure:
-        verdict = "is not" if clip.figure < LITTLE_CLIPPED else "may be"
-        reasons.append(f"the clip drops {clip.figure:.1%} and {verdict} the cause")
-    elif clip.code == "on-policy" and not clip.or_else:
-        reasons.append(clip.cause)
-    cause = ": ".join(part for part in (plateau.cause, "; ".join(reasons)) if part)
-    return plateau._replace(cause=cause)
-
-
-def _series(rows: Sequence[Row], name: str) -> Series:
-    """Return the steps and values of a metric, of the rows that have it."""
-    logged = [row for row in rows if name in row]
-    return Series([row["step"] for row in logged], [row[name] for row in logged])
-
-
-def _names(rows: Sequence[Row], pattern: str) -> list[str]:
-    """Return the names of logged metrics that match a pattern."""
-    return [name for name in dict.fromkeys(chain.from_iterable(rows)) if re.search(pattern, name)]
-
-
-def _end_means(values: Sequence[float], parts: int) -> tuple[float, float]:
-    """Compute the means of the first and of the last part of a curve, such as a tenth."""
-    count = max(1, len(values) // parts)
-    return fmean(values[:count]), fmean(values[-count:])
-
-
-def _check_numbers(rows: Sequence[Row]) -> Finding:
-    steps = [int(row["step"]) for row in rows if row.get("not_finite")]
-    finding = Finding("ok", True, "the log holds numbers", len(steps) / len(rows), None, len(rows))
-    if not steps:
+def _check_reference(rows: Sequence[Row]) -> Finding:
+    tested = "the reference is the model that training began with"
+    kl = series(rows, "kl")
+    if not kl.values:
+        return Finding("ok", None, tested)
+    finding = _passed(tested, kl, kl.values[0])
+    begins = kl.steps[0] <= 1 or (len(kl.steps) > 1 and kl.steps[0] <= kl.steps[1] - kl.steps[0] == 1)
+    early = kl.values[:EARLY_ROWS]
+    # A mean over several steps at the start is above 0 by itself, unless it is as large as ever after.
+    level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
+    if kl.values[0] <= REFERENCE_KL or not (begins or level):
         return finding
-    cause = f"{len(steps)} of {len(rows)} log steps hold NaN or infinite values, first step {min(steps)}"
-    return finding.failed("nan", cause)
-
-
-def _check_movement(rows: Sequence[Row]) -> Finding:
-    finding = Finding("ok", None, "weights move")
-    for pattern, least in LEAST_MOVEMENT.items():
-        logged = []
-        for name in _names(rows, pattern):
-            logged += [(value, name) for value in _series(rows, name).values]
-        # A warm-up begins at 0, so a few steps say nothing.
-        if len(logged) < FEW_STEPS:
-            continue
-        largest, name = max(logged)
-        finding = Finding("ok", True, finding.tested, largest, None, len(logged))
-        if largest <= least:
-            return finding.failed("no-step", f"{name} never exceeds {largest:g}")
-    return finding
+    cause = (
+        f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the policy: "
+        "the reference is another model, such as the base model of a LoRA run that began with an adapter"
+    )
+    return finding.failed("reference-kl", cause, onset=kl.steps[0])
 
 
 def _check_step_size(rows: Sequence[Row]) -> Finding:
     tested = "steps stay near the policy that sampled"
-    moved = _series(rows, "moved").values
-    if not moved:
-        return Finding("ok", None, tested, advice="record the tokens")
-    largest = max(moved)
-    finding = Finding("ok", True, tested, largest, None, len(moved))
-    if largest <= TOO_FAR:
+    moved = series(rows, "moved")
+    kl = series(rows, "kl")
+    if moved.values:
+        largest = max(moved.values)
+        finding = _passed(tested, moved, largest)
+        if largest > TOO_FAR:
+            cause = f"by the last update on a batch its tokens had moved by {largest:.2g} nats on average"
+            return finding.failed("step-too-large", cause, onset=moved.steps[moved.values.index(largest)])
         return finding
-    cause = f"by the last update on a batch its tokens had moved by {largest:.2g} nats on average"
-    return finding.failed("step-too-large", cause)
+    if not kl.values:
+        return Finding("ok", None, tested, advice="record the tokens")
+    finding = _passed(tested, kl, max(kl.values[:EARLY_ROWS]))
+    early = kl.values[:EARLY_ROWS]
+    # Few log steps may be all of a run, of which the first ten are not its beginning.
+    if len(kl.values) < 3 * EARLY_ROWS or early[0] > REFERENCE_KL or max(early) < EARLY_KL:
+        return finding
+    row = next(row for row, value in enumerate(early) if value >= EARLY_KL)
+    rate = max(series(rows, "learning_rate").values, default=0.0)
+    at_rate = f", at a learning rate of {rate:.3g}" if rate >= LARGE_RATE else ""
+    cause = f"KL to the reference went {early[0]:.3g} → {early[row]:.3g} in the first {row + 1} log steps{at_rate}"
+    return finding.failed("step-too-large", cause, onset=kl.steps[row])
 
 
-def _check_share(
-    rows: Sequence[Row], name: str, code: str, tested: str, description: str, least_steps: int = 1
-) -> Finding:
-    """Check that a share is not most of the later half of a run of at least ``least_steps`` log steps."""
-    shares = _series(rows, name).values
-    if len(shares) < least_steps:
-        return Finding("ok", None, tested, advice=f"{least_steps} log steps and more" if shares else "")
-    late = shares[len(shares) // 2 :]
+def _check_divergence(rows: Sequence[Row]) -> Finding:
+    tested = "the policy stays within reach of the reference"
+    kl = series(rows, "kl")
+    if len(kl.values) < FEW_STEPS:
+        return Finding("ok", None, tested)
+    finding = _passed(tested, kl, kl.last)
+    grew = kl.last > 3 * abs(kl.values[0]) + 0.1
+    if kl.last <= LARGE_KL or not grew:
+        return finding
+    severity = "stop" if kl.last > UNBOUNDED_KL else "fix"
+    cause = f"KL to the reference {kl.values[0]:.3g} → {kl.last:.3g} nats per token"
+    return finding.failed("kl-drift", cause, severity=severity, onset=onset(kl, lambda mean: mean > LARGE_KL))
+
+
+# --- Engine and trainer ---
+
+MISMATCHES = {
+    "mismatch_kl": (0.05, "KL between engine and trainer"),
+    "mismatch": (0.1, "mean distance of the engine's log-probabilities from the trainer's"),
+    "mismatch_probs": (0.05, "mean distance of the engine's probabilities from the trainer's"),
+}
+"""For each quantity the value at the end from which engine and trainer differ by more than rounding."""
+
+FAR_WEIGHT = 2.0
+"""Times that the mean importance weight between engine and trainer may be away from 1."""
+
+STALE = 4.0
+"""Updates by which data may be old on average before it is named."""
+
+
+def _check_engine(rows: Sequence[Row]) -> Finding:
+    tested = "engine and trainer agree, as logged"
+    finding = Finding("ok", None, tested)
+    ages = series(rows, "staleness").values
+    old = fmean(ages) if ages else 0.0
+    age = f"; data is {old:.2g} updates old on average" if old >= 1 else ""
+    for name, (limit, description) in MISMATCHES.items():
+        metric = series(rows, name)
+        if not metric.values:
+            continue
+        finding = _passed(tested, metric, metric.last)
+        if metric.last > limit and fmean(metric.later_half) > limit / 2:
+            cause = f"{description}: {metric.first:.3g} → {metric.last:.3g}{age}"
+            start = onset(metric, lambda mean, limit=limit: mean > limit)
+            return finding.failed("engine-mismatch", cause, "stale", onset=start)
+    weight = series(rows, "importance_weight")
+    if weight.values and finding.ok is None:
+        finding = _passed(tested, weight, weight.last)
+    if len(weight.values) >= FEW_STEPS and not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
+        cause = f"the mean importance weight between engine and trainer is {weight.last:.3g}{age}"
+        start = onset(weight, lambda mean: not 1 / FAR_WEIGHT <= mean <= FAR_WEIGHT)
+        return finding.failed("engine-mismatch", cause, "stale", onset=start)
+    if old > STALE:
+        cause = f"data is {old:.2g} updates old on average"
+        return finding.failed("stale", cause, severity="look")
+    return finding
+
+
+# --- Gradient and clip ---
+
+SPIKE = 15.0
+"""Times the gradient norm around it from which one is a spike."""
+
+FEWEST_SPIKES = 3
+
+MUCH_CLIPPED = 0.3
+"""Share of tokens clipped at the end from which most updates are thrown away."""
+
+SOME_CLIPPED = 0.2
+
+MUCH_CLIPPED_SEQUENCES = 0.6
+"""The same for ratios of sequences, of which methods such as GSPO clip many by design."""
+
+
+def _check_gradient_spikes(rows: Sequence[Row], *, fell: bool) -> Finding:
+    tested = "gradients are of one size"
+    norm = series(rows, "grad_norm")
+    if len(norm.values) < 4 * FEW_STEPS:
+        return Finding("ok", None, tested)
+    spikes = find_spikes(norm.values, SPIKE)
+    finding = _passed(tested, norm, len(spikes))
+    # Many rows are no spikes, but a wide spread.
+    if not FEWEST_SPIKES <= len(spikes) <= len(norm.values) / 10:
+        return finding
+    largest = max(norm.values[row] for row in spikes)
+    usual = sorted(norm.values)[len(norm.values) // 2]
+    steps = ", ".join(f"{norm.steps[row]:.0f}" for row in spikes[:5])
+    cause = (
+        f"the gradient norm is {SPIKE:.0f} times that of its neighbours and more in {len(spikes)} log steps (step {steps}"
+        f"{', …' if len(spikes) > 5 else ''}), up to {largest:.3g} where {usual:.3g} is usual"
+    )
+    severity = "fix" if fell else "look"
+    return finding.failed("gradient-spikes", cause, severity=severity, onset=norm.steps[spikes[0]])
+
+
+def _clip_shares(rows: Sequence[Row]) -> Series:
+    """Return the share of tokens that was clipped on either side."""
+    if any("clip" in row for row in rows):
+        return series(rows, "clip")
+    names = ("clip_high", "clip_low")
+    both = [(row["step"], sum(row.get(name, 0.0) for name in names)) for row in rows if any(n in row for n in names)]
+    return Series([step for step, _ in both], [share for _, share in both])
+
+
+def _check_clip_share(rows: Sequence[Row], setup: Setup) -> Finding:
+    tested = "the clip leaves most of the gradient"
+    shares = _clip_shares(rows)
+    if len(shares.values) < FEW_STEPS:
+        return Finding("ok", None, tested)
+    finding = _passed(tested, shares, shares.last)
+    of_sequences = setup.level == "sequence" or (setup.method or "").startswith("GSPO")
+    if of_sequences:
+        much = some = MUCH_CLIPPED_SEQUENCES
+    else:
+        much, some = MUCH_CLIPPED, SOME_CLIPPED
+    share = max(shares.last, fmean(shares.later_half))
+    if share <= some:
+        return finding
+    course = f"{shares.first:.1%} → {shares.last:.1%}"
+    cause = f"{share:.0%} of tokens are clipped ({course}): their gradient is lost, and steps are far from the policy"
+    severity = "fix" if share > much else "look"
+    return finding.failed("clip-heavy", cause, severity=severity, onset=onset(shares, lambda mean: mean > some))
+
+
+# --- Rewards ---
+
+SOLVED = 0.95
+"""Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
+
+CONSTANT_ROWS = 20
+"""Rows with one and the same reward that are no accident."""
+
+CONSTANT_SHARE = 0.25
+
+LEVEL_PART = 0.03
+"""Relative spread of a component's tenths up to which it is level."""
+
+MOST_OF_REWARD = 0.6
+"""Share of a reward from which one component is most of it."""
+
+EXPLAINED = 0.8
+"""Share of a reward's variance that its components must explain before their weights are believed."""
+
+MOST_COMPONENTS = 8
+
+JUMP_ERRORS = 6.0
+"""Standard errors from which a change of level is no accident."""
+
+NEAR_ROWS = 3
+"""Rows within which jumps of several metrics are one event."""
+
+
+def _is_solved(rows: Sequence[Row]) -> bool:
+    """Check whether groups have no spread since nearly every answer has the best reward."""
+    reward = series(rows, "reward")
+    if len(reward.values) < FEW_STEPS:
+        return False
+    late = fmean(reward.later_half)
+    if min(reward.values) >= 0 and max(reward.values) <= 1.0 and late >= SOLVED:
+        return True
+    dead = series(rows, "dead")
+    if len(dead.values) < 2 * FEW_STEPS or len(reward.values) < 2 * FEW_STEPS:
+        return False
+    noise = noise_of_differences(reward.values)
+    rose = reward.last - reward.first > max(2 * noise, 0.2 * abs(reward.last))
+    at_its_best = reward.last > max(reward.values) - 0.1 * (max(reward.values) - min(reward.values)) - noise
+    return rose and at_its_best and dead.last > 0.5 and dead.last > dead.first
+
+
+def _check_constant_reward(rows: Sequence[Row]) -> Finding:
+    tested = "rewards differ"
+    reward = series(rows, "reward")
+    if len(reward.values) < FEW_STEPS:
+        return Finding("ok", None, tested)
+    value = reward.values[-1]
+    equal = 0
+    for other in reversed(reward.values):
+        if other != value:
+            break
+        equal += 1
+    finding = _passed(tested, reward, equal)
+    spread = series(rows, "reward_std").values[-equal:]
+    is_best = value >= SOLVED and max(reward.values) <= 1
+    if equal < CONSTANT_ROWS or equal < CONSTANT_SHARE * len(reward.values) or is_best or any(spread):
+        return finding
+    since = reward.steps[-equal]
+    cause = f"the reward is {value:.3g} in every one of the last {equal} log steps, from step {since:.0f} on"
+    return finding.failed("reward-flat", cause, onset=since)
+
+
+def _components(rows: Sequence[Row]) -> dict[str, Series]:
+    """Return the components of the reward by their names, of rows that have a reward."""
+    logged = [row for row in rows if "reward" in row]
+    keys = {}
+    for key in dict.fromkeys(key for row in logged[:100] for key in row):
+        name = component_name(key)
+        if name is not None:
+            keys.setdefault(name, key)
+    components = {name: series(logged, key) for name, key in keys.items()}
+    return {name: metric for name, metric in components.items() if len(metric.values) >= CONSTANT_ROWS}
+
+
+def _check_components(rows: Sequence[Row]) -> list[Finding]:
+    tested = "every component of the reward says something"
+    components = _components(rows)
+    if len(components) < 2:
+        return [Finding("ok", None, tested)]
+    any_component = next(iter(components.values()))
+    findings = []
+    constant = {name: metric for name, metric in components.items() if len(set(metric.values)) == 1}
+    if constant and len(constant) < len(components):
+        names = ", ".join(f"{name} is {metric.values[0]:.3g}" for name, metric in constant.items())
+        others = ", ".join(
+            f"{name} {fmean(metric.values):.3g}" for name, metric in components.items() if name not in constant
+        )
+        cause = f"{names} in every one of {len(any_component.values)} log steps, beside {others}"
+        finding = _passed(tested, any_component)
+        findings.append(finding.failed("component-constant", cause, onset=any_component.steps[0]))
+    findings.append(_check_largest_component(rows, components))
+    return findings
+
+
+def _check_largest_component(rows: Sequence[Row], components: dict[str, Series]) -> Finding:
+    """Check that the reward is not mostly of a component that is level."""
+    tested = "the reward is of what still changes"
+    reward = series(rows, "reward")
+    parts = {name: metric for name, metric in components.items() if len(metric.values) == len(reward.values)}
+    parts = {name: metric for name, metric in parts.items() if len(set(metric.values)) > 1}
+    if not 2 <= len(parts) <= MOST_COMPONENTS:
+        return Finding("ok", None, tested)
+    finding = _passed(tested, reward)
+    fit = fit_weights(reward.values, [metric.values for metric in parts.values()])
+    if fit is None or fit[1] < EXPLAINED:
+        return finding
+    paid = {}
+    for weight, (name, metric) in zip(fit[0], parts.items(), strict=True):
+        paid[name] = weight * fmean(metric.later_half)
+    total = sum(abs(value) for value in paid.values())
+    largest = max(paid, key=lambda name: paid[name])
+    means = tenths(parts[largest].values)[5:]
+    level = max(means) - min(means) <= LEVEL_PART * abs(fmean(means))
+    if not total or paid[largest] / total < MOST_OF_REWARD or not level:
+        return finding
+    others = ", ".join(f"{name} {paid[name] / total:.0%}" for name in paid if name != largest)
+    cause = (
+        f"{paid[largest] / total:.0%} of the reward is {largest}, which is level at {fmean(means):.3g} in the later half, "
+        f"so that its curve says little of the rest ({others})"
+    )
+    return finding.failed("component-dominates", cause)
+
+
+def _check_data(rows: Sequence[Row]) -> Finding:
+    """Check whether reward, its spread and length change at one step, as when prompts change."""
+    tested = "reward and length change gradually"
+    jumps = {}
+    for name in ("reward", "length", "reward_std"):
+        metric = series(rows, name)
+        jump = find_jump(metric.values) if len(metric.values) >= 40 else None
+        if jump is not None and jump.errors > JUMP_ERRORS:
+            jumps[name] = (jump, metric)
+    finding = Finding("ok", True, tested, len(jumps), None, len(rows))
+    if "reward" not in jumps or "length" not in jumps:
+        return finding
+    row = jumps["length"][0].row
+    together = {name: jump for name, (jump, _) in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
+    if "reward" not in together:
+        return finding
+    step = jumps["length"][1].steps[row]
+    course = ", ".join(f"{name} {jump.before:.3g} → {jump.after:.3g}" for name, jump in together.items())
+    cause = f"at step {step:.0f} {course}, all at once: other prompts, another reward or another setting from there on"
+    return finding.failed("data-change", cause, onset=step)
+
+
+# --- Answers ---
+
+MOST = 0.5
+"""Share of answers cut off, or of groups without signal, that is a cause."""
+
+MANY_CUT = 0.3
+"""Share of answers cut off in the last tenth that is a cause where it was a third of that before."""
+
+SOME_CUT = 0.25
+"""Share of answers cut off all along that is worth a look."""
+
+AT_THE_CAP = 0.9
+"""Share of the longest mean length from which most answers are as long as they may be."""
+
+LONGER = 1.8
+"""Times the length at the start from which it is named if a score on other prompts does not follow."""
+
+MUCH_LONGER = 3.0
+"""The same where there is no such score, and the reward does not rise."""
+
+
+def _check_truncation(rows: Sequence[Row]) -> Finding:
+    tested = "answers are finished"
+    shares = series(rows, "cut")
+    if not shares.values:
+        return _check_length_at_cap(rows, tested)
+    late = shares.later_half
     mean = fmean(late)
-    error = pstdev(late) / math.sqrt(len(late))
-    finding = Finding("ok", True, tested, mean, error, len(late))
-    return finding.failed(code, f"{mean:.0%} {description}") if mean - 2 * error > MOST else finding
+    finding = _passed(tested, shares, mean)._replace(error=standard_error(late))
+    if mean - 2 * standard_error(late) > MOST:
+        cause = f"{mean:.0%} of answers are cut off"
+        return finding.failed("truncated", cause, onset=onset(shares, lambda share: share > MOST))
+    if len(shares.values) < 2 * FEW_STEPS:
+        return finding
+    count = max(3, len(shares.values) // 10)
+    end = shares.values[-count:]
+    last = fmean(end)
+    before = fmean(shares.values[: len(shares.values) // 2])
+    if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
+        cause = f"{last:.0%} of answers are cut off in the last tenth, {before:.0%} in the first half"
+        return finding.failed("truncated", cause, onset=onset(shares, lambda share: share > MANY_CUT / 2))
+    if mean > SOME_CUT:
+        cause = f"{mean:.0%} of answers are cut off in the later half"
+        severity = "fix" if mean > 3 * before else "look"
+        return finding.failed("truncated", cause, severity=severity, onset=shares.steps[len(shares.steps) // 2])
+    blocks = tenths(shares.values)
+    if max(blocks) > MOST:
+        worst = blocks.index(max(blocks))
+        steps = tenth_blocks(shares.steps)[worst]
+        cause = f"{max(blocks):.0%} of answers were cut off from step {steps[0]:.0f} to {steps[-1]:.0f}"
+        return finding.failed("truncated", cause, severity="look", onset=steps[0])
+    return finding
 
 
-def _check_entropy(rows: Sequence[Row], flat_since: float) -> Finding:
+def _check_length_at_cap(rows: Sequence[Row], tested: str) -> Finding:
+    """Check from their length whether answers are cut off, where their share is not logged."""
+    length = series(rows, "length")
+    if len(length.values) < 2 * FEW_STEPS:
+        return Finding("ok", None, tested)
+    cap = max(length.values)
+    # A mean over a batch that is a whole number again and again is the length of every answer in it.
+    at_cap = sum(value == cap for value in length.values)
+    mean = fmean(length.values)
+    finding = _passed(tested, length, mean / cap if cap else 0.0)
+    if at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
+        share = at_cap / len(length.values)
+        if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
+            return finding
+    cause = (
+        f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {at_cap} of {len(length.values)} log steps: that "
+        "is the cap, at which most answers are cut off"
+    )
+    return finding.failed("truncated", cause, onset=length.steps[0])
+
+
+def _check_signal(rows: Sequence[Row], *, solved: bool) -> Finding:
+    tested = "groups carry signal"
+    shares = series(rows, "dead")
+    if len(shares.values) < FEW_STEPS:
+        advice = f"{FEW_STEPS} log steps and more" if shares.values else ""
+        return Finding("ok", None, tested, advice=advice)
+    late = shares.later_half
+    mean = fmean(late)
+    error = standard_error(late)
+    finding = _passed(tested, shares, mean)._replace(error=error)
+    start = onset(shares, lambda share: share > MOST)
+    end = fmean(late[-max(FEW_STEPS, len(late) // 5) :])
+    if mean - 2 * error <= MOST and not (solved and end > MOST):
+        return finding
+    cause = f"{max(mean, end):.0%} of groups carry no signal"
+    reward = series(rows, "reward")
+    if solved:
+        cause = f"{cause}, as these prompts are solved (reward {reward.last:.3g})"
+        return finding.failed("no-signal", cause, severity="look", onset=start)
+    still_learns = len(reward.values) >= 30 and rises(reward.values)
+    return finding.failed("no-signal", cause, severity="look" if still_learns else "fix", onset=start)
+
+
+def _rise(metric: Series) -> float:
+    """Compute by how many standard errors the later third of a metric is above the first."""
+    third = max(1, len(metric.values) // 3)
+    noise = noise_of_differences(metric.values) / math.sqrt(third)
+    before, after = end_means(metric.values, 3)
+    return (after - before) / (noise + 1e-12)
+
+
+def _check_length(rows: Sequence[Row]) -> Finding:
+    tested = "longer answers are better answers"
+    length = series(rows, "length")
+    if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
+        return Finding("ok", None, tested)
+    times = length.last / length.first
+    finding = _passed(tested, length, times)
+    reward = series(rows, "reward")
+    score = series(rows, EVALUATION)
+    course = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
+    start = onset(length, lambda mean: mean > (length.first + length.last) / 2)
+    if len(score.values) >= 6 and len(reward.values) >= 6:
+        if times < LONGER or _rise(reward) < 3 or _follows(reward, score):
+            return finding
+        before, after = end_means(score.values, 3)
+        cause = f"{course}, while the score on other prompts went {before:.3g} → {after:.3g}"
+        return finding.failed("length-growth", cause, onset=start)
+    if times < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
+        return finding
+    return finding.failed("length-growth", f"{course}, and the reward does not rise", severity="look", onset=start)
+
+
+def _follows(reward: Series, score: Series) -> bool:
+    """Check whether the score on other prompts rises by a quarter of the reward's rise, or is far from level."""
+    reward_before, reward_after = end_means(reward.values, 3)
+    score_before, score_after = end_means(score.values, 3)
+    scale = max(abs(reward_after), abs(reward_before), 1e-12)
+    score_scale = max(abs(score_after), abs(score_before), 1e-12)
+    return (score_after - score_before) / score_scale > 0.25 * (reward_after - reward_before) / scale
+
+
+# --- Entropy ---
+
+ENTROPY_LEFT = 0.25
+"""Share of its start below which entropy has collapsed, unless the reward rose."""
+
+NO_ENTROPY = 0.15
+"""Nats per token above which entropy has not collapsed, whatever it was."""
+
+LOW_ENTROPY = 0.1
+"""Nats per token below which a policy hardly explores from the start."""
+
+ENTROPY_RISE = 2.0
+"""Times its start, and at least a nat more, from which entropy drifts away."""
+
+ENTROPY_KEPT = "entropy is kept, or falls as the reward rises"
+
+
+def _check_entropy(rows: Sequence[Row], flat_since: float, *, solved: bool) -> Finding:
     """Check whether entropy is lost, or drifts away.
 
     A policy that becomes sure of what is rewarded rightly loses entropy. So the reward must not have risen, and only
@@ -190,145 +632,191 @@ def _check_entropy(rows: Sequence[Row], flat_since: float) -> Finding:
     Args:
         rows: The log.
         flat_since: The step from which the reward is flat; minus infinity if it is not.
+        solved: Whether the prompts are solved, so that a sure policy is right.
     """
-    entropy = _series(rows, "entropy").values
-    if len(entropy) < 2:
+    entropy = series(rows, "entropy")
+    if len(entropy.values) < 2:
         return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
-    first, last = _end_means(entropy, 10)
+    first, last = entropy.first, entropy.last
     course = f"entropy {first:.3g} → {last:.3g} nats per token"
 
-    steps, reward = _series(rows, "reward")
-    late_reward = [value for step, value in zip(steps, reward, strict=True) if step >= flat_since]
+    reward = series(rows, "reward")
+    late_reward = [value for step, value in zip(*reward, strict=True) if step >= flat_since]
     reason = "no reward is known"
     rose = False
     if len(late_reward) > 1:
         # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
-        error = _noise_of_differences(late_reward) / math.sqrt(max(1, len(late_reward) // 3))
-        before, after = _end_means(late_reward, 3)
+        error = noise_of_differences(late_reward) / math.sqrt(max(1, len(late_reward) // 3))
+        before, after = end_means(late_reward, 3)
         course += f", while the reward went {before:.3g} → {after:.3g}"
         reason = "the reward did not rise"
         rose = after - before > max(0.1 * abs(before), 2 * error)
 
-    finding = Finding("ok", True, ENTROPY_KEPT, last / first if first else 1.0, None, len(entropy))
+    finding = _passed(ENTROPY_KEPT, entropy, last / first if first else 1.0)
     if last > max(ENTROPY_RISE * first, first + 1):
-        return finding.failed("step-too-large", f"{course}: it drifts towards noise")
-    if last >= ENTROPY_LEFT * first or rose:
+        start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
+        return finding.failed("entropy-rise", f"{course}: it drifts towards noise", onset=start)
+    lost = last < min(ENTROPY_LEFT * first, NO_ENTROPY)
+    if lost and not rose and not solved:
+        start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
+        cause = f"{course}: the policy has stopped exploring, and {reason}"
+        return finding.failed("entropy-collapse", cause, onset=start)
+    is_low = len(entropy.values) >= 4 * FEW_STEPS and first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
+    if is_low and not solved:
+        cause = f"entropy is {first:.2g} nats per token at the start, so that the answers of a group are nearly alike"
+        return finding.failed("low-entropy", cause, onset=entropy.steps[0])
+    return finding
+
+
+# --- Evaluation ---
+
+
+def _check_evaluation(rows: Sequence[Row]) -> Finding:
+    """Check whether the score on other prompts falls, or stays, while the reward rises."""
+    tested = "other prompts are solved better as well"
+    score = series(rows, EVALUATION)
+    reward = series(rows, "reward")
+    if len(score.values) < 5 or len(reward.values) < 5:
+        return Finding("ok", None, tested)
+    window = max(2, len(score.values) // 6)
+    means = [fmean(score.values[k : k + window]) for k in range(len(score.values) - window + 1)]
+    best = means.index(max(means))
+    last = means[-1]
+    noise = noise_of_differences(score.values) / math.sqrt(window)
+    lost = means[best] - last
+    finding = _passed(tested, score, lost)
+    since = score.steps[min(best + window - 1, len(score.steps) - 1)]
+    after = Series(*zip(*[pair for pair in zip(*reward, strict=True) if pair[0] >= since], strict=True))
+    fell = lost > max(3 * noise, 0.1 * abs(means[best]))
+    if not fell or len(after.values) < 6 or _rise(after) < 3:
         return finding
-    return finding.failed("entropy-collapse", f"{course}: the policy has stopped exploring, and {reason}")
+    before_reward, after_reward = end_means(after.values, 3)
+    cause = (
+        f"the score on other prompts fell {means[best]:.3g} → {last:.3g} since step {since:.0f}, while the reward rose "
+        f"{before_reward:.3g} → {after_reward:.3g}: what is rewarded is not what is wanted"
+    )
+    return finding.failed("reward-hacked", cause, onset=since)
 
 
-def _noise_of_differences(values: Sequence[float]) -> float:
-    """Compute the standard deviation of the differences between neighbouring values."""
-    return pstdev([after - before for before, after in pairwise(values)])
+# --- Too little ---
+
+LITTLE_KL = 0.01
+"""KL to the reference at the end of a run up to which the policy has hardly moved."""
+
+LITTLE_RATE = 5e-7
+"""Learning rate up to which steps are small."""
+
+MANY_STEPS = 100
+"""Steps after which a policy should have moved."""
 
 
-class ChangePoint(NamedTuple):
-    """Point at which a curve that rises in a line turns flat."""
+def _check_small_steps(rows: Sequence[Row]) -> Finding:
+    """Check whether the policy has hardly moved after many steps without a higher reward."""
+    tested = "the policy moves"
+    kl = series(rows, "kl")
+    reward = series(rows, "reward")
+    rates = series(rows, "learning_rate").values
+    steps = rows[-1]["step"] - rows[0]["step"] + 1
+    if len(reward.values) < 30 or steps < MANY_STEPS:
+        return Finding("ok", None, tested)
+    if kl.values and max(kl.values) > 0:
+        finding = _passed(tested, kl, kl.last)
+        little = kl.last < LITTLE_KL and max(tenths(kl.values)) < LITTLE_KL if len(kl.values) >= 30 else False
+        evidence = f"KL to the reference is {kl.last:.2g} after {steps:.0f} steps"
+    elif rates:
+        finding = Finding("ok", True, tested, max(rates), None, len(rates))
+        little = 0 < max(rates) <= LITTLE_RATE
+        evidence = f"the learning rate is at most {max(rates):.2g}, over {steps:.0f} steps"
+    else:
+        return Finding("ok", None, tested)
+    entropy = series(rows, "entropy")
+    same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
+    if not little or rises(reward.values) or _rise(reward) > 3 or not same_entropy:
+        return finding
+    before, after = end_means(reward.values, 3)
+    cause = f"{evidence}, and the reward went {before:.3g} → {after:.3g}: the policy has hardly moved"
+    return finding.failed("hardly-moves", cause)
 
-    row: int
-    """The row at which it turns; 0 if a constant fits best."""
-    rise: float
-    """Its rise until there."""
-    noise: float
-    """Standard deviation around the two lines."""
+
+# --- The end of a run ---
+
+LATE_QUANTITIES = {
+    "entropy": "step-too-large entropy-rise entropy-collapse low-entropy",
+    "cut": "truncated",
+    "kl": "kl-drift reference-kl step-too-large",
+    "length": "length-growth data-change truncated",
+    "mismatch": "engine-mismatch",
+    "mismatch_kl": "engine-mismatch",
+    "grad_norm": "gradient-spikes",
+}
+"""For each quantity that is compared at the end, the codes that say it already."""
+
+UNLIKE = 4.0
+"""Standard deviations of the other tenths by which the last is unlike them."""
+
+TIMES_UNLIKE = 1.5
+"""Times by which it must differ from all of them as well."""
+
+STANDARD_ERRORS = 4.0
+"""Standard errors beyond which a mean is no accident."""
+
+COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
+"""Ends of names of the metrics that are compared before and after a fall of the reward."""
 
 
-def find_change_point(values: Sequence[float]) -> ChangePoint:
-    """Fit a line that turns flat to a curve, by least squares over all rows at which it may turn.
-
-    With ``h_t = min(t, turn)/turn`` the fit is ``values ≈ a + rise·h``, and its residual variance is
-    ``var(values) − cov(h, values)²/var(h)``. Sums over the rows before each turn give it in one pass.
-
-    >>> find_change_point([min(t, 10.0) for t in range(40)]).row
-    10
-    """
-    n = len(values)
-    mean = fmean(values)
-    centred = [value - mean for value in values]
-    variance = fmean(value * value for value in centred)
-    best = ChangePoint(0, 0.0, math.sqrt(variance))
-
-    weighted_before = 0.0  # Σ t·v_t over the rows before the turn
-    sum_before = 0.0  # Σ v_t over them
-    first_turn = n // 20 or 1
-    for turn in range(1, n):
-        weighted_before += (turn - 1) * centred[turn - 1]
-        sum_before += centred[turn - 1]
-        if turn < first_turn:
+def _check_last_tenth(rows: Sequence[Row], codes: set[str]) -> Finding:
+    """Check whether the last tenth of a run is unlike the nine before it."""
+    tested = "the last tenth of the run is like the rest"
+    changes = []
+    finding = Finding("ok", None, tested)
+    for name, known in LATE_QUANTITIES.items():
+        metric = series(rows, name)
+        if len(metric.values) < 40 or codes & set(known.split()):
             continue
-        after = n - turn
-        hinge_mean = ((turn - 1) / 2 + after) / n
-        # Σ_{t<turn} (t/turn)² = (turn − 1)(2·turn − 1)/(6·turn)
-        hinge_square = ((turn - 1) * (2 * turn - 1) / (6 * turn) + after) / n
-        hinge_variance = hinge_square - hinge_mean**2
-        # The centred values sum to 0, so those from the turn on sum to −sum_before.
-        covariance = (weighted_before / turn - sum_before) / n
-        rise = covariance / hinge_variance
-        noise = math.sqrt(max(0.0, variance - covariance * rise))
-        if noise < best.noise:
-            best = ChangePoint(turn, rise, noise)
-    return best
+        blocks = tenths(metric.values)
+        others, last = blocks[:-1], blocks[-1]
+        finding = _passed(tested, metric)
+        # A curve that drifts ends beyond all of its past; only more than its usual change from tenth to tenth counts.
+        usual = max(abs(after - before) for before, after in zip(others[1:], others[2:], strict=False))
+        noise = noise_of_differences(metric.values) / math.sqrt(len(metric.values) / 10)
+        low, high = min(others), max(others)
+        beyond = max(low - last, last - high)
+        is_other = last * TIMES_UNLIKE < low or last > TIMES_UNLIKE * high
+        if beyond > max(2 * usual, UNLIKE * noise) and is_other and (name != "cut" or last > 0.1):
+            changes.append(f"{name} {others[-1]:.3g} → {last:.3g}")
+    if not changes:
+        return finding
+    step = tenth_blocks([row["step"] for row in rows])[-1][0]
+    cause = f"from step {step:.0f} on the run is unlike its other nine tenths: {', '.join(changes)}"
+    return finding.failed("late-change", cause, onset=step)
 
 
-def _check_plateau(rows: Sequence[Row]) -> tuple[Finding, float]:
-    """Check whether the reward is flat, or has fallen.
-
-    Returns:
-        The finding, and the step since which the reward is flat; minus infinity if it is not.
-    """
-    tested = "the reward still rises"
-    steps, reward = _series(rows, "reward")
-    n = len(reward)
-    if n < PLATEAU_STEPS:
-        return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more"), -math.inf
-
-    turn, rise, noise = find_change_point(reward)
-    if rise < STANDARD_ERRORS * noise / math.sqrt(max(turn, 1)):
-        turn = 0  # no rise that is more than noise
-    late = reward[turn:]
-    late_mean = fmean(late)
-    finding = Finding("ok", True, tested, late_mean, noise, n)
-
-    fall = _find_fall(rows, steps, reward)
-    if fall is not None:
-        cause, step = fall
-        return finding.failed("collapse", cause), step
-    if len(late) < FLAT_SHARE * n or _rises(late):
-        return finding, -math.inf
-
-    since = f"since step {steps[turn]:.0f}" if turn else "from the start"
-    cause = f"reward {late_mean:.3g}, flat {since}"
-    within_unit = min(reward) >= 0 and max(reward) <= 1
-    if late_mean >= SOLVED and within_unit:
-        cause = f"{cause}: if 1 is the most that it gives, these prompts are solved"
-        return finding.failed("plateau", cause, ok=None), steps[turn]
-    return finding.failed("plateau", cause), steps[turn]
-
-
-def _find_fall(
-    rows: Sequence[Row], steps: Sequence[float], reward: Sequence[float]
-) -> tuple[str, float] | None:
-    """Describe what happened if the last tenth of a run has lost half of its best tenth's reward.
+def _check_fall(rows: Sequence[Row]) -> Finding:
+    """Check whether the last tenth of a run has lost half of its best tenth's reward.
 
     Metrics that have doubled or halved by then are named. A log does not tell whether they are the cause.
-
-    Returns:
-        The description, and the step of the best reward; None without such a fall.
     """
-    means = _tenths(reward)
+    tested = "the reward is kept"
+    reward = series(rows, "reward")
+    if len(reward.values) < PLATEAU_STEPS:
+        return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more")
+    means = tenths(reward.values)
     best = max(range(10), key=lambda tenth: means[tenth])
-    noise = _noise_of_differences(reward) / math.sqrt(len(reward) / 10)
-    height = means[best] - min(0.0, *reward)
+    noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
+    finding = _passed(tested, reward, means[-1])
+    # Rewards may be below 0, or far from it: the height is over the least tenth or 0.
+    lowest = min(0.0, *means) if min(means) < 0 else 0.0
+    height = means[best] - lowest
     if means[best] - means[-1] <= max(height / 2, STANDARD_ERRORS * noise):
-        return None
+        return finding
 
     changes = {}
     ends = {}
-    for name in _names(rows, COMPARED_AT_A_FALL):
-        values = _series(rows, name).values
-        if len(values) == len(reward):
-            tenths = _tenths(values)
-            before, after = tenths[best], tenths[-1]
+    for name in matching_names(rows, COMPARED_AT_A_FALL):
+        values = series(rows, name).values
+        if len(values) == len(reward.values):
+            blocks = tenths(values)
+            before, after = blocks[best], blocks[-1]
             ends[name] = before, after
             larger, smaller = max(abs(before), abs(after)), min(abs(before), abs(after))
             changes[name] = (larger + 0.01) / (smaller + 0.01)
@@ -339,44 +827,85 @@ def _find_fall(
     for name in largest_changes:
         before, after = ends[name]
         courses.append(f"{name} {before:.3g} → {after:.3g}")
-    step = _tenth_blocks(steps)[best][-1]
-    return f"from step {step:.0f} on {', '.join(courses)}", step
+    step = tenth_blocks(reward.steps)[best][-1]
+    return finding.failed("collapse", f"from step {step:.0f} on {', '.join(courses)}", onset=step)
 
 
-def _tenth_blocks(values: Sequence[float]) -> list[Sequence[float]]:
-    """Split a curve into ten blocks, of which the first are longer by one if need be."""
-    size, longer = divmod(len(values), 10)
-    blocks = []
-    start = 0
-    for tenth in range(10):
-        end = start + size + (tenth < longer)
-        blocks.append(values[start:end])
-        start = end
-    return blocks
+# --- A plateau ---
+
+PLATEAU_STEPS = 30
+"""Log steps below which no plateau is looked for."""
+
+FLAT_SHARE = 0.5
+"""Share of a run that is flat from which it is a plateau."""
+
+UNLOGGED = {
+    EVALUATION: "a score on other prompts",
+    "dead": "the share of groups without spread",
+    "cut": "the share of answers cut off",
+    "entropy": "entropy",
+    "kl": "KL to the reference",
+}
+"""Quantities without which a plateau's causes cannot be excluded, in words."""
 
 
-def _tenths(values: Sequence[float]) -> list[float]:
-    """Compute the means of ten blocks."""
-    return [fmean(block) for block in _tenth_blocks(values)]
+def _flat_part(rows: Sequence[Row]) -> tuple[Series, int] | None:
+    """Return the reward and the row from which it is flat; None if it is not, or there are too few log steps."""
+    reward = series(rows, "reward")
+    n = len(reward.values)
+    if n < PLATEAU_STEPS:
+        return None
+    turn, rise, noise = find_change_point(reward.values)
+    if rise < STANDARD_ERRORS * noise / math.sqrt(max(turn, 1)):
+        turn = 0  # no rise that is more than noise
+    late = reward.values[turn:]
+    if len(late) < FLAT_SHARE * n or rises(late):
+        return None
+    return reward, turn
 
 
-def _rises(values: Sequence[float]) -> bool:
-    """Check whether a curve rises by two standard errors of a line's slope.
+def _flat_since(rows: Sequence[Row]) -> float:
+    """Return the step from which the reward is flat; minus infinity if it is not."""
+    part = _flat_part(rows)
+    return -math.inf if part is None else part[0].steps[part[1]]
 
-    The line is fitted to the means of ten blocks, since neighbouring steps are alike.
-    """
-    means = _tenths(values)
-    offsets = [tenth - 4.5 for tenth in range(10)]
-    square_sum = sum(offset**2 for offset in offsets)
-    slope = sum(offset * mean for offset, mean in zip(offsets, means, strict=True)) / square_sum
-    centre = fmean(means)
-    residuals = [mean - centre - slope * offset for offset, mean in zip(offsets, means, strict=True)]
-    slope_error = math.sqrt(sum(residual**2 for residual in residuals) / 8 / square_sum)
-    return slope > 2 * slope_error + ROUNDING * max(abs(value) for value in values)
+
+def _check_plateau(rows: Sequence[Row], *, fell: bool, solved: bool) -> Finding:
+    """Describe where the reward is flat, which is no fault by itself."""
+    tested = "the reward still rises"
+    reward = series(rows, "reward")
+    if len(reward.values) < PLATEAU_STEPS:
+        return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more")
+    finding = _passed(tested, reward, fmean(reward.later_half))
+    part = None if fell else _flat_part(rows)
+    if part is None:
+        return finding
+    _, turn = part
+    late = reward.values[turn:]
+    slope = fit_slope(late)
+    missed = max(0.0, slope.rise) + 2 * slope.error
+    start, end = reward.steps[turn], reward.steps[-1]
+    cause = (
+        f"reward {fmean(late):.3g} from step {start:.0f} to {end:.0f}, {len(late) / len(reward.values):.0%} of the run; "
+        f"a rise below {missed:.2g} could not be seen"
+    )
+    if solved:
+        cause = f"{cause}; these prompts are solved"
+    else:
+        unlogged = [words for name, words in UNLOGGED.items() if not any(name in row for row in rows)]
+        if unlogged:
+            cause = f"{cause}; not logged, so not excluded: {', '.join(unlogged)}"
+    return finding.failed("plateau", cause, onset=start)
+
+
+# --- Remarks on the clip ---
+
+HARMLESS_BLOCKED_SHARE = 0.11
+"""Share of the gradient on rare winners up to which blocking it changed nothing in networks at the same rate."""
 
 
 def _check_clip(rows: Sequence[Row], updates: float | None) -> Finding:
-    """Describe what the clip does, which is never a fault."""
+    """Describe what the clip does where it is no fault."""
     summary = summarize(rows)
     on_policy = summary.metrics.get("on_policy")
     one_update = on_policy == 1 or (updates is not None and updates <= 1 and not summary.clipped)

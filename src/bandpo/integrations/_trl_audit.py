@@ -27,7 +27,7 @@ from bandpo.integrations._trl_parameter_check import Scoring
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import SequenceMask
 from bandpo.runs.configs import trl_method
-from bandpo.runs.logs import DETAIL
+from bandpo.runs.quantities import DETAIL
 from bandpo.schedules import TrainingState
 from bandpo.text import parse
 

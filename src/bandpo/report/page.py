@@ -17,7 +17,7 @@ from bandpo import __version__
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 from bandpo.errors import InvalidValue
 from bandpo.runs import Run, open_run
-from bandpo.runs.logs import Row
+from bandpo.runs.quantities import Row
 from bandpo.runs.metric_names import BINS
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from bandpo.methods import Method
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule
 from bandpo.runs import LossBatch, Run
-from bandpo.runs.logs import Row
+from bandpo.runs.quantities import Row
 from bandpo.runs.run import TolerantCollector
 from bandpo.text import as_method
 

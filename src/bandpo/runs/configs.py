@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.runs.files import shipped, unpickled
-from bandpo.runs.logs import Row
+from bandpo.runs.quantities import Row
 from bandpo.runs.setup import Setup
 
 Config = Mapping[str, Any]

@@ -3,152 +3,459 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import sqlite3
-import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.files import read_jsonl, shipped
-from bandpo.runs.trackers import TRACKERS, Raw
+from bandpo.runs.log_files import KINDS, WHAT_TO_GIVE, RawRows, kind_of, read_raw
+from bandpo.runs.quantities import (
+    BOOKKEEPING,
+    DETAIL,
+    QUANTITIES,
+    STEP_KEYS,
+    Row,
+    component_name,
+    named_rows,
+    sources,
+)
 
-Row = Mapping[str, float]
-"""The metrics of one log step."""
+NAMES_FILE = "bandpo-names.json"
+"""The file in which a user keeps names of his own, beside the log or in the current folder."""
 
-NAMES: Mapping[str, Sequence[str]] = shipped("names")
-"""For each quantity the keys under which TRL, verl, SkyRL, prime-rl, slime and bandpo log it, the best source first.
-A tracker may put a prefix before a key: ``train/reward``. ``dead`` is the share of groups without spread, ``cut`` of
-answers that were cut off."""
+SHORT_ATTEMPT = 10
+"""Rows below which an attempt that began again from the start is left out, instead of being a run of its own."""
 
-NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
-"""Texts by which trackers write a value that is not finite."""
+FEWEST_QUANTITIES = 3
+"""Quantities that a file in a folder must hold to count as a log of RL, if it holds no reward."""
 
-MUST_BE_FINITE = re.compile(r"(^|/)(reward|entropy|\w*loss|grad_norm|kl)$")
-"""Keys whose values are finite in a healthy run. Others may be NaN, such as a mean over no tokens."""
-
-DETAIL = "audit_detail"
-"""The key of a row of TRL's log that holds the ``audit/…`` metrics which were not sent to the trackers."""
+MOST_FILES = 2000
+"""Files of a folder that are looked at."""
 
 
-def find_log(path: Path) -> Path:
-    """Return the file of a run's log.
+class UnreadableLog(InvalidValue):
+    """A log that gives no rows of one RL run, with the reason as a code.
 
     Args:
-        path: A run folder (its ``metrics.jsonl``, else the newest ``trainer_state.json`` in it or in its checkpoints,
-            else what a tracker left there), or the file itself.
-
-    Raises:
-        ValueError: if there is no log, or the folder holds several runs.
+        code: ``no-log``, ``several-runs``, ``not-rl`` or ``no-quantity``.
+        message: What is wrong, and what to do.
     """
-    if path.is_dir():
-        runs = sorted({file.parent for file in path.rglob("metrics.jsonl")})
-        if len(runs) > 1 and path not in runs:
-            raise InvalidValue(
-                f"{path} holds {len(runs)} runs: name those that you mean, such as {runs[0]}, or if it is a study, "
-                f"bandpo-lab study page {path}"
-            )
-        candidates = [path / "metrics.jsonl", path / "trainer_state.json"]
-        candidates += sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step, reverse=True)
-        for pattern in ("*.jsonl", *TRACKERS):
-            candidates += sorted(path.rglob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
-        path = next((candidate for candidate in candidates if candidate.is_file()), path)
-    if not path.is_file():
-        raise InvalidValue(
-            f"{path} is no log of a run; give a run folder with metrics.jsonl, trainer_state.json, or what wandb, "
-            "trackio or TensorBoard left there, one of these files, or the .jsonl of verl's file logger"
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of one run.
+
+    >>> log = Log.of([{"step": 1, "train/reward": 0.5, "my/score": 0.25}])
+    >>> log.rows[0]["reward"], log.read, log.unread
+    (0.5, {'reward': ('train/reward',)}, ('my/score',))
+    """
+
+    rows: Sequence[Row]
+    """One row per log step with its ``step``, in the order of steps."""
+    source: str = ""
+    """What was read, in words: the file and its kind."""
+    read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each quantity that was read the keys that log it. A component of the reward is named ``rewards/NAME``."""
+    unread: tuple[str, ...] = ()
+    """Keys whose meaning is not known. Counters and times are not among them."""
+    notes: tuple[str, ...] = ()
+    """What was done to the rows: attempts that were left out, steps that were logged twice."""
+
+    @classmethod
+    def of(
+        cls,
+        raw: Iterable[Mapping[str, Any]],
+        source: str = "",
+        names: Mapping[str, str] | None = None,
+    ) -> Log:
+        """Return the log that rows make.
+
+        Args:
+            raw: The rows as they were logged.
+            source: What was read, in words.
+            names: For quantities the keys under which the user logs them.
+        """
+        raw = list(raw)
+        if raw and not any(key in row for row in raw for key in STEP_KEYS):
+            raw = [{**row, "step": number} for number, row in enumerate(raw, 1)]
+        rows, notes = _in_order(named_rows(raw, names))
+        read, unread = _coverage(raw, names)
+        return cls(rows, source, read, unread, tuple(notes))
+
+    @property
+    def keys_of_learning(self) -> int:
+        """Number of logged keys but for counters and times."""
+        return len(self.unread) + len({key for keys in self.read.values() for key in keys})
+
+
+def _coverage(
+    raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Return the keys of each quantity that was read, and the keys that were not."""
+    layouts: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for row in raw:
+        layouts.setdefault(tuple(row), row)
+    numeric: dict[str, None] = {}
+    read: dict[str, dict[str, None]] = {}
+    own_names = tuple((names or {}).items())
+    for keys, row in layouts.items():
+        detail = row.get(DETAIL)
+        everything = {**row, **detail} if isinstance(detail, dict) else row
+        numbers = [key for key in everything if isinstance(everything[key], (int, float, str))]
+        numeric.update(dict.fromkeys(key for key in numbers if not isinstance(everything[key], str)))
+        for source in sources(tuple(everything), own_names):
+            read.setdefault(source.quantity, {})[source.key] = None
+        for key in keys:
+            name = component_name(key)
+            if name is not None:
+                read.setdefault(f"rewards/{name}", {})[key] = None
+    known = {key for keys in read.values() for key in keys}
+    unread = [
+        key
+        for key in numeric
+        if key not in known and key not in STEP_KEYS and not BOOKKEEPING.search(key) and not key.startswith("audit/")
+    ]
+    return {quantity: tuple(keys) for quantity, keys in read.items()}, tuple(unread)
+
+
+def _in_order(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Return one row per step in the order of steps, and what was done for it.
+
+    Rows of one step that follow each other are put together: a metric that several of them hold is averaged. What is
+    logged again after a restart replaces what was logged before.
+    """
+    by_step: dict[float, dict[str, float]] = {}
+    counts: dict[tuple[float, str], int] = {}
+    repeated: set[float] = set()
+    last_step = None
+    for row in rows:
+        step = row["step"]
+        present = by_step.get(step)
+        if present is None:
+            by_step[step] = dict(row)
+        elif last_step == step:
+            for key, value in row.items():
+                if key in present and key != "step":
+                    n = counts.get((step, key), 1)
+                    present[key] += (value - present[key]) / (n + 1)
+                    counts[step, key] = n + 1
+                else:
+                    present[key] = value
+        else:
+            if "reward" in row and "reward" in present:
+                repeated.add(step)
+            present.update(row)
+        last_step = step
+    steps = sorted(by_step)
+    notes = []
+    if repeated:
+        first, last = min(repeated), max(repeated)
+        notes.append(
+            f"steps {first:g} to {last:g} were logged again after a restart: the later rows replace the earlier"
         )
-    return path
+    return [by_step[step] for step in steps], notes
 
 
-def read_log(path: str | Path) -> Sequence[Row]:
-    """Read the logged metrics of a run, one row per log step with its ``step``.
+def _split_attempts(raw: RawRows) -> list[RawRows]:
+    """Split rows where the step goes back to the start or before it: there another run begins."""
+    key = next((key for key in STEP_KEYS if any(key in row for row in raw)), None)
+    if key is None:
+        return [raw]
+    attempts: list[list[Mapping[str, Any]]] = [[]]
+    first = None
+    last = None
+    for row in raw:
+        step = row.get(key)
+        if not isinstance(step, (int, float)):
+            attempts[-1].append(row)
+            continue
+        if first is None:
+            first = step
+        elif step <= first and last is not None and last > step:
+            attempts.append([])
+            first = step
+        attempts[-1].append(row)
+        last = step
+    return attempts
+
+
+def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:
+    """Read the log of one run.
 
     A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
 
     Args:
-        path: A run folder or a log, see `find_log`: TRL's ``trainer_state.json``, the JSONL of verl's or prime-rl's
-            file logger, wandb's ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
+        path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, the console output of TRL or verl,
+            wandb's ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
+        names: For quantities the keys under which the user logs them, such as ``{"reward": "iteration_reward"}``.
+            Without it, those in a file `NAMES_FILE` beside the log or in the current folder.
+        run_name: Which run to read where there are several, as the error without it names them.
 
     Raises:
-        ValueError: if there is no such log, it holds no metrics, the folder holds several runs, or a line cannot be
+        ValueError: if there is no such log, it holds no metrics of RL, there are several runs, or a line cannot be
             read; the message names it.
     """
-    file = find_log(Path(path))
-    readers = {"*.json": _read_trainer_state, **TRACKERS}
-    reader = next((read for pattern, read in readers.items() if file.match(pattern)), _read_lines)
-    try:
-        rows = named_rows(reader(file))
-    except (LookupError, sqlite3.Error, struct.error, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r})") from error
-    if not rows:
-        raise InvalidValue(
-            f"{file} logs none of {', '.join(NAMES)}; set logging_steps (TRL) or the file logger (verl)"
+    path = Path(path)
+    names = _remembered_names(path) if names is None else names
+    runs = _runs_at(path)
+    if run_name is not None:
+        if run_name not in runs:
+            raise UnreadableLog("several-runs", f"{path} holds no run {run_name!r}; it holds {_listed(runs)}")
+        return _log_of(*runs[run_name], names, path)
+    if len(runs) > 1:
+        raise UnreadableLog("several-runs", _several_message(path, runs))
+    file, raw = next(iter(runs.values()))
+    return _log_of(file, raw, names, path)
+
+
+def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> Log:
+    log = Log.of(raw, f"{kind_of(file)}, {_relative(file, path)}", names)
+    kind = kind_of_training(log, raw)
+    if kind is not None:
+        raise UnreadableLog(
+            "not-rl",
+            f"{file} is no log of RL: it is thought to be of {kind}, as it holds no reward but "
+            f"{_some(_numeric_keys(raw))}; to have it read as one, say which of its keys is the reward: --map reward=KEY",
         )
-    return rows
+    if not log.rows or not log.read:
+        raise UnreadableLog(
+            "no-quantity",
+            f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, but {_some(_numeric_keys(raw))}; "
+            "say which of them is the reward: --map reward=KEY; or set logging_steps (TRL) or the file logger (verl)",
+        )
+    return log
 
 
-def _read_trainer_state(path: Path) -> Raw:
-    try:
-        history = json.loads(path.read_bytes())["log_history"]
-        yield from map(dict, history)
-    except (ValueError, LookupError, TypeError) as error:
-        raise InvalidValue(f"{path} is no trainer_state.json, or only a part of one ({error!r})") from error
+def _numeric_keys(raw: RawRows) -> list[str]:
+    keys = {}
+    for row in raw[:1000]:
+        keys.update({key: None for key, value in row.items() if isinstance(value, (int, float))})
+    return [key for key in keys if not BOOKKEEPING.search(key) and key not in STEP_KEYS]
 
 
-def _read_lines(path: Path) -> Raw:
-    for number, row in read_jsonl(path):
-        data: Any = row.get("data", row)  # verl's file logger keeps the metrics under this key
-        if not isinstance(data, dict):
-            raise InvalidValue(f"{path}, line {number}: data is a {type(data).__name__}, not an object")
-        yield {**data, "step": row.get("step")}
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:12])
+    if not names:
+        return "nothing"
+    return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown
 
 
-def named_rows(raw: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Return logged rows with the names of `NAMES` added.
+# --- What kind of training ---
 
-    Values that are no numbers are left out, and so are rows that hold none of the quantities. The metrics that a row
-    holds under `DETAIL` are added to the row.
-    """
-    rows: list[Row] = []
-    for logged in raw:
-        detail = logged.get(DETAIL)
-        everything = {**logged, **detail} if isinstance(detail, dict) else logged
-        values = {}
-        for key, value in everything.items():
-            if isinstance(value, int | float) or value in NO_NUMBERS:
-                values[key] = float(value)
-        row = {key: value for key, value in values.items() if math.isfinite(value)}
+OF_RL_ALONE = {
+    "reward",
+    "clip_high",
+    "clip_low",
+    "clip",
+    "dead",
+    "cut",
+    "mismatch",
+    "mismatch_kl",
+    "mismatch_probs",
+    "kl_old",
+    "importance_weight",
+    "staleness",
+}
+"""Quantities that only a log of RL holds."""
 
-        for name, keys in NAMES.items():
-            source = _source_of(keys, row)
-            if source is not None:
-                row[name] = row[source]
-        if any(not math.isfinite(value) and MUST_BE_FINITE.search(key) for key, value in values.items()):
-            row["not_finite"] = 1.0
-        if "step" in row and any(key in NAMES or "@" in key for key in row):
-            rows.append(row)
-    return rows
+OTHER_TRAININGS = {
+    r"(^|/)(rewards/(chosen|rejected|margins)|logps/chosen)$": "preference training, such as DPO",
+    r"(^|/)(eval_)?(margin|accuracy)$": "a reward model or a classifier",
+    r"(^|/|_)(mean_token_accuracy|loss|train_loss|eval_loss|perplexity|ppl)$": "supervised training",
+}
+"""Ends of keys, and what is trained where there is no reward."""
 
 
-def _source_of(keys: Sequence[str], row: Row) -> str | None:
-    """Return the logged key that is the best source of a quantity; None if the row has none."""
-    for key in keys:
-        for logged_key in row:
-            if _is_named(logged_key, key):
-                return logged_key
+def kind_of_training(log: Log, raw: RawRows) -> str | None:
+    """Return what else than RL a log is of; None if it is of RL, or of something unknown."""
+    if OF_RL_ALONE & log.read.keys():
+        return None
+    keys = {key for row in raw[:1000] for key in row}
+    for pattern, kind in OTHER_TRAININGS.items():
+        if any(re.search(pattern, key) for key in keys):
+            return kind
     return None
 
 
-def _is_named(logged_key: str, key: str) -> bool:
-    """Check whether a logged key is a key of training, with or without a prefix."""
-    if logged_key == key:
-        return True
-    return logged_key.endswith(f"/{key}") and not logged_key.startswith(("eval", "val"))
+# --- Where the log is ---
+
+Runs = dict[str, tuple[Path, RawRows]]
+"""For each run by its name its file and rows."""
+
+
+def _runs_at(path: Path) -> Runs:
+    """Return the runs of a file or folder.
+
+    Raises:
+        ValueError: if there is no log, or the folder holds the folders of several runs.
+    """
+    if path.is_file():
+        return _runs_of_file(path)
+    if not path.is_dir():
+        raise UnreadableLog("no-log", f"{path} is no log of a run: there is nothing of that name; {WHAT_TO_GIVE}")
+    folders = {file.parent for file in path.rglob("metrics.jsonl")}
+    if len(folders) > 1 and path not in folders:
+        raise UnreadableLog(
+            "several-runs",
+            f"{path} holds {len(folders)} runs: name those that you mean, such as {min(folders)}, or if it is a study, "
+            f"bandpo-lab study page {path}",
+        )
+    state = _newest_state(path)
+    for file in (path / "metrics.jsonl", state):
+        if file is not None and file.is_file():
+            return _runs_of_file(file)
+    return _runs_of_folder(path)
+
+
+def _newest_state(path: Path) -> Path | None:
+    """Return the newest trainer_state.json in a run's folder or in its checkpoints; None if there is none."""
+    if (path / "trainer_state.json").is_file():
+        return path / "trainer_state.json"
+    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step)
+    return states[-1] if states else None
 
 
 def _checkpoint_step(state: Path) -> int:
     step = state.parent.name.rpartition("-")[2]
     return int(step) if step.isdigit() else -1
+
+
+def _runs_of_file(file: Path) -> Runs:
+    """Return the runs in one file. Attempts that are short and began again are left out."""
+    runs: Runs = {}
+    for name, raw in read_raw(file).items():
+        attempts = _split_attempts(raw)
+        long_attempts = [attempt for attempt in attempts[:-1] if len(attempt) >= SHORT_ATTEMPT] + attempts[-1:]
+        if len(long_attempts) == 1:
+            runs[name] = (file, long_attempts[0])
+            continue
+        for number, attempt in enumerate(long_attempts, 1):
+            runs[f"{name} {number}".strip()] = (file, attempt)
+    if not runs:
+        raise UnreadableLog("no-log", f"{file} holds no rows; {WHAT_TO_GIVE}")
+    return runs
+
+
+def _runs_of_folder(folder: Path) -> Runs:
+    """Return the runs whose logs lie in a folder, of the kind of file that tells most.
+
+    Event files of one folder are one run where each goes on at the step at which the one before ended.
+    """
+    by_kind: dict[str, Runs] = {}
+    failures: dict[Path, str] = {}
+    kept: dict[Path, tuple[str, RawRows]] = {}
+    files = [file for pattern in KINDS for file in sorted(folder.rglob(pattern))]
+    files = [file for file in dict.fromkeys(files) if file.is_file() and file.name != NAMES_FILE][:MOST_FILES]
+    for file in files:
+        try:
+            runs = _runs_of_file(file)
+        except InvalidValue as error:
+            failures[file] = str(error)
+            continue
+        for name, (_, raw) in runs.items():
+            read = Log.of(raw[:500]).read
+            if OF_RL_ALONE & read.keys() or len(read) >= FEWEST_QUANTITIES and not kind_of_training(Log.of(raw[:500]), raw):
+                label = " ".join(part for part in (str(file.relative_to(folder)), name) if part)
+                by_kind.setdefault(kind_of(file), {})[label] = (file, raw)
+                kept[file] = (kind_of(file), raw)
+    if not by_kind:
+        if len(failures) == 1:
+            raise InvalidValue(next(iter(failures.values())))
+        others = _other_trainings(files)
+        raise UnreadableLog(
+            "not-rl" if others else "no-log",
+            f"{folder} is no log of a run: "
+            + (f"{others}; " if others else f"none of its {len(files)} files with a log's name holds one; ")
+            + WHAT_TO_GIVE,
+        )
+    joined = {kind: _joined(runs, kind) for kind, runs in by_kind.items()}
+    return max(joined.values(), key=_amount)
+
+
+def _other_trainings(files: Sequence[Path]) -> str:
+    """Return what the logs of a folder are of where none is of RL; empty if that is not known."""
+    for file in files:
+        try:
+            for _, raw in _runs_of_file(file).values():
+                kind = kind_of_training(Log.of(raw), raw)
+                if kind is not None:
+                    return f"{file.name} is thought to be of {kind}, as it holds no reward"
+        except InvalidValue:
+            continue
+    return ""
+
+
+def _amount(runs: Runs) -> int:
+    return sum(len(row) for _, raw in runs.values() for row in raw)
+
+
+def _joined(runs: Runs, kind: str) -> Runs:
+    """Return runs with the files of one run put together that were written one after the other."""
+    if kind not in ("TensorBoard's events", "wandb's history"):
+        return runs
+    groups: dict[str, list[tuple[str, Path, list[Mapping[str, Any]]]]] = {}
+    for name, (file, raw) in runs.items():
+        # wandb writes a file for each start of a run, all with its name; TensorBoard writes them beside each other.
+        group = file.name if kind == "wandb's history" else str(file.parent)
+        parts = groups.setdefault(group, [])
+        steps = _steps(raw)
+        if parts and steps and _steps(parts[-1][2]) and min(steps) > min(_steps(parts[-1][2])):
+            parts[-1][2].extend(raw)
+        else:
+            parts.append((name, file, list(raw)))
+    return {name: (file, raw) for parts in groups.values() for name, file, raw in parts}
+
+
+def _steps(raw: Iterable[Mapping[str, Any]]) -> list[float]:
+    steps = (next((row[key] for key in STEP_KEYS if key in row), None) for row in raw)
+    return [step for step in steps if isinstance(step, (int, float))]
+
+
+def _listed(runs: Runs) -> str:
+    """Return names of runs with their steps."""
+    lines = []
+    for name, (_, raw) in list(runs.items())[:12]:
+        steps = _steps(raw)
+        span = f" (steps {min(steps):g} to {max(steps):g})" if steps else f" ({len(raw)} rows)"
+        lines.append(f"{name!r}{span}")
+    more = f" and {len(runs) - 12} more" if len(runs) > 12 else ""
+    return ", ".join(lines) + more
+
+
+def _several_message(path: Path, runs: Runs) -> str:
+    return (
+        f"{path} holds {len(runs)} runs, which are not read as one: name the one that you mean, by its file or by "
+        f"--run-name: {_listed(runs)}"
+    )
+
+
+def _relative(file: Path, path: Path) -> str:
+    return str(file.relative_to(path)) if path.is_dir() else file.name
+
+
+def _remembered_names(path: Path) -> Mapping[str, str]:
+    """Return the names in a file of the user's beside the log or in the current folder; empty without one.
+
+    Raises:
+        ValueError: if the file is no object of texts.
+    """
+    folder = path if path.is_dir() else path.parent
+    for file in (folder / NAMES_FILE, Path(NAMES_FILE)):
+        if file.is_file():
+            try:
+                names = json.loads(file.read_bytes())
+            except ValueError as error:
+                raise InvalidValue(f"{file} is no JSON ({error})") from error
+            if not isinstance(names, dict) or not all(isinstance(key, str) for key in names.values()):
+                raise InvalidValue(f'{file} must be an object such as {{"reward": "iteration_reward"}}, got {names!r}')
+            return names
+    return {}
+
+

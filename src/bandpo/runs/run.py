@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +11,8 @@ from typing import Protocol
 from bandpo.errors import InvalidValue
 from bandpo.runs.configs import read_setup
 from bandpo.runs.dumps import dump_files, read_dumps
-from bandpo.runs.logs import Row, read_log
+from bandpo.runs.logs import Log, read_log
+from bandpo.runs.quantities import Row
 from bandpo.runs.record import LossBatch, read_record, record_files
 from bandpo.runs.setup import Setup, framework_of
 
@@ -54,11 +55,21 @@ class Run:
     Args:
         path: A record of `bandpo.Recorder`, a run folder, a log, or batches that a framework wrote.
         method: The text of the run's method, used where nothing on the disk names one.
+        names: For quantities the keys under which the log has them, see `open_run`.
+        run_name: Which run of the log is meant, see `open_run`.
     """
 
-    def __init__(self, path: Path, method: str | None = None):
+    def __init__(
+        self,
+        path: Path,
+        method: str | None = None,
+        names: Mapping[str, str] | None = None,
+        run_name: str | None = None,
+    ):
         self.path = path
         self.method = method
+        self.names = names
+        self.run_name = run_name
 
     @cached_property
     def record(self) -> Path | None:
@@ -79,13 +90,22 @@ class Run:
         return bool(record_files(self.path) or self.dumps)
 
     @cached_property
+    def log(self) -> Log | None:
+        """The log; None where the path is a record or a dump.
+
+        Raises:
+            ValueError: if there is no log, it cannot be read, or it is of several runs.
+        """
+        return None if self.is_record else read_log(self.path, self.names, self.run_name)
+
+    @property
     def rows(self) -> Sequence[Row]:
         """The log, one row per log step; empty where the path is a record or a dump.
 
         Raises:
             ValueError: if there is no log, or it cannot be read.
         """
-        return () if self.is_record else read_log(self.path)
+        return () if self.log is None else self.log.rows
 
     @cached_property
     def setup(self) -> Setup:
@@ -140,7 +160,13 @@ class Run:
             )
 
 
-def open_run(path: str | Path, *, method: str | None = None) -> Run:
+def open_run(
+    path: str | Path,
+    *,
+    method: str | None = None,
+    names: Mapping[str, str] | None = None,
+    run_name: str | None = None,
+) -> Run:
     """Open a run: a record of tokens, a run folder, a log, or batches that a framework wrote.
 
     Nothing is read until it is asked for.
@@ -148,6 +174,9 @@ def open_run(path: str | Path, *, method: str | None = None) -> Run:
     Args:
         path: What the run left on the disk.
         method: The text of its method, used where nothing on the disk names one, such as ``"GSPO()"``.
+        names: For quantities the keys under which the log has them, such as ``{"reward": "iteration_reward"}``. Without
+            it, those in a file ``bandpo-names.json`` beside the log or in the current folder.
+        run_name: Which run to read where the log is of several. The error without it names them.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -157,4 +186,4 @@ def open_run(path: str | Path, *, method: str | None = None) -> Run:
     >>> run.rows[0]["reward"], run.setup.framework
     (0.5, 'verl')
     """
-    return Run(Path(path), method)
+    return Run(Path(path), method, names, run_name)

@@ -50,7 +50,7 @@ class Setup:
         Args:
             name: A key of the inner tables of `SETTINGS`.
         """
-        own_name = SETTINGS[self.framework].get(name) if self.framework else None
+        own_name = SETTINGS.get(self.framework, {}).get(name) if self.framework else None
         return f" ({own_name})" if own_name else ""
 
     def fill(self, advice: str) -> str:

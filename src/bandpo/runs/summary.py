@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from bandpo.runs.logs import NAMES, Row
 from bandpo.runs.metric_names import BINS, COUNTERFACTUALS
+from bandpo.runs.quantities import QUANTITIES, Row
 
 FEW_STEPS = 10
 """Log steps with rare tokens below which no interval is given: so few do not show how much steps differ."""
@@ -120,7 +120,7 @@ def summarize(rows: Sequence[Row]) -> Summary:
     """
     metrics: dict[str, float | None] = {}
     for name, over in _WEIGHTS.items():
-        key = name if name in NAMES else f"audit/{name}"
+        key = name if name in QUANTITIES else f"audit/{name}"
         metrics[name] = _weighted_mean(rows, key, over)
     if metrics["clip_high"] is None and metrics["clip_low"] is None:
         metrics["clip_high"] = _weighted_mean(rows, "clip", "tokens")  # a rate of both sides

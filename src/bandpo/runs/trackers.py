@@ -10,7 +10,7 @@ import json
 import sqlite3
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def read_wandb(file: Path) -> Raw:
                 fields = dict(parse_protobuf(item))
                 name = fields.get(1) or fields[2]  # the key, or the nested key
                 row[name.decode()] = json.loads(fields[16])
-            yield _with_step(row, row.get("_step"))
+            yield row
 
 
 def _leveldb_records(data: bytes) -> Iterator[bytes]:
@@ -108,36 +108,42 @@ def _leveldb_records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
-def _with_step(row: Mapping[str, Any], logged_step: Any) -> Mapping[str, Any]:
-    """Return the row with the trainer's step, or the tracker's own count if there is none."""
-    for key in ("train/global_step", "trainer/global_step"):
-        if key in row:
-            return {**row, "step": row[key]}
-    return {**row, "step": logged_step}
-
-
-def read_trackio(file: Path) -> Raw:
-    """Read the newest run of a project from a file ``PROJECT.db``."""
-    query = """SELECT step, metrics FROM metrics
-        WHERE run_name = (SELECT run_name FROM metrics ORDER BY id DESC LIMIT 1) ORDER BY id"""
+def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
+    """Read the runs of a project from a file ``PROJECT.db``, by their names."""
+    runs: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        for logged_step, text in store.execute(query):
-            yield _with_step(json.loads(text), logged_step)
+        for name, logged_step, text in store.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id"):
+            runs[name].append({"_step": logged_step, **json.loads(text)})
+    return runs
 
 
 def read_tensorboard(file: Path) -> Raw:
-    """Read the scalars of all event files that lie beside one."""
+    """Read the scalars of one event file, a row for each step."""
     rows: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for path in sorted(file.parent.glob("events.out.tfevents.*")):
-        for event in _tfrecords(path.read_bytes()):
-            step = next(iter(_fields(event, 2)), 0)
-            for summary in _fields(event, 5):
-                for message in _fields(summary, 1):
-                    value = dict(parse_protobuf(message))
-                    if 2 in value:  # a scalar
-                        rows[step][value[1].decode()] = struct.unpack("<f", value[2])[0]
+    for event in _tfrecords(file.read_bytes()):
+        step = next(iter(_fields(event, 2)), 0)
+        for summary in _fields(event, 5):
+            for message in _fields(summary, 1):
+                value = dict(parse_protobuf(message))
+                scalar = _scalar(value)
+                if scalar is not None:
+                    rows[step][value[1].decode()] = scalar
     for step in sorted(rows):
         yield {**rows[step], "step": step}
+
+
+def _scalar(value: Mapping[int, Any]) -> float | None:
+    """Return the scalar of a summary's value, in its own field or as a tensor of one element; None if it is none."""
+    if 2 in value:
+        return struct.unpack("<f", value[2])[0]
+    if 8 not in value:
+        return None
+    tensor = dict(parse_protobuf(value[8]))
+    float_type = 1
+    if tensor.get(1) != float_type:
+        return None
+    content = tensor.get(4) or tensor.get(5)  # the bytes of the elements, or the elements
+    return struct.unpack("<f", content)[0] if isinstance(content, bytes) and len(content) == 4 else None
 
 
 def _tfrecords(data: bytes) -> Iterator[bytes]:
@@ -150,11 +156,3 @@ def _tfrecords(data: bytes) -> Iterator[bytes]:
             return  # the file was cut off
         yield record
         position += 16 + size
-
-
-TRACKERS: Mapping[str, Callable[[Path], Raw]] = {
-    "*.wandb": read_wandb,
-    "*.db": read_trackio,
-    "events.out.tfevents.*": read_tensorboard,
-}
-"""For each kind of file its reader."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from bandpo.runs.logs import Row, read_log
+from bandpo.runs.logs import read_log
 from bandpo.runs.metric_names import BINS, RARE
+from bandpo.runs.quantities import Row
 
 SOLVED = 0.5
 """Training reward from which half of the prompts' completions are right."""
@@ -90,7 +91,7 @@ METRICS: Mapping[str, Callable[[RunResult], float]] = {
 
 def collect_run(folder: Path) -> dict[str, Any]:
     """The log and scores of one finished run, which logged once per batch, as JSON can hold them."""
-    rows = [row for row in read_log(folder) if "reward" in row]  # other rows hold scores of evaluations
+    rows = [row for row in read_log(folder).rows if "reward" in row]  # other rows hold scores of evaluations
     scores = (
         json.loads((folder / "evaluation.json").read_text()) if (folder / "evaluation.json").exists() else {}
     )

@@ -21,7 +21,7 @@ import yaml
 from bandpo.errors import FileProblem, InvalidValue
 from bandpo.report.page import write_report
 from bandpo.runs.files import read_jsonl
-from bandpo.runs.logs import named_rows
+from bandpo.runs.quantities import named_rows
 from bandpo_lab.files import LOCK, UNFINISHED, digest, locked, remove, replacing, seal, sealed
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 
