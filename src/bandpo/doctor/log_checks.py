@@ -7,10 +7,12 @@ logs of ``benchmarks/doctor``, and tested on others.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import fmean
 
 from bandpo.doctor.course import (
+    Course,
     Series,
     end_means,
     find_change_point,
@@ -18,11 +20,9 @@ from bandpo.doctor.course import (
     find_spikes,
     fit_slope,
     fit_weights,
-    matching_names,
     noise_of_differences,
     onset,
     rises,
-    series,
     standard_error,
     tenth_blocks,
     tenths,
@@ -44,35 +44,37 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
         setup: What the run was trained with, as far as it is known.
     """
     setup = setup or Setup()
-    fall = _check_fall(rows)
-    flat_since = _flat_since(rows)
-    solved = _is_solved(rows)
+    course = Course(rows)
+    fall = _check_fall(course)
+    flat_since = _flat_since(course)
+    solved = _is_solved(course)
+    constant_reward = _check_constant_reward(course)
     findings = [
-        _check_numbers(rows),
-        _check_movement(rows),
-        _check_reference(rows),
-        _check_engine(rows),
-        _check_step_size(rows),
-        _check_gradient_spikes(rows, fell=fall.ok is False),
-        _check_clip_share(rows, setup),
-        _check_divergence(rows),
-        _check_constant_reward(rows),
-        _check_truncation(rows),
-        _check_signal(rows, solved=solved),
-        _check_data(rows),
-        *_check_components(rows),
-        _check_length(rows),
-        _check_entropy(rows, flat_since, solved=solved),
-        _check_evaluation(rows),
-        _check_small_steps(rows),
+        _check_numbers(course),
+        _check_movement(course, rewards_differ=constant_reward.ok is not False),
+        _check_reference(course),
+        _check_engine(course),
+        _check_step_size(course),
+        _check_gradient_spikes(course, fell=fall.ok is False),
+        _check_clip_share(course, setup),
+        _check_divergence(course),
+        _check_truncation(course),
+        constant_reward,
+        _check_signal(course, solved=solved),
+        _check_data(course),
+        *_check_components(course),
+        _check_length(course),
+        _check_entropy(course, flat_since, solved=solved),
+        _check_evaluation(course),
+        _check_small_steps(course),
         fall,
     ]
     found = {finding.code for finding in findings if finding.cause}
-    findings.append(_check_last_tenth(rows, found))
-    plateau = _check_plateau(rows, fell=fall.ok is False, solved=solved)
+    findings.append(_check_last_tenth(course, found))
+    plateau = _check_plateau(course, fell=fall.ok is False, solved=solved)
     findings.append(plateau)
     if all(finding.ok is not False for finding in findings):
-        findings.append(_check_clip(rows, setup.updates))
+        findings.append(_check_clip(course, setup.updates))
     return [_with_cost(finding, rows) for finding in findings]
 
 
@@ -104,26 +106,27 @@ LEAST_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
 0.02 + 1e-9."""
 
 
-def _check_numbers(rows: Sequence[Row]) -> Finding:
-    steps = [row["step"] for row in rows if row.get("not_finite")]
-    finding = Finding("ok", True, "the log holds numbers", len(steps) / len(rows), None, len(rows))
+def _check_numbers(course: Course) -> Finding:
+    steps = [row["step"] for row in course.rows if row.get("not_finite")]
+    finding = Finding("ok", True, "the log holds numbers", len(steps) / len(course.rows), None, len(course.rows))
     if not steps:
         return finding
-    cause = f"{len(steps)} of {len(rows)} log steps hold NaN or infinite values, first step {min(steps):.0f}"
+    cause = f"{len(steps)} of {len(course.rows)} log steps hold NaN or infinite values, first step {min(steps):.0f}"
     return finding.failed("nan", cause, onset=min(steps))
 
 
-def _check_movement(rows: Sequence[Row]) -> Finding:
+def _check_movement(course: Course, *, rewards_differ: bool) -> Finding:
+    """Check that the learning rate is above 0, and the gradient too unless no reward could make one."""
     tested = "weights move"
     finding = Finding("ok", None, tested)
     for name, least in LEAST_MOVEMENT.items():
-        metric = series(rows, name)
+        metric = course.series(name)
         # A warm-up begins at 0, so a few steps say nothing.
         if len(metric.values) < FEW_STEPS:
             continue
         largest = max(metric.values)
         finding = _passed(tested, metric, largest)
-        if largest <= least:
+        if largest <= least and (name == "learning_rate" or rewards_differ):
             return finding.failed("no-step", f"{name} never exceeds {largest:g}", onset=metric.steps[0])
     return finding
 
@@ -152,9 +155,9 @@ LARGE_RATE = 1e-4
 """Learning rate from which it is named beside steps that are too large."""
 
 
-def _check_reference(rows: Sequence[Row]) -> Finding:
+def _check_reference(course: Course) -> Finding:
     tested = "the reference is the model that training began with"
-    kl = series(rows, "kl")
+    kl = course.series("kl")
     if not kl.values:
         return Finding("ok", None, tested)
     finding = _passed(tested, kl, kl.values[0])
@@ -171,10 +174,10 @@ def _check_reference(rows: Sequence[Row]) -> Finding:
     return finding.failed("reference-kl", cause, onset=kl.steps[0])
 
 
-def _check_step_size(rows: Sequence[Row]) -> Finding:
+def _check_step_size(course: Course) -> Finding:
     tested = "steps stay near the policy that sampled"
-    moved = series(rows, "moved")
-    kl = series(rows, "kl")
+    moved = course.series("moved")
+    kl = course.series("kl")
     if moved.values:
         largest = max(moved.values)
         finding = _passed(tested, moved, largest)
@@ -190,15 +193,15 @@ def _check_step_size(rows: Sequence[Row]) -> Finding:
     if len(kl.values) < 3 * EARLY_ROWS or early[0] > REFERENCE_KL or max(early) < EARLY_KL:
         return finding
     row = next(row for row, value in enumerate(early) if value >= EARLY_KL)
-    rate = max(series(rows, "learning_rate").values, default=0.0)
+    rate = max(course.series("learning_rate").values, default=0.0)
     at_rate = f", at a learning rate of {rate:.3g}" if rate >= LARGE_RATE else ""
     cause = f"KL to the reference went {early[0]:.3g} → {early[row]:.3g} in the first {row + 1} log steps{at_rate}"
     return finding.failed("step-too-large", cause, onset=kl.steps[row])
 
 
-def _check_divergence(rows: Sequence[Row]) -> Finding:
+def _check_divergence(course: Course) -> Finding:
     tested = "the policy stays within reach of the reference"
-    kl = series(rows, "kl")
+    kl = course.series("kl")
     if len(kl.values) < FEW_STEPS:
         return Finding("ok", None, tested)
     finding = _passed(tested, kl, kl.last)
@@ -226,14 +229,14 @@ STALE = 4.0
 """Updates by which data may be old on average before it is named."""
 
 
-def _check_engine(rows: Sequence[Row]) -> Finding:
+def _check_engine(course: Course) -> Finding:
     tested = "engine and trainer agree, as logged"
     finding = Finding("ok", None, tested)
-    ages = series(rows, "staleness").values
+    ages = course.series("staleness").values
     old = fmean(ages) if ages else 0.0
     age = f"; data is {old:.2g} updates old on average" if old >= 1 else ""
     for name, (limit, description) in MISMATCHES.items():
-        metric = series(rows, name)
+        metric = course.series(name)
         if not metric.values:
             continue
         finding = _passed(tested, metric, metric.last)
@@ -241,7 +244,7 @@ def _check_engine(rows: Sequence[Row]) -> Finding:
             cause = f"{description}: {metric.first:.3g} → {metric.last:.3g}{age}"
             start = onset(metric, lambda mean, limit=limit: mean > limit)
             return finding.failed("engine-mismatch", cause, "stale", onset=start)
-    weight = series(rows, "importance_weight")
+    weight = course.series("importance_weight")
     if weight.values and finding.ok is None:
         finding = _passed(tested, weight, weight.last)
     if len(weight.values) >= FEW_STEPS and not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
@@ -270,9 +273,9 @@ MUCH_CLIPPED_SEQUENCES = 0.6
 """The same for ratios of sequences, of which methods such as GSPO clip many by design."""
 
 
-def _check_gradient_spikes(rows: Sequence[Row], *, fell: bool) -> Finding:
+def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
     tested = "gradients are of one size"
-    norm = series(rows, "grad_norm")
+    norm = course.series("grad_norm")
     if len(norm.values) < 4 * FEW_STEPS:
         return Finding("ok", None, tested)
     spikes = find_spikes(norm.values, SPIKE)
@@ -291,18 +294,18 @@ def _check_gradient_spikes(rows: Sequence[Row], *, fell: bool) -> Finding:
     return finding.failed("gradient-spikes", cause, severity=severity, onset=norm.steps[spikes[0]])
 
 
-def _clip_shares(rows: Sequence[Row]) -> Series:
+def _clip_shares(course: Course) -> Series:
     """Return the share of tokens that was clipped on either side."""
-    if any("clip" in row for row in rows):
-        return series(rows, "clip")
+    if any("clip" in row for row in course.rows):
+        return course.series("clip")
     names = ("clip_high", "clip_low")
-    both = [(row["step"], sum(row.get(name, 0.0) for name in names)) for row in rows if any(n in row for n in names)]
+    both = [(row["step"], sum(row.get(name, 0.0) for name in names)) for row in course.rows if any(n in row for n in names)]
     return Series([step for step, _ in both], [share for _, share in both])
 
 
-def _check_clip_share(rows: Sequence[Row], setup: Setup) -> Finding:
+def _check_clip_share(course: Course, setup: Setup) -> Finding:
     tested = "the clip leaves most of the gradient"
-    shares = _clip_shares(rows)
+    shares = _clip_shares(course)
     if len(shares.values) < FEW_STEPS:
         return Finding("ok", None, tested)
     finding = _passed(tested, shares, shares.last)
@@ -314,8 +317,8 @@ def _check_clip_share(rows: Sequence[Row], setup: Setup) -> Finding:
     share = max(shares.last, fmean(shares.later_half))
     if share <= some:
         return finding
-    course = f"{shares.first:.1%} → {shares.last:.1%}"
-    cause = f"{share:.0%} of tokens are clipped ({course}): their gradient is lost, and steps are far from the policy"
+    change = f"{shares.first:.1%} → {shares.last:.1%}"
+    cause = f"{share:.0%} of tokens are clipped ({change}): their gradient is lost, and steps are far from the policy"
     severity = "fix" if share > much else "look"
     return finding.failed("clip-heavy", cause, severity=severity, onset=onset(shares, lambda mean: mean > some))
 
@@ -333,6 +336,9 @@ CONSTANT_SHARE = 0.25
 LEVEL_PART = 0.03
 """Relative spread of a component's tenths up to which it is level."""
 
+FULL = 0.9
+"""Mean of a component between 0 and 1 from which nearly every answer has it."""
+
 MOST_OF_REWARD = 0.6
 """Share of a reward from which one component is most of it."""
 
@@ -348,15 +354,15 @@ NEAR_ROWS = 3
 """Rows within which jumps of several metrics are one event."""
 
 
-def _is_solved(rows: Sequence[Row]) -> bool:
+def _is_solved(course: Course) -> bool:
     """Check whether groups have no spread since nearly every answer has the best reward."""
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
         return False
     late = fmean(reward.later_half)
     if min(reward.values) >= 0 and max(reward.values) <= 1.0 and late >= SOLVED:
         return True
-    dead = series(rows, "dead")
+    dead = course.series("dead")
     if len(dead.values) < 2 * FEW_STEPS or len(reward.values) < 2 * FEW_STEPS:
         return False
     noise = noise_of_differences(reward.values)
@@ -365,9 +371,9 @@ def _is_solved(rows: Sequence[Row]) -> bool:
     return rose and at_its_best and dead.last > 0.5 and dead.last > dead.first
 
 
-def _check_constant_reward(rows: Sequence[Row]) -> Finding:
+def _check_constant_reward(course: Course) -> Finding:
     tested = "rewards differ"
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
         return Finding("ok", None, tested)
     value = reward.values[-1]
@@ -377,7 +383,7 @@ def _check_constant_reward(rows: Sequence[Row]) -> Finding:
             break
         equal += 1
     finding = _passed(tested, reward, equal)
-    spread = series(rows, "reward_std").values[-equal:]
+    spread = course.series("reward_std").values[-equal:]
     is_best = value >= SOLVED and max(reward.values) <= 1
     if equal < CONSTANT_ROWS or equal < CONSTANT_SHARE * len(reward.values) or is_best or any(spread):
         return finding
@@ -386,21 +392,22 @@ def _check_constant_reward(rows: Sequence[Row]) -> Finding:
     return finding.failed("reward-flat", cause, onset=since)
 
 
-def _components(rows: Sequence[Row]) -> dict[str, Series]:
+def _components(course: Course) -> dict[str, Series]:
     """Return the components of the reward by their names, of rows that have a reward."""
-    logged = [row for row in rows if "reward" in row]
+    logged = [row for row in course.rows if "reward" in row]
     keys = {}
     for key in dict.fromkeys(key for row in logged[:100] for key in row):
         name = component_name(key)
         if name is not None:
             keys.setdefault(name, key)
-    components = {name: series(logged, key) for name, key in keys.items()}
+    rewarded = Course(logged)
+    components = {name: rewarded.series(key) for name, key in keys.items()}
     return {name: metric for name, metric in components.items() if len(metric.values) >= CONSTANT_ROWS}
 
 
-def _check_components(rows: Sequence[Row]) -> list[Finding]:
+def _check_components(course: Course) -> list[Finding]:
     tested = "every component of the reward says something"
-    components = _components(rows)
+    components = _components(course)
     if len(components) < 2:
         return [Finding("ok", None, tested)]
     any_component = next(iter(components.values()))
@@ -414,14 +421,14 @@ def _check_components(rows: Sequence[Row]) -> list[Finding]:
         cause = f"{names} in every one of {len(any_component.values)} log steps, beside {others}"
         finding = _passed(tested, any_component)
         findings.append(finding.failed("component-constant", cause, onset=any_component.steps[0]))
-    findings.append(_check_largest_component(rows, components))
+    findings.append(_check_largest_component(course, components))
     return findings
 
 
-def _check_largest_component(rows: Sequence[Row], components: dict[str, Series]) -> Finding:
+def _check_largest_component(course: Course, components: dict[str, Series]) -> Finding:
     """Check that the reward is not mostly of a component that is level."""
     tested = "the reward is of what still changes"
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     parts = {name: metric for name, metric in components.items() if len(metric.values) == len(reward.values)}
     parts = {name: metric for name, metric in parts.items() if len(set(metric.values)) > 1}
     if not 2 <= len(parts) <= MOST_COMPONENTS:
@@ -437,7 +444,9 @@ def _check_largest_component(rows: Sequence[Row], components: dict[str, Series])
     largest = max(paid, key=lambda name: paid[name])
     means = tenths(parts[largest].values)[5:]
     level = max(means) - min(means) <= LEVEL_PART * abs(fmean(means))
-    if not total or paid[largest] / total < MOST_OF_REWARD or not level:
+    # A component that is level below its maximum may be what the run is for: that is a plateau.
+    is_full = max(means) <= 1.0 and fmean(means) >= FULL
+    if not total or paid[largest] / total < MOST_OF_REWARD or not level or not is_full:
         return finding
     others = ", ".join(f"{name} {paid[name] / total:.0%}" for name in paid if name != largest)
     cause = (
@@ -447,16 +456,16 @@ def _check_largest_component(rows: Sequence[Row], components: dict[str, Series])
     return finding.failed("component-dominates", cause)
 
 
-def _check_data(rows: Sequence[Row]) -> Finding:
+def _check_data(course: Course) -> Finding:
     """Check whether reward, its spread and length change at one step, as when prompts change."""
     tested = "reward and length change gradually"
     jumps = {}
     for name in ("reward", "length", "reward_std"):
-        metric = series(rows, name)
+        metric = course.series(name)
         jump = find_jump(metric.values) if len(metric.values) >= 40 else None
         if jump is not None and jump.errors > JUMP_ERRORS:
             jumps[name] = (jump, metric)
-    finding = Finding("ok", True, tested, len(jumps), None, len(rows))
+    finding = Finding("ok", True, tested, len(jumps), None, len(course.rows))
     if "reward" not in jumps or "length" not in jumps:
         return finding
     row = jumps["length"][0].row
@@ -464,8 +473,8 @@ def _check_data(rows: Sequence[Row]) -> Finding:
     if "reward" not in together:
         return finding
     step = jumps["length"][1].steps[row]
-    course = ", ".join(f"{name} {jump.before:.3g} → {jump.after:.3g}" for name, jump in together.items())
-    cause = f"at step {step:.0f} {course}, all at once: other prompts, another reward or another setting from there on"
+    change = ", ".join(f"{name} {jump.before:.3g} → {jump.after:.3g}" for name, jump in together.items())
+    cause = f"at step {step:.0f} {change}, all at once: other prompts, another reward or another setting from there on"
     return finding.failed("data-change", cause, onset=step)
 
 
@@ -490,11 +499,11 @@ MUCH_LONGER = 3.0
 """The same where there is no such score, and the reward does not rise."""
 
 
-def _check_truncation(rows: Sequence[Row]) -> Finding:
+def _check_truncation(course: Course) -> Finding:
     tested = "answers are finished"
-    shares = series(rows, "cut")
+    shares = course.series("cut")
     if not shares.values:
-        return _check_length_at_cap(rows, tested)
+        return _check_length_at_cap(course, tested)
     late = shares.later_half
     mean = fmean(late)
     finding = _passed(tested, shares, mean)._replace(error=standard_error(late))
@@ -523,9 +532,9 @@ def _check_truncation(rows: Sequence[Row]) -> Finding:
     return finding
 
 
-def _check_length_at_cap(rows: Sequence[Row], tested: str) -> Finding:
+def _check_length_at_cap(course: Course, tested: str) -> Finding:
     """Check from their length whether answers are cut off, where their share is not logged."""
-    length = series(rows, "length")
+    length = course.series("length")
     if len(length.values) < 2 * FEW_STEPS:
         return Finding("ok", None, tested)
     cap = max(length.values)
@@ -544,9 +553,9 @@ def _check_length_at_cap(rows: Sequence[Row], tested: str) -> Finding:
     return finding.failed("truncated", cause, onset=length.steps[0])
 
 
-def _check_signal(rows: Sequence[Row], *, solved: bool) -> Finding:
+def _check_signal(course: Course, *, solved: bool) -> Finding:
     tested = "groups carry signal"
-    shares = series(rows, "dead")
+    shares = course.series("dead")
     if len(shares.values) < FEW_STEPS:
         advice = f"{FEW_STEPS} log steps and more" if shares.values else ""
         return Finding("ok", None, tested, advice=advice)
@@ -559,11 +568,12 @@ def _check_signal(rows: Sequence[Row], *, solved: bool) -> Finding:
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         return finding
     cause = f"{max(mean, end):.0%} of groups carry no signal"
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     if solved:
         cause = f"{cause}, as these prompts are solved (reward {reward.last:.3g})"
         return finding.failed("no-signal", cause, severity="look", onset=start)
-    still_learns = len(reward.values) >= 30 and rises(reward.values)
+    later = reward.values[len(reward.values) // 3 :]
+    still_learns = len(later) >= 20 and rises(later)
     return finding.failed("no-signal", cause, severity="look" if still_learns else "fix", onset=start)
 
 
@@ -575,26 +585,26 @@ def _rise(metric: Series) -> float:
     return (after - before) / (noise + 1e-12)
 
 
-def _check_length(rows: Sequence[Row]) -> Finding:
+def _check_length(course: Course) -> Finding:
     tested = "longer answers are better answers"
-    length = series(rows, "length")
+    length = course.series("length")
     if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
         return Finding("ok", None, tested)
     times = length.last / length.first
     finding = _passed(tested, length, times)
-    reward = series(rows, "reward")
-    score = series(rows, EVALUATION)
-    course = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
+    reward = course.series("reward")
+    score = course.series(EVALUATION)
+    change = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
     start = onset(length, lambda mean: mean > (length.first + length.last) / 2)
     if len(score.values) >= 6 and len(reward.values) >= 6:
         if times < LONGER or _rise(reward) < 3 or _follows(reward, score):
             return finding
         before, after = end_means(score.values, 3)
-        cause = f"{course}, while the score on other prompts went {before:.3g} → {after:.3g}"
+        cause = f"{change}, while the score on other prompts went {before:.3g} → {after:.3g}"
         return finding.failed("length-growth", cause, onset=start)
     if times < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
         return finding
-    return finding.failed("length-growth", f"{course}, and the reward does not rise", severity="look", onset=start)
+    return finding.failed("length-growth", f"{change}, and the reward does not rise", severity="look", onset=start)
 
 
 def _follows(reward: Series, score: Series) -> bool:
@@ -611,6 +621,9 @@ def _follows(reward: Series, score: Series) -> bool:
 ENTROPY_LEFT = 0.25
 """Share of its start below which entropy has collapsed, unless the reward rose."""
 
+LEAST_ENTROPY = 0.04
+"""Share of its start below which next to nothing of the entropy is left."""
+
 NO_ENTROPY = 0.15
 """Nats per token above which entropy has not collapsed, whatever it was."""
 
@@ -623,24 +636,24 @@ ENTROPY_RISE = 2.0
 ENTROPY_KEPT = "entropy is kept, or falls as the reward rises"
 
 
-def _check_entropy(rows: Sequence[Row], flat_since: float, *, solved: bool) -> Finding:
+def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding:
     """Check whether entropy is lost, or drifts away.
 
     A policy that becomes sure of what is rewarded rightly loses entropy. So the reward must not have risen, and only
     the reward after it has turned flat counts.
 
     Args:
-        rows: The log.
+        course: The metrics.
         flat_since: The step from which the reward is flat; minus infinity if it is not.
         solved: Whether the prompts are solved, so that a sure policy is right.
     """
-    entropy = series(rows, "entropy")
+    entropy = course.series("entropy")
     if len(entropy.values) < 2:
         return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
     first, last = entropy.first, entropy.last
-    course = f"entropy {first:.3g} → {last:.3g} nats per token"
+    change = f"entropy {first:.3g} → {last:.3g} nats per token"
 
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     late_reward = [value for step, value in zip(*reward, strict=True) if step >= flat_since]
     reason = "no reward is known"
     rose = False
@@ -648,18 +661,26 @@ def _check_entropy(rows: Sequence[Row], flat_since: float, *, solved: bool) -> F
         # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
         error = noise_of_differences(late_reward) / math.sqrt(max(1, len(late_reward) // 3))
         before, after = end_means(late_reward, 3)
-        course += f", while the reward went {before:.3g} → {after:.3g}"
+        change += f", while the reward went {before:.3g} → {after:.3g}"
         reason = "the reward did not rise"
         rose = after - before > max(0.1 * abs(before), 2 * error)
 
     finding = _passed(ENTROPY_KEPT, entropy, last / first if first else 1.0)
     if last > max(ENTROPY_RISE * first, first + 1):
         start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
-        return finding.failed("entropy-rise", f"{course}: it drifts towards noise", onset=start)
+        return finding.failed("entropy-rise", f"{change}: it drifts towards noise", onset=start)
     lost = last < min(ENTROPY_LEFT * first, NO_ENTROPY)
+    if lost and rose and last < LEAST_ENTROPY * first:
+        # Next to nothing is left: what counts is whether the reward rises without it.
+        gone = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
+        after = [value for step, value in zip(*reward, strict=True) if step >= gone]
+        if len(after) >= 3 * FEW_STEPS:
+            before, end = end_means(after, 3)
+            error = noise_of_differences(after) / math.sqrt(len(after) // 3)
+            rose = end - before > max(0.1 * abs(before), 2 * error)
     if lost and not rose and not solved:
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
-        cause = f"{course}: the policy has stopped exploring, and {reason}"
+        cause = f"{change}: the policy has stopped exploring, and {reason}"
         return finding.failed("entropy-collapse", cause, onset=start)
     is_low = len(entropy.values) >= 4 * FEW_STEPS and first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
     if is_low and not solved:
@@ -671,11 +692,11 @@ def _check_entropy(rows: Sequence[Row], flat_since: float, *, solved: bool) -> F
 # --- Evaluation ---
 
 
-def _check_evaluation(rows: Sequence[Row]) -> Finding:
+def _check_evaluation(course: Course) -> Finding:
     """Check whether the score on other prompts falls, or stays, while the reward rises."""
     tested = "other prompts are solved better as well"
-    score = series(rows, EVALUATION)
-    reward = series(rows, "reward")
+    score = course.series(EVALUATION)
+    reward = course.series("reward")
     if len(score.values) < 5 or len(reward.values) < 5:
         return Finding("ok", None, tested)
     window = max(2, len(score.values) // 6)
@@ -710,13 +731,13 @@ MANY_STEPS = 100
 """Steps after which a policy should have moved."""
 
 
-def _check_small_steps(rows: Sequence[Row]) -> Finding:
+def _check_small_steps(course: Course) -> Finding:
     """Check whether the policy has hardly moved after many steps without a higher reward."""
     tested = "the policy moves"
-    kl = series(rows, "kl")
-    reward = series(rows, "reward")
-    rates = series(rows, "learning_rate").values
-    steps = rows[-1]["step"] - rows[0]["step"] + 1
+    kl = course.series("kl")
+    reward = course.series("reward")
+    rates = course.series("learning_rate").values
+    steps = course.rows[-1]["step"] - course.rows[0]["step"] + 1
     if len(reward.values) < 30 or steps < MANY_STEPS:
         return Finding("ok", None, tested)
     if kl.values and max(kl.values) > 0:
@@ -729,7 +750,7 @@ def _check_small_steps(rows: Sequence[Row]) -> Finding:
         evidence = f"the learning rate is at most {max(rates):.2g}, over {steps:.0f} steps"
     else:
         return Finding("ok", None, tested)
-    entropy = series(rows, "entropy")
+    entropy = course.series("entropy")
     same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
     if not little or rises(reward.values) or _rise(reward) > 3 or not same_entropy:
         return finding
@@ -764,13 +785,13 @@ COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/m
 """Ends of names of the metrics that are compared before and after a fall of the reward."""
 
 
-def _check_last_tenth(rows: Sequence[Row], codes: set[str]) -> Finding:
+def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
     """Check whether the last tenth of a run is unlike the nine before it."""
     tested = "the last tenth of the run is like the rest"
     changes = []
     finding = Finding("ok", None, tested)
     for name, known in LATE_QUANTITIES.items():
-        metric = series(rows, name)
+        metric = course.series(name)
         if len(metric.values) < 40 or codes & set(known.split()):
             continue
         blocks = tenths(metric.values)
@@ -786,18 +807,18 @@ def _check_last_tenth(rows: Sequence[Row], codes: set[str]) -> Finding:
             changes.append(f"{name} {others[-1]:.3g} → {last:.3g}")
     if not changes:
         return finding
-    step = tenth_blocks([row["step"] for row in rows])[-1][0]
+    step = tenth_blocks([row["step"] for row in course.rows])[-1][0]
     cause = f"from step {step:.0f} on the run is unlike its other nine tenths: {', '.join(changes)}"
     return finding.failed("late-change", cause, onset=step)
 
 
-def _check_fall(rows: Sequence[Row]) -> Finding:
+def _check_fall(course: Course) -> Finding:
     """Check whether the last tenth of a run has lost half of its best tenth's reward.
 
     Metrics that have doubled or halved by then are named. A log does not tell whether they are the cause.
     """
     tested = "the reward is kept"
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
         return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more")
     means = tenths(reward.values)
@@ -812,8 +833,10 @@ def _check_fall(rows: Sequence[Row]) -> Finding:
 
     changes = {}
     ends = {}
-    for name in matching_names(rows, COMPARED_AT_A_FALL):
-        values = series(rows, name).values
+    for name in course.names:
+        if not re.search(COMPARED_AT_A_FALL, name):
+            continue
+        values = course.series(name).values
         if len(values) == len(reward.values):
             blocks = tenths(values)
             before, after = blocks[best], blocks[-1]
@@ -849,9 +872,9 @@ UNLOGGED = {
 """Quantities without which a plateau's causes cannot be excluded, in words."""
 
 
-def _flat_part(rows: Sequence[Row]) -> tuple[Series, int] | None:
+def _flat_part(course: Course) -> tuple[Series, int] | None:
     """Return the reward and the row from which it is flat; None if it is not, or there are too few log steps."""
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     n = len(reward.values)
     if n < PLATEAU_STEPS:
         return None
@@ -864,20 +887,20 @@ def _flat_part(rows: Sequence[Row]) -> tuple[Series, int] | None:
     return reward, turn
 
 
-def _flat_since(rows: Sequence[Row]) -> float:
+def _flat_since(course: Course) -> float:
     """Return the step from which the reward is flat; minus infinity if it is not."""
-    part = _flat_part(rows)
+    part = _flat_part(course)
     return -math.inf if part is None else part[0].steps[part[1]]
 
 
-def _check_plateau(rows: Sequence[Row], *, fell: bool, solved: bool) -> Finding:
+def _check_plateau(course: Course, *, fell: bool, solved: bool) -> Finding:
     """Describe where the reward is flat, which is no fault by itself."""
     tested = "the reward still rises"
-    reward = series(rows, "reward")
+    reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
         return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more")
     finding = _passed(tested, reward, fmean(reward.later_half))
-    part = None if fell else _flat_part(rows)
+    part = None if fell else _flat_part(course)
     if part is None:
         return finding
     _, turn = part
@@ -892,7 +915,7 @@ def _check_plateau(rows: Sequence[Row], *, fell: bool, solved: bool) -> Finding:
     if solved:
         cause = f"{cause}; these prompts are solved"
     else:
-        unlogged = [words for name, words in UNLOGGED.items() if not any(name in row for row in rows)]
+        unlogged = [words for name, words in UNLOGGED.items() if not any(name in row for row in course.rows)]
         if unlogged:
             cause = f"{cause}; not logged, so not excluded: {', '.join(unlogged)}"
     return finding.failed("plateau", cause, onset=start)
@@ -904,9 +927,9 @@ HARMLESS_BLOCKED_SHARE = 0.11
 """Share of the gradient on rare winners up to which blocking it changed nothing in networks at the same rate."""
 
 
-def _check_clip(rows: Sequence[Row], updates: float | None) -> Finding:
+def _check_clip(course: Course, updates: float | None) -> Finding:
     """Describe what the clip does where it is no fault."""
-    summary = summarize(rows)
+    summary = summarize(course.rows)
     on_policy = summary.metrics.get("on_policy")
     one_update = on_policy == 1 or (updates is not None and updates <= 1 and not summary.clipped)
     if summary.clipped is None and not one_update:

@@ -50,7 +50,7 @@ def read_setup(path: Path, rows: Sequence[Row], method: str | None = None) -> Se
 
 
 def _framework_of_log(rows: Sequence[Row]) -> str | None:
-    keys = {key for row in rows for key in row}
+    keys = set().union(*rows)
     for name, framework in FRAMEWORKS.items():
         if any(key.endswith(tuple(framework["log"])) for key in keys):
             return name

@@ -354,11 +354,12 @@ def by_run(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, RawRows]:
     ms-swift writes its step as ``240/960``, of which the first number is kept.
     """
     rows = list(rows)
-    for key in RUN_KEYS:
+    logged: set[str] = set().union(*rows)
+    for key in logged & set(RUN_KEYS):
         names = {str(row[key]) for row in rows if isinstance(row.get(key), str)}
         if len(names) > 1:
             return {name: [row for row in rows if str(row.get(key)) == name] for name in sorted(names)}
     progress = "global_step/max_steps"
-    if rows and any(isinstance(row.get(progress), str) for row in rows):
+    if progress in logged:
         rows = [{**row, progress: _number_in(str(row.get(progress, "")))} for row in rows]
     return {"": rows}
