@@ -107,9 +107,7 @@ FAULTS = {
 """The last is no fault: nothing is wrong, and a report should say only that no clip can act."""
 
 LOG_ONLY = {
-    "plateau": "needs 30 log steps and more",
-    "collapse": "needs 30 log steps and more",
-    "no-step": "is seen in the learning rate and the gradient, which a record does not hold",
+    "low-entropy": "is a remark on the model that training begins with",
     "clip-idle": "is a remark; healthy runs make it",
     "rare-tokens-blocked": "is a remark; healthy runs make it",
 }

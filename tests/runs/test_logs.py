@@ -133,7 +133,8 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     write(Path("metrics.jsonl"), rows)
     Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "method": evil}))
     results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
-    assert [result.exit_code for result in results] == [0, 0]
+    # Two log steps allow no verdict.
+    assert [result.exit_code for result in results] == [2, 2]
     assert all(
         f"the run: trl, {method.replace('EVIL', evil)} per token" in result.output for result in results
     )

@@ -141,6 +141,9 @@ EARLY_ROWS = 10
 
 EARLY_KL = 1.0
 
+GROWTH = 4.0
+"""Times by which the KL of the first rows must grow for its cause to be steps, and not another model."""
+
 LARGE_KL = 1.0
 """KL to the reference (nats per token) at the end of a run from which the policy has left it."""
 
@@ -165,7 +168,9 @@ def _check_reference(course: Course) -> Finding:
     early = kl.values[:EARLY_ROWS]
     # A mean over several steps at the start is above 0 by itself, unless it is as large as ever after.
     level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
-    if kl.values[0] <= REFERENCE_KL or not (begins or level):
+    # What grows from step to step is the policy, that moves away fast.
+    grows = max(early) > GROWTH * kl.values[0]
+    if kl.values[0] <= REFERENCE_KL or grows or not (begins or level):
         return finding
     cause = (
         f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the policy: "
@@ -190,7 +195,7 @@ def _check_step_size(course: Course) -> Finding:
     finding = _passed(tested, kl, max(kl.values[:EARLY_ROWS]))
     early = kl.values[:EARLY_ROWS]
     # Few log steps may be all of a run, of which the first ten are not its beginning.
-    if len(kl.values) < 3 * EARLY_ROWS or early[0] > REFERENCE_KL or max(early) < EARLY_KL:
+    if len(kl.values) < 3 * EARLY_ROWS or max(early) < EARLY_KL or max(early) <= GROWTH * early[0]:
         return finding
     row = next(row for row, value in enumerate(early) if value >= EARLY_KL)
     rate = max(course.series("learning_rate").values, default=0.0)
