@@ -42,7 +42,9 @@ class Course:
     def __init__(self, seed: int, shape: str = "line"):
         self.draw = draw = random.Random(f"{seed} {shape}")
         self.steps = draw.choice((60, 120, 200, 400))
-        self.scale, self.offset = draw.choice(((1.0, 0.0), (1.0, 0.0), (2.0, -1.0), (5.0, 0.0), (10.0, -10.0)))
+        self.scale, self.offset = draw.choice(
+            ((1.0, 0.0), (1.0, 0.0), (2.0, -1.0), (5.0, 0.0), (10.0, -10.0))
+        )
         self.noise = draw.uniform(0.01, 0.06)
         self.memory = draw.uniform(0.0, 0.5)
         entropy, decay = draw.uniform(0.3, 1.4), draw.uniform(0.1, 1.0)
@@ -157,7 +159,9 @@ def reference(seed: int) -> Rows:
 
 def hardly_moves(seed: int) -> Rows:
     reward, kl = _number(seed, "reward", 0.2, 0.6), _number(seed, "kl", 0.001, 0.005)
-    course = _course(seed, reward=lambda t: reward, kl=lambda t: kl * t, entropy=lambda t: 1.0, rate=lambda t: 2e-7)
+    course = _course(
+        seed, reward=lambda t: reward, kl=lambda t: kl * t, entropy=lambda t: 1.0, rate=lambda t: 2e-7
+    )
     course.steps = max(200, course.steps)
     return course.rows()
 
@@ -211,7 +215,9 @@ def spikes(seed: int, fall: bool) -> Rows:
 
 def entropy_rises(seed: int) -> Rows:
     end = _number(seed, "end", 2.5, 6.0)
-    return _course(seed, "saturates early", entropy=lambda t: 0.5 + (end - 0.5) * max(0.0, t - 0.2) ** 1.5).rows()
+    return _course(
+        seed, "saturates early", entropy=lambda t: 0.5 + (end - 0.5) * max(0.0, t - 0.2) ** 1.5
+    ).rows()
 
 
 def clips_much(seed: int) -> Rows:
@@ -372,7 +378,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "clip fraction of 0.4": Scenario(("clip-heavy",), clips_much, ("plateau",)),
     "KL leaves all bounds": Scenario(("kl-drift",), diverges, ("plateau", "late-change")),
     "KL drifts to several nats": Scenario(("kl-drift",), kl_drifts, ("plateau",)),
-    "learning rate 5e-4": Scenario(("step-too-large",), too_fast, ("truncated", "entropy-collapse", "kl-drift")),
+    "learning rate 5e-4": Scenario(
+        ("step-too-large",), too_fast, ("truncated", "entropy-collapse", "kl-drift")
+    ),
     "cut off in the last tenth": Scenario(("truncated", "late-change"), cut_at_last, ("plateau",)),
     "cut off more and more": Scenario(("truncated",), cut_more_and_more, ("length-growth",)),
     "cut off from the start": Scenario(("truncated",), cut_from_the_start),

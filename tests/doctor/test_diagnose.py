@@ -95,6 +95,43 @@ def test_the_command(tmp_path):
         CliRunner().invoke(app, ["diagnose", str(tmp_path / "none")], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("cut", "kl", "severity", "codes"),
+    [
+        (0.02, 0.1, "note", {"stop": 0, "fix": 0, "look": 0, "note": 0}),
+        (0.4, 0.1, "look", {"stop": 0, "fix": 0, "look": 1, "note": 1}),
+        (0.9, 0.1, "fix", {"stop": 0, "fix": 1, "look": 1, "note": 1}),
+        (0.02, 1e4, "stop", {"stop": 1, "fix": 1, "look": 1, "note": 1}),
+    ],
+)
+def test_the_exit_status_follows_the_severity(cut, kl, severity, codes, tmp_path):
+    metrics = {"completions/clipped_ratio": lambda t: cut, "kl": lambda t: kl * max(0.0, t - 0.5)}
+    trl_log(tmp_path, **metrics)
+    for fail_on, code in codes.items():
+        result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--fail-on", fail_on])
+        assert result.exit_code == code, (fail_on, result.output)
+    default = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    assert default.exit_code == codes["fix"]
+    if codes["look"]:
+        assert f" ({severity}): " in default.output
+
+
+def test_markdown_for_the_summary_of_a_job(tmp_path):
+    trl_log(tmp_path, **{"completions/clipped_ratio": lambda t: 0.9, "my|`key`\x1b": lambda t: 1.0})
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--format", "markdown"])
+    lines = result.output.splitlines()
+    assert lines[0] == "**bandpo diagnose:** `truncated: 90% of answers are cut off`"
+    assert "| severity | finding | since step | what to do | cost |" in lines
+    (row,) = [line for line in lines if line.startswith("| fix |")]
+    assert row.count(" | ") == 4
+    assert "max_completion_length" in row
+    # A key of the run ends neither the code nor a cell, and no control character is printed.
+    assert "Not read: `my\\|'key'\\x1b`" in result.output
+    as_json = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json", "--format", "markdown"])
+    assert json.loads(as_json.output)["findings"][0]["severity"] == "fix"
+    assert (result.exit_code, as_json.exit_code) == (1, 1)
+
+
 def test_trls_default_run_is_told_that_nothing_is_wrong(tmp_path):
     diagnosis = diagnose(trl_log(tmp_path, **{"clip_ratio/region_mean": lambda t: 0.0}))
     assert (diagnosis.healthy, diagnosis.findings[0].code) == (True, "on-policy")
@@ -109,8 +146,14 @@ def test_a_plateau_is_found_and_explained(tmp_path):
     assert diagnosis.findings[0].code == "plateau"
     since = int(re.search(r"from step (\d+) to 300", diagnosis.headline)[1])
     assert abs(since - 90) < 15
-    assert (diagnosis.findings[0].severity, diagnosis.findings[0].onset, diagnosis.healthy) == ("look", since, True)
-    assert re.search(r"a rise below 0\.0\d+ could not be seen; not logged, so not excluded: a score", diagnosis.headline)
+    assert (diagnosis.findings[0].severity, diagnosis.findings[0].onset, diagnosis.healthy) == (
+        "look",
+        since,
+        True,
+    )
+    assert re.search(
+        r"a rise below 0\.0\d+ could not be seen; not logged, so not excluded: a score", diagnosis.headline
+    )
     stuck = {"frac_reward_zero_std": lambda t: min(0.7, 0.2 + t), "entropy": lambda t: 1.2 * 0.05**t}
     stuck["completions/clipped_ratio"] = lambda t: 0.6
     diagnosis = diagnose(trl_log(tmp_path, reward=flat, **stuck))

@@ -155,7 +155,7 @@ def test_lengths_at_a_cap_show_that_answers_are_cut_off():
 
 
 def test_no_signal_is_a_fault_unless_the_prompts_are_solved():
-    (hard, plateau) = findings(course(reward=lambda t: 0.03, dead=lambda t: 0.8, **{"moved": lambda t: 0.1}))[:2]
+    (hard, plateau) = findings(course(reward=lambda t: 0.03, dead=lambda t: 0.8, moved=lambda t: 0.1))[:2]
     assert (hard.code, hard.severity, plateau.code) == ("reward-flat", "stop", "no-signal")
     solved = findings(course(80, reward=lambda t: min(0.98, 3 * t), dead=lambda t: min(0.9, 2 * t)))[0]
     assert (solved.code, solved.severity) == ("no-signal", "look")

@@ -205,7 +205,9 @@ def test_a_tracker_s_file_is_a_log(write, tmp_path):
     write(tmp_path / "run")
     name = None
     if write is trackio:
-        with pytest.raises(ValueError, match=r"holds 2 runs, which are not read as one.*--run-name: .*'project.db new'"):
+        with pytest.raises(
+            ValueError, match=r"holds 2 runs, which are not read as one.*--run-name: .*'project.db new'"
+        ):
             read_log(tmp_path / "run")
         name = "project.db new"
     rows = read_log(tmp_path / "run", run_name=name).rows

@@ -40,7 +40,9 @@ VERL = "".join(
     f"critic/score/mean:np.float64({row['reward']}) - critic/score/max:1.000\n"
     for row in ROWS
 )
-COLUMNS = json.dumps({"step": [row["step"] for row in ROWS], "reward": [row["reward"] for row in ROWS], "seed": 3})
+COLUMNS = json.dumps(
+    {"step": [row["step"] for row in ROWS], "reward": [row["reward"] for row in ROWS], "seed": 3}
+)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +85,15 @@ def test_rows_without_a_step_are_counted(tmp_path):
 
 
 def test_what_verl_rounds_away_is_not_0():
-    (row,) = verl_rows("step:1 - actor/lr:0.000 - actor/grad_norm:0.000 - actor/kl_loss:0.000 - critic/lr(1e-4):0.010")
-    assert row == {"step": 1, "actor/kl_loss": 0.0, "critic/lr": 1e-6}
+    (row,) = verl_rows(
+        "step:1 - actor/lr:0.000 - actor/grad_norm:0.000 - actor/kl_loss:0.000 - critic/lr(1e-4):0.010"
+    )
+    assert row == {"step": 1, "actor/kl_loss": 0.0, "critic/lr": pytest.approx(1e-6)}
 
 
 def test_a_trainer_s_rows_among_other_output():
-    text = "{'a': 1}\n{'prompt': 'x', 'reward': [1]}\n{'loss': 0.5, 'reward': nan}\r 50%| 240/960 [{'reward': 1.0, 'kl': inf}"
+    text = "{'a': 1}\n{'prompt': 'x', 'score': [1]}\n{'loss': 0.5, 'reward': nan}\r 50%| 240/960 ["
+    text += "{'reward': 1.0, 'kl': inf}"
     assert [row["step"] for row in trl_rows(text)] == [1, 2]
     assert trl_rows(text)[0] == {"loss": 0.5, "reward": "NaN", "step": 1}
 
@@ -96,15 +101,40 @@ def test_a_trainer_s_rows_among_other_output():
 @pytest.mark.parametrize(
     ("name", "content", "code", "message"),
     [
-        ("plot.png", b"\x89PNG\r\n\x1a\n\0\0", None, r"plot\.png is thought to be an image \(PNG\), and no log of a run; give"),
+        (
+            "plot.png",
+            b"\x89PNG\r\n\x1a\n\0\0",
+            None,
+            r"plot\.png is thought to be an image \(PNG\), and no log of a run; give",
+        ),
         ("a.safetensors", b"\x10\0\0\0\0\0\0\0{}", None, "is thought to be a binary file, and no log"),
-        ("notes.md", b"# Notes\nIt went well.\n", None, r"is thought to be a file \.md: no row of metrics is in it"),
+        (
+            "notes.md",
+            b"# Notes\nIt went well.\n",
+            None,
+            r"is thought to be a file \.md: no row of metrics is in it",
+        ),
         ("page.html", b"<!DOCTYPE html><p>", None, "is thought to be a page of HTML"),
         ("config.json", b'{"learning_rate": 1e-6}', None, "holds no list of rows either"),
         ("empty.csv", b"step,reward\n", None, "is a table without rows"),
-        ("own.csv", b"step,iteration_reward\n1,2\n", "no-quantity", r"but iteration_reward; say .* --map reward=KEY"),
-        ("sft.csv", b"step,loss,mean_token_accuracy\n1,2,3\n", "not-rl", "thought to be of supervised training"),
-        ("dpo.csv", b"step,loss,rewards/chosen\n1,2,3\n", "not-rl", "thought to be of preference training, such as DPO"),
+        (
+            "own.csv",
+            b"step,iteration_reward\n1,2\n",
+            "no-quantity",
+            r"but iteration_reward; say .* --map reward=KEY",
+        ),
+        (
+            "sft.csv",
+            b"step,loss,mean_token_accuracy\n1,2,3\n",
+            "not-rl",
+            "thought to be of supervised training",
+        ),
+        (
+            "dpo.csv",
+            b"step,loss,rewards/chosen\n1,2,3\n",
+            "not-rl",
+            "thought to be of preference training, such as DPO",
+        ),
     ],
 )
 def test_what_is_no_log_of_rl_is_said_to_be_what_it_is(name, content, code, message, tmp_path):
@@ -120,7 +150,9 @@ def test_several_runs_are_listed_and_named(tmp_path):
     """Two runs in one file, with and without names, and two logs in one folder."""
     second = [metrics(step, reward=0.5) for step in range(1, 21)]
     (tmp_path / "both.jsonl").write_text(lines([*ROWS, *second]))
-    with pytest.raises(UnreadableLog, match=r"2 runs, .* --run-name: '1' \(steps 1 to 12\), '2' \(steps 1 to 20\)"):
+    with pytest.raises(
+        UnreadableLog, match=r"2 runs, .* --run-name: '1' \(steps 1 to 12\), '2' \(steps 1 to 20\)"
+    ):
         read_log(tmp_path / "both.jsonl")
     assert len(read_log(tmp_path / "both.jsonl", run_name="2").rows) == 20
     with pytest.raises(UnreadableLog, match="holds no run '3'; it holds '1'"):
@@ -146,7 +178,9 @@ def test_a_run_that_was_resumed_is_one(tmp_path):
     log = read_log(tmp_path)
     assert [row["step"] for row in log.rows] == list(range(1, 16))
     assert log.rows[8]["reward"] == 7.0
-    assert log.notes == ("steps 9 to 12 were logged again after a restart: the later rows replace the earlier",)
+    assert log.notes == (
+        "steps 9 to 12 were logged again after a restart: the later rows replace the earlier",
+    )
     assert log.notes[0] in str(diagnose(tmp_path))
 
 
@@ -156,7 +190,12 @@ def test_a_short_first_attempt_is_left_out(tmp_path):
 
 
 def test_rows_of_one_step_are_put_together(tmp_path):
-    rows = [{"step": 1, "reward": 0.2}, {"step": 1, "reward": 0.4}, {"step": 1, "entropy": 1.0}, {"step": 2, "reward": 1.0}]
+    rows = [
+        {"step": 1, "reward": 0.2},
+        {"step": 1, "reward": 0.4},
+        {"step": 1, "entropy": 1.0},
+        {"step": 2, "reward": 1.0},
+    ]
     (tmp_path / "metrics.jsonl").write_text(lines(rows))
     first, second = read_log(tmp_path).rows
     assert (first["reward"], first["entropy"], second["reward"]) == (pytest.approx(0.3), 1.0, 1.0)
@@ -172,7 +211,9 @@ def test_names_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"step": step, "iteration_reward": 0.1 * step, "H": 1.0} for step in range(1, 13)]
     Path("log.jsonl").write_text(lines(rows))
-    result = CliRunner().invoke(app, ["diagnose", "log.jsonl", "--map", "reward=iteration_reward", "--map", "entropy=H"])
+    result = CliRunner().invoke(
+        app, ["diagnose", "log.jsonl", "--map", "reward=iteration_reward", "--map", "entropy=H"]
+    )
     assert result.exit_code == 0, result.output
     assert "read 2 of 2 logged keys in 12 log steps, 1 to 12" in result.output
     Path("bandpo-names.json").write_text('{"reward": "iteration_reward"}')
@@ -189,7 +230,10 @@ def test_over_what_was_not_read_nothing_is_called_ok(tmp_path):
     rows = [{"step": step, "entropy": 1.0} | {f"my/{k}": 1.0 for k in range(20)} for step in range(1, 40)]
     (tmp_path / "metrics.jsonl").write_text(lines(rows))
     diagnosis = diagnose(tmp_path)
-    assert diagnosis.headline == "no verdict: no key of the log is known to be the reward; name it by --map reward=KEY"
+    assert (
+        diagnosis.headline
+        == "no verdict: no key of the log is known to be the reward; name it by --map reward=KEY"
+    )
     assert "read 1 of 21 logged keys in 39 log steps, 1 to 39" in str(diagnosis)
     assert "not read: my/0, my/1," in str(diagnosis)
     assert diagnosis.as_json()["log"]["unread"][0] == "my/0"
@@ -198,7 +242,12 @@ def test_over_what_was_not_read_nothing_is_called_ok(tmp_path):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_rows_take_seconds(tmp_path):
-    row = {f"other/{k}": 0.5 for k in range(25)} | {"reward": 0.5, "entropy": 1.0, "kl": 0.01, "grad_norm": 0.3}
+    row = {f"other/{k}": 0.5 for k in range(25)} | {
+        "reward": 0.5,
+        "entropy": 1.0,
+        "kl": 0.01,
+        "grad_norm": 0.3,
+    }
     line = json.dumps(row)[1:]
     with (tmp_path / "metrics.jsonl").open("w") as file:
         file.writelines(f'{{"step": {step}, {line}\n' for step in range(100_000))
@@ -213,7 +262,10 @@ def test_a_hundred_thousand_rows_take_seconds(tmp_path):
     [
         ("chaos", "truncated: 100% of answers are cut off"),
         ("rith", "reward-flat: the reward is -5 in every one of the last 80 log steps"),
-        ("wordle-tb/1767733342", "step-too-large: KL to the reference went 0 → 1.28 in the first 3 log steps"),
+        (
+            "wordle-tb/1767733342",
+            "step-too-large: KL to the reference went 0 → 1.28 in the first 3 log steps",
+        ),
         ("wordle-tb/1767730664", "truncated: 78% of answers are cut off in the last tenth"),
         ("finqa/train.log", "no-signal: 58% of groups carry no signal"),
         ("logic-rl/verl-console.log", "no verdict: 1 log steps with a reward are too few"),

@@ -229,9 +229,15 @@ def test_the_keys_of_a_framework_are_in_the_table(framework):
         ("trl", ["trainer/grpo_trainer.py"], ()),
         (
             "verl",
-            ["trainer/ppo/metric_utils.py", "trainer/ppo/ray_trainer.py", "trainer/ppo/core_algos.py"]
-            + ["trainer/ppo/rollout_corr_helper.py", "utils/debug/metrics.py", "workers/utils/losses.py"]
-            + ["workers/engine_workers.py"],
+            [
+                "trainer/ppo/metric_utils.py",
+                "trainer/ppo/ray_trainer.py",
+                "trainer/ppo/core_algos.py",
+                "trainer/ppo/rollout_corr_helper.py",
+                "utils/debug/metrics.py",
+                "workers/utils/losses.py",
+                "workers/engine_workers.py",
+            ],
             ("val-core/openai/gsm8k/acc/mean@1",),
         ),
     ],
@@ -250,7 +256,13 @@ def test_the_keys_are_in_the_installed_framework(package, files, not_in_it):
 
 
 def test_keys_of_other_models_and_of_evaluations_are_not_the_policy_s():
-    row = {"step": 1, "critic/grad_norm": 9.0, "ref/entropy": 3.0, "eval/entropy": 2.0, "prompt_length/clip_ratio": 0.0}
+    row = {
+        "step": 1,
+        "critic/grad_norm": 9.0,
+        "ref/entropy": 3.0,
+        "eval/entropy": 2.0,
+        "prompt_length/clip_ratio": 0.0,
+    }
     assert named_rows([row]) == []
     read = sources(("critic/grad_norm", "actor/grad_norm", "response_length/clip_ratio", "eval_reward"))
     assert {source.quantity: source.key for source in read} == {
@@ -270,12 +282,25 @@ def test_shares_are_turned_round():
 def test_a_user_s_own_names_come_first():
     rows = [{"step": 1, "iteration_reward": 0.5, "reward": 9.0}]
     assert named_rows(rows, {"reward": "iteration_reward"})[0]["reward"] == 0.5
-    with pytest.raises(ValueError, match=r"'rewrd' is no quantity of a run; did you mean reward\?; there are reward, "):
+    with pytest.raises(
+        ValueError, match=r"'rewrd' is no quantity of a run; did you mean reward\?; there are reward, "
+    ):
         named_rows(rows, {"rewrd": "iteration_reward"})
 
 
 def test_components_and_keys_that_are_not_read_are_listed():
-    log = Log.of([{"step": 1, "reward": 0.5, "rewards/format/mean": 1.0, "my/score": 0.1, "timing_s/gen": 2.0, "epoch": 1}])
+    log = Log.of(
+        [
+            {
+                "step": 1,
+                "reward": 0.5,
+                "rewards/format/mean": 1.0,
+                "my/score": 0.1,
+                "timing_s/gen": 2.0,
+                "epoch": 1,
+            }
+        ]
+    )
     assert log.read == {"reward": ("reward",), "rewards/format": ("rewards/format/mean",)}
     assert (log.unread, log.keys_of_learning) == (("my/score",), 3)
     assert component_name("rewards/margins") is None

@@ -66,7 +66,8 @@ def diagnose_command(
         ),
     ] = None,
     run_name: Annotated[
-        str | None, typer.Option(help="Which run to read, where a log or folder holds several.", show_default=False)
+        str | None,
+        typer.Option(help="Which run to read, where a log or folder holds several.", show_default=False),
     ] = None,
     fail_on: Annotated[
         Severity, typer.Option(help="Exit with 1 on a finding of this severity, or of a graver one.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain, pairwise
 from functools import cached_property
+from itertools import accumulate, chain, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -278,7 +278,9 @@ def find_spikes(values: Sequence[float], times: float) -> list[int]:
     return spikes
 
 
-def fit_weights(target: Sequence[float], parts: Sequence[Sequence[float]]) -> tuple[list[float], float] | None:
+def fit_weights(
+    target: Sequence[float], parts: Sequence[Sequence[float]]
+) -> tuple[list[float], float] | None:
     """Fit a curve by a weighted sum of others and a constant, by least squares.
 
     Returns:
@@ -291,7 +293,9 @@ def fit_weights(target: Sequence[float], parts: Sequence[Sequence[float]]) -> tu
     n = len(target)
     centred = [[value - fmean(part) for value in part] for part in (*parts, target)]
     size = len(parts)
-    matrix = [[sum(map(math.prod, zip(row, column, strict=True))) / n for column in centred] for row in centred[:-1]]
+    matrix = [
+        [sum(map(math.prod, zip(row, column, strict=True))) / n for column in centred] for row in centred[:-1]
+    ]
     scale = max((matrix[i][i] for i in range(size)), default=0.0)
     for pivot in range(size):
         if matrix[pivot][pivot] <= 1e-9 * scale or scale == 0:

@@ -50,7 +50,9 @@ class Diagnosis:
     def findings(self) -> list[Finding]:
         """Faults, causes first; then what is worth a look, a plateau after the rest; then notes."""
         findings = [finding for finding in self.tested if finding.cause]
-        findings.sort(key=lambda finding: (max(SEVERITIES.index(finding.severity), 1), finding.code == "plateau"))
+        findings.sort(
+            key=lambda finding: (max(SEVERITIES.index(finding.severity), 1), finding.code == "plateau")
+        )
         return [finding._replace(advice=self.setup.fill(finding.advice)) for finding in findings]
 
     @property
@@ -162,7 +164,6 @@ class Diagnosis:
             "passed": self.passed,
         }
 
-
     def as_markdown(self) -> str:
         """Return the diagnosis in Markdown, for the summary of a job of continuous integration.
 
@@ -174,7 +175,12 @@ class Diagnosis:
             lines += ["", "| severity | finding | since step | what to do | cost |", "|---|---|---|---|---|"]
         for finding in self.findings:
             since = "" if finding.onset is None else f"{finding.onset:g}"
-            texts = (finding.severity, _as_code(f"{finding.code}: {finding.cause}"), since, _as_code(finding.advice))
+            texts = (
+                finding.severity,
+                _as_code(f"{finding.code}: {finding.cause}"),
+                since,
+                _as_code(finding.advice),
+            )
             lines.append(f"| {' | '.join(texts)} | {finding.cost} |")
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", f"Passed: {passed}."]

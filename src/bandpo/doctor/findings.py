@@ -12,7 +12,6 @@ from typing import NamedTuple
 from bandpo.errors import InvalidValue
 from bandpo.runs.files import shipped
 
-
 SEVERITIES = ("stop", "fix", "look", "note")
 """How much a finding matters: stop the run; fix it before the next run; look at it; nothing to do. The first two are
 faults."""

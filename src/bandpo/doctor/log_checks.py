@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from bandpo.doctor.course import (
@@ -108,7 +109,9 @@ LEAST_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
 
 def _check_numbers(course: Course) -> Finding:
     steps = [row["step"] for row in course.rows if row.get("not_finite")]
-    finding = Finding("ok", True, "the log holds numbers", len(steps) / len(course.rows), None, len(course.rows))
+    finding = Finding(
+        "ok", True, "the log holds numbers", len(steps) / len(course.rows), None, len(course.rows)
+    )
     if not steps:
         return finding
     cause = f"{len(steps)} of {len(course.rows)} log steps hold NaN or infinite values, first step {min(steps):.0f}"
@@ -173,8 +176,8 @@ def _check_reference(course: Course) -> Finding:
     if kl.values[0] <= REFERENCE_KL or grows or not (begins or level):
         return finding
     cause = (
-        f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the policy: "
-        "the reference is another model, such as the base model of a LoRA run that began with an adapter"
+        f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the policy: the "
+        " reference is another model, such as the base model of a LoRA run that began with an adapter"
     )
     return finding.failed("reference-kl", cause, onset=kl.steps[0])
 
@@ -292,8 +295,8 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
     usual = sorted(norm.values)[len(norm.values) // 2]
     steps = ", ".join(f"{norm.steps[row]:.0f}" for row in spikes[:5])
     cause = (
-        f"the gradient norm is {SPIKE:.0f} times that of its neighbours and more in {len(spikes)} log steps (step {steps}"
-        f"{', …' if len(spikes) > 5 else ''}), up to {largest:.3g} where {usual:.3g} is usual"
+        f"the gradient norm is {SPIKE:.0f} times that of its neighbours and more in {len(spikes)} log steps "
+        f"(step {steps}{', …' if len(spikes) > 5 else ''}), up to {largest:.3g} where {usual:.3g} is usual"
     )
     severity = "fix" if fell else "look"
     return finding.failed("gradient-spikes", cause, severity=severity, onset=norm.steps[spikes[0]])
@@ -304,7 +307,11 @@ def _clip_shares(course: Course) -> Series:
     if any("clip" in row for row in course.rows):
         return course.series("clip")
     names = ("clip_high", "clip_low")
-    both = [(row["step"], sum(row.get(name, 0.0) for name in names)) for row in course.rows if any(n in row for n in names)]
+    both = [
+        (row["step"], sum(row.get(name, 0.0) for name in names))
+        for row in course.rows
+        if any(n in row for n in names)
+    ]
     return Series([step for step, _ in both], [share for _, share in both])
 
 
@@ -325,7 +332,9 @@ def _check_clip_share(course: Course, setup: Setup) -> Finding:
     change = f"{shares.first:.1%} → {shares.last:.1%}"
     cause = f"{share:.0%} of tokens are clipped ({change}): their gradient is lost, and steps are far from the policy"
     severity = "fix" if share > much else "look"
-    return finding.failed("clip-heavy", cause, severity=severity, onset=onset(shares, lambda mean: mean > some))
+    return finding.failed(
+        "clip-heavy", cause, severity=severity, onset=onset(shares, lambda mean: mean > some)
+    )
 
 
 # --- Rewards ---
@@ -421,7 +430,9 @@ def _check_components(course: Course) -> list[Finding]:
     if constant and len(constant) < len(components):
         names = ", ".join(f"{name} is {metric.values[0]:.3g}" for name, metric in constant.items())
         others = ", ".join(
-            f"{name} {fmean(metric.values):.3g}" for name, metric in components.items() if name not in constant
+            f"{name} {fmean(metric.values):.3g}"
+            for name, metric in components.items()
+            if name not in constant
         )
         cause = f"{names} in every one of {len(any_component.values)} log steps, beside {others}"
         finding = _passed(tested, any_component)
@@ -455,8 +466,8 @@ def _check_largest_component(course: Course, components: dict[str, Series]) -> F
         return finding
     others = ", ".join(f"{name} {paid[name] / total:.0%}" for name in paid if name != largest)
     cause = (
-        f"{paid[largest] / total:.0%} of the reward is {largest}, which is level at {fmean(means):.3g} in the later half, "
-        f"so that its curve says little of the rest ({others})"
+        f"{paid[largest] / total:.0%} of the reward is {largest}, which is level at {fmean(means):.3g} in the later "
+        f"half, so that its curve says little of the rest ({others})"
     )
     return finding.failed("component-dominates", cause)
 
@@ -527,7 +538,9 @@ def _check_truncation(course: Course) -> Finding:
     if mean > SOME_CUT:
         cause = f"{mean:.0%} of answers are cut off in the later half"
         severity = "fix" if mean > 3 * before else "look"
-        return finding.failed("truncated", cause, severity=severity, onset=shares.steps[len(shares.steps) // 2])
+        return finding.failed(
+            "truncated", cause, severity=severity, onset=shares.steps[len(shares.steps) // 2]
+        )
     blocks = tenths(shares.values)
     if max(blocks) > MOST:
         worst = blocks.index(max(blocks))
@@ -552,8 +565,8 @@ def _check_length_at_cap(course: Course, tested: str) -> Finding:
         if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
             return finding
     cause = (
-        f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {at_cap} of {len(length.values)} log steps: that "
-        "is the cap, at which most answers are cut off"
+        f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {at_cap} of {len(length.values)} log steps: "
+        "that is the cap, at which most answers are cut off"
     )
     return finding.failed("truncated", cause, onset=length.steps[0])
 
@@ -609,7 +622,9 @@ def _check_length(course: Course) -> Finding:
         return finding.failed("length-growth", cause, onset=start)
     if times < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
         return finding
-    return finding.failed("length-growth", f"{change}, and the reward does not rise", severity="look", onset=start)
+    return finding.failed(
+        "length-growth", f"{change}, and the reward does not rise", severity="look", onset=start
+    )
 
 
 def _follows(reward: Series, score: Series) -> bool:
@@ -687,7 +702,9 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
         cause = f"{change}: the policy has stopped exploring, and {reason}"
         return finding.failed("entropy-collapse", cause, onset=start)
-    is_low = len(entropy.values) >= 4 * FEW_STEPS and first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
+    is_low = (
+        len(entropy.values) >= 4 * FEW_STEPS and first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
+    )
     if is_low and not solved:
         cause = f"entropy is {first:.2g} nats per token at the start, so that the answers of a group are nearly alike"
         return finding.failed("low-entropy", cause, onset=entropy.steps[0])
@@ -803,7 +820,7 @@ def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
         others, last = blocks[:-1], blocks[-1]
         finding = _passed(tested, metric)
         # A curve that drifts ends beyond all of its past; only more than its usual change from tenth to tenth counts.
-        usual = max(abs(after - before) for before, after in zip(others[1:], others[2:], strict=False))
+        usual = max(abs(after - before) for before, after in pairwise(others[1:]))
         noise = noise_of_differences(metric.values) / math.sqrt(len(metric.values) / 10)
         low, high = min(others), max(others)
         beyond = max(low - last, last - high)
@@ -914,8 +931,8 @@ def _check_plateau(course: Course, *, fell: bool, solved: bool) -> Finding:
     missed = max(0.0, slope.rise) + 2 * slope.error
     start, end = reward.steps[turn], reward.steps[-1]
     cause = (
-        f"reward {fmean(late):.3g} from step {start:.0f} to {end:.0f}, {len(late) / len(reward.values):.0%} of the run; "
-        f"a rise below {missed:.2g} could not be seen"
+        f"reward {fmean(late):.3g} from step {start:.0f} to {end:.0f}, {len(late) / len(reward.values):.0%} of the "
+        f"run; a rise below {missed:.2g} could not be seen"
     )
     if solved:
         cause = f"{cause}; these prompts are solved"

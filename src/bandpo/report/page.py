@@ -17,8 +17,8 @@ from bandpo import __version__
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 from bandpo.errors import InvalidValue
 from bandpo.runs import Run, open_run
-from bandpo.runs.quantities import Row
 from bandpo.runs.metric_names import BINS
+from bandpo.runs.quantities import Row
 
 if TYPE_CHECKING:
     from bandpo.methods import Method

@@ -41,7 +41,8 @@ MAGIC = {
 
 WHAT_TO_GIVE = (
     "give the folder of the run, or one of: metrics.jsonl, trainer_state.json, the .jsonl of a file logger, a CSV, the "
-    "console output of TRL or verl, or what wandb (run-….wandb), trackio (PROJECT.db) or TensorBoard (events.out.…) left"
+    "console output of TRL or verl, or what wandb (run-….wandb), trackio (PROJECT.db) or TensorBoard (events.out.…) "
+    "left"
 )
 
 
@@ -126,7 +127,9 @@ def _read_json(file: Path) -> Mapping[str, RawRows]:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         if file.name == "trainer_state.json":
-            raise InvalidValue(f"{file} is no trainer_state.json, or only a part of one ({error!r})") from error
+            raise InvalidValue(
+                f"{file} is no trainer_state.json, or only a part of one ({error!r})"
+            ) from error
         with file.open("rb") as opened:
             if opened.readline().rstrip().endswith(b"}"):
                 return _read_json_lines(file)
@@ -197,7 +200,9 @@ def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
 def _text_of(file: Path) -> str:
     size = file.stat().st_size
     if size > LARGEST_TEXT:
-        raise InvalidValue(f"{file} has {size / 2**30:.1f} GiB, more than a log; give the part with the metrics")
+        raise InvalidValue(
+            f"{file} has {size / 2**30:.1f} GiB, more than a log; give the part with the metrics"
+        )
     data = file.read_bytes()
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     return data.decode(encoding, errors="replace")

@@ -120,7 +120,10 @@ def _coverage(
     unread = [
         key
         for key in numeric
-        if key not in known and key not in STEP_KEYS and not BOOKKEEPING.search(key) and not key.startswith("audit/")
+        if key not in known
+        and key not in STEP_KEYS
+        and not BOOKKEEPING.search(key)
+        and not key.startswith("audit/")
     ]
     return {quantity: tuple(keys) for quantity, keys in read.items()}, tuple(unread)
 
@@ -163,7 +166,7 @@ def _in_order(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     return [by_step[step] for step in steps], notes
 
 
-def _split_attempts(raw: RawRows) -> list[RawRows]:
+def _split_attempts(raw: RawRows) -> Sequence[RawRows]:
     """Split rows where the step goes back to the start or before it: there another run begins."""
     key = next((key for key in STEP_KEYS if any(key in row for row in raw)), None)
     if key is None:
@@ -222,7 +225,7 @@ def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> L
         raise UnreadableLog(
             "not-rl",
             f"{file} is no log of RL: it is thought to be of {kind}, as it holds no reward but "
-            f"{_some(_numeric_keys(raw))}; to have it read as one, say which of its keys is the reward: --map reward=KEY",
+            f"{_some(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
         )
     if not log.rows or not log.read:
         raise UnreadableLog(
@@ -299,7 +302,9 @@ def _runs_at(path: Path) -> Runs:
     if path.is_file():
         return _runs_of_file(path)
     if not path.is_dir():
-        raise UnreadableLog("no-log", f"{path} is no log of a run: there is nothing of that name; {WHAT_TO_GIVE}")
+        raise UnreadableLog(
+            "no-log", f"{path} is no log of a run: there is nothing of that name; {WHAT_TO_GIVE}"
+        )
     folders = {file.parent for file in path.rglob("metrics.jsonl")}
     if len(folders) > 1 and path not in folders:
         raise UnreadableLog(
@@ -332,7 +337,9 @@ def _runs_of_file(file: Path) -> Runs:
     runs: Runs = {}
     for name, raw in read_raw(file).items():
         attempts = _split_attempts(raw)
-        long_attempts = [attempt for attempt in attempts[:-1] if len(attempt) >= SHORT_ATTEMPT] + attempts[-1:]
+        long_attempts = [attempt for attempt in attempts[:-1] if len(attempt) >= SHORT_ATTEMPT] + attempts[
+            -1:
+        ]
         if len(long_attempts) == 1:
             runs[name] = (file, long_attempts[0])
             continue
@@ -361,7 +368,9 @@ def _runs_of_folder(folder: Path) -> Runs:
             continue
         for name, (_, raw) in runs.items():
             read = Log.of(raw[:500]).read
-            if OF_RL_ALONE & read.keys() or len(read) >= FEWEST_QUANTITIES and not kind_of_training(Log.of(raw[:500]), raw):
+            if OF_RL_ALONE & read.keys() or (
+                len(read) >= FEWEST_QUANTITIES and not kind_of_training(Log.of(raw[:500]), raw)
+            ):
                 label = " ".join(part for part in (str(file.relative_to(folder)), name) if part)
                 by_kind.setdefault(kind_of(file), {})[label] = (file, raw)
                 kept[file] = (kind_of(file), raw)
@@ -454,8 +463,8 @@ def _remembered_names(path: Path) -> Mapping[str, str]:
             except ValueError as error:
                 raise InvalidValue(f"{file} is no JSON ({error})") from error
             if not isinstance(names, dict) or not all(isinstance(key, str) for key in names.values()):
-                raise InvalidValue(f'{file} must be an object such as {{"reward": "iteration_reward"}}, got {names!r}')
+                raise InvalidValue(
+                    f'{file} must be an object such as {{"reward": "iteration_reward"}}, got {names!r}'
+                )
             return names
     return {}
-
-

@@ -36,7 +36,9 @@ OF_EVALUATION = re.compile(r"(^|/)(eval|val|test|validation)([-_/]|$)", re.I)
 OF_OTHERS = re.compile(r"(^|/)(critic|ref|reference|teacher|\w*length\w*|advantages?|returns|values)/[^/]*$")
 """Keys of other models than the policy, or of other things, which end like keys of the policy."""
 
-SCORE = re.compile(r"(^|[/_@-])(acc|accuracy|score|scores|reward|pass|pass@?\d+|correct|solve|success|mean@\d+)", re.I)
+SCORE = re.compile(
+    r"(^|[/_@-])(acc|accuracy|score|scores|reward|pass|pass@?\d+|correct|solve|success|mean@\d+)", re.I
+)
 """Keys of an evaluation that are its score."""
 
 SPREAD = re.compile(r"(std|min|max|worst|best|var|maj)(@|/|$|_)", re.I)
@@ -148,7 +150,9 @@ def sources(keys: tuple[str, ...], own_names: tuple[tuple[str, str], ...] = ()) 
         keys: The keys of a row.
         own_names: A user's own keys, each with its quantity before it; they come before those of frameworks.
     """
-    available = {key for key in keys if not is_of_evaluation(key)} | {key for _, key in own_names if key in keys}
+    available = {key for key in keys if not is_of_evaluation(key)} | {
+        key for _, key in own_names if key in keys
+    }
     available |= {key for key in keys if key in _EXACT_KEYS}
     # A tracker's prefix may stand before a key. The first logged key wins, as rows keep the order of logging.
     by_ending: dict[str, str] = {}
@@ -223,7 +227,7 @@ def named_rows(raw: Iterable[Mapping[str, Any]], names: Mapping[str, str] | None
         not_finite = False
         for key, value in everything.items():
             # A union in `isinstance` takes twice the time of a tuple, and logs may have 100,000 rows.
-            if isinstance(value, (float, int)) or (isinstance(value, str) and value in NO_NUMBERS):  # noqa: UP038
+            if isinstance(value, (float, int)) or (isinstance(value, str) and value in NO_NUMBERS):
                 number = float(value)
                 if isfinite(number):
                     row[key] = number

@@ -112,7 +112,9 @@ def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
     """Read the runs of a project from a file ``PROJECT.db``, by their names."""
     runs: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        for name, logged_step, text in store.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id"):
+        for name, logged_step, text in store.execute(
+            "SELECT run_name, step, metrics FROM metrics ORDER BY id"
+        ):
             runs[name].append({"_step": logged_step, **json.loads(text)})
     return runs
 
