@@ -337,8 +337,9 @@ def _runs_of_file(file: Path) -> Runs:
     runs: Runs = {}
     for name, raw in read_raw(file).items():
         attempts = _split_attempts(raw)
-        long_attempts = [attempt for attempt in attempts[:-1] if len(attempt) >= SHORT_ATTEMPT] + attempts[
-            -1:
+        long_attempts = [
+            *(attempt for attempt in attempts[:-1] if len(attempt) >= SHORT_ATTEMPT),
+            attempts[-1],
         ]
         if len(long_attempts) == 1:
             runs[name] = (file, long_attempts[0])
