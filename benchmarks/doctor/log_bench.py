@@ -200,8 +200,8 @@ def page_table(
         )
     lines += [
         "",
-        "Simulated curves are easier than real ones. The logs by others are of few authors, and those that were not kept "
-        "apart were in view when thresholds were chosen:",
+        "Simulated curves are easier than real ones. The logs by others are of few authors, and those that were not "
+        "kept apart were in view when thresholds were chosen:",
         "",
         "| from | what is read in it | the first line | |",
         "|---|---|---|---|",

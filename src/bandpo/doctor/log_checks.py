@@ -176,8 +176,8 @@ def _check_reference(course: Course) -> Finding:
     if kl.values[0] <= REFERENCE_KL or grows or not (begins or level):
         return finding
     cause = (
-        f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the policy: the "
-        " reference is another model, such as the base model of a LoRA run that began with an adapter"
+        f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the "
+        "policy: the reference is another model, such as the base model of a LoRA run that began with an adapter"
     )
     return finding.failed("reference-kl", cause, onset=kl.steps[0])
 
