@@ -103,6 +103,38 @@ def healthy(seed: int, shape: str) -> Rows:
     return Course(seed, shape).rows()
 
 
+def rough(seed: int, shape: str) -> Rows:
+    """Draw a healthy run with much noise, long answers, little entropy left, and more metrics."""
+    course = Course(seed, shape)
+    draw = random.Random(f"rough {seed} {shape}")
+    course.noise, course.memory = draw.uniform(0.03, 0.3), draw.uniform(0.0, 0.8)
+    course.noises |= {"grad_norm": draw.uniform(0.3, 1.0), "kl": draw.uniform(0.1, 0.5)}
+    length, growth, kl = draw.uniform(100, 3000), draw.uniform(0.0, 2.5), draw.uniform(0.02, 0.7)
+    cut, clip = draw.uniform(0.0, 0.18), draw.uniform(0.0, 0.12)
+    entropy, left = draw.uniform(0.2, 1.2), draw.uniform(0.15, 1.1)
+    course.curves["completions/mean_length"] = lambda t: length * (1 + growth * t)
+    course.curves["kl"] = lambda t: kl * t**0.7
+    course.curves["completions/clipped_ratio"] = lambda t: cut
+    course.curves["clip_ratio/region_mean"] = lambda t: clip
+    course.curves["entropy"] = lambda t: entropy * (left + (1 - left) * math.exp(-4 * t))
+    pass_rate = course.curves["reward"]
+    course.curves["frac_reward_zero_std"] = lambda t: min(0.45, pass_rate(t) ** 8 + (1 - pass_rate(t)) ** 8)
+    course.wobble = {"frac_reward_zero_std": 0.15, "completions/clipped_ratio": 0.05}
+
+    rows = course.rows()
+    distance = draw.uniform(0.005, 0.04)
+    every = max(3, len(rows) // draw.choice((8, 16)))
+    for number, row in enumerate(rows):
+        t = row["step"] / len(rows)
+        row["sampling/sampling_logp_difference/mean"] = distance * math.exp(0.3 * draw.gauss(0, 1))
+        row["sampling/importance_sampling_ratio/mean"] = 1 + 0.02 * draw.gauss(0, 1)
+        row["rewards/right/mean"] = row["reward"]
+        row["rewards/form/mean"] = min(1.0, 0.5 + 3 * t) + 0.02 * draw.gauss(0, 1)
+        if number % every == 0:
+            row["eval/accuracy"] = max(0.0, pass_rate(t) - 0.05) + 0.03 * draw.gauss(0, 1)
+    return rows
+
+
 VERL = {
     "reward": "critic/score/mean",
     "entropy": "actor/entropy",

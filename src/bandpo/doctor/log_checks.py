@@ -511,6 +511,9 @@ AT_THE_CAP = 0.9
 LONGER = 1.8
 """Times the length at the start from which it is named if a score on other prompts does not follow."""
 
+MUCH_BETTER = 0.15
+"""Relative rise of the score on other prompts from which longer answers are better answers."""
+
 MUCH_LONGER = 3.0
 """The same where there is no such score, and the reward does not rise."""
 
@@ -619,7 +622,9 @@ def _check_length(course: Course) -> Finding:
             return finding
         before, after = end_means(score.values, 3)
         cause = f"{change}, while the score on other prompts went {before:.3g} → {after:.3g}"
-        return finding.failed("length-growth", cause, onset=start)
+        # A reward that may be negative has no unit in which its rise could be compared.
+        severity = "look" if min(reward.values) < 0 else "fix"
+        return finding.failed("length-growth", cause, severity=severity, onset=start)
     if times < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
         return finding
     return finding.failed(
@@ -628,18 +633,21 @@ def _check_length(course: Course) -> Finding:
 
 
 def _follows(reward: Series, score: Series) -> bool:
-    """Check whether the score on other prompts rises by a quarter of the reward's rise, or is far from level."""
+    """Check whether the score on other prompts rises by a good part of itself, or a good part of the reward's rise."""
     reward_before, reward_after = end_means(reward.values, 3)
     score_before, score_after = end_means(score.values, 3)
-    scale = max(abs(reward_after), abs(reward_before), 1e-12)
-    score_scale = max(abs(score_after), abs(score_before), 1e-12)
-    return (score_after - score_before) / score_scale > 0.25 * (reward_after - reward_before) / scale
+    score_rise = (score_after - score_before) / max(abs(score_after), abs(score_before), 1e-12)
+    reward_rise = (reward_after - reward_before) / max(abs(reward_after), abs(reward_before), 1e-12)
+    return score_rise > MUCH_BETTER or score_rise > reward_rise / 3
 
 
 # --- Entropy ---
 
 ENTROPY_LEFT = 0.25
 """Share of its start below which entropy has collapsed, unless the reward rose."""
+
+NEARLY_NO_ENTROPY = 0.1
+"""Share of its start up to which a loss of entropy is a fault even after the reward has risen."""
 
 LEAST_ENTROPY = 0.04
 """Share of its start below which next to nothing of the entropy is left."""
@@ -701,7 +709,9 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
     if lost and not rose and not solved:
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
         cause = f"{change}: the policy has stopped exploring, and {reason}"
-        return finding.failed("entropy-collapse", cause, onset=start)
+        # What a run has learned before may have been worth that entropy, as long as some is left.
+        learned = len(reward.values) >= 30 and _rise(reward) > 3 and last > NEARLY_NO_ENTROPY * first
+        return finding.failed("entropy-collapse", cause, severity="look" if learned else "fix", onset=start)
     is_low = (
         len(entropy.values) >= 4 * FEW_STEPS and first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
     )
@@ -803,6 +813,9 @@ TIMES_UNLIKE = 1.5
 STANDARD_ERRORS = 4.0
 """Standard errors beyond which a mean is no accident."""
 
+WANDERING = 3.0
+"""Times the usual change from tenth to tenth that a fall must be."""
+
 COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
 """Ends of names of the metrics that are compared before and after a fall of the reward."""
 
@@ -850,7 +863,9 @@ def _check_fall(course: Course) -> Finding:
     # Rewards may be below 0, or far from it: the height is over the least tenth or 0.
     lowest = min(0.0, *means) if min(means) < 0 else 0.0
     height = means[best] - lowest
-    if means[best] - means[-1] <= max(height / 2, STANDARD_ERRORS * noise):
+    # Where the reward wanders, neighbouring tenths differ by more than the noise of single steps explains.
+    wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
+    if means[best] - means[-1] <= max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering):
         return finding
 
     changes = {}
