@@ -191,6 +191,8 @@ def hostile_log(folder: Path) -> Path:
     run.mkdir()
     key = f"{HOSTILE}/learning_rate"
     rows = [{"step": k, "reward": 0.5, "clip_ratio/region_mean": 0.1, key: 0.0} for k in range(20)]
+    for k, row in enumerate(rows):
+        row |= {f"rewards/{HOSTILE}/mean": 0.0, "rewards/other/mean": 0.1 * k, f"own/{HOSTILE}": 1.0}
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
 
@@ -198,11 +200,14 @@ def hostile_log(folder: Path) -> Path:
 def test_diagnose_prints_no_controls_of_a_log(tmp_path):
     run = hostile_log(tmp_path)
     printed = CliRunner().invoke(app, ["diagnose", str(run)]).output
-    assert r"\x1b[31mred\x1b[0m\u202e[bold]\x9b/learning_rate never exceeds 0" in printed
+    assert r"\x1b[31mred\x1b[0m\u202e[bold]\x9b is 0 in every one of 20 log steps" in printed
+    assert r"not read: own/\x1b[31mred" in printed
     assert obeyed(printed) == set()
     of_scripts = CliRunner().invoke(app, ["diagnose", str(run), "--json"]).output
     assert obeyed(of_scripts) == set()
-    assert HOSTILE in json.loads(of_scripts)["headline"]
+    assert any(HOSTILE in finding["cause"] for finding in json.loads(of_scripts)["findings"])
+    in_markdown = CliRunner().invoke(app, ["diagnose", str(run), "--format", "markdown"]).output
+    assert obeyed(in_markdown) == set()
 
 
 def test_diagnose_prints_no_controls_of_a_record(tmp_path):

@@ -207,8 +207,8 @@ def page_table(
     lines += [
         "",
         "Simulated curves are easier than real ones. The logs by others are of few authors: the nine are of two, whose "
-        "other logs, as all of the 21, were in view when thresholds were chosen. Only one of the 30 is of a run that is "
-        " well, so they say little of false alarms:",
+        "other logs, as all of the 21, were in view when thresholds were chosen. Only one of the 30 is of a run that "
+        "is well, so they say little of false alarms:",
         "",
         "| from | what is read in it | the first line | |",
         "|---|---|---|---|",
