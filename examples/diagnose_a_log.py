@@ -17,10 +17,10 @@ How to run it (about 1 second)::
 What one should see::
 
     300 log steps of trl in .../trainer_state.json
-    headline: plateau: reward 0.299, flat from the start: entropy 1.06 → 0.111 nats per token, while ...
-    ...
-    fault: entropy-collapse: entropy 1.06 → 0.111 nats per token, while the reward went 0.297 → 0.3: ...
+    headline: entropy-collapse: entropy 1.06 → 0.111 nats per token, while the reward went 0.297 → 0.3: ...
+    fix: entropy-collapse, since step 189: entropy 1.06 → 0.111 nats per token, while ...
       do: an entropy bonus (entropy_coef), a smaller learning rate (learning_rate), or an earlier checkpoint
+    look: plateau, since step 1: reward 0.299 from step 1 to 300, 100% of the run; ...
     ...
 """
 
@@ -78,10 +78,10 @@ def main():
     diagnosis = diagnose(run)
     print(f"headline: {diagnosis.headline}")
 
-    # Causes stand before their effects. `ok` is False for a fault, and None for a remark that is none.
+    # Causes stand before their effects. A severity of "stop" or "fix" is a fault, "look" and "note" are none.
     for finding in diagnosis.findings:
-        kind = "fault" if finding.ok is False else "remark"
-        print(f"{kind}: {finding.code}: {finding.cause}")
+        since = "" if finding.onset is None else f", since step {finding.onset:g}"
+        print(f"{finding.severity}: {finding.code}{since}: {finding.cause}")
         print(f"  do: {finding.advice}")
     for check in diagnosis.passed:
         print(f"passed: {check}")
