@@ -229,7 +229,8 @@ def small_change(method, kind, change):
             logp_old = logp_old - abs(change)
         elif kind == "mask":
             mask = mask.clone()
-            mask[int(abs(change) * 100), 0] = 0
+            # A sequence that has counted tokens, as all but one have.
+            mask[mask[:, 0].nonzero()[int(abs(change) * 100)], 0] = 0
         elif kind == "penalty":
             penalty = change * (logp * mask).sum() / mask.sum()
         else:

@@ -32,7 +32,8 @@ FEWEST_REWARDS = 10
 class Diagnosis:
     """Findings of a run, causes first, and the checks that passed.
 
-    >>> Diagnosis([Finding("nan", False, "numbers", cause="3 of 64 sequences hold NaN")]).headline
+    >>> finding = Finding("ok", True, "values are numbers").failed("nan", "3 of 64 sequences hold NaN")
+    >>> Diagnosis([finding]).headline
     'nan: 3 of 64 sequences hold NaN'
     """
 
