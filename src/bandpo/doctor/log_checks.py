@@ -936,8 +936,11 @@ def _check_plateau(course: Course, *, fell: bool, solved: bool) -> Finding:
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
         return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more")
+    if fell:
+        # The check of the fall has said so.
+        return Finding("ok", None, tested)
     finding = _passed(tested, reward, fmean(reward.later_half))
-    part = None if fell else _flat_part(course)
+    part = _flat_part(course)
     if part is None:
         return finding
     _, turn = part
