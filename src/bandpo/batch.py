@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo import _checks
+from bandpo._lazy import lazy_property
 from bandpo.bounds import RatioBounds
 from bandpo.errors import InvalidValue
 from bandpo.rules import ClipMask, ClipRule
 from bandpo.schedules import TrainingState
 from bandpo.sequences import Sequences, read_layout
-from bandpo.token_data import AnchorRatio, TokenData, lazy_property
+from bandpo.token_data import AnchorRatio, TokenData
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -147,9 +148,7 @@ class Batch(NamedTuple):
         else:
             advantages = _poisoned(advantages, tensors["mask"], logps, finite, weights)
             if sequences.index is not None:
-                # A token that counts and is in no sequence.
-                lost = (sequences.index == sequences.count).view(padding.shape) & ~padding
-                advantages = advantages.masked_fill(lost, math.nan)
+                advantages = advantages.masked_fill(sequences.lost, math.nan)
         # torch 2.6 cannot trace dataclasses.replace.
         state = TrainingState(
             state.progress, state.controller_state, state.group, state.age, sequences, state.processes

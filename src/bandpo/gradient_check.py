@@ -136,7 +136,7 @@ def certify(
     (gradient,) = torch.autograd.grad(loss(leaf), leaf)
     if batch.sequences.packed:
         gradient = as_row(gradient)
-    share = average_share(batch, average, normalizer)
+    share = average_share(batch.sequences, average, normalizer, dtype=batch.log_ratio.dtype)
     return compare(gradient, chosen, batch, share).or_stop()
 
 

@@ -7,7 +7,7 @@ pass computes them again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -76,29 +76,14 @@ def linear_logp(
     True
     >>> loss = policy_loss(linear_logp(hidden, head, ids), full, torch.ones(2), method="GSPO()").loss
     """
+    ends = None
     if hidden.is_nested or ids.is_nested:
         if not (hidden.is_nested and ids.is_nested) or hidden.values().shape[:-1] != ids.values().shape:
             raise InvalidType(
                 "hidden and ids must both be jagged, with rows of the same lengths, or both dense"
             )
-        results = linear_logp(
-            hidden.values(),
-            lm_head_weight,
-            ids.values(),
-            bias=bias,
-            temperature=temperature,
-            logit_softcap=logit_softcap,
-            chunk=chunk,
-            entropy=entropy,
-            top=top,
-            group=group,
-            offset=offset,
-        )
         ends = offsets(ids)
-        if not isinstance(results, tuple):
-            return torch.nested.nested_tensor_from_jagged(results, ends)
-        parts = cast("tuple[Tensor, ...]", results)
-        return tuple(torch.nested.nested_tensor_from_jagged(values, ends) for values in parts)
+        hidden, ids = hidden.values(), ids.values()
     given = {"hidden": hidden, "lm_head_weight": lm_head_weight} | ({} if bias is None else {"bias": bias})
     for name, x in given.items():
         _checks.as_float(name, x[:0])  # none of it, so that nothing is converted
@@ -127,6 +112,8 @@ def linear_logp(
     apply: Any = torch.compiler.disable(_LinearLogp.apply)  # pyright: ignore
     found = apply(tokens, weight, bias, ids.flatten(), settings)
     asked = [x.view(ids.shape) for x in found if x is not None]
+    if ends is not None:
+        asked = [torch.nested.nested_tensor_from_jagged(x, ends) for x in asked]
     return tuple(asked) if entropy or top else asked[0]
 
 

@@ -115,13 +115,17 @@ def _aggregate(
 
 
 def average_share(
-    batch: Batch, aggregation: str, normalizer: float | Tensor | None = None
+    sequences: Sequences,
+    aggregation: str,
+    normalizer: float | Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch time"]:
     """Compute what each token's loss counts for: the derivative of `aggregate`, which is linear."""
     with torch.enable_grad():
-        losses = torch.zeros_like(batch.log_ratio, requires_grad=True)
-        kept = losses.masked_fill(batch.mask == 0, 0.0)
-        return torch.autograd.grad(_aggregate(kept, batch.sequences, aggregation, normalizer), losses)[0]
+        losses = torch.zeros_like(sequences.mask, dtype=dtype, requires_grad=True)
+        kept = losses.masked_fill(sequences.mask == 0, 0.0)
+        return torch.autograd.grad(_aggregate(kept, sequences, aggregation, normalizer), losses)[0]
 
 
 def known_aggregation(aggregation: str) -> str:

@@ -71,7 +71,7 @@ class ClipRule(Varies, ABC):
     @property
     def solves(self) -> bool:
         """Whether `bounds` is costly, as a root search is. A loss then calls `clip_mask` alone where it can."""
-        return any(part.solves for part in self.parts().values() if isinstance(part, ClipRule))
+        return any(part.solves for part in self._rules())
 
     @property
     def cap(self) -> float:

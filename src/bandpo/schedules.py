@@ -91,9 +91,7 @@ class TrainingState:
     @property
     def length(self) -> Float[Tensor, "batch time"] | None:
         """Number of counted tokens of each token's sequence; None where sequences are not known."""
-        if self.sequences is None:
-            return None
-        return self.sequences.at_tokens(self.sequences.length).to(self.sequences.mask.dtype)
+        return None if self.sequences is None else self.sequences.token_length
 
     def __post_init__(self) -> None:
         if self.progress is not None and not 0 <= self.progress <= 1:

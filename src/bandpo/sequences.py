@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from bandpo import _checks
+from bandpo._lazy import lazy_property
 from bandpo.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 __all__ = ["Sequences"]
@@ -103,17 +104,27 @@ class Sequences:
             count = mask.numel() if count is None else count
             index = torch.where(index < 0, count, index)
             number = _number_of_segments(index, count)
-        if _checks.values_can_be_read(index) and bool(((index == count) & (mask.flatten() != 0)).any()):
-            token = int(((index == count) & (mask.flatten() != 0)).nonzero()[0])
-            raise InvalidValue(
-                f"token {token} of the flattened batch counts but is in no sequence: give it a segment, or a mask of 0"
-            )
-        return cls(mask, index, count, number)
+        sequences = cls(mask, index, count, number)
+        if _checks.values_can_be_read(index):
+            lost = sequences.lost
+            if lost.any():
+                token = int(lost.flatten().nonzero()[0])
+                raise InvalidValue(
+                    f"token {token} of the flattened batch counts but is in no sequence: give it a segment, or a mask "
+                    "of 0"
+                )
+        return sequences
 
     @property
     def packed(self) -> bool:
         """Whether the batch is packed: sequences lie where its caller has said, not one in each row."""
         return self.index is not None
+
+    @property
+    def lost(self) -> Bool[Tensor, "batch time"]:
+        """Tokens of a packed batch that count and are in no sequence."""
+        assert self.index is not None
+        return (self.index == self.count).view(self.mask.shape) & (self.mask != 0)
 
     def sum(self, x: Float[Tensor, "batch time"]) -> Tensor:
         """Compute the sum of ``x`` over all tokens of each sequence, counted or not; a tensor per sequence."""
@@ -129,10 +140,15 @@ class Sequences:
         flat = x.flatten()
         return flat.new_zeros(self.count + 1).scatter_reduce(0, self.index, flat, "amax", include_self=False)
 
-    @property
+    @lazy_property
     def length(self) -> Tensor:
         """The number of counted tokens of each sequence; a tensor per sequence."""
         return self.sum(self.mask)
+
+    @property
+    def token_length(self) -> Float[Tensor, "batch time"]:
+        """The number of counted tokens of each token's sequence."""
+        return self.at_tokens(self.length).to(self.mask.dtype)
 
     def mean(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """Compute the mean of ``x`` over the counted tokens of each sequence, at each of its tokens.
@@ -238,16 +254,8 @@ class Sequences:
     @property
     def position(self) -> Float[Tensor, "batch time"]:
         """The number of counted tokens of the sequence before each token."""
-        if self.index is None:
-            return (self.mask.cumsum(-1) - 1).clamp(min=0.0)
-        counted = self.mask.flatten().long()
-        before = counted.cumsum(0) - counted
-        start = before.new_zeros(self.count + 1).scatter_reduce(
-            0, self.index, before, "amin", include_self=False
-        )
-        # As in a padded row, a token that does not count has the position of the last one before it that does.
-        position = before + counted - 1 - start[self.index]
-        return position.clamp(min=0).to(self.mask.dtype).view(self.mask.shape)
+        # A token that does not count has the position of the last one before it that does.
+        return (self.before(torch.ones_like(self.mask)) + self.mask - 1).clamp(min=0.0)
 
     @property
     def number_with_empty(self) -> int | Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from bandpo._lazy import lazy_property
 from bandpo.errors import InvalidValue
 from bandpo.schedules import TrainingState
 from bandpo.sequences import Sequences
@@ -17,29 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["TokenData"]
-
-
-T = TypeVar("T")
-
-
-class lazy_property(Generic[T]):
-    """A property that is computed on first access and stored in the instance.
-
-    `functools.cached_property` holds a lock, which breaks the graph of ``torch.compile``.
-    """
-
-    def __init__(self, compute: Callable[[Any], T]):
-        self.compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, tokens: Any, owner: Any = None) -> T:
-        value = self.compute(tokens)
-        # This descriptor has no __set__, so later reads find the instance's attribute first.
-        object.__setattr__(tokens, self.name, value)
-        return value
 
 
 class AnchorRatio(NamedTuple):
@@ -85,7 +62,7 @@ class TokenData:
     @property
     def length(self) -> Float[Tensor, "batch time"]:
         """The number of counted tokens of each token's sequence."""
-        return self.sequences.at_tokens(self.sequences.length).to(self.mask.dtype)
+        return self.sequences.token_length
 
     @property
     def age(self) -> Float[Tensor, "batch time"]:

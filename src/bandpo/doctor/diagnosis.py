@@ -14,7 +14,7 @@ from bandpo._terminal import printable
 from bandpo.doctor.findings import SEVERITIES, Coverage, Finding
 from bandpo.doctor.log_checks import log_findings
 from bandpo.runs import Run, Setup, open_run
-from bandpo.runs.logs import Log
+from bandpo.runs.logs import Log, some_of
 from bandpo.runs.quantities import Row
 from bandpo.runs.run import Collector, TolerantCollector
 
@@ -147,7 +147,7 @@ class Diagnosis:
             checks = [f"{name} ({how})" if how else name for name, how in self.untested.items()]
             lines.append(f"cannot be tested: {'; '.join(checks)}")
         if self.log is not None and self.log.unread:
-            lines.append(f"not read: {_some(self.log.unread)}")
+            lines.append(f"not read: {some_of(self.log.unread)}")
         # Names of a run's log and folders stand in these lines.
         return "\n".join(map(printable, lines))
 
@@ -186,7 +186,7 @@ class Diagnosis:
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", f"Passed: {passed}."]
         if self.log is not None and self.log.unread:
-            lines += ["", f"Not read: {_as_code(_some(self.log.unread))}"]
+            lines += ["", f"Not read: {_as_code(some_of(self.log.unread))}"]
         return "\n".join(lines)
 
     def _log_as_json(self, log: Log) -> dict[str, Any]:
@@ -197,12 +197,6 @@ class Diagnosis:
             "unread": list(log.unread),
             "notes": list(log.notes),
         }
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    """Return names in a line, the first of many."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def _as_code(text: str) -> str:

@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from bandpo.batch import Batch, reduce_to_level
 from bandpo.errors import RunProblem
 from bandpo.gradient_check import TOLERANCE, GradientCheck, compare, slope, unsure
-from bandpo.integrations._trl_parameter_check import Expected, ParameterCheck, Scoring
+from bandpo.integrations._trl_parameter_check import Expected, ParameterCheck, Scoring, loss_scale
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Watched:
     def unscaled(self, trainer: Any) -> Tensor:
         """Return the gradient of the log-probabilities without the factor of a gradient scaler."""
         gradient = torch.zeros_like(self.logp) if self.gradient is None else self.gradient
-        return gradient.double() / _loss_scale(trainer)
+        return gradient.double() / loss_scale(trainer)
 
     def expected(self, trainer: Any, method: Method) -> Tensor:
         """Return the gradient that a method gives the log-probabilities, with TRL's averages, masks and KL term."""
@@ -117,7 +117,7 @@ class Watched:
         if self.entropy_gradient is None:
             found = torch.zeros_like(self.entropy_bonus)
         else:
-            found = self.entropy_gradient.double() / _loss_scale(trainer)
+            found = self.entropy_gradient.double() / loss_scale(trainer)
         average = _average(trainer, self.inputs, self.batch.mask.double())
         unit = average.max() * self.batch.advantages.abs().max()
         unit = torch.maximum(unit, self.entropy_bonus.abs().max()).clamp(min=1e-300)
@@ -134,12 +134,6 @@ class Watched:
         at_a_bound = unsure(method, self.batch)
         gradient = torch.where(at_a_bound, self.unscaled(trainer), self.expected(trainer, method))
         return Expected(self.scoring, self.logp, self.batch.mask, gradient, self.entropy_bonus)
-
-
-def _loss_scale(trainer: Any) -> float:
-    """Return the factor by which a gradient scaler of half precision multiplies the loss."""
-    scaler = getattr(trainer.accelerator, "scaler", None)
-    return 1.0 if scaler is None else scaler.get_scale()
 
 
 def _kept(trainer: Any, watched: Watched) -> Tensor:

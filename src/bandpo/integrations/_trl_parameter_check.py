@@ -78,6 +78,12 @@ class Scoring:
             yield
 
 
+def loss_scale(trainer: Any) -> float:
+    """Return the factor by which a gradient scaler of half precision multiplies the loss."""
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return 1.0 if scaler is None else scaler.get_scale()
+
+
 def _undistributed(model: Any) -> Any:
     """Return the model that a DDP wrapper holds: a pass of the wrapper would wait for a backward pass of its own."""
     return model.module if isinstance(model, DistributedDataParallel) else model
@@ -165,8 +171,7 @@ class ParameterCheck:
         return self._compared(trainer, total, TOLERANCE_HALF if half else TOLERANCE)
 
     def _compared(self, trainer: Any, expected: Sequence[Tensor], tolerance: float) -> Comparison:
-        scaler = getattr(trainer.accelerator, "scaler", None)
-        scale = 1.0 if scaler is None else scaler.get_scale()
+        scale = loss_scale(trainer)
         differences: dict[str, float] = {}
         norms: list[float] = []
         for (name, parameter), wanted in zip(self.parameters.items(), expected, strict=True):

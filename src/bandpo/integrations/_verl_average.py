@@ -10,8 +10,9 @@ import torch
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations._verl_settings import ACTOR, WHERE, overrides, refuse
-from bandpo.loss import aggregate, known_aggregation
+from bandpo.loss import average_share, known_aggregation
 from bandpo.methods import Method
+from bandpo.sequences import Sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,10 +131,7 @@ def share_of(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
             raise InvalidValue(f"{NORM} needs {ACTOR}loss_scale_factor, one length for the whole run")
         name = "seq-mean-token-sum"
         factor = factor / length
-    with torch.enable_grad():  # the derivative of an average, which is linear
-        losses = torch.zeros_like(mask, dtype=torch.float32, requires_grad=True)
-        average = aggregate(losses, mask, name, normalizer=normalizer)
-        return factor * torch.autograd.grad(average, losses)[0]
+    return factor * average_share(Sequences(mask.float()), name, normalizer)
 
 
 def measured_average(loss: Callable[..., Any], actor: ActorConfig) -> str:

@@ -57,9 +57,7 @@ class CovariancePenalty(Objective):
         """Return the coefficient at the tokens that are pulled back, else 0."""
         covariance = _covariance(tokens)
         order = covariance.masked_fill(tokens.mask == 0, -math.inf).flatten().argsort(descending=True)
-        chosen = torch.arange(len(order), device=order.device) < _number(self.share, tokens)
-        coefficient = chosen.to(covariance.dtype) * self.coefficient
-        return torch.empty_like(coefficient).scatter(0, order, coefficient).view_as(covariance)
+        return _first(order, self.share, tokens).to(covariance.dtype) * self.coefficient
 
 
 @dataclass(frozen=True)
@@ -108,9 +106,7 @@ class CovarianceMask(Apart):
         candidates = between & (tokens.mask > 0) & ~tokens.blocked
         last = torch.iinfo(torch.int64).max
         order = _hash(tokens).masked_fill(~candidates, last).flatten().argsort(stable=True)
-        drawn = torch.arange(len(order), device=order.device) < _number(self.share, tokens)
-        drawn = torch.empty_like(drawn).scatter(0, order, drawn).view_as(candidates)
-        return drawn & candidates, 0.0, 0.0
+        return _first(order, self.share, tokens) & candidates, 0.0, 0.0
 
 
 def _covariance(tokens: Tokens) -> Tensor:
@@ -122,11 +118,13 @@ def _covariance(tokens: Tokens) -> Tensor:
     return advantage * logp
 
 
-def _number(share: float, tokens: Tokens) -> Tensor:
-    """Compute how many tokens are a share of those that count: rounded down, and one at least."""
+def _first(order: Tensor, share: float, tokens: Tokens) -> Tensor:
+    """Return which tokens come first in an order: a share of those that count, rounded down, and one at least."""
     # In float32 a share of 0.0002 of 5,000 tokens is less than 1.
     count = tokens.mask.sum().to(_checks.widest_float(tokens.mask.device))
-    return (share * count).floor().clamp(min=1)
+    number = (share * count).floor().clamp(min=1)
+    first = torch.arange(len(order), device=order.device) < number
+    return torch.empty_like(first).scatter(0, order, first).view(tokens.mask.shape)
 
 
 def _hash(tokens: Tokens) -> Tensor:

@@ -225,13 +225,14 @@ def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> L
         raise UnreadableLog(
             "not-rl",
             f"{file} is no log of RL: it is thought to be of {kind}, as it holds no reward but "
-            f"{_some(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
+            f"{some_of(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
         )
     if not log.rows or not log.read:
         raise UnreadableLog(
             "no-quantity",
-            f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, but {_some(_numeric_keys(raw))}; "
-            "say which of them is the reward: --map reward=KEY; or set logging_steps (TRL) or the file logger (verl)",
+            f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, but "
+            f"{some_of(_numeric_keys(raw))}; say which of them is the reward: --map reward=KEY; or set logging_steps "
+            "(TRL) or the file logger (verl)",
         )
     return log
 
@@ -243,7 +244,8 @@ def _numeric_keys(raw: RawRows) -> list[str]:
     return [key for key in keys if not BOOKKEEPING.search(key) and key not in STEP_KEYS]
 
 
-def _some(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
+    """Return names in a line, the first of many."""
     shown = ", ".join(names[:12])
     if not names:
         return "nothing"
@@ -358,7 +360,6 @@ def _runs_of_folder(folder: Path) -> Runs:
     """
     by_kind: dict[str, Runs] = {}
     failures: dict[Path, str] = {}
-    kept: dict[Path, tuple[str, RawRows]] = {}
     files = [file for pattern in KINDS for file in sorted(folder.rglob(pattern))]
     files = [file for file in dict.fromkeys(files) if file.is_file() and file.name != NAMES_FILE][:MOST_FILES]
     for file in files:
@@ -368,13 +369,12 @@ def _runs_of_folder(folder: Path) -> Runs:
             failures[file] = str(error)
             continue
         for name, (_, raw) in runs.items():
-            read = Log.of(raw[:500]).read
-            if OF_RL_ALONE & read.keys() or (
-                len(read) >= FEWEST_QUANTITIES and not kind_of_training(Log.of(raw[:500]), raw)
+            beginning = Log.of(raw[:500])
+            if OF_RL_ALONE & beginning.read.keys() or (
+                len(beginning.read) >= FEWEST_QUANTITIES and not kind_of_training(beginning, raw)
             ):
                 label = " ".join(part for part in (str(file.relative_to(folder)), name) if part)
                 by_kind.setdefault(kind_of(file), {})[label] = (file, raw)
-                kept[file] = (kind_of(file), raw)
     if not by_kind:
         if len(failures) == 1:
             raise InvalidValue(next(iter(failures.values())))

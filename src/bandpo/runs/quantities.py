@@ -188,8 +188,7 @@ def sources(keys: tuple[str, ...], own_names: tuple[tuple[str, str], ...] = ()) 
 def _evaluation_key(keys: Iterable[str]) -> str | None:
     """Return the key of an evaluation's score: the shortest, so that an average comes before its parts."""
     scores = [key for key in keys if is_of_evaluation(key) and SCORE.search(key) and not SPREAD.search(key)]
-    read = {key for entries in _KEYS.values() for key, _, _ in entries}
-    scores = [key for key in scores if key not in read]
+    scores = [key for key in scores if key not in _EXACT_KEYS]
     return min(scores, key=lambda key: (len(key), key)) if scores else None
 
 
