@@ -129,8 +129,10 @@ def _first(order: Tensor, share: float, tokens: Tokens) -> Tensor:
 
 def _hash(tokens: Tokens) -> Tensor:
     """Return a number for each token, of which no pattern remains; the same wherever the token stands."""
-    integer = torch.int64 if tokens.log_ratio.dtype == torch.float64 else torch.int32
-    old, moved = (x.contiguous().view(integer).long() for x in (tokens.logp_old, tokens.log_ratio))
+    # Of their float32 values, so that a loss that is computed again in float64 draws the same tokens.
+    old, moved = (
+        x.float().contiguous().view(torch.int32).long() for x in (tokens.logp_old, tokens.log_ratio)
+    )
     # Odd factors of 64 bits, and shifts that bring the upper bits down. Products overflow, as they should.
     mixed = old * 6364136223846793005 + moved * 1442695040888963407
     for factor in (7046029254386353131, 2685821657736338717):
