@@ -165,6 +165,7 @@ def test_a_full_disk_spoils_no_page(tmp_path, monkeypatch):
     assert page.read_text() == "a page"
 
 
+@pytest.mark.slow
 def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):
     (tmp_path / "mine.py").write_text("from bandpo import KL\n\n\nclass Mine(KL):\n    pass\n")
     (tmp_path / "torch.py").write_text("raise RuntimeError('not this one')\n")
@@ -176,6 +177,7 @@ def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):
     assert "0.05" in run.stdout, run.stderr
 
 
+@pytest.mark.slow
 def test_a_misspelt_rule_is_one_line_and_loads_no_framework():
     code = """
 import sys
@@ -194,6 +196,7 @@ for words in ("report . --method Bnad()", "bounds --divergence TotalVariatoin"):
     assert all("did you mean" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_terminal_without_greek_letters_and_of_forty_columns():
     run = subprocess.run(
         [sys.executable, "-m", "bandpo", "bounds", "0.08"],

@@ -175,6 +175,7 @@ def skip_without(packages: Sequence[str]) -> None:
         pytest.skip(f"not installed: {', '.join(absent)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if x.mark is None else x.mark) for name, x in EXAMPLES.items()],
@@ -272,6 +273,7 @@ def overrides(folder: Path, **variables: str) -> list[str]:
     return run(SCRIPT, "overrides", folder=folder, **variables).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "loss"),
     [({}, "BandAbove(divergence=KL(), "), ({"METHOD": "DAPO()"}, "DAPO(low=0.2, high=0.28)")],

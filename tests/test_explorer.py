@@ -41,6 +41,7 @@ EACH = """
 """
 
 
+@pytest.mark.slow
 @needs_browser
 def test_it_says_of_tokens_what_the_rules_do(tmp_path):
     page = (ROOT / "docs/index.md").read_text()

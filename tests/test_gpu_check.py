@@ -109,6 +109,7 @@ def test_a_failed_check_is_named_and_the_others_run(monkeypatch):
     assert "failed: AssertionError: 3 graphs for 6 shapes (1)" in gpu_check_docs.habits(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "parameters"), [("135M", 134.5e6), ("1.5B", 1543.7e6)])
 def test_the_models_have_the_sizes_of_those_they_stand_for(model, parameters):
     assert sections.random_weights(model, "meta").num_parameters() == pytest.approx(parameters, rel=1e-3)

@@ -108,6 +108,7 @@ def result_of(folder: Path, command: list[str], **environment: str) -> dict:
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [with_log, with_record])
 @pytest.mark.parametrize("command", ["diagnose", "audit", "report"])
 def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
@@ -165,6 +166,7 @@ def test_python_m_bandpo_has_no_current_folder_on_its_path(tmp_path):
     assert [file.name for file in folder.glob("ran*")] == []
 
 
+@pytest.mark.slow
 def test_an_option_may_name_a_module_of_the_current_folder(tmp_path):
     with_record(tmp_path, "DAPO()")
     rule = "from bandpo import FixedClip\n\n\nclass Mine(FixedClip):\n    pass\n"

@@ -8,6 +8,8 @@ import pytest
 from bandpo.methods import METHODS
 from pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = ROOT / "tests/helpers/accelerator.py"
 
 

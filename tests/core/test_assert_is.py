@@ -255,6 +255,7 @@ def check_a_small_change(name, kind, change):
         assert_is(small_change(method, kind, change), method)
 
 
+@pytest.mark.slow
 @given(**CHANGES)
 @example(name="SAPO", kind="temperature", change=0.002)
 @settings(max_examples=4)

@@ -395,6 +395,7 @@ def test_no_value_is_read(divergence):
 TRACED = [*CLOSED, ReverseKL()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "divergence", [d if d in TRACED else pytest.param(d, marks=pytest.mark.exhaustive) for d in ALL], ids=ids
 )

@@ -19,6 +19,8 @@ from bandpo import (
 )
 from bandpo.methods import METHODS
 
+pytestmark = pytest.mark.slow
+
 inductor = pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler's CPU backend needs g++")
 
 

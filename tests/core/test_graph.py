@@ -51,6 +51,7 @@ def test_one_graph_for_all_batch_shapes(settings):
     assert graphs_over_shapes(settings) <= 2
 
 
+@pytest.mark.slow
 def test_one_graph_of_bounds_for_all_shapes():
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("eager")

@@ -28,9 +28,15 @@ def full(hidden, head, ids, bias=None, temperature=1.0, logit_softcap=None):
     return logps.gather(-1, ids[..., None])[..., 0], -(p * logps).sum(-1), p.topk(4).values.sum(-1).detach()
 
 
-@pytest.mark.parametrize("chunk", [10, 53, 1000])
+@pytest.mark.parametrize("chunk", [10, pytest.param(53, marks=pytest.mark.slow), 1000])
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.7}, {"logit_softcap": 3.0, "temperature": 1.3}], ids=str
+    "settings",
+    [
+        {},
+        pytest.param({"temperature": 0.7}, marks=pytest.mark.slow),
+        {"logit_softcap": 3.0, "temperature": 1.3},
+    ],
+    ids=str,
 )
 def test_values_and_gradients_are_those_of_full_logits(settings, chunk):
     hidden, head, bias, ids = batch()

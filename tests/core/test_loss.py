@@ -159,6 +159,7 @@ def test_advantages_per_sequence_and_half_precision():
     assert (loss.dtype, half.grad.dtype) == (torch.float32, torch.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.6's own
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile's own
 def test_one_elementwise_graph_in_torch_compile():

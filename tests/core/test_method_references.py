@@ -75,6 +75,7 @@ VERL = {
 OF_SEQUENCES = ("gspo", "geo_mean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VERL)
 def test_verl(name):
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
@@ -133,6 +134,7 @@ TRL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRL)
 def test_trl(name):
     pytest.importorskip("trl", reason="needs the extra bandpo[trl]")

@@ -38,6 +38,7 @@ def test_by_hand(mode, lower, upper):
     assert len(expected[counted].unique()) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threshold", "lower", "upper"), [("1.5", 0.0, 1.5), ("0.5_1.5", 0.5, 1.5)])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_they_are_verls(level, threshold, lower, upper):
@@ -77,6 +78,7 @@ def test_they_are_weights_of_the_loss():
     assert torch.equal(found != 0, weights != 0)
 
 
+@pytest.mark.slow
 def test_in_one_graph():
     batch, _ = tensors(4)
     compiled = torch.compile(rollout_weights, backend="eager", fullgraph=True)

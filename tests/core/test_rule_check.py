@@ -83,6 +83,7 @@ rules = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(rule=rules)
 def test_no_rule_of_ours_is_refused(rule):

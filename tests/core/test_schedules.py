@@ -189,6 +189,7 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
         read_method(method=repr(rule))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [float, torch.tensor], ids=["number", "tensor"])
 def test_a_radius_that_changes_does_not_recompile_for_ever(form):
     logp, logp_old, advantages = tokens()

@@ -224,6 +224,7 @@ def test_the_gradient_check_names_sequence_and_token(form):
         certify(wrong, packed["logp"], **rest, **where, method="GRPO()")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["segments", "cu_seqlens", "rows"])
 @pytest.mark.parametrize("text", ["GRPO()", "GSPO()", "VESPO()", "BandPO()"])
 def test_one_graph(form, text):

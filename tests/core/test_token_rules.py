@@ -293,6 +293,7 @@ def test_packed_and_padded(method, form):
     assert (expected[1] == 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", MADE_OF_RULES, ids=repr)
 def test_one_graph(method):
     logp, old, advantages, mask = (x.float() for x in stale(3))

@@ -114,6 +114,7 @@ def test_the_page_says_how_much_of_a_record_was_looked_at(tmp_path, monkeypatch)
     assert (run["looked_at"], run["part"], run["coverage"]) == ("", "", None)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     record = recorded(tmp_path / "a" / "record")
@@ -153,6 +154,7 @@ def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     assert len(counts[0]) == 3
 
 
+@pytest.mark.slow
 @needs_browser
 def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
     path = log(tmp_path / "log.jsonl", [{"step": 1, "data": {"actor/entropy": 0.4}}])
