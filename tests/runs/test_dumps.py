@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.runs import Setup, open_run
@@ -167,6 +166,9 @@ def course(step):
 
 
 def tensorboard(folder):
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     writer = SummaryWriter(str(folder))
     for step in range(1, 61):
         for name, value in course(step).items():
