@@ -41,11 +41,13 @@ class UnreadableLog(InvalidValue):
     Args:
         code: ``no-log``, ``several-runs``, ``not-rl`` or ``no-quantity``.
         message: What is wrong, and what to do.
+        choices: What the user may choose from: the names of the runs, or the keys of which one may be the reward.
     """
 
-    def __init__(self, code: str, message: str):
+    def __init__(self, code: str, message: str, choices: Iterable[str] = ()):
         super().__init__(message)
         self.code = code
+        self.choices = tuple(choices)
 
 
 @dataclass(frozen=True)
@@ -210,10 +212,12 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     runs = _runs_at(path)
     if run_name is not None:
         if run_name not in runs:
-            raise UnreadableLog("several-runs", f"{path} holds no run {run_name!r}; it holds {_listed(runs)}")
+            raise UnreadableLog(
+                "several-runs", f"{path} holds no run {run_name!r}; it holds {_listed(runs)}", runs
+            )
         return _log_of(*runs[run_name], names, path)
     if len(runs) > 1:
-        raise UnreadableLog("several-runs", _several_message(path, runs))
+        raise UnreadableLog("several-runs", _several_message(path, runs), runs)
     file, raw = next(iter(runs.values()))
     return _log_of(file, raw, names, path)
 
@@ -226,6 +230,7 @@ def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> L
             "not-rl",
             f"{file} is no log of RL: it is thought to be of {kind}, as it holds no reward but "
             f"{some_of(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
+            _numeric_keys(raw),
         )
     if not log.rows or not log.read:
         raise UnreadableLog(
@@ -233,6 +238,7 @@ def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> L
             f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, but "
             f"{some_of(_numeric_keys(raw))}; say which of them is the reward: --map reward=KEY; or set logging_steps "
             "(TRL) or the file logger (verl)",
+            _numeric_keys(raw),
         )
     return log
 
