@@ -171,9 +171,10 @@ class Tab:
 
     def drop(self, selector, *paths):
         """Drop files and folders of this machine on an element, as a mouse does."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
         place = self.evaluate(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-            "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + 10]; })()"
+            f"(({{x, y, width}}) => [x + width / 2, y + 10])({element}.getBoundingClientRect())"
         )
         data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
@@ -187,8 +188,19 @@ class Tab:
 
     def worker(self):
         """Return the session of the newest worker."""
-        attached = [e["params"] for e in self.browser.events if e["method"] == "Target.attachedToTarget"]
-        return [e["sessionId"] for e in attached if e["targetInfo"]["type"] == "worker"][-1]
+        ended = {
+            e["params"]["sessionId"]
+            for e in self.browser.events
+            if e["method"] == "Target.detachedFromTarget"
+        }
+        sessions = [
+            event["params"]["sessionId"]
+            for event in self.browser.events
+            if event["method"] == "Target.attachedToTarget"
+            and event.get("sessionId") == self.session
+            and event["params"]["targetInfo"]["type"] == "worker"
+        ]
+        return [session for session in sessions if session not in ended][-1]
 
     def complaints(self):
         """Return errors that the page logged or did not catch."""

@@ -206,8 +206,9 @@
   function finish(answer) {
     const task = job;
     job = null;
-    const loading = task.loaded - task.began;
-    say(`Done in ${seconds(task.began)}, ${(loading / 1000).toFixed(1)} s of it to load Python. Nothing was uploaded.`);
+    const loading = (task.loaded - task.began) / 1000;
+    const part = loading < 0.1 ? "" : `, ${loading.toFixed(1)} s of it to load Python`;
+    say(`Done in ${seconds(task.began)}${part}. Nothing was uploaded.`);
     show(answer, task);
   }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bandpo._terminal import printable
 from bandpo.doctor import Diagnosis, Finding, diagnose
+from bandpo.doctor.findings import SEVERITIES
 from bandpo.errors import BandpoError
 from bandpo.runs import open_run
 from bandpo.runs.quantities import QUANTITIES
@@ -48,7 +49,9 @@ def _described(diagnosis: Diagnosis) -> dict[str, Any]:
         "text": str(diagnosis),
         "markdown": diagnosis.as_markdown(),
         "headline": printable(diagnosis.headline),
-        "severity": diagnosis.findings[0].severity if diagnosis.findings else "",
+        "severity": min(
+            (finding.severity for finding in diagnosis.findings), key=SEVERITIES.index, default=""
+        ),
         "no_verdict": bool(diagnosis.no_verdict),
         "basis": printable(diagnosis.basis),
         "setup": printable(diagnosis.setup),

@@ -209,7 +209,7 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     """
     path = Path(path)
     names = _remembered_names(path) if names is None else names
-    runs = _runs_at(path)
+    runs = _runs_at(path, names)
     if run_name is not None:
         if run_name not in runs:
             raise UnreadableLog(
@@ -301,8 +301,13 @@ Runs = dict[str, tuple[Path, RawRows]]
 """For each run by its name its file and rows."""
 
 
-def _runs_at(path: Path) -> Runs:
+def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
     """Return the runs of a file or folder.
+
+    Args:
+        path: The file or folder.
+        names: For quantities the keys under which the user logs them, by which a log in a folder is told from other
+            files.
 
     Raises:
         ValueError: if there is no log, or the folder holds the folders of several runs.
@@ -324,7 +329,7 @@ def _runs_at(path: Path) -> Runs:
     for file in (path / "metrics.jsonl", state):
         if file is not None and file.is_file():
             return _runs_of_file(file)
-    return _runs_of_folder(path)
+    return _runs_of_folder(path, names)
 
 
 def _newest_state(path: Path) -> Path | None:
@@ -359,7 +364,7 @@ def _runs_of_file(file: Path) -> Runs:
     return runs
 
 
-def _runs_of_folder(folder: Path) -> Runs:
+def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
     """Return the runs whose logs lie in a folder, of the kind of file that tells most.
 
     Event files of one folder are one run where each goes on at the step at which the one before ended.
@@ -375,7 +380,7 @@ def _runs_of_folder(folder: Path) -> Runs:
             failures[file] = str(error)
             continue
         for name, (_, raw) in runs.items():
-            beginning = Log.of(raw[:500])
+            beginning = Log.of(raw[:500], names=names)
             if OF_RL_ALONE & beginning.read.keys() or (
                 len(beginning.read) >= FEWEST_QUANTITIES and not kind_of_training(beginning, raw)
             ):
