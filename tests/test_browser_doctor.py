@@ -514,7 +514,7 @@ import sys
 sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT / "docs/doctor")!r}]
 import verdict, yaml
 print(verdict.verdict({str(tmp_path / "example.jsonl")!r}, {{}}, ""))"""
-    # -S leaves out the packages that are installed.
-    run = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    # -S leaves out the packages that are installed, and -B writes nothing beside verdict.py.
+    run = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["text"] == str(diagnose(tmp_path / "example.jsonl"))

@@ -118,6 +118,7 @@
   async function sorted(given) {
     if (given.length === 1) return { kept: given, leftOut: [] };
     const response = await fetch(new URL("settings.json", FOLDER));
+    if (!response.ok) throw new Error(`settings.json is not on this site (status ${response.status})`);
     const { patterns } = await response.json();
     const isRead = ({ path }) => patterns.some((pattern) => matches(path.split("/").pop(), pattern));
     const kept = given.filter(isRead);
