@@ -16,7 +16,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKED)" $(TESTS)
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
 PATHS_core := tests/core src/bandpo/divergences src/bandpo/objectives src/bandpo/testing $(wildcard src/bandpo/*.py)
 PATHS_runs := tests/runs tests/lint tests/doctor tests/audit tests/report src/bandpo/runs src/bandpo/lint src/bandpo/doctor src/bandpo/audit src/bandpo/report
-PATHS_commands := $(wildcard tests/test_*.py) src/bandpo/cli
+PATHS_docs := tests/test_browser_doctor.py
+PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) src/bandpo/cli
 PATHS_trl := $(wildcard tests/integrations/test_trl*.py) src/bandpo/integrations/_trl_config.py
 PATHS_verl := $(wildcard tests/integrations/test_verl*.py) src/bandpo/integrations/verl.py
 PATHS_frameworks := tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl),$(wildcard tests/integrations/test_*.py))
@@ -53,7 +54,7 @@ list-jobs:
 
 # The folders of each job, a line each, for the test that every test is in one of them.
 list-paths:
-	@$(foreach job,$(TEST_JOBS),echo $(job) $(PATHS_$(job));)
+	@$(foreach job,$(TEST_JOBS) docs,echo $(job) $(PATHS_$(job));)
 
 # What trains, compiles, starts processes or brings up Ray, of all jobs.
 slow-test: $(DEV)
@@ -100,9 +101,12 @@ mutation: $(DEV)
 	$(BIN)/mutmut run --max-children 1
 	$(BIN)/mutmut results
 
-# Without --quiet: it would hide warnings from the strict mode that counts them.
+# Takes npm, for the page that diagnoses a log in the browser; its tests take Chromium, and those that start it are slow.
+# mkdocs without --quiet: it would hide warnings from the strict mode that counts them.
 docs: $(DEV)
+	$(BIN)/python scripts/fetch_pyodide.py build/pyodide
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --site-dir build/site
+	$(PYTEST) -rs $(PATHS_docs)
 
 # Builds twice and compares, checks what is inside, installs into an empty environment. With RELEASE='--extras --tested' also
 # resolves each extra, which depends on what the index has that day.

@@ -219,6 +219,8 @@ def test_names_of_ones_own(tmp_path, monkeypatch):
     Path("bandpo-names.json").write_text('{"reward": "iteration_reward"}')
     log = read_log("log.jsonl")
     assert (log.read["reward"], log.unread) == (("iteration_reward",), ("H",))
+    # They also tell which file of a folder is the log.
+    assert read_log(".").read["reward"] == ("iteration_reward",)
     Path("bandpo-names.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"bandpo-names\.json must be an object such as"):
         read_log("log.jsonl")

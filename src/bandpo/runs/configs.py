@@ -91,7 +91,7 @@ def newest_configuration(path: Path) -> tuple[str, Config, Path] | None:
     """
     for file in _configuration_files(path):
         try:
-            config = _READERS[file.name](file) if file.stat().st_size <= LARGEST else {}
+            config = READERS[file.name](file) if file.stat().st_size <= LARGEST else {}
         except Exception:  # noqa: S112  (a damaged file, or another program's; the log is there in any case)
             continue
         for name in _STOCK_METHODS:
@@ -103,7 +103,7 @@ def newest_configuration(path: Path) -> tuple[str, Config, Path] | None:
 def _configuration_files(path: Path) -> list[Path]:
     """Return the configuration files in a folder, or those beside a log, the newest first."""
     files = []
-    for name in _READERS:
+    for name in READERS:
         if path.is_dir():
             files += path.rglob(name)
         else:
@@ -180,7 +180,7 @@ def _read_toml(file: Path) -> Config:
     return tomllib.loads(file.read_text("utf-8"))
 
 
-_READERS: Mapping[str, Callable[[Path], Config]] = {
+READERS: Mapping[str, Callable[[Path], Config]] = {
     "training_args.bin": _read_training_args,
     "config.yaml": _read_yaml,
     "trainer.json": _read_json,  # prime-rl's

@@ -41,11 +41,13 @@ class UnreadableLog(InvalidValue):
     Args:
         code: ``no-log``, ``several-runs``, ``not-rl`` or ``no-quantity``.
         message: What is wrong, and what to do.
+        choices: What the user may choose from: the names of the runs, or the keys of which one may be the reward.
     """
 
-    def __init__(self, code: str, message: str):
+    def __init__(self, code: str, message: str, choices: Iterable[str] = ()):
         super().__init__(message)
         self.code = code
+        self.choices = tuple(choices)
 
 
 @dataclass(frozen=True)
@@ -207,13 +209,15 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     """
     path = Path(path)
     names = _remembered_names(path) if names is None else names
-    runs = _runs_at(path)
+    runs = _runs_at(path, names)
     if run_name is not None:
         if run_name not in runs:
-            raise UnreadableLog("several-runs", f"{path} holds no run {run_name!r}; it holds {_listed(runs)}")
+            raise UnreadableLog(
+                "several-runs", f"{path} holds no run {run_name!r}; it holds {_listed(runs)}", runs
+            )
         return _log_of(*runs[run_name], names, path)
     if len(runs) > 1:
-        raise UnreadableLog("several-runs", _several_message(path, runs))
+        raise UnreadableLog("several-runs", _several_message(path, runs), runs)
     file, raw = next(iter(runs.values()))
     return _log_of(file, raw, names, path)
 
@@ -226,6 +230,7 @@ def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> L
             "not-rl",
             f"{file} is no log of RL: it is thought to be of {kind}, as it holds no reward but "
             f"{some_of(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
+            _numeric_keys(raw),
         )
     if not log.rows or not log.read:
         raise UnreadableLog(
@@ -233,6 +238,7 @@ def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> L
             f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, but "
             f"{some_of(_numeric_keys(raw))}; say which of them is the reward: --map reward=KEY; or set logging_steps "
             "(TRL) or the file logger (verl)",
+            _numeric_keys(raw),
         )
     return log
 
@@ -295,8 +301,13 @@ Runs = dict[str, tuple[Path, RawRows]]
 """For each run by its name its file and rows."""
 
 
-def _runs_at(path: Path) -> Runs:
+def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
     """Return the runs of a file or folder.
+
+    Args:
+        path: The file or folder.
+        names: For quantities the keys under which the user logs them, by which a log in a folder is told from other
+            files.
 
     Raises:
         ValueError: if there is no log, or the folder holds the folders of several runs.
@@ -318,7 +329,7 @@ def _runs_at(path: Path) -> Runs:
     for file in (path / "metrics.jsonl", state):
         if file is not None and file.is_file():
             return _runs_of_file(file)
-    return _runs_of_folder(path)
+    return _runs_of_folder(path, names)
 
 
 def _newest_state(path: Path) -> Path | None:
@@ -353,7 +364,7 @@ def _runs_of_file(file: Path) -> Runs:
     return runs
 
 
-def _runs_of_folder(folder: Path) -> Runs:
+def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
     """Return the runs whose logs lie in a folder, of the kind of file that tells most.
 
     Event files of one folder are one run where each goes on at the step at which the one before ended.
@@ -369,7 +380,7 @@ def _runs_of_folder(folder: Path) -> Runs:
             failures[file] = str(error)
             continue
         for name, (_, raw) in runs.items():
-            beginning = Log.of(raw[:500])
+            beginning = Log.of(raw[:500], names=names)
             if OF_RL_ALONE & beginning.read.keys() or (
                 len(beginning.read) >= FEWEST_QUANTITIES and not kind_of_training(beginning, raw)
             ):

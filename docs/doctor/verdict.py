@@ -1,0 +1,82 @@
+"""Diagnoses a log in the browser: what docs/doctor/worker.js asks for, as JSON."""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from bandpo._terminal import printable
+from bandpo.doctor import Diagnosis, Finding, diagnose
+from bandpo.doctor.findings import SEVERITIES
+from bandpo.errors import BandpoError
+from bandpo.runs import open_run
+from bandpo.runs.quantities import QUANTITIES
+
+RECORD = "A record of tokens is diagnosed by the command: bandpo diagnose FOLDER. This page reads logs."
+
+
+def verdict(path: str, names: Mapping[str, str], run_name: str) -> str:
+    """Return the diagnosis of a log as JSON, or the error in words.
+
+    Args:
+        path: The log, or the folder of the run.
+        names: For quantities the keys that the user named.
+        run_name: Which run is meant, where there are several; empty otherwise.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            run = open_run(path, names=names or None, run_name=run_name or None)
+            answer = _described(diagnose(run))
+        except ImportError:
+            answer = {"error": RECORD, "code": "record", "choices": []}
+        except (BandpoError, OSError) as error:
+            answer = {
+                "error": printable(error),
+                "code": getattr(error, "code", "unreadable"),
+                "choices": list(getattr(error, "choices", ())),
+            }
+    answer["warnings"] = [printable(warning.message) for warning in caught]
+    answer["quantities"] = list(QUANTITIES)
+    return json.dumps(answer)
+
+
+def _described(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis as texts that a page shows as they are."""
+    log = diagnosis.log
+    return {
+        "text": str(diagnosis),
+        "markdown": diagnosis.as_markdown(),
+        "headline": printable(diagnosis.headline),
+        "severity": min(
+            (finding.severity for finding in diagnosis.findings), key=SEVERITIES.index, default=""
+        ),
+        "no_verdict": bool(diagnosis.no_verdict),
+        "basis": printable(diagnosis.basis),
+        "setup": printable(diagnosis.setup),
+        "notes": [] if log is None else [printable(note) for note in log.notes],
+        "findings": [_finding(finding) for finding in diagnosis.findings],
+        "read": {}
+        if log is None
+        else {name: [printable(key) for key in keys] for name, keys in log.read.items()},
+        "has_reward": log is not None and "reward" in log.read,
+        # As they are logged, because one of them may be given back as the key of a quantity.
+        "unread": [] if log is None else list(log.unread),
+        "passed": [printable(name) for name in dict.fromkeys(diagnosis.passed)],
+        "untested": {printable(name): printable(how) for name, how in diagnosis.untested.items()},
+    }
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    onset = finding.onset
+    texts = {
+        "code": finding.code,
+        "severity": finding.severity,
+        "cause": finding.cause,
+        "since": "" if onset is None or not math.isfinite(onset) else f"step {onset:g}",
+        "cost": finding.cost,
+        "evidence": f"{finding.tested}{finding.format_figure()}",
+        "advice": finding.advice,
+    }
+    return {name: printable(text) for name, text in texts.items()}
