@@ -209,7 +209,7 @@ def test_the_asynchronous_trainers_announce_themselves_and_their_anchor(trainer,
     # Its tracker, in a process of Ray's, keeps what was announced and says nothing more.
     plain = OmegaConf.to_container(config, resolve=True)
     Tracking("project", "run", default_backend=["file"], config=plain).finish()
-    assert (tmp_path / "x" / FILE).exists()
+    assert (tmp_path / "x/legs/0001" / FILE).exists()
     if trainer == "one_step_off":  # which validates there; the other never does
         verls_settings.validate_config(config, False, False)
     assert "bandpo:" not in capsys.readouterr().out

@@ -28,6 +28,7 @@ def here(tmp_path, monkeypatch):
         Path(name).touch()
     started = []
     monkeypatch.setattr("os.execv", lambda _, command: started.append(command))
+    monkeypatch.setattr("bandpo_lab.cli.run.train_into", lambda _, command: started.append(command))
     return started
 
 

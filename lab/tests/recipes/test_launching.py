@@ -51,7 +51,6 @@ def cluster(tmp_path_factory):
     port, dashboard = free_port(), free_port()
     settings = environment(folder) | {
         files.RUN: "first",
-        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format("first")),
         "RAY_PORT": port,
         "RAY_DASHBOARD_PORT": dashboard,
         "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}",
