@@ -142,6 +142,21 @@ def test_more_gpus_than_are_here_are_refused(here, overrides, words):
     assert here == []
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "trainer.default_local_dir",
+        "actor_rollout_ref.model.path",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "data.train_files",
+        "trainer.n_gpus_per_node",
+    ],
+)
+def test_a_setting_without_a_value_is_named(here, key):
+    assert refusal(*RECIPE, f"{key}=null").startswith(f"{key} must be ")
+    assert here == []
+
+
 def test_no_gpu_at_all_is_said(here, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)

@@ -180,8 +180,12 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "one update for each batch"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
         ("actor_rollout_ref.actor.policy_loss.method=null", "method is null: leave it out"),
-        ("data.train_files=null", "data.train_files names no file"),
-        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
+        ("data.train_files=null", "data.train_files must be set, got null"),
+        ("data.train_files=[]", "data.train_files names no file"),
+        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path must be a text, got null"),
+        ("trainer.default_local_dir=null", "trainer.default_local_dir must be a text, got null"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=null", "ppo_mini_batch_size must be a whole number"),
+        ("actor_rollout_ref.model.lora_rank=null", "model.lora_rank must be a number, got null"),
         ("actor_rollout_ref.rollout.n=0", "rollout.n must be a whole number of at least 1, got 0"),
         ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
         ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
@@ -259,6 +263,21 @@ def test_a_folder_of_an_earlier_rehearsal_is_cleared_and_another_refused(folder,
 def test_what_cannot_be_rehearsed_is_refused(override, message):
     with pytest.raises(ValueError, match=message):
         rehearse([*RECIPE, override], stand_in=True)
+
+
+def test_a_rehearsal_of_a_null_setting_is_a_failure_that_names_it(folder):
+    for key in ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.rollout.val_kwargs.n"):
+        found = rehearse([*RECIPE, f"{key}=null"], folder=folder, stand_in=True)
+        assert not found.ok
+        assert found.checks[-1].detail.startswith(f"{key} must be ")
+
+
+def test_what_verl_says_without_a_name_comes_with_the_settings_that_were_nulled(composed):
+    key = "actor_rollout_ref.actor.profiler.tool_config.torch.contents"
+    config = OmegaConf.merge(composed, OmegaConf.from_dotlist([f"{key}=null"]))
+    check = validate(config, [f"{key}=null"])
+    assert not check.ok
+    assert key in check.detail
 
 
 def test_changes_keep_what_the_recipe_is_about(composed, folder):

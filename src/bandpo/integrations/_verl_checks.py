@@ -99,7 +99,7 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
 
 
 def _check_names(actor: ActorConfig, config: DictConfig) -> None:
-    """Refuse settings of the loss where verl does not look, sizes that are none, and a loss that nobody knows."""
+    """Refuse settings of the loss where verl does not look, and a loss that nobody knows."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     places = dict.fromkeys(vars(actor), ACTOR) | dict.fromkeys(("method", *vars(actor.policy_loss)), WHERE)
@@ -109,14 +109,6 @@ def _check_names(actor: ActorConfig, config: DictConfig) -> None:
     for key, value in leaves(OmegaConf.to_container(config)):
         ours = key.endswith("._target_") and str(value).startswith("bandpo.integrations.verl.")
         refuse(ours and key != f"{WHERE}_target_", f"{key}: verl does not look there; write {WHERE}_target_")
-    sizes = ["data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}ppo_epochs"]
-    if trainer_of(config) == "fully_async":
-        # verl wants 0 for the first there, and counts a batch in mini-batches.
-        sizes[0] = "async_training.require_batches"
-    for key in sizes:
-        count = OmegaConf.select(config, key)
-        whole = isinstance(count, int) and count > 0
-        refuse(not whole, f"{key} must be a whole number of at least 1, got {count!r}")
     losses = sorted(POLICY_LOSS_REGISTRY.keys() - {"audited"})
     loss = loss_of(actor)
     unknown = loss not in losses and not config.actor_rollout_ref.model.external_lib  # which may register it

@@ -130,11 +130,11 @@ def _single_step(output: Path) -> list[str]:
 def _checked(overrides: list[str], recipes: Path) -> Any:
     from omegaconf import OmegaConf
 
-    from bandpo_lab.rehearsal.preflight import misread
+    from bandpo_lab.rehearsal.preflight import empty, misread
     from bandpo_lab.rehearsal.shrink import compose
 
     config = compose(overrides, recipes, "ppo_trainer")
-    if why := misread(overrides, OmegaConf.to_yaml(config)):
+    if why := misread(overrides, OmegaConf.to_yaml(config)) or empty(config):
         raise InvalidValue(why)
     return config
 

@@ -24,8 +24,24 @@ def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
     from omegaconf import OmegaConf
 
     with contextlib.redirect_stdout(io.StringIO()):
-        fault = misread(overrides, OmegaConf.to_yaml(config)) or _impossible(config) or _refused(config)
+        fault = (
+            misread(overrides, OmegaConf.to_yaml(config))
+            or empty(config)
+            or _impossible(config)
+            or _refused(config, overrides)
+        )
     return Check("settings", not fault, fault or "accepted by verl at full size")
+
+
+def empty(config: Any) -> str | None:
+    """Name the first setting that must have a value and has none, or one of another kind; None if there is none."""
+    from bandpo.integrations._verl_settings import check_needed
+
+    try:
+        check_needed(config)
+    except InvalidValue as error:
+        return str(error)
+    return None
 
 
 def misread(overrides: Sequence[str], config: str) -> str | None:
@@ -48,7 +64,7 @@ def misread(overrides: Sequence[str], config: str) -> str | None:
     return None
 
 
-def _refused(config: Any) -> str | None:
+def _refused(config: Any, overrides: Sequence[str]) -> str | None:
     """What verl or bandpo says against it, or verl would in the first update."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_reference_policy
@@ -68,30 +84,30 @@ def _refused(config: Any) -> str | None:
             )
         validate_config(config, need_reference_policy(config), use_critic=False)
     except InstantiationException as error:  # hydra wraps the error of a config class
-        return f"verl refuses the settings: {error.__cause__ or error}"
+        return f"verl refuses the settings: {error.__cause__ or error}{_nulls_in(overrides)}"
     except BandpoError as error:
         return str(error)
     except Exception as error:  # any error of verl or of a plug-in is a finding
-        return f"verl refuses the settings: {type(error).__name__}: {error}"
+        return f"verl refuses the settings: {type(error).__name__}: {error}{_nulls_in(overrides)}"
     return None
+
+
+def _nulls_in(overrides: Sequence[str]) -> str:
+    """Return which settings the command line sets to null, over which verl may fail without naming them."""
+    nulls = [word.lstrip("+").partition("=")[0] for word in overrides if word.endswith("=null")]
+    return f" (null on the command line: {', '.join(nulls)})" if nulls else ""
 
 
 def _impossible(config: Any) -> str | None:
     """What no run can be done with, and what verl finds late, in other words, or not at all."""
-    from omegaconf import OmegaConf
-
-    rollout = "actor_rollout_ref.rollout"
-    for key in ("trainer.nnodes", "trainer.n_gpus_per_node", f"{rollout}.n", f"{rollout}.val_kwargs.n"):
-        value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or value < 1:
-            return f"{key} must be a whole number of at least 1, got {value!r}"
     for split in ("train", "val"):
         if not config.data[f"{split}_files"]:
             return f"data.{split}_files names no file"
-    if not config.actor_rollout_ref.model.path:
-        return "actor_rollout_ref.model.path is not set"
     if config.algorithm.adv_estimator == "grpo" and config.actor_rollout_ref.rollout.n == 1:
-        return f"algorithm.adv_estimator=grpo compares the answers to one prompt with each other, and {rollout}.n is 1"
+        return (
+            "algorithm.adv_estimator=grpo compares the answers to one prompt with each other, and "
+            "actor_rollout_ref.rollout.n is 1"
+        )
     return None
 
 

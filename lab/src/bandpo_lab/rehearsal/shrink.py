@@ -81,7 +81,8 @@ def refuse(config: Any) -> None:
         not in ("fsdp", "fsdp2"),
         "reward.reward_model.enable: a reward model needs an inference engine": config.reward.reward_model.enable,
         "LoRA: its weights reach the inference engine by a path of their own": (
-            max(model.lora_rank, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank", default=0)) > 0
+            # A null rank is refused with the settings.
+            max(model.lora_rank or 0, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank") or 0) > 0
         ),
     }
     found = [reason for reason, applies in reasons.items() if applies]
