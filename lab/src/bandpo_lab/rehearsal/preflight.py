@@ -100,6 +100,11 @@ def _nulls_in(overrides: Sequence[str]) -> str:
 
 def _impossible(config: Any) -> str | None:
     """What no run can be done with, and what verl finds late, in other words, or not at all."""
+    from verl.utils.tracking import Tracking
+
+    for name in loggers(config):
+        if name not in Tracking.supported_backend:
+            return f"trainer.logger: verl knows no logger {name!r} of {', '.join(Tracking.supported_backend)}"
     for split in ("train", "val"):
         if not config.data[f"{split}_files"]:
             return f"data.{split}_files names no file"
@@ -109,6 +114,12 @@ def _impossible(config: Any) -> str | None:
             "actor_rollout_ref.rollout.n is 1"
         )
     return None
+
+
+def loggers(config: Any) -> list[str]:
+    """Return the recipe's loggers: verl takes one or a list."""
+    logger = config.trainer.logger
+    return [logger] if isinstance(logger, str) else list(logger)
 
 
 def loss(config: Any) -> tuple[str, Method | None]:

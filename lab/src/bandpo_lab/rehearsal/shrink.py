@@ -96,12 +96,6 @@ def samples(config: Any) -> int:
     return min(max(wanted, 2), SAMPLES) if isinstance(wanted, int) else SAMPLES
 
 
-def corrects(config: Any) -> bool:
-    """Return whether the recipe wants what needs the sampler's log-probabilities: bypass, weights or rejection."""
-    settings = config.algorithm.get("rollout_correction") or {}
-    return any(settings.get(name) for name in ("bypass_mode", "rollout_is", "rollout_rs"))
-
-
 def changes(config: Any, folder: Path, steps: int) -> list[Change]:
     """Every setting of `config` that the rehearsal replaces, in groups with one reason each."""
     from omegaconf import OmegaConf
@@ -114,11 +108,6 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
             "trainer.nnodes": 1,
             "trainer.n_gpus_per_node": 1,
             f"{actor}.strategy": "fsdp2",
-            **{
-                f"{part}.{engine}ulysses_sequence_parallel_size": 1
-                for part in (actor, ref)
-                for engine in ("", "fsdp_config.")
-            },
             f"{actor}.fsdp_config.use_torch_compile": False,
             f"{ref}.fsdp_config.use_torch_compile": False,
             "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -129,6 +118,11 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
                 for part in (actor, ref)
                 for offload in ("param_offload", "optimizer_offload", "offload_policy")
             },
+        },
+        "one process, and no FlashAttention, which verl needs to split a sequence": {
+            f"{part}.{engine}ulysses_sequence_parallel_size": 1
+            for part in (actor, ref)
+            for engine in ("", "fsdp_config.")
         },
         # verl wraps a forward-only model with pinned memory, which needs a GPU.
         "no GPU to pin memory for": {
@@ -142,8 +136,6 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
         "transformers in place of vLLM or SGLang": {
             f"{rollout}.name": "transformers",
             f"{rollout}.mode": "async",
-            # For the check of the weight sync; but what needs the setting has to meet it as the recipe has it.
-            **({} if corrects(config) else {f"{rollout}.calculate_log_probs": True}),
             f"{rollout}.free_cache_engine": False,
             **{f"{rollout}.{kind}_parallel_size": 1 for kind in ("tensor_model", "data", "pipeline_model")},
         },
