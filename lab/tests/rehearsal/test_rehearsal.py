@@ -78,6 +78,12 @@ def test_a_sound_recipe_passes_from_config_to_resume(folder):
     assert "made up" in found.prompts
     legs = folder / "checkpoints/legs"
     assert {"config.yaml", "run.json"} <= {file.name for file in (legs / "0002").iterdir()}
+    merge = ["-m", "verl.model_merger", "merge", "--backend", "fsdp"]  # as docs/recipes.md has it
+    checkpoint = ["--local_dir", str(folder / "checkpoints/global_step_3/actor")]
+    subprocess.run([sys.executable, *merge, *checkpoint, "--target_dir", str(folder / "merged")], check=True)
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {
+        file.name for file in (folder / "merged").iterdir()
+    }
     assert {change.key: change.was for change in found.changes}["actor_rollout_ref.rollout.name"] == "vllm"
 
 

@@ -39,7 +39,8 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
         raise MissingPackage(
-            "this needs verl: in a clone of bandpo, with Python 3.11 or 3.12, pip install '.[verl]' './lab[verl]'"
+            "this needs verl: in a clone of bandpo, with Python 3.12, "
+            "pip install -c lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
         )
 
     from hydra import compose as hydra_compose
