@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-RECIPES = Path(__file__).parents[3] / "lab/src/bandpo_lab/recipes"
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "lab/src/bandpo_lab/recipes"
 
 # What the real programs do as far as the script can see; each call is a line of the file calls.
 FAKES = {
@@ -204,7 +205,7 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
     slurm.environment |= environment(folder) | {
         "PATH": slurm.environment["PATH"],
         files.RUN: "first",
-        "PYTHONPATH": str(RECIPES.parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "lab/src")]),
     }
     overrides = [*small(folder, steps=4), "trainer.save_freq=1", "trainer.resume_mode=auto"]
     overrides.append(f"trainer.default_local_dir={folder / 'runs/small'}")
