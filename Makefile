@@ -33,7 +33,7 @@ JOBS := $(addprefix job-,$(TEST_JOBS)) release-check lint docs
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo setup test $(addprefix job-,$(TEST_JOBS)) list-jobs list-paths slow-test nightly test-matrix conformance rehearsals \
-  figures coverage mutation lint docs release-check audit-deps gpu-check lock clean
+  figures node-rehearsal coverage mutation lint docs release-check audit-deps gpu-check lock clean
 
 demo: $(DEMO)
 	$(BIN)/bandpo-lab train --output_dir runs/demo --resume
@@ -65,7 +65,7 @@ coverage: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not exhaustive" $(PATHS_core) --cov --cov-report=term
 
 # What takes hours and seldom fails: the oracle's whole grid, kills and full disks, a Ray cluster, each recipe, mutants.
-nightly: rehearsals mutation coverage
+nightly: rehearsals node-rehearsal mutation coverage
 	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
 	$(BIN)/python scripts/fuzz.py --cases 10000000 --output build/fuzz.json
 
@@ -88,6 +88,20 @@ figures: $(DEV)
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
 rehearsals: $(DEV)
 	$(BIN)/python scripts/rehearse_recipes.py build/rehearsals
+
+# The main recipe, small, in the environment for verl of docs/install.md, without vLLM. NODE_TORCH names a CPU build of its torch,
+# as a file or otherwise; torch's usual build for Linux brings 5 GB of CUDA.
+NODE := build/node
+NODE_LOCK := lab/src/bandpo_lab/recipes/gpu.txt
+NODE_TORCH ?= torch
+node-rehearsal: $(NODE)/.installed
+	$(NODE)/bin/bandpo-lab rehearse --stand-in -- +paper/model=qwen2.5-3b-instruct +paper/rule=band-kl +paper=recommended
+
+$(NODE)/.installed: $(NODE_LOCK) pyproject.toml lab/pyproject.toml
+	python3.12 -m venv $(NODE)
+	$(NODE)/bin/python -m pip install --quiet -c $(NODE_LOCK) $(NODE_TORCH)
+	$(NODE)/bin/python -m pip install --quiet -c $(NODE_LOCK) -e '.[verl]' -e './lab[verl]'
+	touch $@
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ Each row has overrides of verl's config, and what the driver prints (``> TEXT``)
 """
 
 import re
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from verl.utils.tracking import Tracking
 
 from bandpo.integrations._verl_announcement import FILE
 from bandpo.integrations._verl_audit import Driver
+from bandpo.integrations._verl_settings import NEEDED, leaves
 from integrations.test_verl import whole_config
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."
@@ -209,7 +212,7 @@ def test_the_asynchronous_trainers_announce_themselves_and_their_anchor(trainer,
     # Its tracker, in a process of Ray's, keeps what was announced and says nothing more.
     plain = OmegaConf.to_container(config, resolve=True)
     Tracking("project", "run", default_backend=["file"], config=plain).finish()
-    assert (tmp_path / "x" / FILE).exists()
+    assert (tmp_path / "x/legs/0001" / FILE).exists()
     if trainer == "one_step_off":  # which validates there; the other never does
         verls_settings.validate_config(config, False, False)
     assert "bandpo:" not in capsys.readouterr().out
@@ -223,3 +226,47 @@ def test_a_run_without_bandpo_is_not_touched_by_its_tracker(target, capsys):
     Tracking("project", "run", default_backend=["file"], config=plain).finish()
     verls_settings.validate_config(config, False, False)
     assert "bandpo:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key", NEEDED)
+def test_a_setting_without_a_value_is_named_before_verl_fails_over_it(key):
+    config = deepcopy(sized())
+    OmegaConf.update(config, key, None)
+    with pytest.raises(ValueError, match=re.escape(f"{key} must be ")):
+        verls_settings.validate_config(config, False, False)
+
+
+@cache
+def sized():
+    """Settings that are accepted."""
+    config = whole_config(*SIZES, "actor_rollout_ref.model.path=x")
+    verls_settings.validate_config(deepcopy(config), False, False)
+    return config
+
+
+def test_each_needed_setting_is_one_of_verls():
+    present = dict(leaves(OmegaConf.to_container(sized())))
+    assert set(NEEDED) <= set(present)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"{A}ppo_mini_batch_size", True),
+        (f"{A}optim.lr", "fast"),
+        (f"{A}use_kl_loss", "yes"),
+        ("trainer.default_local_dir", ""),
+        ("trainer.nnodes", 0),
+    ],
+)
+def test_a_value_of_another_kind_is_named(key, value):
+    config = deepcopy(sized())
+    OmegaConf.update(config, key, value)
+    with pytest.raises(ValueError, match=re.escape(f"{key} must be ") + f".*got {value!r}"):
+        verls_settings.validate_config(config, False, False)
+
+
+def test_without_bandpo_verl_is_left_to_its_own_checks():
+    config = whole_config(*SIZES, target="verl.workers.config.PolicyLossConfig")
+    config.trainer.save_freq = None
+    verls_settings.validate_config(config, False, False)

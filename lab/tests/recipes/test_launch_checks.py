@@ -1,5 +1,6 @@
 """What the launchers refuse before Ray or a hub is asked: files and models that are not here, GPUs that are too few."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
+from bandpo_lab.rehearsal import preflight
 
+LACKS_ATTENTION = preflight.lacks_attention
 RECIPE = ["--model", "qwen2.5-3b-instruct", "--method", "band-kl"]
 
 
@@ -23,11 +26,13 @@ def here(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr("bandpo_lab.rehearsal.preflight.lacks_attention", lambda _: False)
     for name in files_of_the_recipe():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     started = []
     monkeypatch.setattr("os.execv", lambda _, command: started.append(command))
+    monkeypatch.setattr("bandpo_lab.cli.run.train_into", lambda _, command: started.append(command))
     return started
 
 
@@ -141,11 +146,42 @@ def test_more_gpus_than_are_here_are_refused(here, overrides, words):
     assert here == []
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "trainer.default_local_dir",
+        "actor_rollout_ref.model.path",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "data.train_files",
+        "trainer.n_gpus_per_node",
+    ],
+)
+def test_a_setting_without_a_value_is_named(here, key):
+    assert refusal(*RECIPE, f"{key}=null").startswith(f"{key} must be ")
+    assert here == []
+
+
 def test_no_gpu_at_all_is_said(here, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert "sees no GPU" in refusal(*RECIPE)
     assert here == []
+
+
+SDPA = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
+def test_flash_attention_is_named_where_it_is_missing(here, monkeypatch):
+    monkeypatch.setattr("bandpo_lab.rehearsal.preflight.lacks_attention", LACKS_ATTENTION)
+    why = refusal(*RECIPE)
+    assert "flash-attn is not installed" in why
+    assert SDPA in why
+    assert here == []
+    assert launched(*RECIPE, SDPA).exception is None
+    # A cluster's nodes are not looked at from here.
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert launched(*RECIPE).exception is None
 
 
 def test_every_lack_is_named_at_once(here, monkeypatch):

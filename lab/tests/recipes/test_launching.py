@@ -1,6 +1,7 @@
 """A recipe launched for real: a Ray cluster of two nodes on this machine, a submitted job, one that loses a worker."""
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,8 @@ from bandpo_lab.rehearsal.inputs import choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.run import environment
 from bandpo_lab.rehearsal.shrink import PROMPTS, changes, compose
 
-RECIPES = Path(__file__).parents[3] / "lab/src/bandpo_lab/recipes"
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "lab/src/bandpo_lab/recipes"
 NAMES = ["qwen2.5-3b-instruct", "band-kl"]
 
 
@@ -51,7 +53,6 @@ def cluster(tmp_path_factory):
     port, dashboard = free_port(), free_port()
     settings = environment(folder) | {
         files.RUN: "first",
-        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format("first")),
         "RAY_PORT": port,
         "RAY_DASHBOARD_PORT": dashboard,
         "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}",
@@ -59,7 +60,7 @@ def cluster(tmp_path_factory):
         "GPUS": "1",
         "CPUS": "6",
         "BANDPO_OUTPUT": str(folder / "runs"),
-        "PYTHONPATH": str(RECIPES.parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "lab/src")]),
     }
     try:
         for node in (["head"], ["worker", f"127.0.0.1:{port}"]):

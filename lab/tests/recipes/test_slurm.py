@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-RECIPES = Path(__file__).parents[3] / "lab/src/bandpo_lab/recipes"
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "lab/src/bandpo_lab/recipes"
 
 # What the real programs do as far as the script can see; each call is a line of the file calls.
 FAKES = {
@@ -192,6 +193,8 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
     from test_launching import end_ray, small
 
+    from bandpo.runs import open_run
+    from bandpo.runs.legs import legs_of
     from bandpo_lab.cost import read_steps
     from bandpo_lab.rehearsal import files
     from bandpo_lab.rehearsal.run import environment
@@ -202,8 +205,7 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
     slurm.environment |= environment(folder) | {
         "PATH": slurm.environment["PATH"],
         files.RUN: "first",
-        "VERL_FILE_LOGGER_PATH": str(folder / files.METRICS.format("first")),
-        "PYTHONPATH": str(RECIPES.parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "lab/src")]),
     }
     overrides = [*small(folder, steps=4), "trainer.save_freq=1", "trainer.resume_mode=auto"]
     overrides.append(f"trainer.default_local_dir={folder / 'runs/small'}")
@@ -225,3 +227,14 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
     assert 4 in second
     assert (folder / "runs/small/global_step_4/actor/model_world_size_2_rank_1.pt").exists()
     assert not slurm.ray_folder().exists()
+    # Each start left a leg, and the two are one run.
+    legs = legs_of(folder / "runs/small")
+    assert len(legs) == 2
+    for leg in legs:
+        assert {"console.log", "metrics.jsonl", "config.yaml", "run.json"} <= {
+            file.name for file in leg.iterdir()
+        }
+        assert "bandpo: loss" in (leg / "console.log").read_text()
+    run = open_run(folder / "runs/small")
+    assert [row["step"] for row in run.rows] == [1, 2, 3, 4]
+    assert run.setup.method == "Band(KL(), 0.05, max_ratio=10)"

@@ -62,10 +62,28 @@ def test_a_sound_recipe_passes_from_config_to_resume(folder):
     found = rehearse(RECIPE, folder=folder, stand_in=True)
     assert found.ok, found.checks
     assert [check.name for check in found.checks] == [
-        *("settings", "training", "policy loss", "clip", "loss by hand", "reward", "gradient", "weight sync"),
+        *(
+            "settings",
+            "training",
+            "policy loss",
+            "clip",
+            "loss by hand",
+            "metrics",
+            "reward",
+            "gradient",
+            "weight sync",
+        ),
         *("validation", "checkpoint", "resume"),
     ]
     assert "made up" in found.prompts
+    legs = folder / "checkpoints/legs"
+    assert {"config.yaml", "run.json"} <= {file.name for file in (legs / "0002").iterdir()}
+    merge = ["-m", "verl.model_merger", "merge", "--backend", "fsdp"]  # as docs/recipes.md has it
+    checkpoint = ["--local_dir", str(folder / "checkpoints/global_step_3/actor")]
+    subprocess.run([sys.executable, *merge, *checkpoint, "--target_dir", str(folder / "merged")], check=True)
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {
+        file.name for file in (folder / "merged").iterdir()
+    }
     assert {change.key: change.was for change in found.changes}["actor_rollout_ref.rollout.name"] == "vllm"
 
 
@@ -116,12 +134,14 @@ Rollout.update_weights = update_weights
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's, on importing its rollout
+@pytest.mark.parametrize("log_probs", ["true", "false"])
 @pytest.mark.parametrize("working", [0, 1], ids=["from the start", "after the first"])
-def test_a_cut_weight_sync_is_named(working, folder, tmp_path, monkeypatch):
+def test_a_cut_weight_sync_is_named(working, log_probs, folder, tmp_path, monkeypatch):
     (tmp_path / f"cut_sync_{working}.py").write_text(BROKEN_SYNC.format(working=working))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.syspath_prepend(str(tmp_path))
-    name, detail = failure([f"actor_rollout_ref.model.external_lib=cut_sync_{working}"], folder)
+    asked = f"actor_rollout_ref.rollout.calculate_log_probs={log_probs}"
+    name, detail = failure([f"actor_rollout_ref.model.external_lib=cut_sync_{working}", asked], folder)
     assert name == "weight sync", detail
     assert "does not have the trainer's weights" in detail
 
@@ -180,8 +200,13 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=512", "one update for each batch"),
         ("trainer.n_gpus_per_node=7", "7 GPUs"),
         ("actor_rollout_ref.actor.policy_loss.method=null", "method is null: leave it out"),
-        ("data.train_files=null", "data.train_files names no file"),
-        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is not set"),
+        ("data.train_files=null", "data.train_files must be set, got null"),
+        ("trainer.logger=[console,wandbb]", "trainer.logger: verl knows no logger 'wandbb' of wandb, mlflow"),
+        ("data.train_files=[]", "data.train_files names no file"),
+        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path must be a text, got null"),
+        ("trainer.default_local_dir=null", "trainer.default_local_dir must be a text, got null"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=null", "ppo_mini_batch_size must be a whole number"),
+        ("actor_rollout_ref.model.lora_rank=null", "model.lora_rank must be a number, got null"),
         ("actor_rollout_ref.rollout.n=0", "rollout.n must be a whole number of at least 1, got 0"),
         ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
         ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
@@ -261,6 +286,21 @@ def test_what_cannot_be_rehearsed_is_refused(override, message):
         rehearse([*RECIPE, override], stand_in=True)
 
 
+def test_a_rehearsal_of_a_null_setting_is_a_failure_that_names_it(folder):
+    for key in ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.rollout.val_kwargs.n"):
+        found = rehearse([*RECIPE, f"{key}=null"], folder=folder, stand_in=True)
+        assert not found.ok
+        assert found.checks[-1].detail.startswith(f"{key} must be ")
+
+
+def test_what_verl_says_without_a_name_comes_with_the_settings_that_were_nulled(composed):
+    key = "actor_rollout_ref.actor.profiler.tool_config.torch.contents"
+    config = OmegaConf.merge(composed, OmegaConf.from_dotlist([f"{key}=null"]))
+    check = validate(config, [f"{key}=null"])
+    assert not check.ok
+    assert key in check.detail
+
+
 def test_changes_keep_what_the_recipe_is_about(composed, folder):
     made = changes(composed, folder, steps=3)
     shrunk = compose([*RECIPE, *[change.override for change in made]], None, "ppo_trainer")
@@ -281,19 +321,33 @@ def test_sequence_parallelism_of_actor_and_reference_is_left_out_and_said(folder
     made = changes(compose(recipe, None, "ppo_trainer"), folder, steps=3)
     said = {change.key: (change.was, change.value) for change in made}
     assert {setting.partition("=")[0]: ("2", "1") for setting in parallel}.items() <= said.items()
+    (why,) = {change.why for change in made if "ulysses" in change.key}
+    assert "FlashAttention" in why
+
+
+def test_the_recipe_keeps_its_own_setting_of_the_samplers_log_probabilities(folder):
+    key = "actor_rollout_ref.rollout.calculate_log_probs"
+    for value in ("true", "false"):
+        config = compose([*RECIPE, f"{key}={value}"], None, "ppo_trainer")
+        assert key not in {change.key for change in changes(config, folder, steps=3)}
 
 
 @pytest.mark.parametrize("setting", ["bypass_mode=true", "rollout_is=token"])
-def test_what_needs_the_samplers_log_probabilities_meets_the_recipes_own_setting(setting, folder):
-    off = ["actor_rollout_ref.rollout.calculate_log_probs=false"]
-    key = "actor_rollout_ref.rollout.calculate_log_probs"
-    plain = changes(compose([*RECIPE, *off], None, "ppo_trainer"), folder, steps=3)
-    assert key in {change.key for change in plain}
-    wanting = compose([*RECIPE, *off, f"algorithm.rollout_correction.{setting}"], None, "ppo_trainer")
-    assert key not in {change.key for change in changes(wanting, folder, steps=3)}
-    check = validate(wanting)
+def test_what_needs_the_samplers_log_probabilities_is_refused_without_them(setting):
+    off = "actor_rollout_ref.rollout.calculate_log_probs=false"
+    check = validate(compose([*RECIPE, off, f"algorithm.rollout_correction.{setting}"], None, "ppo_trainer"))
     assert not check.ok
     assert "calculate_log_probs=false" in check.detail
+
+
+@pytest.mark.exhaustive
+def test_a_recipe_without_the_samplers_log_probabilities_is_rehearsed_without_them(folder):
+    off = "actor_rollout_ref.rollout.calculate_log_probs=false"
+    found = rehearse([*RECIPE, off], folder=folder, stand_in=True)
+    assert found.ok, found.checks
+    assert "rollout_probs_diff_max" not in (folder / "metrics-first.jsonl").read_text()
+    (sync,) = [check for check in found.checks if check.name == "weight sync"]
+    assert "agree on probabilities" in sync.detail
 
 
 @pytest.mark.parametrize("source", ["deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen2.5-7B"])

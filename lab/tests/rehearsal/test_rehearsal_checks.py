@@ -15,7 +15,8 @@ from bandpo.divergences import PearsonChi2
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import DualClip
 from bandpo_lab.rehearsal import by_hand, files
-from bandpo_lab.rehearsal.checks import Expected, explain, first_run_checks
+from bandpo_lab.rehearsal.checks import Expected, demanded_metrics, explain, first_run_checks
+from bandpo_lab.rehearsal.shrink import compose
 
 BAND = Method(Band(KL(), 0.05), DualClip(3.0))
 LOSSES = files.LOSSES.format("first")
@@ -157,21 +158,52 @@ def test_a_loss_of_verls_own_is_judged_by_its_metric(share, parts, tmp_path):
     assert "gradient of the loss" in [check.name for check in checks if check.warning]
 
 
+ASKED = {
+    "algorithm.rollout_correction.rollout_rs=token_k1": "rollout_corr/rollout_rs_masked_fraction",
+    "actor_rollout_ref.actor.use_kl_loss=true": "actor/kl_loss",
+    "actor_rollout_ref.actor.entropy_coeff=0.01": "actor/entropy_loss",
+    "algorithm.use_kl_in_reward=true": "actor/reward_kl_penalty",
+    "actor_rollout_ref.rollout.calculate_log_probs=true": "training/rollout_probs_diff_max",
+}
+
+
+@pytest.mark.parametrize(("setting", "metric"), ASKED.items())
 @pytest.mark.parametrize("logged", [True, False])
-def test_the_metric_of_a_rollout_correction_that_was_asked_for_is_demanded(logged, tmp_path):
+def test_the_metric_of_what_the_recipe_asks_for_is_demanded(setting, metric, logged, tmp_path):
     """verl leaves out a rejection in silence where no code of it applies the setting."""
-    metric = "rollout_corr/rollout_rs_masked_fraction"
-    write_run(tmp_path, **({metric: 0.1} if logged else {}))
-    run = replace(expected(), corrections=(metric,))
-    assert failed(tmp_path, run) == ([] if logged else ["rollout correction"])
-    assert failed(tmp_path) == []
+    off = ["actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.rollout.calculate_log_probs=false"]
+    assert demanded_metrics(compose(off, None, "ppo_trainer")) == {}
+    config = compose([*off, setting], None, "ppo_trainer")
+    (demand,) = demanded_metrics(config).items()
+    assert demand == (metric, "algorithm.rollout_correction" if "rollout_corr" in metric else setting)
+    write_run(tmp_path, **{metric: 1e-9 if logged else None})
+    checks = first_run_checks(tmp_path, 2, replace(expected(), metrics=dict([demand])))
+    (check,) = [check for check in checks if check.name == "metrics"]
+    assert check.ok == logged
+    assert metric in check.detail
+    assert "metrics" not in [check.name for check in first_run_checks(tmp_path, 2, expected())]
+
+
+def test_the_audit_of_bandpos_loss_is_demanded():
+    target = "actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig"
+    assert "audit/tokens" in demanded_metrics(compose([target], None, "ppo_trainer"))
+    off = "+actor_rollout_ref.actor.policy_loss.audit=false"
+    assert "audit/tokens" not in demanded_metrics(compose([target, off], None, "ppo_trainer"))
 
 
 @pytest.mark.parametrize(("shift", "ok"), [(0.0, True), (1e-3, False)])
-def test_where_verl_compares_no_probabilities_the_recorded_calls_do(shift, ok, tmp_path):
-    write_run(tmp_path, **{"training/rollout_probs_diff_max": float("nan")})
+def test_where_verl_compares_no_probabilities_those_of_the_sampler_are_compared(shift, ok, tmp_path):
+    write_run(tmp_path, **{"training/rollout_probs_diff_max": None})
     folder = tmp_path / LOSSES
     (folder / "7-0001.pt").unlink()
     (call,) = by_hand.load(folder)
-    by_hand.save(call | {"old_log_prob": call["old_log_prob"] - shift}, folder / "7-0000.pt")
+    masks = call["response_mask"].bool()
+    rows = [row[mask] - shift for row, mask in zip(call["log_prob"], masks, strict=True)]
+    samples = "".join(json.dumps({"step": 1, "log_probs": row.tolist()}) + "\n" for row in reversed(rows))
+    (tmp_path / files.SAMPLES.format("first")).write_text(samples)
     assert ("weight sync" not in failed(tmp_path)) == ok
+
+
+def test_without_any_of_the_samplers_probabilities_the_weight_sync_is_not_passed(tmp_path):
+    write_run(tmp_path, **{"training/rollout_probs_diff_max": None})
+    assert "weight sync" in failed(tmp_path)

@@ -1,14 +1,20 @@
-"""Description of a run of verl: printed before Ray starts, handed to its trackers, and kept beside the checkpoints."""
+"""Description of a run of verl: printed before Ray starts, handed to its trackers, and kept with each leg of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from omegaconf import open_dict
 
+from bandpo.runs.legs import METRICS, new_leg
 from bandpo.text import as_text
 
 if TYPE_CHECKING:
@@ -16,8 +22,28 @@ if TYPE_CHECKING:
 
     from bandpo.methods import Method
 
-FILE = "bandpo-run.json"
-"""The name of the file in the folder of the checkpoints."""
+LEG = "BANDPO_LEG"
+"""The environment variable with the folder of a leg that a launcher has made."""
+
+FILE_LOGGER = "VERL_FILE_LOGGER_PATH"
+"""The environment variable with the file of verl's file logger, which empties that file when it starts."""
+
+FILE = "run.json"
+"""The name of the file of a leg that says what the run is."""
+
+PACKAGES = (
+    "bandpo",
+    "verl",
+    "torch",
+    "transformers",
+    "ray",
+    "tensordict",
+    "vllm",
+    "sglang",
+    "flash-attn",
+    "wandb",
+)
+"""The packages whose versions are kept, where they are installed."""
 
 
 def announce(config: DictConfig, method: Method | None, lines: Mapping[str, str]) -> None:
@@ -35,10 +61,48 @@ def announce(config: DictConfig, method: Method | None, lines: Mapping[str, str]
         config.bandpo = {"method": None if method is None else as_text(method), "run": lines}
 
 
-def keep(run: Mapping[str, Any], folder: str) -> None:
-    """Write what `announce` added to the configuration beside the checkpoints."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, FILE).write_text(json.dumps(run, indent=1))
+def begin_leg(config: Mapping[str, Any]) -> Path:
+    """Make the folder of a leg, unless a launcher has made it, and write into it what the run is, and all its settings.
+
+    Args:
+        config: The run's configuration, with what `announce` has added.
+    """
+    launched = os.environ.get(LEG)
+    leg = Path(launched) if launched else new_leg(Path(config["trainer"]["default_local_dir"]))
+    if (leg / FILE).exists():
+        # A driver that Ray has started again inherits the variable.
+        leg = new_leg(Path(config["trainer"]["default_local_dir"]))
+    leg.mkdir(parents=True, exist_ok=True)
+    settings = {name: value for name, value in config.items() if name != "bandpo"}
+    # Another project's trainer may have settings of types that YAML does not know.
+    plain = json.loads(json.dumps(settings, default=str))
+    (leg / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    description = {**config["bandpo"], "versions": _versions()}
+    (leg / FILE).write_text(json.dumps(description, indent=1))
+    return leg
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+@contextmanager
+def logging_into(leg: Path) -> Iterator[None]:
+    """Have verl's file logger and W&B write into a leg, unless the user's environment names another place."""
+    places = {FILE_LOGGER: str(leg / METRICS), "WANDB_DIR": str(leg)}
+    added = {name: place for name, place in places.items() if not os.environ.get(name)}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _start_of_training(trainer: Any) -> str:

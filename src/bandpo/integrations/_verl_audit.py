@@ -19,7 +19,7 @@ from verl.utils import metric
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
 from bandpo.audit.online import Watch
 from bandpo.batch import Batch
-from bandpo.integrations._verl_announcement import keep
+from bandpo.integrations._verl_announcement import begin_leg, logging_into
 from bandpo.methods import Method
 
 if TYPE_CHECKING:
@@ -154,9 +154,12 @@ class Driver:
             def begin_and_prepare(tracking: Tracking, *arguments: Any, **named: Any) -> None:
                 config = named.get("config") or {}
                 examine(config)
-                begin(tracking, *arguments, **named)
-                if run := config.get("bandpo"):
-                    keep(run, config["trainer"]["default_local_dir"])
+                run = config.get("bandpo")
+                if not run:
+                    begin(tracking, *arguments, **named)
+                else:
+                    with logging_into(begin_leg(config)):
+                        begin(tracking, *arguments, **named)
                     if "file" in tracking.logger:
                         tracking.logger["file"].log({"bandpo": {"method": run["method"]}}, step=0)
                 if config:

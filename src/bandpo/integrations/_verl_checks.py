@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import OmegaConf
 
 from bandpo.integrations import _verl_average
+from bandpo.integrations._verl_announcement import FILE_LOGGER
 from bandpo.integrations._verl_correction import DRIVER, check_correction
 from bandpo.integrations._verl_settings import (
     ACTOR,
@@ -27,6 +30,7 @@ from bandpo.integrations._verl_settings import (
 )
 from bandpo.methods import Method
 from bandpo.rules import Unclipped
+from bandpo.runs.legs import LEGS
 from bandpo.text import as_text
 
 if TYPE_CHECKING:
@@ -69,6 +73,7 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     _check_names(actor, config)
     if not is_ours(config):
         return {}
+    _check_file_logger(config)
     loss = loss_of(actor)
     correction = check_correction(config, actor, loss, method if loss == "band" else None)
     distillation = config.get("distillation")
@@ -94,7 +99,7 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
 
 
 def _check_names(actor: ActorConfig, config: DictConfig) -> None:
-    """Refuse settings of the loss where verl does not look, sizes that are none, and a loss that nobody knows."""
+    """Refuse settings of the loss where verl does not look, and a loss that nobody knows."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     places = dict.fromkeys(vars(actor), ACTOR) | dict.fromkeys(("method", *vars(actor.policy_loss)), WHERE)
@@ -104,14 +109,6 @@ def _check_names(actor: ActorConfig, config: DictConfig) -> None:
     for key, value in leaves(OmegaConf.to_container(config)):
         ours = key.endswith("._target_") and str(value).startswith("bandpo.integrations.verl.")
         refuse(ours and key != f"{WHERE}_target_", f"{key}: verl does not look there; write {WHERE}_target_")
-    sizes = ["data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}ppo_epochs"]
-    if trainer_of(config) == "fully_async":
-        # verl wants 0 for the first there, and counts a batch in mini-batches.
-        sizes[0] = "async_training.require_batches"
-    for key in sizes:
-        count = OmegaConf.select(config, key)
-        whole = isinstance(count, int) and count > 0
-        refuse(not whole, f"{key} must be a whole number of at least 1, got {count!r}")
     losses = sorted(POLICY_LOSS_REGISTRY.keys() - {"audited"})
     loss = loss_of(actor)
     unknown = loss not in losses and not config.actor_rollout_ref.model.external_lib  # which may register it
@@ -122,6 +119,20 @@ def _check_names(actor: ActorConfig, config: DictConfig) -> None:
         trainer and groups and groups.enable,
         f"algorithm.filter_groups.enable: {trainer} ignores it; set it to false, or train with "
         "verl.trainer.main_ppo and trainer.use_v1=true",
+    )
+
+
+def _check_file_logger(config: DictConfig) -> None:
+    """Refuse a file of the file logger that holds something already, since verl empties it."""
+    logger = config.trainer.logger
+    named = os.environ.get(FILE_LOGGER)
+    if not named or "file" not in ([logger] if isinstance(logger, str) else logger or ()):
+        return
+    file = Path(named)
+    refuse(
+        file.is_file() and file.stat().st_size > 0,
+        f"{FILE_LOGGER}={named}: verl would empty this file, which is there already: unset the variable, and each "
+        f"start writes a file of its own under {config.trainer.default_local_dir}/{LEGS}",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,96 @@ ROLLOUT = "actor_rollout_ref.rollout."
 WHERE = f"{ACTOR}policy_loss."
 FREE = re.compile(rf"^(recipe\b|model_engine$|{WHERE})|kwargs")
 """Settings of which verl's config need not have the names."""
+
+
+WHOLE = "a whole number of at least 1"
+NUMBER = "a number"
+SWITCH = "true or false"
+TEXT = "a text"
+SOMETHING = "set"
+NEEDED: Mapping[str, str] = {
+    "data.train_files": SOMETHING,
+    "data.val_files": SOMETHING,
+    "data.train_batch_size": WHOLE,
+    "data.max_prompt_length": WHOLE,
+    "data.max_response_length": WHOLE,
+    "data.prompt_key": TEXT,
+    "actor_rollout_ref.model.path": TEXT,
+    "actor_rollout_ref.model.lora_rank": NUMBER,
+    "actor_rollout_ref.model.lora.rank": NUMBER,
+    f"{ACTOR}strategy": TEXT,
+    f"{ACTOR}fsdp_config.strategy": TEXT,
+    f"{ACTOR}ppo_mini_batch_size": WHOLE,
+    f"{ACTOR}ppo_epochs": WHOLE,
+    f"{ACTOR}use_dynamic_bsz": SWITCH,
+    f"{ACTOR}use_kl_loss": SWITCH,
+    f"{ACTOR}kl_loss_coef": NUMBER,
+    f"{ACTOR}entropy_coeff": NUMBER,
+    f"{ACTOR}loss_agg_mode": TEXT,
+    f"{ACTOR}clip_ratio_c": NUMBER,
+    f"{ACTOR}ulysses_sequence_parallel_size": WHOLE,
+    f"{ACTOR}optim.lr": NUMBER,
+    f"{ACTOR}optim.lr_scheduler_type": TEXT,
+    f"{ROLLOUT}name": TEXT,
+    f"{ROLLOUT}n": WHOLE,
+    f"{ROLLOUT}val_kwargs.n": WHOLE,
+    f"{ROLLOUT}temperature": NUMBER,
+    f"{ROLLOUT}top_p": NUMBER,
+    f"{ROLLOUT}top_k": NUMBER,
+    f"{ROLLOUT}tensor_model_parallel_size": WHOLE,
+    f"{ROLLOUT}gpu_memory_utilization": NUMBER,
+    f"{ROLLOUT}calculate_log_probs": SWITCH,
+    "algorithm.adv_estimator": TEXT,
+    "algorithm.norm_adv_by_std_in_grpo": SWITCH,
+    "algorithm.use_kl_in_reward": SWITCH,
+    "trainer.nnodes": WHOLE,
+    "trainer.n_gpus_per_node": WHOLE,
+    "trainer.total_epochs": NUMBER,
+    "trainer.save_freq": NUMBER,
+    "trainer.test_freq": NUMBER,
+    "trainer.critic_warmup": NUMBER,
+    "trainer.logger": SOMETHING,
+    "trainer.project_name": TEXT,
+    "trainer.experiment_name": TEXT,
+    "trainer.default_local_dir": TEXT,
+    "trainer.resume_mode": TEXT,
+    "trainer.v1.trainer_mode": TEXT,
+}
+"""The settings that verl or bandpo reads and that must have a value, each with what it must be.
+
+Where one is null, verl fails with a TypeError that does not name it, some of them after Ray has started; or it takes a
+null switch for false.
+"""
+
+
+def check_needed(config: DictConfig) -> None:
+    """Check that each setting of `NEEDED` that a configuration has is of its kind.
+
+    Raises:
+        ValueError: one is not, such as null; the message names it.
+    """
+    kinds = {
+        WHOLE: lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+        NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+        SWITCH: lambda value: isinstance(value, bool),
+        TEXT: lambda value: isinstance(value, str) and value != "",
+        SOMETHING: lambda value: value is not None and value != "",
+    }
+    needed = dict(NEEDED)
+    if trainer_of(config) == "fully_async":
+        # verl wants 0 there, and counts a batch in mini-batches.
+        del needed["data.train_batch_size"]
+        needed["async_training.require_batches"] = WHOLE
+    for key, kind in needed.items():
+        parent, _, name = key.rpartition(".")
+        settings = OmegaConf.select(config, parent)
+        # A trainer or a version of verl may lack the setting.
+        if settings is None or name not in settings:
+            continue
+        value = OmegaConf.select(config, key)
+        refuse(
+            not kinds[kind](value), f"{key} must be {kind}, got {'null' if value is None else repr(value)}"
+        )
 
 
 def refuse(wrong: object, why: str) -> None:

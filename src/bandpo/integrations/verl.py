@@ -33,7 +33,7 @@ from bandpo.integrations._verl_audit import Driver, instead_of, report
 from bandpo.integrations._verl_average import NORM, average_of, check_name, share_of
 from bandpo.integrations._verl_checks import check_settings
 from bandpo.integrations._verl_contract import Certifier, WrongTokens, state_of
-from bandpo.integrations._verl_settings import ACTOR, WHERE, is_ours, refuse, trainer_of
+from bandpo.integrations._verl_settings import ACTOR, WHERE, check_needed, is_ours, refuse, trainer_of
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.objectives import DualClip
@@ -52,6 +52,8 @@ def _examine(config: DictConfig) -> None:
     """Check the settings of a run once, and announce what the run is."""
     if "bandpo" in config:  # announced before, or in another process
         return
+    if is_ours(config):
+        check_needed(config)
     actor = verls_settings.omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     method = loss_method(actor)
     lines = check_settings(method, actor, config)
@@ -61,7 +63,12 @@ def _examine(config: DictConfig) -> None:
 
 @instead_of(verls_settings.validate_config)
 def validate_config(validate: Callable[..., None], config: DictConfig, *arguments: Any, **named: Any) -> None:
-    """Check all settings, first by verl's own check: `verl.trainer.main_ppo` calls this before Ray starts."""
+    """Check all settings: `verl.trainer.main_ppo` calls this before Ray starts.
+
+    First that those which are read have a value, since verl's own check, which follows, fails there without a name.
+    """
+    if is_ours(config):
+        check_needed(config)
     validate(config, *arguments, **named)
     _examine(config)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+from bandpo.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from bandpo.runs.log_files import KINDS, WHAT_TO_GIVE, RawRows, kind_of, read_raw
 from bandpo.runs.quantities import (
     BOOKKEEPING,
@@ -209,6 +210,8 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     """
     path = Path(path)
     names = _remembered_names(path) if names is None else names
+    if path.is_dir() and legs_of(path):
+        return _log_of_legs(path, names)
     runs = _runs_at(path, names)
     if run_name is not None:
         if run_name not in runs:
@@ -222,8 +225,29 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     return _log_of(file, raw, names, path)
 
 
-def _log_of(file: Path, raw: RawRows, names: Mapping[str, str], path: Path) -> Log:
-    log = Log.of(raw, f"{kind_of(file)}, {_relative(file, path)}", names)
+def _log_of(
+    file: Path,
+    raw: RawRows,
+    names: Mapping[str, str],
+    path: Path,
+    source: str | None = None,
+    notes: Sequence[str] = (),
+) -> Log:
+    """Return the log that a run's rows make.
+
+    Args:
+        file: The file of the rows, to name it in errors.
+        raw: The rows.
+        names: For quantities the keys under which the user logs them.
+        path: What the user named.
+        source: What was read, in words; the file and its kind if None.
+        notes: What was done to the rows before.
+
+    Raises:
+        ValueError: the rows are not of RL, or none of their keys is known.
+    """
+    log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
+    log = replace(log, notes=(*notes, *log.notes))
     kind = kind_of_training(log, raw)
     if kind is not None:
         raise UnreadableLog(
@@ -256,6 +280,81 @@ def some_of(names: Sequence[str]) -> str:
     if not names:
         return "nothing"
     return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown
+
+
+# --- Legs ---
+
+
+def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
+    """Return the log of a run whose legs lie in a folder each.
+
+    Raises:
+        ValueError: no leg has logged a step yet, or what they logged is no log of RL.
+    """
+    legs = legs_of(run)
+    logged = {leg: rows for leg in legs if (rows := _rows_of_leg(leg))}
+    if not logged:
+        raise UnreadableLog(
+            "no-log",
+            f"{run} is no log of a run yet: none of its {len(legs)} legs has logged a step yet; {legs[-1] / CONSOLE} "
+            "has what was printed",
+        )
+    rows, notes = _legs_joined(logged)
+    last = next(reversed(logged))
+    source = f"{len(logged)} legs, {run.name}" if len(logged) > 1 else f"one leg, {run.name}"
+    return _log_of(last, rows, names, run, source, notes)
+
+
+def _rows_of_leg(leg: Path) -> RawRows:
+    """Return the rows of a leg with a number in them, of its file logger or else of its console; none without a log."""
+    for file in (leg / METRICS, leg / CONSOLE):
+        # The console of a leg that has not made a step holds no row, which is an error elsewhere.
+        try:
+            runs = read_raw(file) if file.is_file() else {}
+        except InvalidValue:
+            if file.name == METRICS:
+                raise
+            continue
+        rows = [row for raw in runs.values() for row in raw if _has_number(row)]
+        if rows:
+            return rows
+    return []
+
+
+def _has_number(row: Mapping[str, Any]) -> bool:
+    """Return whether a row holds a metric: the first line of a leg holds what the run is."""
+    return any(isinstance(value, (int, float)) for key, value in row.items() if key not in STEP_KEYS)
+
+
+def _legs_joined(logged: Mapping[Path, RawRows]) -> tuple[RawRows, list[str]]:
+    """Return the rows of all legs, and what was replaced.
+
+    A leg goes on from a checkpoint. What an earlier leg logged after that checkpoint was lost with its weights, also
+    where the later leg has not come so far yet.
+    """
+    rows: list[Mapping[str, Any]] = []
+    notes: list[str] = []
+    before = ""
+    for leg, raw in logged.items():
+        first = min(_training_steps(raw) or _steps(raw))
+        lost = [row for row in rows if (step := _step(row)) is not None and step >= first]
+        if lost:
+            steps = _steps(lost)
+            notes.append(
+                f"steps {min(steps):g} to {max(steps):g} of leg {before} were replaced: leg {leg.name} went on from an "
+                "earlier checkpoint"
+            )
+        rows = [row for row in rows if (step := _step(row)) is None or step < first]
+        rows += raw
+        before = leg.name
+    return rows, notes
+
+
+def _training_steps(raw: RawRows) -> list[float]:
+    """Return the steps of rows that are not of an evaluation alone, such as verl's before the first step of a leg."""
+    return _steps(
+        row for row in raw if any(not key.startswith("val-") for key in row if key not in STEP_KEYS)
+    )
 
 
 # --- What kind of training ---
@@ -318,7 +417,7 @@ def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
         raise UnreadableLog(
             "no-log", f"{path} is no log of a run: there is nothing of that name; {WHAT_TO_GIVE}"
         )
-    folders = {file.parent for file in path.rglob("metrics.jsonl")}
+    folders = {run_folder(file) for file in path.rglob(METRICS)}
     if len(folders) > 1 and path not in folders:
         raise UnreadableLog(
             "several-runs",
@@ -326,7 +425,7 @@ def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
             f"bandpo-lab study page {path}",
         )
     state = _newest_state(path)
-    for file in (path / "metrics.jsonl", state):
+    for file in (path / METRICS, state):
         if file is not None and file.is_file():
             return _runs_of_file(file)
     return _runs_of_folder(path, names)
@@ -435,8 +534,13 @@ def _joined(runs: Runs, kind: str) -> Runs:
 
 
 def _steps(raw: Iterable[Mapping[str, Any]]) -> list[float]:
-    steps = (next((row[key] for key in STEP_KEYS if key in row), None) for row in raw)
-    return [step for step in steps if isinstance(step, (int, float))]
+    return [step for row in raw if (step := _step(row)) is not None]
+
+
+def _step(row: Mapping[str, Any]) -> float | None:
+    """Return the step of a row; None if it has none."""
+    step = next((row[key] for key in STEP_KEYS if key in row), None)
+    return step if isinstance(step, (int, float)) else None
 
 
 def _listed(runs: Runs) -> str:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from bandpo.cli import OPTIONAL_PACKAGES as LIBRARY_PACKAGES
 from bandpo.cli import run_app
 
+VERL = "-c lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
 OPTIONAL_PACKAGES = {
     **LIBRARY_PACKAGES,
     **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
-    **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), "'.[verl]' './lab[verl]'"),
+    **dict.fromkeys(
+        ("verl", "ray", "hydra", "omegaconf"), "-c lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
+    ),
 }
 """Packages that a command of `bandpo-lab` may need, and the arguments of pip that install them in a clone."""
 

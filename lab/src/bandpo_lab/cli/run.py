@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ import typer
 
 from bandpo.cli import read_method
 from bandpo.errors import InvalidValue, did_you_mean
+from bandpo.runs.legs import CONSOLE, new_leg
 from bandpo_lab.cli.recipes import SHIPPED
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
@@ -28,7 +30,7 @@ def run_command(
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
     settings: Annotated[str, typer.Option(help="recommended, or authors for theirs.")] = "recommended",
     data: Annotated[str, typer.Option(help="Folder that `bandpo-lab data prepare` wrote.")] = "data",
-    output_dir: Annotated[str, typer.Option(help="For checkpoints; every node sees it.")] = "runs",
+    output_dir: Annotated[str, typer.Option(help="For checkpoints and logs; every node sees it.")] = "runs",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="On this machine's CPU, small.")] = False,
     one_step: Annotated[
@@ -46,27 +48,76 @@ def run_command(
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
     chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
     chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}", *(overrides or ())]
-    command, recipes = [sys.executable, "-m"], ["--config-dir", str(config_dir.resolve())]
+    recipes = ["--config-dir", str(config_dir.resolve())]
     if rehearse:
-        command += ["bandpo_lab", "rehearse", "--stand-in", *recipes, "--", *chosen]
-    else:
-        wandb = f"{{WANDB_MODE:{os.environ.get('WANDB_MODE', 'offline')},WANDB_DIR:{output}}}"
-        command += ["verl.trainer.main_ppo", *recipes, *chosen]
-        command += _single_step(output) if one_step else []
-        command.append(f"+ray_kwargs.ray_init.runtime_env.env_vars={wandb}")
-    typer.echo(shlex.join(command))
-    sys.stdout.flush()
+        command = [sys.executable, "-m", "bandpo_lab", "rehearse", "--stand-in", *recipes, "--", *chosen]
+        _print_command(command)
+        if not dry_run:
+            os.execv(command[0], command)  # noqa: S606  # its exit status and signals are then ours
+        return
+
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *recipes, *chosen]
+    if one_step:
+        command += _single_step(output)
+    if one_step or dry_run:
+        # Without a leg that is made here, verl's driver makes one where it runs.
+        command.append(_environment())
+        _print_command(command)
     if dry_run:
         return
-    config = None if rehearse else _checked(chosen, config_dir)
-    if config is not None and not one_step:
-        _check_ready(config)
+    config = _checked(chosen, config_dir)
     if one_step:
         from bandpo_lab.rehearsal import gpu
 
         typer.echo(gpu.tried(command, config, output))
         return
-    os.execv(command[0], command)  # noqa: S606  # its exit status and signals are then ours
+
+    _check_ready(config)
+    leg = new_leg(Path(config.trainer.default_local_dir).resolve())
+    command.append(_environment(leg))
+    typer.echo(f"bandpo: leg {leg}")
+    _print_command(command)
+    train_into(leg, command)
+
+
+def _print_command(command: list[str]) -> None:
+    typer.echo(shlex.join(command))
+    sys.stdout.flush()
+
+
+def _environment(leg: Path | None = None) -> str:
+    """Return the override that hands environment variables to all of Ray's processes.
+
+    Args:
+        leg: The folder of the leg that starts; None where the driver makes it.
+    """
+    variables = {"WANDB_MODE": os.environ.get("WANDB_MODE", "offline")}
+    variables |= {name: os.environ[name] for name in ("WANDB_DIR",) if os.environ.get(name)}
+    if leg is not None:
+        variables["BANDPO_LEG"] = str(leg)
+    words = ",".join(f"{name}:{value}" for name, value in variables.items())
+    return f"+ray_kwargs.ray_init.runtime_env.env_vars={{{words}}}"
+
+
+def train_into(leg: Path, command: list[str]) -> None:
+    """Become a training, whose output goes into a leg's folder as well.
+
+    Its exit status and signals are this process's. Another process copies its output until the training closes it; it
+    ignores the signals that end the training, so that the last lines are not lost.
+
+    Args:
+        leg: The folder of the leg.
+        command: The training.
+    """
+    copy = subprocess.Popen(
+        ["sh", "-c", 'trap "" INT TERM HUP USR1; exec tee -a "$0"', str(leg / CONSOLE)],
+        stdin=subprocess.PIPE,
+    )
+    assert copy.stdin is not None
+    os.dup2(copy.stdin.fileno(), 1)
+    os.dup2(copy.stdin.fileno(), 2)
+    os.environ["PYTHONUNBUFFERED"] = "1"  # or a pipe would hold the lines back
+    os.execv(command[0], command)  # noqa: S606
 
 
 def _single_step(output: Path) -> list[str]:
@@ -79,11 +130,11 @@ def _single_step(output: Path) -> list[str]:
 def _checked(overrides: list[str], recipes: Path) -> Any:
     from omegaconf import OmegaConf
 
-    from bandpo_lab.rehearsal.preflight import misread
+    from bandpo_lab.rehearsal.preflight import empty, misread
     from bandpo_lab.rehearsal.shrink import compose
 
     config = compose(overrides, recipes, "ppo_trainer")
-    if why := misread(overrides, OmegaConf.to_yaml(config)):
+    if why := misread(overrides, OmegaConf.to_yaml(config)) or empty(config):
         raise InvalidValue(why)
     return config
 

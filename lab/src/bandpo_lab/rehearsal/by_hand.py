@@ -17,7 +17,7 @@ from bandpo.objectives import DualClip, Surrogate
 from bandpo.rules import Band, ClipRule, FixedClip, Unclipped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 TOLERANCE = 1e-5
 """Of a gradient in float32, as a share of its largest entry; 2e-7 is usual."""
@@ -77,16 +77,39 @@ def compare(calls: Sequence[dict[str, Any]], method: Method) -> Comparison:
     return Comparison(tokens, clipped, difference / largest if largest else math.nan, has_formula(method))
 
 
-def sync_differences(calls: Sequence[dict[str, Any]], steps: int) -> list[float]:
-    """By step, how far trainer and sampler differ in a token's probability, where the sampler's are the old ones.
+def sync_differences(
+    calls: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]], steps: int
+) -> list[float]:
+    """Compute by step how far trainer and sampler differ in a token's probability.
 
-    In the first call of a step nothing has been learnt yet.
+    In the first call of a step nothing has been learnt yet, so the trainer's probabilities are those of the weights
+    that the sampler should have. Which sample a row of the call is, the call does not say: it is the one of its length
+    that is nearest. With weights of an earlier step none is near.
+
+    Args:
+        calls: The recorded calls, in their order.
+        samples: The log-probabilities of each response, as the sampler had them.
+        steps: How many steps were made.
+
+    Returns:
+        The largest difference of each step; NaN where no response has the length of a row.
     """
     every = len(calls) // steps if len(calls) % steps == 0 else len(calls)
-    return [
-        (call["log_prob"].exp() - call["old_log_prob"].exp())[call["response_mask"].bool()].abs().max().item()
-        for call in calls[::every]
-    ]
+    return [max(_nearest(row, samples) for row in _rows(call)) for call in calls[::every]]
+
+
+def _rows(call: dict[str, Any]) -> Iterator[Tensor]:
+    """Return the log-probabilities of each sequence that has a counted token."""
+    masks = call["response_mask"].bool()
+    for log_prob, mask in zip(call["log_prob"], masks, strict=True):
+        if mask.any():
+            yield log_prob[mask]
+
+
+def _nearest(log_prob: Tensor, samples: Sequence[Sequence[float]]) -> float:
+    """Return the largest difference of a probability from the nearest sample of the same length; NaN without one."""
+    same = [torch.tensor(sample) for sample in samples if len(sample) == len(log_prob)]
+    return min(((sample.exp() - log_prob.exp()).abs().max().item() for sample in same), default=math.nan)
 
 
 def has_formula(method: Method) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -40,8 +41,35 @@ class Expected:
     """What its loss is made of; None for a loss that only verl or a plug-in knows."""
     answers: dict[str, str]
     """Planted right answers by prompt."""
-    corrections: tuple[str, ...] = ()
-    """The metrics that verl logs where it applies the rollout correction that the recipe asks for."""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """The metrics that verl logs where it does what the recipe asks for, each with the setting that asks for it."""
+
+
+def demanded_metrics(config: Any) -> dict[str, str]:
+    """Return the metrics that verl logs in each step if it does what a recipe asks for, each with the asking setting.
+
+    Not among them is that of dynamic sampling, which verl logs only in a step in which it drops a group: in a
+    rehearsal each group has a right answer and a wrong one.
+    """
+    from bandpo.integrations._verl_correction import metrics_of
+    from bandpo.integrations._verl_settings import ACTOR, ROLLOUT, WHERE, bypasses
+
+    actor = config.actor_rollout_ref.actor
+    audited = str(actor.policy_loss.get("_target_")).startswith("bandpo.") and actor.policy_loss.get(
+        "audit", True
+    )
+    asked = {
+        ("actor/kl_loss", f"{ACTOR}use_kl_loss=true"): actor.use_kl_loss,
+        ("actor/entropy_loss", f"{ACTOR}entropy_coeff={actor.entropy_coeff}"): actor.entropy_coeff != 0,
+        ("actor/reward_kl_penalty", "algorithm.use_kl_in_reward=true"): config.algorithm.use_kl_in_reward,
+        ("audit/tokens", f"{WHERE}audit=true"): audited,
+        # verl compares nothing where it takes the sampler's probabilities for the old ones.
+        ("training/rollout_probs_diff_max", f"{ROLLOUT}calculate_log_probs=true"): (
+            config.actor_rollout_ref.rollout.calculate_log_probs and not bypasses(config)
+        ),
+    }
+    metrics = {metric: setting for (metric, setting), wanted in asked.items() if wanted}
+    return metrics | dict.fromkeys(metrics_of(config), "algorithm.rollout_correction")
 
 
 def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check]:
@@ -57,10 +85,10 @@ def first_run_checks(folder: Path, steps: int, expected: Expected) -> list[Check
         Check("training", True, f"{steps} steps of rollout, reward, advantage and update"),
         Check("policy loss", *_loss(metrics, expected.loss_mode)),
         *_by_hand(metrics, losses, expected.method),
-        *_correction(metrics, expected.corrections),
+        *_demanded(metrics, expected.metrics),
         Check("reward", *_reward(folder, expected.answers)),
         Check("gradient", *_gradient(metrics)),
-        Check("weight sync", *_weight_sync(metrics, losses)),
+        Check("weight sync", *_weight_sync(metrics, folder, "first")),
         Check("validation", *_validation(metrics[steps])),
         Check("checkpoint", saved, f"{checkpoint} {'is' if saved else 'is not'} there"),
     ]
@@ -80,7 +108,7 @@ def resumed_run_check(folder: Path, steps: int) -> Check:
         return Check(
             "resume", False, "the weights read from the checkpoint are not those that were written to it"
         )
-    synced, found = _weight_sync(metrics, folder / files.LOSSES.format("resumed"))
+    synced, found = _weight_sync(metrics, folder, "resumed")
     return Check("resume", synced, "the same weights, one more step" if synced else found)
 
 
@@ -143,20 +171,24 @@ def _by_hand(steps: dict[int, dict[str, float]], recorded: Path, method: Method 
     return [clip, Check("loss by hand", same, agreement if same else disagreement)]
 
 
-def _correction(steps: dict[int, dict[str, float]], wanted: tuple[str, ...]) -> list[Check]:
-    """Check that verl logged each metric of the rollout correction that was asked for; nothing where none was."""
-    if not wanted:
+def _demanded(steps: dict[int, dict[str, float]], demanded: Mapping[str, str]) -> list[Check]:
+    """Check that verl logged, in each step, each metric of what the recipe asks for; nothing where it asks for none."""
+    if not demanded:
         return []
-    missing = [name for name in wanted if not all(name in data for data in steps.values())]
+    missing = {
+        name: setting
+        for name, setting in demanded.items()
+        if not all(name in data for data in steps.values())
+    }
     if missing:
-        detail = (
-            f"the metric {', '.join(missing)} is missing, so no code of verl applied the setting of "
-            "algorithm.rollout_correction that it is of"
+        detail = "; ".join(
+            f"the metric {name} is missing, so no code of verl applied {setting}"
+            for name, setting in missing.items()
         )
-        return [Check("rollout correction", False, detail)]
+        return [Check("metrics", False, detail)]
     last = steps[max(steps)]
-    shares = ", ".join(f"{name} {last[name]:.3g}" for name in wanted)
-    return [Check("rollout correction", True, f"applied: {shares}")]
+    values = ", ".join(f"{name} {last[name]:.3g}" for name in demanded)
+    return [Check("metrics", True, f"all that the recipe asks for: {values}")]
 
 
 def _reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
@@ -191,12 +223,13 @@ def _gradient(steps: dict[int, dict[str, float]]) -> tuple[bool, str]:
     )
 
 
-def _weight_sync(steps: dict[int, dict[str, float]], recorded: Path) -> tuple[bool, str]:
+def _weight_sync(steps: dict[int, dict[str, float]], folder: Path, run: str) -> tuple[bool, str]:
     differences = [data.get("training/rollout_probs_diff_max", math.nan) for data in steps.values()]
-    # verl compares nothing where it takes the sampler's probabilities for the old ones.
+    # verl compares nothing where it takes the sampler's probabilities for the old ones, or does not ask for them.
     if all(map(math.isnan, differences)):
-        calls = by_hand.load(recorded)
-        differences = by_hand.sync_differences(calls, len(steps)) if calls else differences
+        calls = by_hand.load(folder / files.LOSSES.format(run))
+        samples = [sample["log_probs"] for sample in records(folder / files.SAMPLES.format(run))]
+        differences = by_hand.sync_differences(calls, samples, len(steps)) if calls else differences
     if all(d < PROBABILITY_TOLERANCE for d in differences):
         return True, f"sampler and trainer agree on probabilities to {max(differences):.1g}"
     return False, (

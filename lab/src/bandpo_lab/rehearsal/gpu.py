@@ -12,12 +12,8 @@ from typing import Any
 from bandpo.errors import RunProblem
 from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.checks import explain
-from bandpo_lab.rehearsal.preflight import absent_files, lacking_gpus
+from bandpo_lab.rehearsal.preflight import FLASH, absent_files, lacking_gpus, lacks_attention
 
-FLASH = (
-    "verl's default attention needs flash-attn: pip install --no-build-isolation flash-attn==2.8.3, or add "
-    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-)
 ROLLOUT = "actor_rollout_ref.rollout."
 KNOWN = {
     r"No module named '(?:flash_attn)|FlashAttention2 has been toggled on": FLASH,
@@ -65,14 +61,11 @@ def tried(command: list[str], config: Any, output: Path) -> str:
 
 def missing(config: Any) -> str | None:
     """What this node lacks for the run, known at once."""
-    from omegaconf import OmegaConf
-
     engine, wanted = config.actor_rollout_ref.rollout.name, config.trainer.n_gpus_per_node
-    attention = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
     if few := lacking_gpus(wanted, f"trainer.n_gpus_per_node is {wanted}"):
         return few
     if importlib.util.find_spec(engine) is None:
-        return f"{ROLLOUT}name is {engine}, which is not installed: pip install -r recipes/gpu.txt"
-    if importlib.util.find_spec("flash_attn") is None and attention in (None, "flash_attention_2"):
+        return f"{ROLLOUT}name is {engine}, which is not installed: docs/install.md has the environment of a node"
+    if lacks_attention(config):
         return FLASH
     return None

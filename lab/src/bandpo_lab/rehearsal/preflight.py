@@ -24,8 +24,24 @@ def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
     from omegaconf import OmegaConf
 
     with contextlib.redirect_stdout(io.StringIO()):
-        fault = misread(overrides, OmegaConf.to_yaml(config)) or _impossible(config) or _refused(config)
+        fault = (
+            misread(overrides, OmegaConf.to_yaml(config))
+            or empty(config)
+            or _impossible(config)
+            or _refused(config, overrides)
+        )
     return Check("settings", not fault, fault or "accepted by verl at full size")
+
+
+def empty(config: Any) -> str | None:
+    """Name the first setting that must have a value and has none, or one of another kind; None if there is none."""
+    from bandpo.integrations._verl_settings import check_needed
+
+    try:
+        check_needed(config)
+    except InvalidValue as error:
+        return str(error)
+    return None
 
 
 def misread(overrides: Sequence[str], config: str) -> str | None:
@@ -48,7 +64,7 @@ def misread(overrides: Sequence[str], config: str) -> str | None:
     return None
 
 
-def _refused(config: Any) -> str | None:
+def _refused(config: Any, overrides: Sequence[str]) -> str | None:
     """What verl or bandpo says against it, or verl would in the first update."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_reference_policy
@@ -68,31 +84,42 @@ def _refused(config: Any) -> str | None:
             )
         validate_config(config, need_reference_policy(config), use_critic=False)
     except InstantiationException as error:  # hydra wraps the error of a config class
-        return f"verl refuses the settings: {error.__cause__ or error}"
+        return f"verl refuses the settings: {error.__cause__ or error}{_nulls_in(overrides)}"
     except BandpoError as error:
         return str(error)
     except Exception as error:  # any error of verl or of a plug-in is a finding
-        return f"verl refuses the settings: {type(error).__name__}: {error}"
+        return f"verl refuses the settings: {type(error).__name__}: {error}{_nulls_in(overrides)}"
     return None
+
+
+def _nulls_in(overrides: Sequence[str]) -> str:
+    """Return which settings the command line sets to null, over which verl may fail without naming them."""
+    nulls = [word.lstrip("+").partition("=")[0] for word in overrides if word.endswith("=null")]
+    return f" (null on the command line: {', '.join(nulls)})" if nulls else ""
 
 
 def _impossible(config: Any) -> str | None:
     """What no run can be done with, and what verl finds late, in other words, or not at all."""
-    from omegaconf import OmegaConf
+    from verl.utils.tracking import Tracking
 
-    rollout = "actor_rollout_ref.rollout"
-    for key in ("trainer.nnodes", "trainer.n_gpus_per_node", f"{rollout}.n", f"{rollout}.val_kwargs.n"):
-        value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or value < 1:
-            return f"{key} must be a whole number of at least 1, got {value!r}"
+    for name in loggers(config):
+        if name not in Tracking.supported_backend:
+            return f"trainer.logger: verl knows no logger {name!r} of {', '.join(Tracking.supported_backend)}"
     for split in ("train", "val"):
         if not config.data[f"{split}_files"]:
             return f"data.{split}_files names no file"
-    if not config.actor_rollout_ref.model.path:
-        return "actor_rollout_ref.model.path is not set"
     if config.algorithm.adv_estimator == "grpo" and config.actor_rollout_ref.rollout.n == 1:
-        return f"algorithm.adv_estimator=grpo compares the answers to one prompt with each other, and {rollout}.n is 1"
+        return (
+            "algorithm.adv_estimator=grpo compares the answers to one prompt with each other, and "
+            "actor_rollout_ref.rollout.n is 1"
+        )
     return None
+
+
+def loggers(config: Any) -> list[str]:
+    """Return the recipe's loggers: verl takes one or a list."""
+    logger = config.trainer.logger
+    return [logger] if isinstance(logger, str) else list(logger)
 
 
 def loss(config: Any) -> tuple[str, Method | None]:
@@ -181,8 +208,26 @@ def lacking_gpus(wanted: int, setting: str) -> str | None:
     return f"{setting}, and {here} GPUs are here" if here < wanted else None
 
 
+FLASH = (
+    "flash-attn is not installed, which verl's default attention needs: install a wheel of it for this Python, torch "
+    "and CUDA, see docs/install.md, or add +actor_rollout_ref.model.override_config.attn_implementation=sdpa, which is "
+    "slower (406 s an update against 216 s in verl's pull request 7131) and refused together with sequence parallelism"
+)
+"""What is said where verl would not find FlashAttention."""
+
+
+def lacks_attention(config: Any) -> bool:
+    """Return whether the recipe's attention is FlashAttention, which this machine does not have."""
+    from omegaconf import OmegaConf
+
+    attention = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
+    return attention in (None, "flash_attention_2") and importlib.util.find_spec("flash_attn") is None
+
+
 def unready(config: Any) -> list[str]:
-    """Name what a launch of the recipe from this machine lacks: files, and GPUs where Ray starts on this machine alone.
+    """Name what a launch of the recipe from this machine lacks.
+
+    These are files; and where Ray starts on this machine alone, GPUs and FlashAttention.
 
     Args:
         config: The recipe's whole config.
@@ -196,17 +241,13 @@ def unready(config: Any) -> list[str]:
                 "`bandpo-lab data prepare` writes the data of the recipes, and --data names their folder"
             )
     per_node, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
-    # Ray and verl judge what is no whole number.
-    if (
-        _trains_on_cuda(config)
-        and not _joins_cluster(config)
-        and isinstance(per_node, int)
-        and isinstance(nodes, int)
-    ):
+    if _trains_on_cuda(config) and not _joins_cluster(config):
         wanted = per_node * nodes
         setting = f"trainer.n_gpus_per_node × trainer.nnodes is {per_node} × {nodes} = {wanted}"
         if few := lacking_gpus(wanted, setting):
             lacks.append(f"{few}; to train on a cluster, set RAY_ADDRESS")
+        if lacks_attention(config):
+            lacks.append(FLASH)
     return lacks
 
 

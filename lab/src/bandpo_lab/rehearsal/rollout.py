@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from bandpo_lab.rehearsal.files import ANSWERS, FOLDER, SYNCS
+from bandpo_lab.rehearsal.files import ANSWERS, FOLDER, RUN, SAMPLES, SYNCS
 
 
 class TransformersServer:
@@ -97,9 +97,12 @@ class TransformersServer:
         sequence = torch.cat([prompt, torch.tensor([response])], dim=1)
         logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1] / (temperature or 1.0)
         logp = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        with open(self.folder / SAMPLES.format(os.environ[RUN]), "a") as file:
+            print(json.dumps({"step": self.global_steps, "log_probs": logp.tolist()}), file=file)
         return TokenOutput(
             token_ids=response,
-            log_probs=logp.tolist(),
+            # As vLLM: none unless verl asks for them, by calculate_log_probs.
+            log_probs=logp.tolist() if sampling_params.get("logprobs") else None,
             stop_reason="completed",
             extra_fields={"global_steps": self.global_steps},
         )

@@ -39,7 +39,8 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
         raise MissingPackage(
-            "this needs verl: in a clone of bandpo, with Python 3.11 or 3.12, pip install '.[verl]' './lab[verl]'"
+            "this needs verl: in a clone of bandpo, with Python 3.12, "
+            "pip install -c lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
         )
 
     from hydra import compose as hydra_compose
@@ -81,7 +82,8 @@ def refuse(config: Any) -> None:
         not in ("fsdp", "fsdp2"),
         "reward.reward_model.enable: a reward model needs an inference engine": config.reward.reward_model.enable,
         "LoRA: its weights reach the inference engine by a path of their own": (
-            max(model.lora_rank, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank", default=0)) > 0
+            # A null rank is refused with the settings.
+            max(model.lora_rank or 0, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank") or 0) > 0
         ),
     }
     found = [reason for reason, applies in reasons.items() if applies]
@@ -93,12 +95,6 @@ def samples(config: Any) -> int:
     """Responses to one prompt in the rehearsal: a right one is planted in each group, so two at least."""
     wanted = config.actor_rollout_ref.rollout.n
     return min(max(wanted, 2), SAMPLES) if isinstance(wanted, int) else SAMPLES
-
-
-def corrects(config: Any) -> bool:
-    """Return whether the recipe wants what needs the sampler's log-probabilities: bypass, weights or rejection."""
-    settings = config.algorithm.get("rollout_correction") or {}
-    return any(settings.get(name) for name in ("bypass_mode", "rollout_is", "rollout_rs"))
 
 
 def changes(config: Any, folder: Path, steps: int) -> list[Change]:
@@ -113,11 +109,6 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
             "trainer.nnodes": 1,
             "trainer.n_gpus_per_node": 1,
             f"{actor}.strategy": "fsdp2",
-            **{
-                f"{part}.{engine}ulysses_sequence_parallel_size": 1
-                for part in (actor, ref)
-                for engine in ("", "fsdp_config.")
-            },
             f"{actor}.fsdp_config.use_torch_compile": False,
             f"{ref}.fsdp_config.use_torch_compile": False,
             "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -128,6 +119,11 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
                 for part in (actor, ref)
                 for offload in ("param_offload", "optimizer_offload", "offload_policy")
             },
+        },
+        "one process, and no FlashAttention, which verl needs to split a sequence": {
+            f"{part}.{engine}ulysses_sequence_parallel_size": 1
+            for part in (actor, ref)
+            for engine in ("", "fsdp_config.")
         },
         # verl wraps a forward-only model with pinned memory, which needs a GPU.
         "no GPU to pin memory for": {
@@ -141,8 +137,6 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
         "transformers in place of vLLM or SGLang": {
             f"{rollout}.name": "transformers",
             f"{rollout}.mode": "async",
-            # For the check of the weight sync; but what needs the setting has to meet it as the recipe has it.
-            **({} if corrects(config) else {f"{rollout}.calculate_log_probs": True}),
             f"{rollout}.free_cache_engine": False,
             **{f"{rollout}.{kind}_parallel_size": 1 for kind in ("tensor_model", "data", "pipeline_model")},
         },

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._verl_correction import metrics_of
 from bandpo_lab.rehearsal import files, preflight
-from bandpo_lab.rehearsal.checks import Check, Expected, first_run_checks, resumed_run_check
+from bandpo_lab.rehearsal.checks import Check, Expected, demanded_metrics, first_run_checks, resumed_run_check
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.processes import Forks
 from bandpo_lab.rehearsal.run import environment, train
@@ -26,8 +25,9 @@ from bandpo_lab.rehearsal.shrink import PROMPT_TOKENS, PROMPTS, Change, changes,
 NOT_COVERED = (
     "vLLM and SGLang: transformers generates, and weights reach it by another way",
     "CUDA, FlashAttention, fused kernels, torch.compile, bf16",
-    "FSDP1, Megatron, off-loading, sharding over processes",
+    "FSDP1, Megatron, off-loading, sharding over processes, sequence parallelism (Ulysses)",
     "the import of verl in each process: one imports, the others are forked from it",
+    "TRL beside verl, which is hidden from it: a node is to have none (recipes/gpu.txt has none)",
     "the tokenizer and the chat template, unless the model is a folder on this machine",
     "more than one node, memory, speed, and whether the recipe learns anything",
 )
@@ -123,7 +123,7 @@ def rehearse(
         search = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
         command = ["-m", "verl.trainer.main_ppo", *search, *overrides]
         command += [change.override for change in made]
-        expected = Expected(*preflight.loss(config), answers, metrics_of(config))
+        expected = Expected(*preflight.loss(config), answers, demanded_metrics(config))
         say("first run")
         train(forks, command, folder, "first", timeout)
         checks += first_run_checks(folder, steps, expected)

@@ -1,0 +1,90 @@
+"""The one environment for verl: its lock, the page that says how to make it, and whatever else names it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bandpo_lab.cli import OPTIONAL_PACKAGES
+from pages import PAGES, ROOT
+
+LOCK = "lab/src/bandpo_lab/recipes/gpu.txt"
+CONTAINERFILE = ROOT / "lab/src/bandpo_lab/recipes/Containerfile"
+NAMING = [*PAGES, CONTAINERFILE, ROOT / "Makefile"]
+SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab/src").rglob("*.py"), *PAGES]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / LOCK).read_text().splitlines()
+    return dict(line.split("==") for line in lines if re.match(r"[\w.-]+==", line))
+
+
+def installations(files: list[Path]) -> list[tuple[str, str]]:
+    """Each `pip install …` in these files, with the file's name."""
+    return [
+        (file.relative_to(ROOT).as_posix(), command)
+        for file in files
+        for command in re.findall(r"pip install[^`\n]*", file.read_text())
+    ]
+
+
+def test_each_file_that_pip_is_to_read_is_there():
+    named = {
+        (file, name.strip("`',;.").replace("$(NODE_LOCK)", LOCK))
+        for file, command in installations(NAMING)
+        for name in re.findall(r" -[rc] (\S+)", command)
+    }
+    assert len({file for file, _ in named}) >= 3
+    assert {(file, name) for file, name in named if not (ROOT / name).is_file()} == set()
+
+
+def test_whatever_installs_verl_takes_the_versions_of_the_lock():
+    of_verl = [(file, command) for file, command in installations(SOURCES) if "[verl]" in command]
+    assert of_verl
+    assert [one for one in of_verl if f"-c {LOCK}" not in one[1]] == []
+
+
+def test_flash_attn_is_installed_as_a_wheel_or_not_at_all():
+    assert [file for file in SOURCES if "no-build-isolation" in file.read_text()] == []
+
+
+def test_page_container_and_make_have_one_python_and_one_lock():
+    page, make = (ROOT / "docs/install.md").read_text(), (ROOT / "Makefile").read_text()
+    assert f"pip install -r {LOCK}" in page
+    assert f"-r {LOCK}" in CONTAINERFILE.read_text()
+    assert f"NODE_LOCK := {LOCK}" in make
+    assert "python3.12 -m venv" in page
+    assert "python3.12 -m venv" in make
+    assert "python:3.12" in CONTAINERFILE.read_text()
+
+
+def test_the_page_has_the_versions_of_the_lock():
+    page = (ROOT / "docs/install.md").read_text()
+    for package, name in (
+        ("torch", "torch"),
+        ("vllm", "vLLM"),
+        ("transformers", "transformers"),
+        ("ray", "Ray"),
+    ):
+        assert f"{name} {pins()[package]}" in page
+
+
+@pytest.mark.parametrize("name", ["verl.md", "recipes.md", "rehearsal.md"])
+def test_the_other_pages_refer_to_that_page(name):
+    text = (ROOT / "docs" / name).read_text()
+    assert "install.md#an-environment-for-verl" in text
+    assert "3.11 or 3.12" not in text
+    assert not re.search(r"pip install[^`\n]*\[verl\]", text)
+
+
+def test_the_lock_is_of_the_torch_that_verls_vllm_needs():
+    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    from importlib.metadata import requires
+
+    needed = [text for text in requires("verl") or () if text.endswith('extra == "vllm"')]
+    for package in ("torch", "vllm", "transformers"):
+        assert any(text.startswith(f"{package}=={pins()[package]};") for text in needed)
+
+
+def test_a_command_that_lacks_verl_says_how_to_install_it_with_the_lock():
+    assert f"-c {LOCK}" in OPTIONAL_PACKAGES["verl"]
