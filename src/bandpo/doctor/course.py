@@ -292,9 +292,7 @@ def fit_weights(
     """
     n = len(target)
     means = [fmean(part) for part in (*parts, target)]
-    centred = [
-        [value - mean for value in part] for part, mean in zip((*parts, target), means, strict=True)
-    ]
+    centred = [[value - mean for value in part] for part, mean in zip((*parts, target), means, strict=True)]
     size = len(parts)
     matrix = [
         [sum(map(math.prod, zip(row, column, strict=True))) / n for column in centred] for row in centred[:-1]

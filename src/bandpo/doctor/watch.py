@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,16 @@ GROWTH_BETWEEN_CHECKS = 0.05
 """Share by which a log must have grown since the last check. All checks of a run together then read each row about
 twenty times, however long the run is."""
 
+FEWEST_ROWS = 10
+"""Log steps before which nothing but NaN is judged."""
+
 ONLY_AT_THE_END = ("plateau",)
 """Codes that say nothing while a run trains: every run is flat at first."""
+
+
+MAY_PASS = {"collapse": 1.25, "no-signal": math.inf}
+"""For each fault that a healthy run may show and leave behind, by how much its log must have grown while every check
+found it. Until then it is worth a look: a reward may dip, and a hard task may begin with few groups that differ."""
 
 
 class LogWatch:
@@ -39,6 +48,7 @@ class LogWatch:
         self._flat_steps = flat_steps
         self._checked_rows = 0
         self._has_bad_number = False
+        self._found_since: dict[str, int] = {}
 
     def start_after(self, rows: int) -> None:
         """Count log steps from here on, as after a run was resumed.
@@ -74,9 +84,23 @@ class LogWatch:
         if not rows:
             return []
         findings = Diagnosis(log_findings(rows, setup), setup, rows).findings
+        if len(rows) < FEWEST_ROWS:
+            findings = [finding for finding in findings if finding.code == "nan"]
         if not at_the_end:
             findings = [finding for finding in findings if finding.code not in ONLY_AT_THE_END]
+            findings = self._softened(findings, len(rows))
         return [finding for finding in findings if not self._is_too_early(finding, rows[-1]["step"])]
+
+    def _softened(self, findings: Sequence[Finding], rows: int) -> list[Finding]:
+        """Return the findings, those of `MAY_PASS` as worth a look until they have lasted."""
+        self._found_since = {finding.code: self._found_since.get(finding.code, rows) for finding in findings}
+        softened: list[Finding] = []
+        for finding in findings:
+            growth = rows / self._found_since[finding.code]
+            if finding.ok is False and growth < MAY_PASS.get(finding.code, 1.0):
+                finding = finding._replace(severity="look", ok=None)
+            softened.append(finding)
+        return softened
 
     def _is_too_early(self, finding: Finding, last_step: float) -> bool:
         """Return whether a finding of equal rewards rests on too few answers: hard tasks begin with none right."""
