@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import importlib
 import importlib.util
 import json
 import threading
@@ -98,17 +99,15 @@ def _sender(name: str) -> Callable[[str, str, bool], None]:
 
 
 def _send_by_wandb(title: str, text: str, is_grave: bool) -> None:
-    import wandb
-
+    wandb: Any = importlib.import_module("wandb")
     if wandb.run is None:
-        raise ValueError("there is no run of wandb: set report_to='wandb', or call wandb.init()")
+        raise InvalidValue("there is no run of wandb: set report_to='wandb', or call wandb.init()")
     level = wandb.AlertLevel.ERROR if is_grave else wandb.AlertLevel.WARN
     wandb.alert(title=title, text=text, level=level)
 
 
 def _send_by_trackio(title: str, text: str, is_grave: bool) -> None:
-    import trackio  # pyright: ignore[reportMissingImports]
-
+    trackio: Any = importlib.import_module("trackio")
     level = trackio.AlertLevel.ERROR if is_grave else trackio.AlertLevel.WARN
     trackio.alert(title=title, text=text, level=level)
 

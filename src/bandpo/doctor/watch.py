@@ -24,7 +24,7 @@ ONLY_AT_THE_END = ("plateau",)
 """Codes that say nothing while a run trains: every run is flat at first."""
 
 
-MAY_PASS = {"collapse": 1.25, "no-signal": math.inf}
+MAY_PASS = {"collapse": 2.0, "no-signal": math.inf}
 """For each fault that a healthy run may show and leave behind, by how much its log must have grown while every check
 found it. Until then it is worth a look: a reward may dip, and a hard task may begin with few groups that differ."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,10 +113,10 @@ def setup_of_arguments(args: Any) -> Setup:
 def _flat_steps(args: Any) -> float:
     """Return the optimiser steps in which `FEWEST_EQUAL_REWARDS` answers are generated; 0 if that is not known."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
-    factors = [getattr(args, name, None) for name in names]
+    factors: list[Any] = [getattr(args, name, None) for name in names]
     if not all(isinstance(factor, int) and factor > 0 for factor in factors):
         return 0.0
-    answers = factors[0] * factors[1] * factors[2] / (getattr(args, "num_iterations", None) or 1)
+    answers = math.prod(factors) / (getattr(args, "num_iterations", None) or 1)
     return FEWEST_EQUAL_REWARDS / answers
 
 
