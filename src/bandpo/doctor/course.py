@@ -291,7 +291,8 @@ def fit_weights(
     ([2.0, 1.0], 1.0)
     """
     n = len(target)
-    centred = [[value - fmean(part) for value in part] for part in (*parts, target)]
+    means = [fmean(part) for part in (*parts, target)]
+    centred = [[value - mean for value in part] for part, mean in zip((*parts, target), means, strict=True)]
     size = len(parts)
     matrix = [
         [sum(map(math.prod, zip(row, column, strict=True))) / n for column in centred] for row in centred[:-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 from bandpo.doctor.course import (
@@ -52,7 +52,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     constant_reward = _check_constant_reward(course)
     findings = [
         _check_numbers(course),
-        _check_movement(course, rewards_differ=constant_reward.ok is not False),
+        _check_movement(course),
         _check_reference(course),
         _check_engine(course),
         _check_step_size(course),
@@ -118,7 +118,16 @@ def _check_numbers(course: Course) -> Finding:
     return finding.failed("nan", cause, onset=min(steps))
 
 
-def _check_movement(course: Course, *, rewards_differ: bool) -> Finding:
+def _rewards_differ(course: Course) -> bool:
+    """Check whether some group's rewards differ, so that there must be a gradient; True where nothing is known."""
+    dead = course.series("dead").values
+    if dead:
+        return min(dead) < 1
+    rewards = course.series("reward").values
+    return not rewards or len(set(rewards)) > 1 or any(course.series("reward_std").values)
+
+
+def _check_movement(course: Course) -> Finding:
     """Check that the learning rate is above 0, and the gradient too unless no reward could make one."""
     tested = "weights move"
     finding = Finding("ok", None, tested)
@@ -129,7 +138,8 @@ def _check_movement(course: Course, *, rewards_differ: bool) -> Finding:
             continue
         largest = max(metric.values)
         finding = _passed(tested, metric, largest)
-        if largest <= least and (name == "learning_rate" or rewards_differ):
+        is_warm_up = name == "learning_rate" and metric.values[-1] == largest > metric.values[0]
+        if largest <= least and not is_warm_up and (name == "learning_rate" or _rewards_differ(course)):
             return finding.failed("no-step", f"{name} never exceeds {largest:g}", onset=metric.steps[0])
     return finding
 
@@ -732,7 +742,8 @@ def _check_evaluation(course: Course) -> Finding:
     if len(score.values) < 5 or len(reward.values) < 5:
         return Finding("ok", None, tested)
     window = max(2, len(score.values) // 6)
-    means = [fmean(score.values[k : k + window]) for k in range(len(score.values) - window + 1)]
+    sums = [0.0, *accumulate(score.values)]
+    means = [(after - before) / window for before, after in zip(sums, sums[window:], strict=False)]
     best = means.index(max(means))
     last = means[-1]
     noise = noise_of_differences(score.values) / math.sqrt(window)

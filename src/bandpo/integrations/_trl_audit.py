@@ -17,13 +17,13 @@ from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
 from bandpo.audit.metrics import Audit, logged
-from bandpo.audit.online import Watch
 from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
 from bandpo.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
 from bandpo.integrations._trl_announcements import sampling_settings
 from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
 from bandpo.integrations._trl_parameter_check import Scoring
+from bandpo.integrations.watch import Watch
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import SequenceMask
 from bandpo.runs.configs import trl_method
@@ -126,7 +126,8 @@ class AuditMixin(GRPOTrainer):
     record: str | None = None
     """Folder to which the tokens of every training loss are written, see `bandpo.Recorder`."""
     watched: str = "warn"
-    """What happens where the tests of `bandpo diagnose` find something wrong: ``warn``, ``stop`` or ``off``."""
+    """What happens where the tests of `bandpo diagnose` find something wrong: ``warn``, ``stop`` or ``off``. A
+    `bandpo.Watch` among the callbacks is used in place of ``warn``."""
 
     _loss: _Loss | None = None
     _rewards: Tensor | None = None
@@ -170,10 +171,9 @@ class AuditMixin(GRPOTrainer):
         super().__init__(model, reward_funcs, args, *arguments, **named)
         sampler = self.loss_method().old_policy == "rollout"
         anchor = "rollout" if sampler else getattr(self.args, "anchor", "trainer")
-        if self.watched != "off" and self.is_world_process_zero():
-            self._watch = Watch("trl", how=self.watched, anchor=anchor)
         self._kept = _KeepDetail()
         self.add_callback(self._kept)
+        self._watch = self._add_watch(anchor)
         self.add_callback(_EndOfTraining(self._say_whether_compared))
         if self.record is not None:
             self._recorder = Recorder(
@@ -184,6 +184,32 @@ class AuditMixin(GRPOTrainer):
                 framework=f"trl {trl.__version__}",
                 sampling={name: x for name, x in sampling_settings(self.args).items() if x is not None},
             )
+
+    def _add_watch(self, anchor: str) -> Watch | None:
+        """Return the callback that watches the run: the user's own, or one that does what ``watched`` says.
+
+        Args:
+            anchor: As for `bandpo.Recorder`.
+        """
+        if self.watched not in ("warn", "stop", "off"):
+            raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {self.watched!r}")
+        callbacks = self.callback_handler.callbacks
+        watch = next((callback for callback in callbacks if isinstance(callback, Watch)), None)
+        if watch is not None and self.watched != "warn":
+            raise InvalidValue(
+                f"watched={self.watched!r} and a bandpo.Watch among the callbacks both say what is watched; leave one "
+                "out"
+            )
+        if self.watched == "off":
+            return None
+        if watch is not None:
+            # Callbacks are called in their order, and this one reads what `_KeepDetail` adds to the log.
+            self.remove_callback(watch)
+        else:
+            watch = Watch(stop_on="fix" if self.watched == "stop" else None)
+        watch.anchor = anchor
+        self.add_callback(watch)
+        return watch
 
     def loss_method(self) -> Method:
         """The loss's method: of a stock trainer what its ``loss_type``, ``epsilon`` and ``delta`` make of a token."""
@@ -285,8 +311,9 @@ class AuditMixin(GRPOTrainer):
         }
         step, version = self.state.global_step, inputs.get("version")
         # Of data that are known to be stale no ratio is 1.
-        if self._watch is not None and (version is None or bool((version >= step).all())):
-            self._watch.look(**given)
+        is_fresh = version is None or bool((version >= step).all())
+        if self._watch is not None and self.is_world_process_zero() and is_fresh:
+            self._watch.run_watch.look(**given)
         if self._recorder is not None:
             self._recorder.add(**given, step=step, version=version, method=self.audited_method())
 
@@ -380,11 +407,8 @@ class AuditMixin(GRPOTrainer):
             logs |= shown
             self._kept.detail = {name: value for name, value in everything.items() if name not in shown}
         super().log(logs, start_time)
-        if not metrics:
-            return
-        if self._watch is not None:
-            self._watch(logs | logged(metrics, detail=True))
-        self._since_log = None
+        if metrics:
+            self._since_log = None
 
     @property
     def losses_per_batch(self) -> int:

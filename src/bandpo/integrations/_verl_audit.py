@@ -17,10 +17,12 @@ import torch
 from verl.utils import metric
 
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
-from bandpo.audit.online import Watch
+from bandpo.audit.online import RunWatch
 from bandpo.batch import Batch
+from bandpo.errors import InvalidValue
 from bandpo.integrations._verl_announcement import begin_leg, logging_into
 from bandpo.methods import Method
+from bandpo.runs import Setup
 
 if TYPE_CHECKING:
     from verl import DataProto
@@ -61,7 +63,7 @@ class Driver:
 
     def __init__(self) -> None:
         self._batches = 0
-        self._watch: Watch | None = None
+        self._watch: RunWatch | None = None
         self._recorder: Recorder | None = None
 
     def prepare(self, config: Mapping[str, Any]) -> None:
@@ -70,7 +72,9 @@ class Driver:
         if not str(settings.get("_target_")).startswith("bandpo."):
             return
         if (how := settings.get("watched", "warn")) != "off":
-            self._watch = Watch("verl", how=how)
+            if how not in ("warn", "stop"):
+                raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {how!r}")
+            self._watch = RunWatch(Setup("verl"), stop_on="fix" if how == "stop" else None)
         if folder := settings.get("record"):
             import verl
 

@@ -81,7 +81,7 @@ def read_configuration(path: Path, method: str | None = None) -> Setup:
     if newest is None:
         return Setup(method=method)
     framework, config, _ = newest
-    return _setup_of(framework, config, method)
+    return setup_of(framework, config, method)
 
 
 def newest_configuration(path: Path) -> tuple[str, Config, Path] | None:
@@ -112,7 +112,17 @@ def _configuration_files(path: Path) -> list[Path]:
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
-def _setup_of(framework: str, config: Config, method: str | None) -> Setup:
+def setup_of(framework: str, config: Config, method: str | None = None) -> Setup:
+    """Return what a configuration of a framework says of a run.
+
+    Args:
+        framework: The framework, such as ``trl``.
+        config: Its settings, nested.
+        method: The text of the method, used where the configuration names none.
+
+    >>> setup_of("trl", {"num_iterations": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}).updates
+    2.0
+    """
     level = lookup(config, "importance_sampling_level") if framework == "trl" else None
     # A lag is a setting of `bandpo-lab train` alone.
     stale = bool(config.get("lag")) if framework == "trl" else None
