@@ -51,6 +51,8 @@ class Finding(NamedTuple):
     """The first and the last step of the rows that ``figure`` was computed from."""
     cost: str = ""
     """What the run has cost since the onset."""
+    settings: tuple[str, ...] = ()
+    """Settings of the run's configuration that bear on it, with their values and their file."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int) -> Finding:

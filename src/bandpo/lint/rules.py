@@ -188,12 +188,22 @@ def rate_is_high(rate: Any, lora: Any, model: Any) -> bool:
     >>> rate_is_high(2e-5, False, "Qwen2.5-7B"), rate_is_high(2e-5, True, "Qwen2.5-7B")
     (True, False)
     """
+    return rate > largest_rate(lora, model)
+
+
+def largest_rate(lora: Any, model: Any) -> float:
+    """Return the learning rate above which one is far above those of published runs.
+
+    Args:
+        lora: Whether an adapter is trained, and not all weights.
+        model: The model's name, whose size counts.
+    """
     if lora:
-        return rate > LARGEST_RATE_LORA
+        return LARGEST_RATE_LORA
     size = billions(model)
     if size is None:
-        return rate > LARGEST_RATE_UNKNOWN
-    return rate > next(largest for below, largest in LARGEST_RATES if size < below)
+        return LARGEST_RATE_UNKNOWN
+    return next(largest for below, largest in LARGEST_RATES if size < below)
 
 
 def largest(*values: Any) -> float:
