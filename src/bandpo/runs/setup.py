@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from bandpo.runs.files import shipped
 
-SETTINGS: Mapping[str, Mapping[str, str]] = shipped("settings")
-"""For each framework, what it calls a setting. Those of TRL 1.16 and verl 0.9.1 are tested, the others are from public
-configurations."""
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    framework: entry["settings"] for framework, entry in shipped("settings").items()
+}
+"""For each framework, what it calls a setting. The data file says beside them against which version or commit of the
+framework's own source each name was compared."""
 
 
 class Value(NamedTuple):
