@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._shown import as_html
 from bandpo._terminal import printable
-from bandpo.doctor.findings import SEVERITIES, Coverage, Finding
+from bandpo.doctor.findings import Coverage, Finding
 from bandpo.doctor.log_checks import log_findings
 from bandpo.doctor.settings import with_settings
 from bandpo.lint.checks import LintReport, lint_run_configuration
@@ -82,10 +83,9 @@ class Diagnosis:
         """Check whether a finding is of a severity or a graver one.
 
         Args:
-            severity: One of `bandpo.doctor.findings.SEVERITIES`.
+            severity: One of `bandpo._severities.SEVERITIES`.
         """
-        worst = SEVERITIES.index(severity)
-        return any(SEVERITIES.index(finding.severity) <= worst for finding in self.findings)
+        return any(is_at_least(finding.severity, severity) for finding in self.findings)
 
     @property
     def no_verdict(self) -> str:

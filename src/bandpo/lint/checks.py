@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
 from bandpo.errors import InvalidValue
 from bandpo.lint.configuration import Configuration, Setting, Unread
@@ -15,7 +16,7 @@ from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.openrlhf_rules import OPENRLHF_RULES
 from bandpo.lint.prime_rl_rules import PRIME_RL_RULES
 from bandpo.lint.readers import THE_COMMAND, read_configurations
-from bandpo.lint.rules import SEVERITIES, NotRead, Rule, Values
+from bandpo.lint.rules import NotRead, Rule, Values
 from bandpo.lint.skyrl_rules import SKYRL_RULES
 from bandpo.lint.trl_rules import TRL_RULES
 from bandpo.lint.verl_rules import VERL_RULES
@@ -32,7 +33,7 @@ class LintFinding:
     id: str
     """The rule, as docs/lint.md lists them."""
     severity: str
-    """``error``, ``warning`` or ``note``."""
+    """``fix``, ``look`` or ``note``, as of a finding of `bandpo diagnose`."""
     framework: str
     path: str
     line: int | None
@@ -70,16 +71,14 @@ class LintReport:
     configurations: Sequence[Configuration]
     """Those that the file holds; empty if it holds none of a known framework."""
     findings: Sequence[LintFinding] = ()
-    """Errors first, then in the order of their lines."""
+    """The gravest first, then in the order of their lines."""
     unchecked: Sequence[Unchecked] = ()
     passed: int = 0
     """Number of checks that were made and found nothing."""
 
     def fails(self, severity: str) -> bool:
         """Return whether there is a finding of this severity or a worse one."""
-        return any(
-            SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity) for finding in self.findings
-        )
+        return any(is_at_least(finding.severity, severity) for finding in self.findings)
 
     def __str__(self) -> str:
         """Return the findings with their lines, and what was not checked. Control characters are escaped."""
@@ -107,7 +106,7 @@ class LintReport:
             title if count == 1 else f"{title} ({count} runs)" for title, count in counts.items()
         )
         findings = [
-            f"{count} {severity}{'s' * (count > 1)}"
+            f"{count} {severity}"
             for severity in SEVERITIES
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
@@ -151,7 +150,7 @@ class LintReport:
 
     def as_annotations(self) -> str:
         """Return a workflow command of GitHub for each finding, which marks its line in a pull request."""
-        commands = {"error": "error", "warning": "warning", "note": "notice"}
+        commands = {"stop": "error", "fix": "error", "look": "warning", "note": "notice"}
         lines = []
         for finding in self.findings:
             place = f"file={_property(finding.path)}"
@@ -241,7 +240,7 @@ def lint_configurations(configurations: Sequence[Configuration], path: str) -> L
 
 
 def lint_findings(configuration: Configuration) -> list[LintFinding]:
-    """Return what is wrong or risky in one configuration, errors first.
+    """Return what is wrong or risky in one configuration, the gravest first.
 
     >>> configuration = Configuration.from_mapping("trl", {"num_generations": 2})
     >>> [finding.id for finding in lint_findings(configuration)]
@@ -251,10 +250,10 @@ def lint_findings(configuration: Configuration) -> list[LintFinding]:
 
 
 def lint_run(path: str | Path) -> list[LintFinding]:
-    """Return what is wrong or risky in the newest configuration in a run's folder, or beside its log, errors first.
+    """Return what is wrong or risky in the newest configuration of a run, the gravest first.
 
     Args:
-        path: The folder, or the log. Without a configuration of a known framework the list is empty.
+        path: The run's folder, or its log. Without a configuration of a known framework the list is empty.
 
     >>> import json, tempfile
     >>> folder = Path(tempfile.mkdtemp())

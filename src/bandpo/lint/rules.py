@@ -10,10 +10,6 @@ from typing import Any
 from bandpo.lint.configuration import Configuration, Setting, Unread
 from bandpo.lint.frameworks import FRAMEWORKS
 
-SEVERITIES = ("error", "warning", "note")
-"""Of a rule: the run stops or trains something else; a risk; worth knowing, or true of earlier versions "
-"only."""
-
 
 class NotRead(Exception):
     """A rule needs a value that the configuration does not tell. The message says which, and why."""
@@ -106,7 +102,8 @@ class Rule:
     framework: str
     """A key of `FRAMEWORKS`."""
     severity: str
-    """One of `SEVERITIES`."""
+    """``fix``: the run stops, or trains something else; ``look``: a risk; ``note``: worth knowing, or true of earlier
+    versions only."""
     title: str
     """What is wrong, in a few words."""
     reads: Mapping[str, str]
