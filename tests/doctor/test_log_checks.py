@@ -1,6 +1,7 @@
 """The checks of a log on courses of its metrics."""
 
 import math
+import time
 
 import pytest
 
@@ -236,3 +237,12 @@ def test_statistics():
     assert fit_weights([1.0, 2.0, 3.0], [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]) is None
     metric = Series(list(range(1, 101)), [0.0] * 50 + [1.0] * 50)
     assert onset(metric, lambda mean: mean > 0.5) == pytest.approx(51, abs=3)
+
+
+def test_the_time_of_a_log_grows_with_its_rows():
+    """With components of the reward and longer answers. A mean computed anew for each row would make it minutes."""
+    components = {f"rewards/{k}/mean": lambda t, k=k: math.sin(1e4 * k * t) for k in (1, 2, 3)}
+    rows = course(20_000, length=lambda t: 300 + 50 * t, kl=lambda t: 0.01 * t, **components)
+    start = time.process_time()
+    assert codes(rows) == []
+    assert time.process_time() - start < 5

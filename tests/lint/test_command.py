@@ -38,9 +38,10 @@ def script(tmp_path):
     [
         (FAULTY, [], 1),
         (RISKY, [], 0),
-        (RISKY, ["--fail-on", "warning"], 1),
+        (RISKY, ["--fail-on", "look"], 1),
         (RISKY, ["--fail-on", "note"], 1),
         (SOUND, ["--fail-on", "note"], 0),
+        (FAULTY, ["--fail-on", "stop"], 0),
     ],
 )
 def test_the_exit_code_follows_the_severity(text, options, status, tmp_path):
@@ -89,27 +90,27 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(script, tmp_path):
 def test_a_command_is_read_from_standard_input():
     result = lint("-", input=FAULTY)
     assert result.exit_code == 1
-    assert "-:2: error: one answer to each prompt [group-of-one]" in result.output
+    assert "-:2: fix: one answer to each prompt [group-of-one]" in result.output
 
 
 def test_text_names_the_line_the_fix_and_the_source_and_what_was_not_checked(script):
     output = lint(script).output
-    assert f"{script}:2: error: one answer to each prompt [group-of-one]\n" in output
+    assert f"{script}:2: fix: one answer to each prompt [group-of-one]\n" in output
     assert "    fix: actor_rollout_ref.rollout.n=8\n" in output
     assert "    see: verl 0.9.1, verl/trainer/ppo/core_algos.py" in output
     assert (
         f"{script}: not checked, because trainer.n_gpus_per_node is the environment variable GPUS: "
         "batch-does-not-divide-among-gpus\n"
     ) in output
-    assert re.search(r"verl: 1 error, 1 warning; \d+ checks passed, 1 not made\n", output)
+    assert re.search(r"verl: 1 fix, 1 look; \d+ checks passed, 1 not made\n", output)
 
 
 def test_json_has_findings_and_what_was_not_checked(script):
     (file,) = json.loads(lint(script, "--json").output)["files"]
     assert file["frameworks"] == ["verl"]
     assert [(one["id"], one["severity"], one["line"]) for one in file["findings"]] == [
-        ("group-of-one", "error", 2),
-        ("learning-rate", "warning", 3),
+        ("group-of-one", "fix", 2),
+        ("learning-rate", "look", 3),
     ]
     assert [one["id"] for one in file["unchecked"]] == ["batch-does-not-divide-among-gpus"]
 
@@ -126,7 +127,7 @@ def test_annotations_of_github_have_file_and_line(script):
 def test_markdown_is_a_table(script):
     lines = lint(script, "--format", "markdown").output.splitlines()
     assert lines[2:4] == ["| line | | what | fix |", "|---|---|---|---|"]
-    assert lines[4].startswith("| 2 | error | **one answer to each prompt** (`group-of-one`). ")
+    assert lines[4].startswith("| 2 | fix | **one answer to each prompt** (`group-of-one`). ")
     assert lines[4].endswith(r" | actor\_rollout\_ref.rollout.n=8 |")
 
 

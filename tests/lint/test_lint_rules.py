@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bandpo._severities import SEVERITIES
 from bandpo.lint.checks import RULES, lint_configurations, lint_findings, lint_run
 from bandpo.lint.configuration import Configuration
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.readers import parse_configurations
-from bandpo.lint.rules import SEVERITIES
 
 TRL = """from trl import GRPOConfig, GRPOTrainer
 
@@ -429,7 +429,7 @@ def test_rules_are_named_once_and_read_known_settings():
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_defaults_of_a_framework_give_no_error_and_no_warning(framework):
+def test_the_defaults_of_a_framework_give_nothing_but_notes(framework):
     configuration = Configuration(framework, "file", {})
     assert [finding.id for finding in lint_findings(configuration) if finding.severity != "note"] == []
 

@@ -11,20 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bandpo.cli import read_method
+from bandpo.cli.severity import Severity
 from bandpo.errors import InvalidValue
 
 if TYPE_CHECKING:
     from bandpo.audit.blocked_tokens import BlockedTokens
     from bandpo.methods import Method
-
-
-class Severity(StrEnum):
-    """How much a finding matters, as `bandpo.doctor.findings.SEVERITIES` has them."""
-
-    stop = "stop"
-    fix = "fix"
-    look = "look"
-    note = "note"
 
 
 class Format(StrEnum):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bandpo.cli.severity import Severity
+
 if TYPE_CHECKING:
     from bandpo.lint.checks import LintReport
 
@@ -22,14 +24,6 @@ class OutputFormat(str, Enum):
     GITHUB = "github"
 
 
-class Severity(str, Enum):
-    """Kinds of findings, the worst first."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
 def lint_command(
     config: Annotated[
         list[str],
@@ -39,8 +33,8 @@ def lint_command(
         ),
     ],
     fail_on: Annotated[
-        Severity, typer.Option(help="Exit with 1 for findings of this kind and worse ones.")
-    ] = Severity.ERROR,
+        Severity, typer.Option(help="Exit with 1 on a finding of this severity, or of a graver one.")
+    ] = Severity.fix,
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="github writes annotations for a workflow.")
     ] = OutputFormat.TEXT,
@@ -57,8 +51,8 @@ def lint_command(
 
     It reads configurations of TRL, verl, SkyRL, prime-rl and OpenRLHF. Nothing in them is executed.
 
-    Exits with 0 if nothing is found, with 1 if there are findings of the kind of --fail-on, and with 2 if a file cannot
-    be read or holds no configuration.
+    Exits with 0 if nothing is as grave as --fail-on, with 1 if something is, and with 2 if a file cannot be read or
+    holds no configuration.
     """
     from bandpo.cli import BAD_INPUT, stop
     from bandpo.errors import BandpoError

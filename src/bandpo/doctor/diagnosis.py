@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._shown import as_html
 from bandpo._terminal import printable
-from bandpo.doctor.findings import SEVERITIES, Coverage, Finding
+from bandpo.doctor.findings import Coverage, Finding
 from bandpo.doctor.log_checks import log_findings
+from bandpo.doctor.settings import with_settings
+from bandpo.lint.checks import LintReport, lint_run_configuration
 from bandpo.runs import Run, Setup, open_run
 from bandpo.runs.logs import Log, some_of
 from bandpo.runs.quantities import Row
@@ -46,6 +49,11 @@ class Diagnosis:
     """Part of a record that was looked at; None for a log, which is read as a whole and holds no tokens."""
     log: Log | None = None
     """The log that was looked at; None for a record."""
+    configuration: LintReport | None = None
+    """What `bandpo lint` says of the configuration in the run's folder, or beside its log. None without one of a known
+    framework, and for a record. It changes neither `healthy` nor an exit code: a risk that did no harm is no fault."""
+    notes: Sequence[str] = ()
+    """Files of the run that could not be read."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -75,10 +83,9 @@ class Diagnosis:
         """Check whether a finding is of a severity or a graver one.
 
         Args:
-            severity: One of `bandpo.doctor.findings.SEVERITIES`.
+            severity: One of `bandpo._severities.SEVERITIES`.
         """
-        worst = SEVERITIES.index(severity)
-        return any(SEVERITIES.index(finding.severity) <= worst for finding in self.findings)
+        return any(is_at_least(finding.severity, severity) for finding in self.findings)
 
     @property
     def no_verdict(self) -> str:
@@ -131,12 +138,15 @@ class Diagnosis:
             lines.append(self.basis)
         if self.log is not None:
             lines += self.log.notes
+        lines += self.notes
         for number, finding in enumerate(self.findings, 1):
             lines += ["", f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
             if finding.onset is not None:
                 cost = f"; cost: {finding.cost}" if finding.cost else ""
                 lines.append(f"   since step {finding.onset:g}{cost}")
             lines.append(f"   tested: {finding.tested}{finding.format_figure()}")
+            if finding.settings:
+                lines.append(f"   configuration: {'; '.join(finding.settings)}")
             lines.append(f"   do: {finding.advice}")
         lines += ["", f"the run: {self.setup}"] if str(self.setup) else [""]
         part = "" if self.coverage is None else self.coverage.part
@@ -148,6 +158,8 @@ class Diagnosis:
             lines.append(f"cannot be tested: {'; '.join(checks)}")
         if self.log is not None and self.log.unread:
             lines.append(f"not read: {some_of(self.log.unread)}")
+        if self.configuration is not None:
+            lines += ["", "the configuration:", *str(self.configuration).split("\n")]
         # Names of a run's log and folders stand in these lines.
         return "\n".join(map(printable, lines))
 
@@ -163,6 +175,8 @@ class Diagnosis:
             "log": None if self.log is None else self._log_as_json(self.log),
             "findings": [finding._asdict() for finding in self.findings],
             "passed": self.passed,
+            "configuration": None if self.configuration is None else self.configuration.as_json(),
+            "notes": list(self.notes),
         }
 
     def as_markdown(self) -> str:
@@ -175,10 +189,11 @@ class Diagnosis:
         if self.findings:
             lines += ["", "| severity | finding | since step | what to do | cost |", "|---|---|---|---|---|"]
         for finding in self.findings:
+            cause = "; ".join((f"{finding.code}: {finding.cause}", *finding.settings))
             since = "" if finding.onset is None else f"{finding.onset:g}"
             texts = (
                 finding.severity,
-                _as_code(f"{finding.code}: {finding.cause}"),
+                _as_code(cause),
                 since,
                 _as_code(finding.advice),
             )
@@ -187,6 +202,9 @@ class Diagnosis:
         lines += ["", f"Passed: {passed}."]
         if self.log is not None and self.log.unread:
             lines += ["", f"Not read: {_as_code(some_of(self.log.unread))}"]
+        lines += [f"\n{_as_code(note)}" for note in self.notes]
+        if self.configuration is not None:
+            lines += ["", f"The configuration: {self.configuration.as_markdown().rstrip()}"]
         return "\n".join(lines)
 
     def _log_as_json(self, log: Log) -> dict[str, Any]:
@@ -226,7 +244,17 @@ def diagnose(
     """
     run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
     if not run.is_record:
-        return Diagnosis(log_findings(run.rows, run.setup), run.setup, run.rows, log=run.log)
+        findings = with_settings(log_findings(run.rows, run.setup), run.setup)
+        # A configuration of another framework than the log's is of another run.
+        same_run = run.setup.framework == run.configuration.framework
+        return Diagnosis(
+            findings,
+            run.setup,
+            run.rows,
+            log=run.log,
+            configuration=lint_run_configuration(run.configuration) if same_run else None,
+            notes=run.configuration.unread,
+        )
 
     from bandpo.doctor.first_pass import FirstPass
 

@@ -12,10 +12,6 @@ from typing import NamedTuple
 from bandpo.errors import InvalidValue
 from bandpo.runs.files import shipped
 
-SEVERITIES = ("stop", "fix", "look", "note")
-"""How much a finding matters: stop the run; fix it before the next run; look at it; nothing to do. The first two are
-faults."""
-
 
 class Finding(NamedTuple):
     """Result of one check. Passes by default.
@@ -44,13 +40,15 @@ class Finding(NamedTuple):
     advice: str = ""
     """A remedy; of a check that could not run, what to record for it."""
     severity: str = ""
-    """One of `SEVERITIES`; empty if the check passed or could not run."""
+    """One of `bandpo._severities.SEVERITIES`; empty if the check passed or could not run."""
     onset: float | None = None
     """The step from which the run shows it; None if it has no beginning."""
     steps: tuple[float, float] | None = None
     """The first and the last step of the rows that ``figure`` was computed from."""
     cost: str = ""
     """What the run has cost since the onset."""
+    settings: tuple[str, ...] = ()
+    """Settings of the run's configuration that bear on it, with their values and their file."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int) -> Finding:
@@ -95,7 +93,7 @@ class Finding(NamedTuple):
             cause: The fault, in a sentence.
             *alternatives: Codes of other faults that look the same in this check.
             ok: None for a remark that is no fault.
-            severity: One of `SEVERITIES`; otherwise that of the code, and ``note`` for a remark.
+            severity: One of `bandpo._severities.SEVERITIES`; otherwise that of the code, and ``note`` for a remark.
             onset: The step from which the run shows it.
 
         Raises:

@@ -53,15 +53,15 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     findings = [
         _check_numbers(course),
         _check_movement(course),
-        _check_reference(course),
+        _check_reference(course, setup),
         _check_engine(course),
         _check_step_size(course),
         _check_gradient_spikes(course, fell=fall.ok is False),
         _check_clip_share(course, setup),
         _check_divergence(course),
-        _check_truncation(course),
+        _check_truncation(course, setup),
         constant_reward,
-        _check_signal(course, solved=solved),
+        _check_signal(course, setup, solved=solved),
         _check_data(course),
         *_check_components(course),
         _check_length(course),
@@ -171,7 +171,7 @@ LARGE_RATE = 1e-4
 """Learning rate from which it is named beside steps that are too large."""
 
 
-def _check_reference(course: Course) -> Finding:
+def _check_reference(course: Course, setup: Setup) -> Finding:
     tested = "the reference is the model that training began with"
     kl = course.series("kl")
     if not kl.values:
@@ -187,8 +187,14 @@ def _check_reference(course: Course) -> Finding:
         return finding
     cause = (
         f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the "
-        "policy: the reference is another model, such as the base model of a LoRA run that began with an adapter"
+        "policy"
     )
+    if setup.number("LoRA rank"):
+        # A new adapter changes nothing, and so has a KL of 0 to its base model.
+        cause = f"{cause}: with LoRA the reference is its base model, without the adapter that training began with"
+    else:
+        model = "another model, such as the base model of a LoRA run that began with an adapter"
+        cause = f"{cause}: the reference is {model}"
     return finding.failed("reference-kl", cause, onset=kl.steps[0])
 
 
@@ -528,16 +534,18 @@ MUCH_LONGER = 3.0
 """The same where there is no such score, and the reward does not rise."""
 
 
-def _check_truncation(course: Course) -> Finding:
+def _check_truncation(course: Course, setup: Setup) -> Finding:
     tested = "answers are finished"
+    cap = setup.number("length cap")
+    at_cap = f" at the cap of {cap:g} tokens" if cap else ""
     shares = course.series("cut")
     if not shares.values:
-        return _check_length_at_cap(course, tested)
+        return _check_length_at_cap(course, tested, cap)
     late = shares.later_half
     mean = fmean(late)
     finding = _passed(tested, shares, mean)._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
-        cause = f"{mean:.0%} of answers are cut off"
+        cause = f"{mean:.0%} of answers are cut off{at_cap}"
         return finding.failed("truncated", cause, onset=onset(shares, lambda share: share > MOST))
     if len(shares.values) < 2 * FEW_STEPS:
         return finding
@@ -546,10 +554,10 @@ def _check_truncation(course: Course) -> Finding:
     last = fmean(end)
     before = fmean(shares.values[: len(shares.values) // 2])
     if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
-        cause = f"{last:.0%} of answers are cut off in the last tenth, {before:.0%} in the first half"
+        cause = f"{last:.0%} of answers are cut off{at_cap} in the last tenth, {before:.0%} in the first half"
         return finding.failed("truncated", cause, onset=onset(shares, lambda share: share > MANY_CUT / 2))
     if mean > SOME_CUT:
-        cause = f"{mean:.0%} of answers are cut off in the later half"
+        cause = f"{mean:.0%} of answers are cut off{at_cap} in the later half"
         severity = "fix" if mean > 3 * before else "look"
         return finding.failed(
             "truncated", cause, severity=severity, onset=shares.steps[len(shares.steps) // 2]
@@ -558,16 +566,35 @@ def _check_truncation(course: Course) -> Finding:
     if max(blocks) > MOST:
         worst = blocks.index(max(blocks))
         steps = tenth_blocks(shares.steps)[worst]
-        cause = f"{max(blocks):.0%} of answers were cut off from step {steps[0]:.0f} to {steps[-1]:.0f}"
+        cause = (
+            f"{max(blocks):.0%} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
+        )
         return finding.failed("truncated", cause, severity="look", onset=steps[0])
     return finding
 
 
-def _check_length_at_cap(course: Course, tested: str) -> Finding:
-    """Check from their length whether answers are cut off, where their share is not logged."""
+def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -> Finding:
+    """Check from their length whether answers are cut off, where their share is not logged.
+
+    Args:
+        course: The metrics.
+        tested: The property that a correct run has.
+        known_cap: The cap in the run's configuration; None if it is not known.
+    """
     length = course.series("length")
     if len(length.values) < 2 * FEW_STEPS:
         return Finding("ok", None, tested)
+    if known_cap:
+        late = fmean(length.later_half)
+        finding = _passed(tested, length, late / known_cap)
+        if late < AT_THE_CAP * known_cap:
+            return finding
+        cause = (
+            f"the mean length is {late:.0f} tokens in the later half, at the cap of {known_cap:g} tokens, at which "
+            "most answers are cut off"
+        )
+        start = onset(length, lambda mean: mean >= AT_THE_CAP * known_cap)
+        return finding.failed("truncated", cause, onset=start)
     cap = max(length.values)
     # A mean over a batch that is a whole number again and again is the length of every answer in it.
     at_cap = sum(value == cap for value in length.values)
@@ -584,7 +611,7 @@ def _check_length_at_cap(course: Course, tested: str) -> Finding:
     return finding.failed("truncated", cause, onset=length.steps[0])
 
 
-def _check_signal(course: Course, *, solved: bool) -> Finding:
+def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     tested = "groups carry signal"
     shares = course.series("dead")
     if len(shares.values) < FEW_STEPS:
@@ -599,6 +626,9 @@ def _check_signal(course: Course, *, solved: bool) -> Finding:
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         return finding
     cause = f"{max(mean, end):.0%} of groups carry no signal"
+    group = setup.number("group size")
+    if group:
+        cause = f"{max(mean, end):.0%} of groups of {group:g} {'answers' if group > 1 else 'answer'} carry no signal"
     reward = course.series("reward")
     if solved:
         cause = f"{cause}, as these prompts are solved (reward {reward.last:.3g})"
@@ -626,7 +656,8 @@ def _check_length(course: Course) -> Finding:
     reward = course.series("reward")
     score = course.series(EVALUATION)
     change = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
-    start = onset(length, lambda mean: mean > (length.first + length.last) / 2)
+    middle = (length.first + length.last) / 2
+    start = onset(length, lambda mean: mean > middle)
     if len(score.values) >= 6 and len(reward.values) >= 6:
         if times < LONGER or _rise(reward) < 3 or _follows(reward, score):
             return finding

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
-from bandpo.lint.configuration import Configuration
+from bandpo.errors import InvalidValue
+from bandpo.lint.configuration import Configuration, Setting, Unread
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.openrlhf_rules import OPENRLHF_RULES
 from bandpo.lint.prime_rl_rules import PRIME_RL_RULES
 from bandpo.lint.readers import THE_COMMAND, read_configurations
-from bandpo.lint.rules import SEVERITIES, NotRead, Rule, Values
+from bandpo.lint.rules import NotRead, Rule, Values
 from bandpo.lint.skyrl_rules import SKYRL_RULES
 from bandpo.lint.trl_rules import TRL_RULES
 from bandpo.lint.verl_rules import VERL_RULES
-from bandpo.runs.configs import newest_configuration
+from bandpo.runs.configs import RunConfiguration, newest_configuration
 
 RULES: tuple[Rule, ...] = (*TRL_RULES, *VERL_RULES, *SKYRL_RULES, *PRIME_RL_RULES, *OPENRLHF_RULES)
 """All rules."""
@@ -30,11 +33,13 @@ class LintFinding:
     id: str
     """The rule, as docs/lint.md lists them."""
     severity: str
-    """``error``, ``warning`` or ``note``."""
+    """``fix``, ``look`` or ``note``, as of a finding of `bandpo diagnose`."""
     framework: str
     path: str
     line: int | None
     """The line of a setting that it is about; None where the format has no lines."""
+    settings: Mapping[str, Any]
+    """Those that the rule reads and the configuration names, with their values; an unread value is None."""
     title: str
     """What is wrong, in a few words."""
     happens: str
@@ -66,16 +71,14 @@ class LintReport:
     configurations: Sequence[Configuration]
     """Those that the file holds; empty if it holds none of a known framework."""
     findings: Sequence[LintFinding] = ()
-    """Errors first, then in the order of their lines."""
+    """The gravest first, then in the order of their lines."""
     unchecked: Sequence[Unchecked] = ()
     passed: int = 0
     """Number of checks that were made and found nothing."""
 
     def fails(self, severity: str) -> bool:
         """Return whether there is a finding of this severity or a worse one."""
-        return any(
-            SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity) for finding in self.findings
-        )
+        return any(is_at_least(finding.severity, severity) for finding in self.findings)
 
     def __str__(self) -> str:
         """Return the findings with their lines, and what was not checked. Control characters are escaped."""
@@ -85,6 +88,8 @@ class LintReport:
         for finding in self.findings:
             lines.append(f"{_place(finding)}: {finding.severity}: {finding.title} [{finding.id}]")
             lines.append(f"    {finding.happens}")
+            if finding.settings:
+                lines.append(f"    set: {_shown_settings(finding.settings)}")
             lines.append(f"    fix: {finding.fix}")
             lines.append(f"    see: {finding.source}")
         for reason, ids in self._unchecked_by_reason():
@@ -101,7 +106,7 @@ class LintReport:
             title if count == 1 else f"{title} ({count} runs)" for title, count in counts.items()
         )
         findings = [
-            f"{count} {severity}{'s' * (count > 1)}"
+            f"{count} {severity}"
             for severity in SEVERITIES
             if (count := sum(finding.severity == severity for finding in self.findings))
         ]
@@ -145,7 +150,7 @@ class LintReport:
 
     def as_annotations(self) -> str:
         """Return a workflow command of GitHub for each finding, which marks its line in a pull request."""
-        commands = {"error": "error", "warning": "warning", "note": "notice"}
+        commands = {"stop": "error", "fix": "error", "look": "warning", "note": "notice"}
         lines = []
         for finding in self.findings:
             place = f"file={_property(finding.path)}"
@@ -162,6 +167,15 @@ NO_CONFIGURATION = "no configuration of " + ", ".join(framework.title for framew
 
 def _place(finding: LintFinding) -> str:
     return finding.path if finding.line is None else f"{finding.path}:{finding.line}"
+
+
+def _shown_settings(settings: Mapping[str, Any]) -> str:
+    """Return settings with their values in a line."""
+    shown = []
+    for name, value in settings.items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)[:80]
+        shown.append(name if value is None else f"{name}={text}")
+    return ", ".join(shown)
 
 
 def _cell(text: str) -> str:
@@ -226,7 +240,7 @@ def lint_configurations(configurations: Sequence[Configuration], path: str) -> L
 
 
 def lint_findings(configuration: Configuration) -> list[LintFinding]:
-    """Return what is wrong or risky in one configuration, errors first.
+    """Return what is wrong or risky in one configuration, the gravest first.
 
     >>> configuration = Configuration.from_mapping("trl", {"num_generations": 2})
     >>> [finding.id for finding in lint_findings(configuration)]
@@ -236,10 +250,10 @@ def lint_findings(configuration: Configuration) -> list[LintFinding]:
 
 
 def lint_run(path: str | Path) -> list[LintFinding]:
-    """Return what is wrong or risky in the newest configuration in a run's folder, or beside its log, errors first.
+    """Return what is wrong or risky in the newest configuration of a run, the gravest first.
 
     Args:
-        path: The folder, or the log. Without a configuration of a known framework the list is empty.
+        path: The run's folder, or its log. Without a configuration of a known framework the list is empty.
 
     >>> import json, tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -248,17 +262,48 @@ def lint_run(path: str | Path) -> list[LintFinding]:
     >>> [finding.id for finding in lint_run(folder)]
     ['group-of-two']
     """
-    newest = newest_configuration(Path(path))
-    if newest is None or newest[0] not in FRAMEWORKS:
-        return []
-    framework, nested, file = newest
-    if framework == "prime-rl":
+    report = lint_run_configuration(newest_configuration(Path(path)))
+    return [] if report is None else list(report.findings)
+
+
+def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
+    """Check the configuration that was found with a run; None if it is of no framework that has rules.
+
+    Args:
+        newest: The configuration.
+    """
+    if newest.framework is None or newest.framework not in FRAMEWORKS:
+        return None
+    path = str(newest.file)
+    nested = newest.settings
+    if newest.framework == "prime-rl":
         # The trainer writes its settings alone.
-        trainer = Configuration.from_mapping(framework, {"trainer": nested}, str(file)).with_defaults(
-            "trainer."
-        )
-        return lint_findings(replace(trainer, incomplete="the file of the orchestrator"))
-    return lint_findings(Configuration.from_mapping(framework, nested, str(file)))
+        nested = {"trainer": nested}
+    configuration = Configuration.from_mapping(newest.framework, nested, path)
+    if newest.framework == "prime-rl":
+        configuration = configuration.with_defaults("trainer.")
+        configuration = replace(configuration, incomplete="the file of the orchestrator")
+    configuration = _with_lines(configuration, newest.file)
+    if newest.framework == "trl" and (newest.adapter is not None or "LoRA rank" in newest.values):
+        # TRL is given the adapter beside its own settings.
+        adapter = {"use_peft": Setting("use_peft", True)}
+        configuration = replace(configuration, settings={**adapter, **configuration.settings})
+    return lint_configurations([configuration], path)
+
+
+def _with_lines(configuration: Configuration, file: Path) -> Configuration:
+    """Return a configuration with the lines of its settings, where the file has lines."""
+    if file.suffix not in (".yaml", ".toml"):
+        return configuration
+    lines: dict[str, Setting] = {}
+    with suppress(InvalidValue):
+        for one in read_configurations(file):
+            lines.update(one.settings)
+    settings = {
+        name: replace(setting, line=lines[name].line) if name in lines else setting
+        for name, setting in configuration.settings.items()
+    }
+    return replace(configuration, settings=settings)
 
 
 def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:
@@ -284,6 +329,11 @@ def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked 
         framework=rule.framework,
         path=configuration.path,
         line=line,
+        settings={
+            setting.name: None if isinstance(setting.value, Unread) else setting.value
+            for setting in settings
+            if setting.name != THE_COMMAND
+        },
         title=rule.title,
         happens=rule.happens.format(**shown),
         fix=rule.fix.format(**shown),

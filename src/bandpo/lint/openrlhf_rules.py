@@ -36,7 +36,7 @@ OPENRLHF_RULES = (
     Rule(
         id="clip-cannot-act",
         framework="openrlhf",
-        severity="warning",
+        severity="look",
         title="the clip cannot act",
         reads={
             **OPENRLHF_CLIP,
@@ -61,7 +61,7 @@ OPENRLHF_RULES = (
     Rule(
         id="asynchronous-anchor",
         framework="openrlhf",
-        severity="warning",
+        severity="look",
         title="the ratio is not measured from what sampled",
         reads={"asynchronous": "train.async_enable", "weight": "algo.advantage.is_correction_enable"},
         condition=lambda v: bool(v.asynchronous and not v.weight),
@@ -72,7 +72,7 @@ OPENRLHF_RULES = (
     Rule(
         id="truncated-sampling",
         framework="openrlhf",
-        severity="warning",
+        severity="look",
         title="sampling is truncated, and importance weights are taken",
         reads={"top_p": "rollout.top_p", "weight": "algo.advantage.is_correction_enable"},
         condition=lambda v: v.top_p < 1 and bool(v.weight),
@@ -85,7 +85,7 @@ OPENRLHF_RULES = (
     Rule(
         id="gspo-clip",
         framework="openrlhf",
-        severity="warning",
+        severity="look",
         title="the clip of GSPO is that of GRPO",
         reads={"loss": "actor.policy_loss_type", **OPENRLHF_CLIP},
         condition=lambda v: v.loss == "gspo" and largest(*(v.pair or [v.clip])) >= 0.05,
@@ -96,7 +96,7 @@ OPENRLHF_RULES = (
     Rule(
         id="batch-does-not-divide",
         framework="openrlhf",
-        severity="error",
+        severity="fix",
         title="a batch does not hold whole micro-batches",
         reads={
             "train": "train.batch_size",
@@ -117,7 +117,7 @@ OPENRLHF_RULES = (
     Rule(
         id="batch-larger-than-answers",
         framework="openrlhf",
-        severity="warning",
+        severity="look",
         title="a batch is larger than the answers of a step",
         reads={
             "train": "train.batch_size",
@@ -134,7 +134,7 @@ OPENRLHF_RULES = (
     Rule(
         id="group-of-one",
         framework="openrlhf",
-        severity="error",
+        severity="fix",
         title="one answer to each prompt",
         reads={"group": "rollout.n_samples_per_prompt", "estimator": "algo.advantage.estimator"},
         condition=lambda v: v.estimator in OPENRLHF_GROUPS and v.group == 1,
@@ -159,7 +159,7 @@ OPENRLHF_RULES = (
     Rule(
         id="learning-rate",
         framework="openrlhf",
-        severity="warning",
+        severity="look",
         title="the learning rate is far above published ones",
         reads={
             "rate": "actor.adam.lr",

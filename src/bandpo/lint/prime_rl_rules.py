@@ -10,7 +10,7 @@ PRIME_RL_RULES = (
     Rule(
         id="truncated-sampling",
         framework="prime-rl",
-        severity="warning",
+        severity="look",
         title="sampling is truncated, and importance weights are taken",
         reads={
             "top_p": f"{PRIME_RL_SAMPLING}top_p",
@@ -29,7 +29,7 @@ PRIME_RL_RULES = (
     Rule(
         id="batch-does-not-divide",
         framework="prime-rl",
-        severity="error",
+        severity="fix",
         title="a batch does not hold whole groups",
         reads={
             "batch": "orchestrator.batch_size",
@@ -46,7 +46,7 @@ PRIME_RL_RULES = (
     Rule(
         id="group-of-one",
         framework="prime-rl",
-        severity="error",
+        severity="fix",
         title="one answer to each prompt",
         reads={
             "group": "orchestrator.train.source.group_size",
@@ -62,7 +62,7 @@ PRIME_RL_RULES = (
     Rule(
         id="learning-rate",
         framework="prime-rl",
-        severity="warning",
+        severity="look",
         title="the learning rate is far above published ones",
         reads={
             "rate": "trainer.optim.lr",

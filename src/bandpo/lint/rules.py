@@ -10,10 +10,6 @@ from typing import Any
 from bandpo.lint.configuration import Configuration, Setting, Unread
 from bandpo.lint.frameworks import FRAMEWORKS
 
-SEVERITIES = ("error", "warning", "note")
-"""Of a rule: the run stops or trains something else; a risk; worth knowing, or true of earlier versions "
-"only."""
-
 
 class NotRead(Exception):
     """A rule needs a value that the configuration does not tell. The message says which, and why."""
@@ -106,7 +102,8 @@ class Rule:
     framework: str
     """A key of `FRAMEWORKS`."""
     severity: str
-    """One of `SEVERITIES`."""
+    """``fix``: the run stops, or trains something else; ``look``: a risk; ``note``: worth knowing, or true of earlier
+    versions only."""
     title: str
     """What is wrong, in a few words."""
     reads: Mapping[str, str]
@@ -188,12 +185,22 @@ def rate_is_high(rate: Any, lora: Any, model: Any) -> bool:
     >>> rate_is_high(2e-5, False, "Qwen2.5-7B"), rate_is_high(2e-5, True, "Qwen2.5-7B")
     (True, False)
     """
+    return rate > largest_rate(lora, model)
+
+
+def largest_rate(lora: Any, model: Any) -> float:
+    """Return the learning rate above which one is far above those of published runs.
+
+    Args:
+        lora: Whether an adapter is trained, and not all weights.
+        model: The model's name, whose size counts.
+    """
     if lora:
-        return rate > LARGEST_RATE_LORA
+        return LARGEST_RATE_LORA
     size = billions(model)
     if size is None:
-        return rate > LARGEST_RATE_UNKNOWN
-    return rate > next(largest for below, largest in LARGEST_RATES if size < below)
+        return LARGEST_RATE_UNKNOWN
+    return next(largest for below, largest in LARGEST_RATES if size < below)
 
 
 def largest(*values: Any) -> float:

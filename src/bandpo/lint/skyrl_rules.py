@@ -63,7 +63,7 @@ SKYRL_RULES = (
     Rule(
         id="clip-cannot-act",
         framework="skyrl",
-        severity="warning",
+        severity="look",
         title="the clip cannot act",
         reads={
             "high": f"{SKYRL_ALGORITHM}eps_clip_high",
@@ -91,7 +91,7 @@ SKYRL_RULES = (
     Rule(
         id="asynchronous-anchor",
         framework="skyrl",
-        severity="error",
+        severity="fix",
         title="the ratio is not measured from what sampled",
         reads={"fully_async": "trainer.fully_async.enabled", "program": "program", **SKYRL_LOSS},
         condition=lambda v: (
@@ -106,7 +106,7 @@ SKYRL_RULES = (
     Rule(
         id="asynchronous-anchor-one-step",
         framework="skyrl",
-        severity="warning",
+        severity="look",
         title="the ratio is not measured from what sampled",
         reads={
             "program": "program",
@@ -129,7 +129,7 @@ SKYRL_RULES = (
     Rule(
         id="truncated-sampling",
         framework="skyrl",
-        severity="warning",
+        severity="look",
         title="sampling is truncated, and importance weights are taken",
         reads={
             "top_p": "generator.sampling_params.top_p",
@@ -156,7 +156,7 @@ SKYRL_RULES = (
     Rule(
         id="gspo-clip",
         framework="skyrl",
-        severity="warning",
+        severity="look",
         title="the clip of GSPO is that of GRPO",
         reads={
             "loss": f"{SKYRL_ALGORITHM}policy_loss_type",
@@ -171,7 +171,7 @@ SKYRL_RULES = (
     Rule(
         id="batch-does-not-divide",
         framework="skyrl",
-        severity="error",
+        severity="fix",
         title="a batch does not hold whole mini-batches",
         reads=SKYRL_BATCHES,
         condition=lambda v: v.train % v.mini != 0,
@@ -184,7 +184,7 @@ SKYRL_RULES = (
     Rule(
         id="micro-batch-does-not-divide",
         framework="skyrl",
-        severity="error",
+        severity="fix",
         title="a mini-batch does not hold whole micro-batches",
         reads={
             "micro": "trainer.micro_train_batch_size_per_gpu",
@@ -205,7 +205,7 @@ SKYRL_RULES = (
     Rule(
         id="group-of-one",
         framework="skyrl",
-        severity="error",
+        severity="fix",
         title="one answer to each prompt",
         reads={
             "group": "generator.n_samples_per_prompt",
@@ -235,7 +235,7 @@ SKYRL_RULES = (
     Rule(
         id="mean-depends-on-micro-batch",
         framework="skyrl",
-        severity="warning",
+        severity="look",
         title="the loss depends on how a batch is split",
         reads={"mean": f"{SKYRL_ALGORITHM}loss_reduction"},
         condition=lambda v: v.mean == "token_mean_legacy",
@@ -249,7 +249,7 @@ SKYRL_RULES = (
     Rule(
         id="learning-rate",
         framework="skyrl",
-        severity="warning",
+        severity="look",
         title="the learning rate is far above published ones",
         reads={
             "rate": "trainer.policy.optimizer_config.lr",

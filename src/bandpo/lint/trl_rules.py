@@ -56,7 +56,7 @@ TRL_RULES = (
     Rule(
         id="clip-cannot-act",
         framework="trl",
-        severity="warning",
+        severity="look",
         title="the clip cannot act",
         reads={
             "high": "epsilon_high",
@@ -75,7 +75,7 @@ TRL_RULES = (
     Rule(
         id="truncated-sampling",
         framework="trl",
-        severity="warning",
+        severity="look",
         title="sampling is truncated, and importance weights are taken",
         reads={
             "top_p": "top_p",
@@ -109,7 +109,7 @@ TRL_RULES = (
     Rule(
         id="gspo-clip",
         framework="trl",
-        severity="warning",
+        severity="look",
         title="the clip of GSPO is that of GRPO",
         reads={
             "level": "importance_sampling_level",
@@ -127,7 +127,7 @@ TRL_RULES = (
     Rule(
         id="batch-does-not-divide",
         framework="trl",
-        severity="error",
+        severity="fix",
         title="a generation batch does not hold whole groups",
         reads={"batch": "generation_batch_size", "group": "num_generations"},
         condition=lambda v: v.batch is not None and v.batch % v.group != 0,
@@ -139,7 +139,7 @@ TRL_RULES = (
     Rule(
         id="batch-set-twice",
         framework="trl",
-        severity="error",
+        severity="fix",
         title="the generation batch is set twice",
         reads={"batch": "generation_batch_size", "steps": "steps_per_generation"},
         condition=lambda v: v.batch is not None and v.steps is not None,
@@ -173,7 +173,7 @@ TRL_RULES = (
     Rule(
         id="group-of-one",
         framework="trl",
-        severity="error",
+        severity="fix",
         title="one answer to each prompt",
         reads={"group": "num_generations"},
         condition=lambda v: v.group < 2,
@@ -226,7 +226,7 @@ TRL_RULES = (
     Rule(
         id="learning-rate",
         framework="trl",
-        severity="warning",
+        severity="look",
         title="the learning rate is far above published ones",
         reads={"rate": "learning_rate", "model": "model_name_or_path", "lora": "use_peft"},
         condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.known("model")),

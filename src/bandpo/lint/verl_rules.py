@@ -91,7 +91,7 @@ VERL_RULES = (
     Rule(
         id="clip-cannot-act",
         framework="verl",
-        severity="warning",
+        severity="look",
         title="the clip cannot act",
         reads={
             "high": f"{VERL_ACTOR}clip_ratio_high",
@@ -112,7 +112,7 @@ VERL_RULES = (
     Rule(
         id="asynchronous-anchor",
         framework="verl",
-        severity="warning",
+        severity="look",
         title="the ratio is not measured from what sampled",
         reads={
             **VERL_ASYNC,
@@ -131,7 +131,7 @@ VERL_RULES = (
     Rule(
         id="truncated-sampling",
         framework="verl",
-        severity="warning",
+        severity="look",
         title="sampling is truncated, and importance weights are taken",
         reads={
             "top_p": "actor_rollout_ref.rollout.top_p",
@@ -152,7 +152,7 @@ VERL_RULES = (
     Rule(
         id="gspo-clip",
         framework="verl",
-        severity="warning",
+        severity="look",
         title="the clip of GSPO is that of GRPO",
         reads={
             "loss": f"{VERL_ACTOR}policy_loss.loss_mode",
@@ -167,7 +167,7 @@ VERL_RULES = (
     Rule(
         id="batch-does-not-divide",
         framework="verl",
-        severity="error",
+        severity="fix",
         title="a batch does not hold whole mini-batches",
         reads={
             "train": "data.train_batch_size",
@@ -185,7 +185,7 @@ VERL_RULES = (
     Rule(
         id="batch-does-not-divide-among-gpus",
         framework="verl",
-        severity="error",
+        severity="fix",
         title="the answers of a batch do not divide among the GPUs",
         reads={
             "train": "data.train_batch_size",
@@ -212,7 +212,7 @@ VERL_RULES = (
     Rule(
         id="group-of-one",
         framework="verl",
-        severity="error",
+        severity="fix",
         title="one answer to each prompt",
         reads={
             "group": "actor_rollout_ref.rollout.n",
@@ -243,7 +243,7 @@ VERL_RULES = (
     Rule(
         id="lora-reference",
         framework="verl",
-        severity="warning",
+        severity="look",
         title="the KL term is taken to the base model, not to the adapter",
         reads={
             "adapter": "actor_rollout_ref.model.lora_adapter_path",
@@ -263,7 +263,7 @@ VERL_RULES = (
     Rule(
         id="correction-without-probabilities",
         framework="verl",
-        severity="error",
+        severity="fix",
         title="nothing applies the correction",
         reads={
             "kept": "actor_rollout_ref.rollout.calculate_log_probs",
@@ -285,7 +285,7 @@ VERL_RULES = (
     Rule(
         id="correction-in-bypass",
         framework="verl",
-        severity="error",
+        severity="fix",
         title="nothing applies the correction",
         reads={
             "bypass": f"{VERL_CORRECTION}bypass_mode",
@@ -315,7 +315,7 @@ VERL_RULES = (
     Rule(
         id="rejection-without-threshold",
         framework="verl",
-        severity="error",
+        severity="fix",
         title="rejection has no threshold",
         reads={
             "reject": f"{VERL_CORRECTION}rollout_rs",
@@ -331,7 +331,7 @@ VERL_RULES = (
     Rule(
         id="mean-depends-on-micro-batch",
         framework="verl",
-        severity="warning",
+        severity="look",
         title="the loss depends on how a batch is split",
         reads={
             "mean": f"{VERL_ACTOR}loss_agg_mode",
@@ -347,7 +347,7 @@ VERL_RULES = (
     Rule(
         id="learning-rate",
         framework="verl",
-        severity="warning",
+        severity="look",
         title="the learning rate is far above published ones",
         reads={
             "rate": f"{VERL_ACTOR}optim.lr",

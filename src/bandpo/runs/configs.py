@@ -10,14 +10,15 @@ import json
 import math
 import tomllib
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bandpo.runs.files import shipped, unpickled
 from bandpo.runs.quantities import Row
-from bandpo.runs.setup import Setup
+from bandpo.runs.setup import Setup, Value
 
 Config = Mapping[str, Any]
 """The settings of a configuration file, nested."""
@@ -27,22 +28,94 @@ LARGEST = 2**24
 
 FRAMEWORKS: Mapping[str, Mapping[str, Any]] = shipped("frameworks")
 """For each framework: keys of its log that no other has (``log``), and by dotted names a setting of its own (``own``),
-what stands before its adapter's ``method`` (``ours``), and what makes the updates of a batch (``updates``)."""
+what stands before its adapter's ``method`` (``ours``), what makes the updates of a batch (``updates``), and the
+settings that findings name (``values``)."""
+
+ADAPTER_FILE = "adapter_config.json"
+"""The file that peft writes beside the weights of an adapter."""
 
 
-def read_setup(path: Path, rows: Sequence[Row], method: str | None = None) -> Setup:
+@dataclass(frozen=True)
+class RunConfiguration:
+    """The newest configuration in a run's folder, or beside its log.
+
+    What is read of it is data: nothing that it names is imported or called.
+    """
+
+    framework: str | None = None
+    """A key of `FRAMEWORKS`; None if there is no configuration of a known framework."""
+    settings: Config = field(default_factory=dict)
+    file: Path = Path()
+    folder: Path = Path()
+    """The run's folder, or that of its log."""
+    adapter: Config | None = None
+    """What peft has in the newest `ADAPTER_FILE` of the run; None without one."""
+    adapter_file: Path = Path()
+    unread: tuple[str, ...] = ()
+    """For each file with a configuration's name that cannot be read, why, as a sentence."""
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The settings that findings name, as far as the configuration has them."""
+        if self.framework is None:
+            return {}
+        values = _values(self.framework, self.settings, self._relative(self.file))
+        if self.adapter is not None:
+            rank = self.adapter.get("r")
+            values["LoRA rank"] = Value("r", rank, self._relative(self.adapter_file))
+            values.setdefault(
+                "model",
+                Value(
+                    "base_model_name_or_path",
+                    str(self.adapter.get("base_model_name_or_path")),
+                    self._relative(self.adapter_file),
+                ),
+            )
+        return values
+
+    def _relative(self, file: Path) -> str:
+        return str(file.relative_to(self.folder)) if file.is_relative_to(self.folder) else str(file)
+
+
+def _values(framework: str, config: Config, file: str = "") -> dict[str, Value]:
+    """Return the settings that findings name, as far as a configuration has them."""
+    values = {}
+    for quantity, name in FRAMEWORKS[framework].get("values", {}).items():
+        value = lookup(config, name)
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            values[quantity] = Value(name, _number(value), file)
+    return values
+
+
+def _number(value: float | str) -> float | str:
+    """Return a number as such; YAML 1.1 takes ``1e-6`` for a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def read_setup(
+    path: Path,
+    rows: Sequence[Row],
+    method: str | None = None,
+    configuration: RunConfiguration | None = None,
+) -> Setup:
     """Return what a run with a log was trained with, as the log's keys and the configuration beside it say.
 
     Args:
         path: The run's folder, or its log.
         rows: The log. Its keys may show the framework.
         method: The text of its method, used where no configuration names one, such as ``"GSPO()"``.
+        configuration: That of the run, if it is read already.
 
     >>> read_setup(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], "GSPO()").framework
     'verl'
     """
     logged_framework = _framework_of_log(rows)
-    setup = read_configuration(path, method)
+    setup = read_configuration(path, method, configuration)
     if logged_framework in (None, setup.framework):
         return setup
     # The configuration beside the log is of another program.
@@ -57,12 +130,15 @@ def _framework_of_log(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def read_configuration(path: Path, method: str | None = None) -> Setup:
+def read_configuration(
+    path: Path, method: str | None = None, configuration: RunConfiguration | None = None
+) -> Setup:
     """Return what the newest configuration in a run's folder says, or that beside a log.
 
     Args:
         path: The folder, or the log.
         method: The text of the method, used where no configuration names one.
+        configuration: That of the run, if it is read already.
 
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
@@ -77,37 +153,64 @@ def read_configuration(path: Path, method: str | None = None) -> Setup:
             if isinstance(text, str):
                 return Setup("verl", text)
 
-    newest = newest_configuration(path)
-    if newest is None:
-        return Setup(method=method)
-    framework, config, _ = newest
-    return setup_of(framework, config, method)
+    configuration = configuration or newest_configuration(path)
+    if configuration.framework is None:
+        return Setup(method=method, values=configuration.values)
+    setup = setup_of(configuration.framework, configuration.settings, method)
+    return replace(setup, values=configuration.values)
 
 
-def newest_configuration(path: Path) -> tuple[str, Config, Path] | None:
-    """Return the newest configuration in a run's folder, or that beside a log, with its framework and its file.
+def newest_configuration(path: Path) -> RunConfiguration:
+    """Return the newest configuration of a known framework in a run's folder, or that beside a log.
 
-    Return None if there is none, or none that can be read.
+    Args:
+        path: The folder, or the log.
     """
-    for file in _configuration_files(path):
-        try:
-            config = READERS[file.name](file) if file.stat().st_size <= LARGEST else {}
-        except Exception:  # noqa: S112  (a damaged file, or another program's; the log is there in any case)
+    folder = path if path.is_dir() else path.parent
+    unread: list[str] = []
+    adapter, adapter_file = _newest_adapter(path, unread)
+    for file in _configuration_files(path, READERS):
+        config = _read_or_note(file, unread)
+        if config is None:
             continue
         for name in _STOCK_METHODS:
             if lookup(config, FRAMEWORKS[name]["own"]) is not None:
-                return name, config, file
-    return None
+                return RunConfiguration(name, config, file, folder, adapter, adapter_file, tuple(unread))
+    return RunConfiguration(folder=folder, adapter=adapter, adapter_file=adapter_file, unread=tuple(unread))
 
 
-def _configuration_files(path: Path) -> list[Path]:
-    """Return the configuration files in a folder, or those beside a log, the newest first."""
-    files = []
-    for name in READERS:
+def _newest_adapter(path: Path, unread: list[str]) -> tuple[Config | None, Path]:
+    """Return what the newest `ADAPTER_FILE` says, and that file; None without one of LoRA."""
+    for file in _configuration_files(path, [ADAPTER_FILE]):
+        config = _read_or_note(file, unread)
+        if config is not None and isinstance(config.get("r"), int):
+            return config, file
+    return None, Path()
+
+
+def _read_or_note(file: Path, unread: list[str]) -> Config | None:
+    """Read a configuration file; where that fails, return None and add the reason to a list."""
+    if file.stat().st_size > LARGEST:
+        unread.append(f"{file.name} was not read: it has more than {LARGEST:,} bytes")
+        return None
+    try:
+        config = READERS.get(file.name, _read_json)(file)
+    except Exception as error:  # a damaged file, or another program's; the log is there in any case
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        unread.append(f"{file.name} was not read: {reason}")
+        return None
+    return config if isinstance(config, Mapping) else {}
+
+
+def _configuration_files(path: Path, names: Iterable[str]) -> list[Path]:
+    """Return the files of these names in a folder, or those beside a log, the newest first."""
+    files: list[Path] = []
+    for name in names:
         if path.is_dir():
             files += path.rglob(name)
         else:
-            files += [path.parent / name, path.parent / ".hydra" / name]
+            # hydra and wandb write theirs into a folder beside the log.
+            files += [path.parent / name, path.parent / ".hydra" / name, path.parent / "files" / name]
     files = [file for file in files if file.is_file()]
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
@@ -139,6 +242,7 @@ def setup_of(framework: str, config: Config, method: str | None = None) -> Setup
         level if isinstance(level, str) else None,
         _updates(framework, config),
         stale,
+        _values(framework, config),
     )
 
 
@@ -165,7 +269,11 @@ def _read_yaml(file: Path) -> Config:
     """Read hydra's file, NeMo-RL's, that of `bandpo-lab train`, or wandb's, which has each setting under ``value``."""
     import yaml
 
-    content = yaml.safe_load(file.read_bytes())
+    # libyaml is ten times as fast, where it is installed.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load(file.read_bytes(), Loader=loader)  # noqa: S506  (a safe loader)
+    if not isinstance(content, Mapping):
+        return {}
     content = content.get("arguments", content)
     config = {}
     for name, value in content.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+from bandpo.runs.consoles import ROUNDED_AWAY, console_rows
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
@@ -41,7 +42,7 @@ MAGIC = {
 
 WHAT_TO_GIVE = (
     "give the folder of the run, or one of: metrics.jsonl, trainer_state.json, the .jsonl of a file logger, a CSV, the "
-    "console output of TRL or verl, or what wandb (run-….wandb), trackio (PROJECT.db) or TensorBoard (events.out.…) "
+    "console output of a trainer, or what wandb (run-….wandb), trackio (PROJECT.db) or TensorBoard (events.out.…) "
     "left"
 )
 
@@ -211,7 +212,7 @@ def _text_of(file: Path) -> str:
 def _read_text(file: Path) -> Mapping[str, RawRows]:
     """Read console output, or a table or JSON lines with another ending."""
     text = _text_of(file)
-    rows = verl_rows(text) or trl_rows(text)
+    rows = verl_rows(text) or console_rows(text) or trl_rows(text)
     if rows:
         return {"": rows}
     start = text.lstrip()[:1]
@@ -223,7 +224,7 @@ def _read_text(file: Path) -> Mapping[str, RawRows]:
     if re.fullmatch(r"[\w./@ -]+([,;\t][\w./@ -]+)+\s*", header):
         return _read_table(file)
     raise InvalidValue(
-        f"{file} is thought to be {_guess(file, text)}: no row of metrics is in it, as TRL or verl print them; "
+        f"{file} is thought to be {_guess(file, text)}: no row of metrics is in it, as a trainer prints them; "
         f"{WHAT_TO_GIVE}"
     )
 
@@ -249,9 +250,6 @@ PRINTED_NUMBER = re.compile(r"(?:np\.\w+\()?(-?(?:\d[\d_]*\.?\d*(?:e[+-]?\d+)?|n
 
 SCALED_KEY = re.compile(r"(.+)\((1e-?\d+)\)")
 """A key whose value is printed in units: ``actor/lr(1e-4):0.010``."""
-
-ROUNDED_AWAY = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
-"""Keys of which a printed 0.000 is a small number, not 0."""
 
 
 def verl_rows(text: str) -> list[dict[str, Any]]:

@@ -198,8 +198,8 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
 
     Args:
-        path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, the console output of TRL or verl,
-            wandb's ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
+        path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, console output, wandb's
+            ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
         names: For quantities the keys under which the user logs them, such as ``{"reward": "iteration_reward"}``.
             Without it, those in a file `NAMES_FILE` beside the log or in the current folder.
         run_name: Which run to read where there are several, as the error without it names them.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.configs import read_setup
+from bandpo.runs.configs import RunConfiguration, newest_configuration, read_setup
 from bandpo.runs.dumps import dump_files, read_dumps
 from bandpo.runs.logs import Log, read_log
 from bandpo.runs.quantities import Row
@@ -108,6 +108,11 @@ class Run:
         return () if self.log is None else self.log.rows
 
     @cached_property
+    def configuration(self) -> RunConfiguration:
+        """The configuration in the run's folder, or beside its log."""
+        return newest_configuration(self.path)
+
+    @cached_property
     def setup(self) -> Setup:
         """Framework and method that the run was trained with.
 
@@ -115,7 +120,7 @@ class Run:
             ValueError: if the run cannot be read.
         """
         if not self.is_record:
-            return read_setup(self.path, self.rows, self.method)
+            return read_setup(self.path, self.rows, self.method, self.configuration)
         batch = self._first_batch
         return Setup(framework_of(batch.framework), batch.method or self.method)
 

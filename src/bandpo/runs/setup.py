@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from bandpo.runs.files import shipped
 
-SETTINGS: Mapping[str, Mapping[str, str]] = shipped("settings")
-"""For each framework, what it calls a setting. Those of TRL 1.16 and verl 0.9.1 are tested, the others are from public
-configurations."""
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    framework: entry["settings"] for framework, entry in shipped("settings").items()
+}
+"""For each framework, what it calls a setting. The data file says beside them against which version or commit of the
+framework's own source each name was compared."""
+
+
+class Value(NamedTuple):
+    """A setting of the run's configuration with its value.
+
+    >>> str(Value("num_generations", 2, "config.yaml"))
+    'num_generations=2 (config.yaml)'
+    """
+
+    name: str
+    """Its dotted name in the file."""
+    value: Any
+    file: str
+    """The file that sets it; empty for a configuration that was not read from a file."""
+
+    def __str__(self) -> str:
+        value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)[:80]
+        return f"{self.name}={value} ({self.file})" if self.file else f"{self.name}={value}"
 
 
 @dataclass(frozen=True)
@@ -33,6 +54,18 @@ class Setup:
     """Optimiser steps on each batch."""
     stale: bool | None = None
     """Whether it was trained on data some batches old."""
+    values: Mapping[str, Value] = field(default_factory=dict, compare=False, repr=False)
+    """Settings of the run's configuration by what they set: ``learning rate``, ``group size``, ``length cap``,
+    ``KL term``, ``LoRA rank``, ``model``."""
+
+    def number(self, name: str) -> float | None:
+        """Return the value of a setting that is a number; None if the configuration does not tell it.
+
+        Args:
+            name: A key of `values`.
+        """
+        value = self.values[name].value if name in self.values else None
+        return value if isinstance(value, (int, float)) else None
 
     def __str__(self) -> str:
         parts = []

@@ -1,0 +1,140 @@
+"""Console output of frameworks, in the form in which their own source prints it."""
+
+import json
+import pprint
+
+import pytest
+
+from bandpo.doctor.diagnosis import diagnose
+from bandpo.runs.consoles import console_rows
+from bandpo.runs.logs import read_log
+
+STEPS = range(1, 13)
+
+
+def skyrl(step):
+    """ConsoleLogger of skyrl/train/utils/tracking.py: floats as texts of four decimals, through pprint and loguru."""
+    data = {
+        "reward/avg_raw_reward": 0.1 * step,
+        "policy/policy_entropy": 0.5,
+        "policy/raw_grad_norm": 0.25,
+        "trainer/global_step": step,
+        "policy/policy_lr": 1e-6,
+    }
+    texts = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in data.items()}
+    return (
+        f"2026-08-21 10:00:00.000 | INFO     | skyrl.train.utils.tracking:log:189 - Step {step}: \n"
+        f"{pprint.pformat(texts)}\n"
+    )
+
+
+def openrlhf(step):
+    """PPOTrainer.fit of openrlhf/trainer/ppo_trainer.py."""
+    status = {"reward": 0.1 * step, "ppo_clip_ratio": 0.01, "actor_grad_norm": 0.25, "entropy_loss": 0.5}
+    prefix = "\x1b[36m(PPOTrainer pid=7)\x1b[0m INFO 08-21 10:00:00 ppo_trainer.py:547]"
+    return f"{prefix} ✨ Global step {step}: {status}\n"
+
+
+def slime(step):
+    """gather_log_data of slime/observability/train_metric_utils.py and train of backends/megatron_utils/model.py."""
+    rollout = {"rollout/raw_reward": 0.1 * step, "rollout/response_lengths": 300.0}
+    lines = [
+        f"(Actor pid=3) [2026-08-21 10:00:00] train_metric_utils.py:135 - rollout {step - 1}: {rollout}\n"
+    ]
+    for update in range(2):
+        number = 2 * (step - 1) + update
+        train = {
+            "train/pg_clipfrac": 0.01,
+            "train/entropy_loss": 0.5,
+            "train/grad_norm": 0.25,
+            "train/step": number,
+        }
+        lines.append(f"(Actor pid=3) [2026-08-21 10:00:00] model.py:918 - step {number}: {train}\n")
+    return "".join(lines)
+
+
+def prime_rl(step):
+    """The orchestrator's and the trainer's step messages of src/prime_rl."""
+    return (
+        f"10:00:00 SUCCESS Step {step} |   1m 2s | Reward {0.1 * step:.4f} | Trainable 60/64 (93.8%) | Turns 1.0 | "
+        "Branches 1.0 | Max Off-Policy 1 | Error 0.0% | Cancelled 0.0% | Truncation 12.5%\n"
+        f"10:00:09 SUCCESS Step {step} |   9.51s | Loss 0.0100 | Entropy 0.5000 | Mismatch KL 0.0010 | "
+        "Grad. Norm 0.2500 | LR 1.00e-06 | Throughput 9000 tokens/s | MFU 30.1% | Peak Mem. 60.0 GiB\n"
+    )
+
+
+def roll(step):
+    """StdoutTracker of roll/utils/tracking.py."""
+    metrics = {"critic/score/mean": 0.1 * step, "actor/ppo_ratio_clipfrac": 0.01, "actor/entropy": 0.5}
+    content = json.dumps({"step": step, "metrics": metrics})
+    return f"[2026-08-21 10:00:00] [tracking.py (161)] [INFO] metrics_tag: {content}\n"
+
+
+def areal(step):
+    """StatsLogger.commit of areal/utils/stats_logger.py, with the table of areal/utils/printing.py (fancy_grid)."""
+    line = "═" * 24
+    return (
+        f"20260821-10:00:00.000 StatsLogger INFO: Epoch 1/1 Step {step}/12 Train step {step}/12 done.\n"
+        "20260821-10:00:00.000 StatsLogger INFO: Stats (1/1):\n"
+        f"20260821-10:00:00.000 StatsLogger INFO: \n╒{line}╤{line}╤{line}╤{line}╕\n"
+        f"│ ppo_actor/task_reward/avg │ {0.1 * step:.4e} │ ppo_actor/update/entropy/avg │ 5.0000e-01 │\n"
+        f"├{line}┼{line}┼{line}┼{line}┤\n"
+        f"│ ppo_actor/update/grad_norm │ 2.5000e-01 │                   │            │\n"
+        f"╘{line}╧{line}╧{line}╧{line}╛\n"
+    )
+
+
+@pytest.mark.parametrize("printed", [skyrl, openrlhf, slime, prime_rl, roll, areal])
+def test_the_console_of_a_framework_is_a_log(printed, tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text("loading the model 3/3 [00:01]\n" + "".join(f"{printed(step)}noise\n" for step in STEPS))
+    log = read_log(file)
+    assert [round(row["reward"], 4) for row in log.rows] == [round(0.1 * step, 4) for step in STEPS]
+    assert all(row["entropy"] == 0.5 for row in log.rows)
+    expected = list(STEPS) if printed is not slime else [step - 1 for step in STEPS]
+    assert [row["step"] for row in log.rows] == expected
+    assert diagnose(file).healthy
+
+
+def test_quantities_beside_reward_and_entropy(tmp_path):
+    (row,) = console_rows(prime_rl(3))
+    assert row == {
+        "step": 3,
+        "reward/mean": 0.3,
+        "is_truncated/mean": 0.125,
+        "loss/mean": 0.01,
+        "entropy/all/mean": 0.5,
+        "mismatch_kl/all/mean": 0.001,
+        "optim/grad_norm": 0.25,
+        "optim/lr": 1e-6,
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Global step 3: {'reward': __import__('os').system('touch ran')}",
+        "Global step 3: {" * 5000,
+        "Step 1:\n{'a'",
+        'metrics_tag: {"step": 1, "metrics": [1]}',
+        "metrics_tag: {1}",
+        "Step 1 | nothing | at all",
+        "Train step 1/3 done.",
+        "step 3: {}",
+    ],
+)
+def test_what_is_no_row_of_metrics_is_none(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert console_rows(text) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_learning_rate_that_skyrl_rounds_away_is_not_0():
+    (row,) = console_rows(skyrl(3))
+    assert "policy/policy_lr" not in row
+    assert row["policy/raw_grad_norm"] == 0.25
+
+
+def test_not_a_number_is_kept():
+    (row,) = console_rows("Global step 3: {'reward': nan, 'actor_grad_norm': inf}")
+    assert row == {"step": 3, "reward": "NaN", "actor_grad_norm": "Infinity"}
