@@ -62,7 +62,11 @@ def write_report(
     needs_tokens = bool(labelled) or method is not None or any(run.record is not None for run in opened)
     tokens = _tokens(labelled, method, tokenizer) if needs_tokens else None
     bins = {name: name.replace("_", " ") for name in BINS}
-    data: dict[str, Any] = {"version": __version__, "bins": bins, "grid": [] if tokens is None else tokens.grid}
+    data: dict[str, Any] = {
+        "version": __version__,
+        "bins": bins,
+        "grid": [] if tokens is None else tokens.grid,
+    }
     gathered = [_run_data(run, tokens) for run in opened]
     data |= _curves_data(gathered)
     data["runs"] = [run.data for run in gathered]
@@ -146,6 +150,8 @@ def _run_data(run: Run, tokens: Tokens | None) -> RunData:
             else:
                 finer_rows += gathered.rows
                 data |= gathered.data
+        elif run.record is not None:
+            data["lacks"] = "a record, whose tokens need torch, which is not installed"
         else:
             kind = "batches saved before their losses" if run.dumps else "a log"
             data["lacks"] = f"{kind}, without the tokens of losses, which a record of bandpo.Recorder has"
@@ -190,6 +196,7 @@ def _diagnosis_data(whole: Diagnosis, of_log: Diagnosis | None) -> dict[str, Any
         "looked_at": "" if whole.coverage is None else str(whole.coverage),
         "part": "" if whole.coverage is None else whole.coverage.part,
         "untested": {name: how for name, how in whole.untested.items() if name not in whole.passed},
+        "no_verdict": whole.no_verdict,
         "basis": "" if of_log is None else of_log.basis,
         "notes": [] if log is None else list(log.notes),
         "unread": [] if log is None else list(log.unread),
@@ -206,5 +213,7 @@ def _curves_data(runs: Sequence[RunData]) -> dict[str, Any]:
     for names in (drawn, plan["others"]):
         parts = parts_for(len(names) * len(runs))
         for run in runs:
-            run.data["curves"] |= {name: as_json(run.curves[name], parts) for name in names if name in run.curves}
+            run.data["curves"] |= {
+                name: as_json(run.curves[name], parts) for name in names if name in run.curves
+            }
     return plan
