@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bandpo.doctor.course import rows_of_each_layout
 from bandpo.runs.quantities import Row
 
 MOST_STEPS = 600
@@ -34,9 +35,10 @@ def audit_table(rows: Sequence[Row], *, most_steps: int = MOST_STEPS) -> dict[st
         rows: The rows of a run, of which several may be of one step.
         most_steps: Steps from which on neighbours are put together, so that sums over steps stay the same.
     """
+    names = {name for row in rows_of_each_layout(rows) for name in row if name.startswith(AUDIT)}
     by_step: defaultdict[float, dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        audited = {name: value for name, value in row.items() if name.startswith(AUDIT)}
+    for row in rows if names else ():
+        audited = {name: row[name] for name in names if name in row}
         if audited:
             by_step[row["step"]] |= audited
     steps = sorted(by_step)
@@ -45,8 +47,7 @@ def audit_table(rows: Sequence[Row], *, most_steps: int = MOST_STEPS) -> dict[st
     if together > 1:
         audits = [_together(audits[k : k + together]) for k in range(0, len(audits), together)]
         steps = steps[::together]
-    names = sorted({name for audit in audits for name in audit})
-    columns = {name: [audit.get(name) for audit in audits] for name in names}
+    columns = {name: [audit.get(name) for audit in audits] for name in sorted(names)}
     return {"steps": steps, "columns": columns, "together": max(1, together)}
 
 
