@@ -131,6 +131,9 @@ MEDIAN_ROWS = 30
 MEDIAN_SHARE = 25
 """A running median is over this part of the rows, such as a 25th."""
 
+MEDIAN_REACH = 250
+"""Rows on either side that a running median is over at most."""
+
 MEDIAN_POINTS = 250
 
 
@@ -163,7 +166,7 @@ def running_median(curve: Series) -> Series:
     n = len(curve.values)
     if n < MEDIAN_ROWS:
         return Series([], [])
-    reach = max(2, n // MEDIAN_SHARE // 2)
+    reach = min(MEDIAN_REACH, max(2, n // MEDIAN_SHARE // 2))
     count = min(n, MEDIAN_POINTS)
     rows = [point * (n - 1) // (count - 1) for point in range(count)]
     medians = [median(curve.values[max(0, row - reach) : row + reach + 1]) for row in rows]
@@ -176,6 +179,7 @@ def as_json(curve: Series, parts: int) -> dict[str, Any]:
     medians = running_median(curve)
     return {
         "rows": len(curve.values),
+        "parts": 0 if points is curve else parts,
         "steps": points.steps,
         "values": points.values,
         "median_steps": medians.steps,

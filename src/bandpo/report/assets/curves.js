@@ -29,6 +29,9 @@ function plainRange(low, high) {
   return [nearZero || low === 0 ? 0 : low - pad, high + pad];
 }
 
+/** Ticks of a logarithmic axis that are powers of ten, without those between. */
+const wholePowers = (plot, ticks) => ticks.map((x) => (Math.abs(Math.log10(x) - Math.round(Math.log10(x))) < 1e-9 ? x : null));
+
 /** The powers of ten around the values above 0. */
 function logRange(tables) {
   const values = tables.flatMap(([, ys]) => ys.filter((y) => y > 0));
@@ -52,14 +55,14 @@ function onsetLines(plot, marks) {
     const label = element("span", {}, ...run, text);
     const made = element("div", { class: `onset ${finding.severity}`, style: { "--row": marks.length - row } }, label);
     plot.over.append(made);
-    return { made, step: finding.onset };
+    return { made, label, step: finding.onset };
   });
-  return () => lines.forEach(({ made, step }) => {
+  return () => lines.forEach(({ made, label, step }) => {
     const left = plot.valToPos(step, "x");
     const width = plot.over.clientWidth;
     made.hidden = left < -1 || left > width + 1;
     made.style.left = `${Math.max(0, Math.min(width, left))}px`;
-    made.classList.toggle("leftward", left > width / 2);
+    made.classList.toggle("leftward", left + label.offsetWidth > width && left > width / 3);
   });
 }
 
@@ -82,7 +85,7 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
     const place = { number, raw: series.length, median: null };
     tables.push([curve.steps, above(curve.values)]);
     series.push({
-      label: labels[number], stroke, width: smooth ? 1 : 1.75, alpha: smooth ? 0.35 : 1, spanGaps: true,
+      label: labels[number], stroke, width: smooth ? 1 : 1.75, alpha: !smooth ? 1 : curve.parts ? 0.2 : 0.35, spanGaps: true,
       points: { show: curve.rows <= FEW_POINTS, size: 5 },
     });
     if (smooth) {
@@ -133,7 +136,7 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
     series, scales: { x: { time: false }, y }, legend: { show: false },
     axes: [
       axis(host, "step", { incrs: WHOLE, labelSize: 14, size: 26, labelGap: 0 }),
-      axis(host, null, { size: 54, values: log ? powers : (_, ticks, __, ___, step) => tickTexts(ticks, step) }),
+      axis(host, null, { size: 54, ...(log ? { filter: wholePowers } : {}), values: log ? powers : (_, ticks, __, ___, step) => tickTexts(ticks, step) }),
     ],
     cursor: { sync: { key: "step" }, y: false, dataIdx: (self, at, row) => (at && self.data[at][row] == null ? nearest(self, at, row) : row) },
     hooks: { drawClear: [shadeLastTenth], draw: [() => placeLines()], setCursor: [showValues] },
@@ -200,9 +203,9 @@ function explained() {
   if (data.runs.some((run) => run.findings.some(({ onset }) => onset !== null))) {
     parts.push("Vertical lines: where a finding begins, by its number above.");
   }
-  if (longest.rows > longest.values.length) {
+  if (longest.parts) {
     parts.push(`Long curves are thinned: of ${longest.rows.toLocaleString("en")} values the least and the greatest of each of ${
-      Math.floor(longest.values.length / 2).toLocaleString("en")} parts are drawn, so that no extreme is lost.`);
+      longest.parts.toLocaleString("en")} parts are drawn, so that no extreme is lost.`);
   }
   parts.push("Point at a curve for its values; drag over it to look closer, double-click to go back.");
   return element("p", { class: "soft explained" }, parts.join(" "));
