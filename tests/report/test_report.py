@@ -16,10 +16,11 @@ from bandpo import DCPO, KL, Band, FixedClip, Recorder, ratio_bounds
 from bandpo import divergences as all_divergences
 from bandpo.audit.replay import replay_record
 from bandpo.cli.app import app
-from bandpo.doctor import diagnose, first_pass
+from bandpo.doctor import Diagnosis, diagnose, first_pass
 from bandpo.doctor.course import Series
+from bandpo.lint.checks import lint_file
 from bandpo.report import write_report
-from bandpo.report.audit_table import audit_table
+from bandpo.report.audit_steps import audit_table
 from bandpo.report.curves import PARTS, running_median
 from bandpo.runs.record import read_record
 from bandpo_lab.interval import bootstrap
@@ -282,8 +283,8 @@ def test_a_running_median_is_of_the_rows_around():
     medians = running_median(Series(list(range(301)), values))
     assert len(medians.steps) == 250
     assert medians.steps[-1] == 300
-    for step, value in zip(medians.steps, medians.values, strict=True):
-        assert value == statistics.median(values[max(0, step - 6) : step + 7])
+    for k, value in zip(map(int, medians.steps), medians.values, strict=True):
+        assert value == statistics.median(values[max(0, k - 6) : k + 7])
 
 
 def test_an_audit_of_many_steps_is_put_together_with_the_same_sums():
@@ -311,6 +312,21 @@ def test_an_audit_of_many_steps_is_put_together_with_the_same_sums():
         assert sum(part * whole for part, whole in parts) == pytest.approx(expected)
 
 
+@needs_browser
+def test_in_a_browser_the_configuration_follows_the_findings(tmp_path, monkeypatch):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    settings = tmp_path / "grpo.yaml"
+    settings.write_text("learning_rate: 1.0e-3\nnum_generations: 1\nloss_type: grpo\n")
+    report = lint_file(settings).as_json()
+    assert report["findings"]
+    without = Diagnosis.as_json
+    monkeypatch.setattr(Diagnosis, "as_json", lambda self: without(self) | {"configuration": report})
+    seen = opened(write_report([path], tmp_path / "page.html"), tmp_path)
+    for finding in report["findings"]:
+        places = [seen.text.index(text) for text in ("truncated", finding["title"], finding["fix"], "Curves")]
+        assert places == sorted(places)
+
+
 def in_a_window(page, folder, width, script):
     """Return what a script of a page posts to its parent, where the page is so many pixels wide."""
     inner = folder / "inner.html"
@@ -327,7 +343,8 @@ def in_a_window(page, folder, width, script):
 def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     path = log(tmp_path / "metrics.jsonl", logged_run())
     page = write_report([path], tmp_path / "page.html")
-    onset = round(diagnose(path).findings[0].onset)
+    onset = diagnose(path).findings[0].onset
+    assert onset is not None
     script = """
       const lines = [...document.querySelectorAll("[data-panel] .onset")].map((line) => [
         line.closest("[data-panel]").dataset.panel, line.textContent, getComputedStyle(line).borderLeftColor,
@@ -335,7 +352,7 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
       const wide = document.documentElement.scrollWidth;
       parent.postMessage(JSON.stringify({ lines, wide, window: innerWidth }), "*");
     """
-    label = f"1 truncated · step {onset}"
+    label = f"1 truncated · step {onset:g}"
     for width in (400, 1280):
         drawn = in_a_window(page, tmp_path, width, script)
         shown = [line for line in drawn["lines"] if line[1] == label]

@@ -645,8 +645,8 @@ def _check_length(course: Course) -> Finding:
     reward = course.series("reward")
     score = course.series(EVALUATION)
     change = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
-    halfway = (length.first + length.last) / 2
-    start = onset(length, lambda mean: mean > halfway)
+    middle = (length.first + length.last) / 2
+    start = onset(length, lambda mean: mean > middle)
     if len(score.values) >= 6 and len(reward.values) >= 6:
         if times < LONGER or _rise(reward) < 3 or _follows(reward, score):
             return finding

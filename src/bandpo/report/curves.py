@@ -71,6 +71,9 @@ NO_CURVES = {*STEP_KEYS, "epoch", "not_finite"}
 Curves = dict[str, Series]
 """The curves of a run by their names."""
 
+Columns = dict[str, tuple[list[float], list[float]]]
+"""Steps and values of curves that are being gathered."""
+
 
 def gather(log_rows: Sequence[Row], finer_rows: Sequence[Row], read: Mapping[str, Sequence[str]]) -> Curves:
     """Return the curves of a run by their names.
@@ -82,9 +85,10 @@ def gather(log_rows: Sequence[Row], finer_rows: Sequence[Row], read: Mapping[str
     """
     finer_names = {name for row in finer_rows for name in row}
     components: dict[str, str] = {}
-    curves: dict[str, Series] = {}
-    _add(curves, log_rows, NO_CURVES | finer_names)
-    _add(curves, sorted(finer_rows, key=lambda row: row["step"]), NO_CURVES)
+    columns: Columns = {}
+    _add(columns, log_rows, NO_CURVES | finer_names)
+    _add(columns, sorted(finer_rows, key=lambda row: row["step"]), NO_CURVES)
+    curves = {name: Series(steps, values) for name, (steps, values) in columns.items()}
     for key in curves:
         name = component_name(key)
         if name is not None:
@@ -98,21 +102,22 @@ def gather(log_rows: Sequence[Row], finer_rows: Sequence[Row], read: Mapping[str
     return curves
 
 
-def _add(curves: Curves, rows: Sequence[Row], left_out: Collection[str]) -> None:
+def _add(columns: Columns, rows: Sequence[Row], left_out: Collection[str]) -> None:
     """Add the metrics of rows, which are in the order of their steps. Of several rows of one step the last counts."""
     for row in rows:
         step = row["step"]
         for name, value in row.items():
             if name in left_out or not math.isfinite(value):
                 continue
-            curve = curves.get(name)
-            if curve is None:
-                curve = curves[name] = Series([], [])
-            if curve.steps and curve.steps[-1] == step:
-                curve.values[-1] = value
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = ([], [])
+            steps, values = column
+            if steps and steps[-1] == step:
+                values[-1] = value
             else:
-                curve.steps.append(step)
-                curve.values.append(value)
+                steps.append(step)
+                values.append(value)
 
 
 # --- Points ---

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bandpo import __version__
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 from bandpo.errors import InvalidValue
-from bandpo.report.audit_table import audit_table
+from bandpo.report.audit_steps import audit_table
 from bandpo.report.curves import Curves, as_json, charts, gather, parts_for, start_of_last_tenth
 from bandpo.runs import Run, open_run
 from bandpo.runs.metric_names import BINS
@@ -198,6 +198,7 @@ def _diagnosis_data(whole: Diagnosis, of_log: Diagnosis | None) -> dict[str, Any
         "untested": {name: how for name, how in whole.untested.items() if name not in whole.passed},
         "no_verdict": whole.no_verdict,
         "basis": "" if of_log is None else of_log.basis,
+        "configuration": None if of_log is None else of_log.as_json().get("configuration"),
         "notes": [] if log is None else list(log.notes),
         "unread": [] if log is None else list(log.unread),
     }

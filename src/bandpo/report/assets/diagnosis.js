@@ -42,6 +42,19 @@ function findingItem(run, number, finding, rank) {
   return { item, draw: () => evidence && evidenceOf(evidence, run, number, rank, shown) };
 }
 
+/** What is wrong in the configuration of a run, as `bandpo lint` says it. */
+function configuration(run) {
+  const findings = run.configuration ? run.configuration.findings : [];
+  if (!findings.length) return "";
+  const items = findings.map((one) => element("li", { class: `finding lone ${one.severity}` },
+    element("div", { class: "told" },
+      element("div", { class: "kind" }, element("span", { class: "badge" }, one.severity), element("strong", {}, one.title)),
+      element("p", { class: "cause" }, one.happens),
+      line("Do:", one.fix),
+      line("See:", `${one.source} (${one.id}${one.line ? `, line ${one.line}` : ""})`, "soft"))));
+  return element("div", {}, element("h3", {}, "In its configuration"), element("ol", { class: "findings" }, ...items));
+}
+
 function folded(title, items) {
   return items.length
     ? element("details", {}, element("summary", {}, title), element("ul", {}, ...items.map((x) => element("li", {}, x))))
@@ -78,7 +91,8 @@ function diagnosis() {
     const verdict = element("div", { class: "verdict" },
       element("div", { class: "name" }, run.name),
       element("div", { class: "headline" }, mark(run), run.headline),
-      items.length ? element("ol", { class: "findings" }, ...items.map(({ item }) => item)) : "");
+      items.length ? element("ol", { class: "findings" }, ...items.map(({ item }) => item)) : "",
+      configuration(run));
     main.append(element("section", { class: "run", id: `run-${number + 1}`, style: { "--run": `var(${hue(number)})` } }, verdict, basis(run)));
     items.forEach(({ draw }) => draw());
   });
