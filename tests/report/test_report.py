@@ -250,6 +250,7 @@ def test_a_log_and_a_record_are_one_diagnosis(tmp_path):
     assert {"cut", "audit/approx_kl"} <= run["curves"].keys()
 
 
+@pytest.mark.slow
 def test_a_report_of_a_log_imports_no_torch(tmp_path):
     path = log(tmp_path / "metrics.jsonl", logged_run())
     code = (
@@ -312,6 +313,7 @@ def test_an_audit_of_many_steps_is_put_together_with_the_same_sums():
         assert sum(part * whole for part, whole in parts) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_in_a_browser_the_configuration_follows_the_findings(tmp_path, monkeypatch):
     path = log(tmp_path / "metrics.jsonl", logged_run())
@@ -339,6 +341,7 @@ def in_a_window(page, folder, width, script):
     return json.loads(opened(outer, folder).text)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     path = log(tmp_path / "metrics.jsonl", logged_run())
@@ -366,6 +369,7 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     assert "Not read: rewards/format/std, my/own" in text
 
 
+@pytest.mark.slow
 @needs_browser
 def test_in_a_browser_the_value_under_the_cursor_is_shown(tmp_path):
     page = write_report([log(tmp_path / "metrics.jsonl", logged_run())], tmp_path / "page.html")
