@@ -11,6 +11,9 @@ sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
 from log_bench import RLDOCTOR, codes_of_rows, verdict
 from log_scenarios import SCENARIOS, SHAPES, healthy, named_as_verl
 
+from bandpo.doctor.log_checks import log_findings
+from bandpo.runs.logs import Log
+
 SEEDS = (20, 21, 22)
 
 
@@ -40,3 +43,12 @@ def test_the_scenarios_of_another_package(name):
         rows, _ = simulate(name, seed=seed)
         codes, _, headline = codes_of_rows(rows)
         assert codes[0] in RLDOCTOR.get(name, ("ok",)), headline
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_finding_names_the_quantities_that_show_it(name):
+    log = Log.of(SCENARIOS[name].rows(SEEDS[0]))
+    findings = [finding for finding in log_findings(log.rows) if finding.cause]
+    for finding in findings:
+        assert finding.quantities, finding
+        assert {*finding.quantities} <= log.read.keys()

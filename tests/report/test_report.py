@@ -1,7 +1,11 @@
 """The page of `bandpo report`: its data against the library, and the page itself in a browser."""
 
 import json
+import math
 import re
+import statistics
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,8 +16,12 @@ from bandpo import DCPO, KL, Band, FixedClip, Recorder, ratio_bounds
 from bandpo import divergences as all_divergences
 from bandpo.audit.replay import replay_record
 from bandpo.cli.app import app
-from bandpo.doctor import first_pass
+from bandpo.doctor import Diagnosis, diagnose, first_pass
+from bandpo.doctor.course import Series
+from bandpo.lint.checks import lint_file
 from bandpo.report import write_report
+from bandpo.report.audit_steps import audit_table
+from bandpo.report.curves import PARTS, running_median
 from bandpo.runs.record import read_record
 from bandpo_lab.interval import bootstrap
 from browser import calculated, needs_browser, needs_javascript, opened
@@ -54,7 +62,7 @@ def test_a_record_gives_each_rule_its_figures_and_the_tokens_that_moved_most(tmp
     seen = replay_record(record, {"DCPO()": "DCPO()"})
     for name, prefix in (("the run", ""), ("DCPO()", "if/DCPO()/")):
         rates = [audit.metrics()["clip_high"] for audit in seen.by_step[name].values()]
-        assert run["columns"][f"audit/{prefix}clip_high"] == pytest.approx(rates, rel=1e-4)
+        assert run["audit"]["columns"][f"audit/{prefix}clip_high"] == pytest.approx(rates, rel=1e-4)
     assert list(run["rules"]) == [
         "the run",
         "clip 0.2",
@@ -77,11 +85,11 @@ def test_a_record_gives_each_rule_its_figures_and_the_tokens_that_moved_most(tmp
 
 
 def test_where_it_is_written_and_what_is_refused(tmp_path):
-    rows = [{"step": 1234567 + k, "reward": 0.5} for k in range(2)]
+    rows = [{"step": 1234567 + k, "reward": k} for k in range(2)]
     run = log(tmp_path / "run" / "metrics.jsonl", rows).parent
     result = CliRunner().invoke(app, ["report", str(run)])
     assert result.output == f"wrote {run / 'report.html'}\n"
-    assert held(run / "report.html")["runs"][0]["steps"] == [1234567, 1234568]
+    assert held(run / "report.html")["runs"][0]["curves"]["reward"]["steps"] == [1234567, 1234568]
     with pytest.raises(ValueError, match=r"x\.pdf: the report is written as \.html"):
         write_report([run], tmp_path / "x.pdf")
     elsewhere = tmp_path / "new" / "page.html"
@@ -130,8 +138,7 @@ def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     assert HOSTILE in seen.text  # as a column's name
     assert {"reward", "entropy", "clip_high", "audit/approx_kl"} <= {*seen.having("data-panel")}
     assert "cut" not in seen.having("data-panel")
-    assert "Not drawn, as no run tells it: " in seen.text
-    assert "Answers cut off (share)" in seen.text
+    assert re.search("Not drawn, as no run logs it: [^.]*Answers cut off", seen.text)
     assert "log.jsonl has no picture of single tokens: a log, without the tokens" in seen.text
     assert "the last line is cut off" in seen.text
     assert "nan: 1 of 2 log steps hold NaN" in seen.text
@@ -159,13 +166,223 @@ def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
 def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
     path = log(tmp_path / "log.jsonl", [{"step": 1, "data": {"actor/entropy": 0.4}}])
     seen = opened(write_report([path], tmp_path / "page.html"), tmp_path)
-    assert seen.having("data-panel") == ["entropy"]
-    for said in (
-        "Not drawn: no run tells what its clip did",
-        "only a record keeps the ids",
+    assert seen.having("data-panel") == []
+    for text in (
+        "no verdict: no key of the log is known to be the reward",
+        "One value in every log step, and so not drawn: Entropy (nats per token) 0.4.",
+        "What other clip rules would have blocked is not shown",
         "Made by bandpo",
     ):
-        assert said in seen.text
+        assert text in seen.text
+    # No section is empty: there is the diagnosis, and the curves' sentence.
+    assert [tag for tag, _ in seen.elements].count("section") == 2
+
+
+def logged_run(steps=100):
+    """A run in TRL whose answers are cut off from the middle on, with two components and a clip that never acts."""
+    return [
+        {
+            "step": step,
+            "reward": 0.5 + 0.1 * (step % 3),
+            "rewards/format/mean": 0.2 + 0.1 * (step % 2),
+            "rewards/format/std": 0.1 * (step % 5),
+            "rewards/answer/mean": 0.3 + 0.1 * (step % 3),
+            "completions/mean_length": 200 + step,
+            "completions/clipped_ratio": 0.02 if step < steps / 2 else 0.9,
+            "clip_ratio/high_mean": 0.0,
+            "clip_ratio/low_mean": 0.0,
+            "grad_norm": 500.0 if step == 7 else 0.5 + 0.01 * (step % 7),
+            "learning_rate": 1e-6,
+            "my/own": step % 4,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+def test_the_page_holds_the_findings_with_their_onset_and_what_they_rest_on(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    data = held(write_report([path], tmp_path / "page.html"))
+    (run,) = data["runs"]
+    diagnosis = diagnose(path)
+    first = run["findings"][0]
+    assert first["code"] == "truncated"
+    assert first["onset"] == diagnosis.findings[0].onset == pytest.approx(50, abs=5)
+    assert first["quantities"] == ["cut", "length"]
+    assert (run["state"], run["basis"], run["no_verdict"]) == ("fault", diagnosis.basis, "")
+    assert run["unread"] == ["rewards/format/std", "my/own"]
+    assert {"cut", "length"} <= run["curves"].keys()
+
+
+def test_charts_stand_in_order_and_what_is_constant_is_said_in_words(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    data = held(write_report([path], tmp_path / "page.html"))
+    charts = {chart["name"]: chart for chart in data["charts"]}
+    names = ["reward", "rewards/format", "rewards/answer", "length", "cut", "grad_norm"]
+    assert list(charts) == names
+    assert [name for name in charts if charts[name]["log"]] == ["grad_norm"]
+    constant = {one["name"]: one["values"] for one in data["constant"]}
+    assert constant == {"learning_rate": [1e-6], "clip_high": [0], "clip_low": [0]}
+    assert data["others"] == ["rewards/format/std", "my/own"]
+    assert "Entropy" in data["missing"]
+
+
+def test_a_constant_curve_is_drawn_if_a_finding_rests_on_it(tmp_path):
+    rows = [{"step": step, "reward": step / 40, "learning_rate": 0.0} for step in range(1, 41)]
+    data = held(write_report([log(tmp_path / "log.jsonl", rows)], tmp_path / "page.html"))
+    assert data["runs"][0]["findings"][0]["code"] == "no-step"
+    assert [chart["name"] for chart in data["charts"]] == ["reward", "learning_rate"]
+
+
+def test_a_single_component_that_is_the_reward_is_not_drawn_twice(tmp_path):
+    rows = [{"step": step, "reward": step / 40, "rewards/only/mean": step / 40} for step in range(1, 41)]
+    data = held(write_report([log(tmp_path / "log.jsonl", rows)], tmp_path / "page.html"))
+    assert [chart["name"] for chart in data["charts"]] == ["reward"]
+    assert data["same"] == ["Reward: only"]
+
+
+def test_a_log_and_a_record_are_one_diagnosis(tmp_path):
+    recorded(tmp_path / "run" / "record")
+    log(tmp_path / "run" / "metrics.jsonl", logged_run())
+    (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
+    assert "truncated" in [finding["code"] for finding in run["findings"]]
+    assert run["looked_at"]
+    assert run["basis"]
+    assert {"cut", "audit/approx_kl"} <= run["curves"].keys()
+
+
+@pytest.mark.slow
+def test_a_report_of_a_log_imports_no_torch(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    code = (
+        "import sys; from bandpo.report import write_report;"
+        f"write_report([{str(path)!r}], {str(tmp_path / 'page.html')!r});"
+        "print([name for name in ('torch', 'numpy', 'pyarrow') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_a_long_log_keeps_its_extremes_and_is_a_small_page(tmp_path):
+    steps = 20_000
+    rows = [
+        {"step": step, "reward": math.sin(step / 900), **{f"my/{k}": (step * k) % 7 for k in range(20)}}
+        for step in range(steps)
+    ]
+    rows[12_345]["reward"] = 40.0
+    rows[6_789]["reward"] = -30.0
+    page = write_report([log(tmp_path / "metrics.jsonl", rows)], tmp_path / "page.html")
+    reward = held(page)["runs"][0]["curves"]["reward"]
+    assert reward["rows"] == steps
+    assert len(reward["values"]) <= 2 * PARTS + 2
+    points = dict(zip(reward["steps"], reward["values"], strict=True))
+    assert (points[12_345], points[6_789]) == (40, -30)
+    assert page.stat().st_size < 1.5e6
+
+
+def test_a_running_median_is_of_the_rows_around():
+    values = [(7 * k) % 31 + k / 10 for k in range(301)]
+    medians = running_median(Series(list(range(301)), values))
+    assert len(medians.steps) == 250
+    assert medians.steps[-1] == 300
+    for k, value in zip(map(int, medians.steps), medians.values, strict=True):
+        assert value == statistics.median(values[max(0, k - 6) : k + 7])
+
+
+def test_an_audit_of_many_steps_is_put_together_with_the_same_sums():
+    rows = [
+        {
+            "step": step,
+            "audit/clip_high/above_0.1": 0.01 * (step % 9),
+            "audit/tokens_positive/above_0.1": 100 + step,
+            "audit/if/Band/blocked_mass_below_0.1": 0.02 * (step % 5),
+            "audit/mass_positive_below_0.1": 3.0 + step % 4,
+            "reward": 1.0,
+        }
+        for step in range(50)
+    ]
+    table = audit_table(rows, most_steps=10)
+    assert (len(table["steps"]), table["together"], table["steps"][1]) == (10, 5, 5)
+    columns = table["columns"]
+    assert "reward" not in columns
+    for share, over in (
+        ("clip_high/above_0.1", "tokens_positive/above_0.1"),
+        ("if/Band/blocked_mass_below_0.1", "mass_positive_below_0.1"),
+    ):
+        parts = zip(columns[f"audit/{share}"], columns[f"audit/{over}"], strict=True)
+        expected = sum(row[f"audit/{share}"] * row[f"audit/{over}"] for row in rows)
+        assert sum(part * whole for part, whole in parts) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_configuration_follows_the_findings(tmp_path, monkeypatch):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    settings = tmp_path / "grpo.yaml"
+    settings.write_text("learning_rate: 1.0e-3\nnum_generations: 1\nloss_type: grpo\n")
+    report = lint_file(settings).as_json()
+    assert report["findings"]
+    without = Diagnosis.as_json
+    monkeypatch.setattr(Diagnosis, "as_json", lambda self: without(self) | {"configuration": report})
+    seen = opened(write_report([path], tmp_path / "page.html"), tmp_path)
+    for finding in report["findings"]:
+        places = [seen.text.index(text) for text in ("truncated", finding["title"], finding["fix"], "Curves")]
+        assert places == sorted(places)
+
+
+def in_a_window(page, folder, width, script):
+    """Return what a script of a page posts to its parent, where the page is so many pixels wide."""
+    inner = folder / "inner.html"
+    inner.write_text(f"{page.read_text()}<script>{script}</script>")
+    outer = folder / "outer.html"
+    outer.write_text(
+        "<body><script>onmessage = ({ data }) => { document.body.textContent = data; };</script>"
+        f'<iframe src="{inner.name}" style="border: 0; width: {width}px; height: 900px"></iframe>'
+    )
+    return json.loads(opened(outer, folder).text)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    page = write_report([path], tmp_path / "page.html")
+    onset = diagnose(path).findings[0].onset
+    assert onset is not None
+    script = """
+      const lines = [...document.querySelectorAll("[data-panel] .onset")].map((line) => [
+        line.closest("[data-panel]").dataset.panel, line.textContent, getComputedStyle(line).borderLeftColor,
+        parseFloat(line.style.left) / line.parentElement.clientWidth]);
+      const wide = document.documentElement.scrollWidth;
+      parent.postMessage(JSON.stringify({ lines, wide, window: innerWidth }), "*");
+    """
+    label = f"1 truncated · step {onset:g}"
+    for width in (400, 1280):
+        drawn = in_a_window(page, tmp_path, width, script)
+        shown = [line for line in drawn["lines"] if line[1] == label]
+        assert [line[0] for line in shown] == ["length", "cut"]
+        for _, _, colour, place in shown:
+            assert colour == "rgb(184, 74, 0)"
+            assert place == pytest.approx((onset - 1) / 99, abs=0.01)
+        assert drawn["wide"] <= drawn["window"] == width
+    text = opened(page, tmp_path).text
+    assert text.index("truncated: ") < text.index("since step") < text.index("Curves")
+    assert "Not read: rewards/format/std, my/own" in text
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_value_under_the_cursor_is_shown(tmp_path):
+    page = write_report([log(tmp_path / "metrics.jsonl", logged_run())], tmp_path / "page.html")
+    script = """
+      const figure = document.querySelector("[data-panel=length]");
+      const over = figure.querySelector(".u-over");
+      const box = over.getBoundingClientRect();
+      const place = { clientX: box.right - 1, clientY: box.top + 9, bubbles: true };
+      over.dispatchEvent(new MouseEvent("mousemove", place));
+      const copy = () => { document.body.textContent = figure.querySelector(".value").textContent; };
+      requestAnimationFrame(() => setTimeout(copy, 50));
+    """
+    assert opened(page, tmp_path, script).text.split("\n")[-2] == "step 100: 300, median 299"
 
 
 RADII = (1e-4, 0.01, 0.05, 0.3)

@@ -6,7 +6,7 @@ This module needs the standard library alone, so that it also runs where numpy i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bandpo.errors import InvalidValue
@@ -49,6 +49,9 @@ class Finding(NamedTuple):
     """What the run has cost since the onset."""
     settings: tuple[str, ...] = ()
     """Settings of the run's configuration that bear on it, with their values and their file."""
+    quantities: tuple[str, ...] = ()
+    """The quantities of the log that show it, as `bandpo.runs.quantities.QUANTITIES` names them, the one that shows it
+    best first. A component of the reward is named ``rewards/NAME``."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int) -> Finding:
@@ -85,6 +88,7 @@ class Finding(NamedTuple):
         ok: bool | None = False,
         severity: str | None = None,
         onset: float | None = None,
+        quantities: Sequence[str] = (),
     ) -> Finding:
         """Return the finding for the case that the check failed, with the advice for its code.
 
@@ -95,6 +99,7 @@ class Finding(NamedTuple):
             ok: None for a remark that is no fault.
             severity: One of `bandpo._severities.SEVERITIES`; otherwise that of the code, and ``note`` for a remark.
             onset: The step from which the run shows it.
+            quantities: The quantities of the log that show it, the one that shows it best first.
 
         Raises:
             ValueError: if there is no advice for ``code``.
@@ -109,6 +114,7 @@ class Finding(NamedTuple):
             advice=_advice_for(code),
             severity=severity,
             onset=onset,
+            quantities=tuple(quantities),
         )
 
 

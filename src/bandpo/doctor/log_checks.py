@@ -29,7 +29,7 @@ from bandpo.doctor.course import (
     tenths,
 )
 from bandpo.doctor.findings import Finding
-from bandpo.runs.quantities import EVALUATION, Row, component_name
+from bandpo.runs.quantities import EVALUATION, QUANTITIES, Row, component_name
 from bandpo.runs.setup import Setup
 from bandpo.runs.summary import summarize
 
@@ -115,7 +115,11 @@ def _check_numbers(course: Course) -> Finding:
     if not steps:
         return finding
     cause = f"{len(steps)} of {len(course.rows)} log steps hold NaN or infinite values, first step {min(steps):.0f}"
-    return finding.failed("nan", cause, onset=min(steps))
+    broken = [row for row in course.rows if row.get("not_finite")]
+    lost = [
+        name for name in QUANTITIES if course.series(name).values and any(name not in row for row in broken)
+    ]
+    return finding.failed("nan", cause, onset=min(steps), quantities=lost)
 
 
 def _rewards_differ(course: Course) -> bool:
@@ -140,7 +144,9 @@ def _check_movement(course: Course) -> Finding:
         finding = _passed(tested, metric, largest)
         is_warm_up = name == "learning_rate" and metric.values[-1] == largest > metric.values[0]
         if largest <= least and not is_warm_up and (name == "learning_rate" or _rewards_differ(course)):
-            return finding.failed("no-step", f"{name} never exceeds {largest:g}", onset=metric.steps[0])
+            return finding.failed(
+                "no-step", f"{name} never exceeds {largest:g}", onset=metric.steps[0], quantities=[name]
+            )
     return finding
 
 
@@ -195,7 +201,7 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
     else:
         model = "another model, such as the base model of a LoRA run that began with an adapter"
         cause = f"{cause}: the reference is {model}"
-    return finding.failed("reference-kl", cause, onset=kl.steps[0])
+    return finding.failed("reference-kl", cause, onset=kl.steps[0], quantities=["kl"])
 
 
 def _check_step_size(course: Course) -> Finding:
@@ -207,7 +213,8 @@ def _check_step_size(course: Course) -> Finding:
         finding = _passed(tested, moved, largest)
         if largest > TOO_FAR:
             cause = f"by the last update on a batch its tokens had moved by {largest:.2g} nats on average"
-            return finding.failed("step-too-large", cause, onset=moved.steps[moved.values.index(largest)])
+            step = moved.steps[moved.values.index(largest)]
+            return finding.failed("step-too-large", cause, onset=step, quantities=["moved"])
         return finding
     if not kl.values:
         return Finding("ok", None, tested, advice="record the tokens")
@@ -220,7 +227,7 @@ def _check_step_size(course: Course) -> Finding:
     rate = max(course.series("learning_rate").values, default=0.0)
     at_rate = f", at a learning rate of {rate:.3g}" if rate >= LARGE_RATE else ""
     cause = f"KL to the reference went {early[0]:.3g} → {early[row]:.3g} in the first {row + 1} log steps{at_rate}"
-    return finding.failed("step-too-large", cause, onset=kl.steps[row])
+    return finding.failed("step-too-large", cause, onset=kl.steps[row], quantities=["kl"])
 
 
 def _check_divergence(course: Course) -> Finding:
@@ -234,7 +241,8 @@ def _check_divergence(course: Course) -> Finding:
         return finding
     severity = "stop" if kl.last > UNBOUNDED_KL else "fix"
     cause = f"KL to the reference {kl.values[0]:.3g} → {kl.last:.3g} nats per token"
-    return finding.failed("kl-drift", cause, severity=severity, onset=onset(kl, lambda mean: mean > LARGE_KL))
+    start = onset(kl, lambda mean: mean > LARGE_KL)
+    return finding.failed("kl-drift", cause, severity=severity, onset=start, quantities=["kl"])
 
 
 # --- Engine and trainer ---
@@ -267,17 +275,19 @@ def _check_engine(course: Course) -> Finding:
         if metric.last > limit and fmean(metric.later_half) > limit / 2:
             cause = f"{description}: {metric.first:.3g} → {metric.last:.3g}{age}"
             start = onset(metric, lambda mean, limit=limit: mean > limit)
-            return finding.failed("engine-mismatch", cause, "stale", onset=start)
+            shown = [name, "staleness"] if age else [name]
+            return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=shown)
     weight = course.series("importance_weight")
     if weight.values and finding.ok is None:
         finding = _passed(tested, weight, weight.last)
     if len(weight.values) >= FEW_STEPS and not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
         cause = f"the mean importance weight between engine and trainer is {weight.last:.3g}{age}"
         start = onset(weight, lambda mean: not 1 / FAR_WEIGHT <= mean <= FAR_WEIGHT)
-        return finding.failed("engine-mismatch", cause, "stale", onset=start)
+        shown = ["importance_weight", "staleness"] if age else ["importance_weight"]
+        return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=shown)
     if old > STALE:
         cause = f"data is {old:.2g} updates old on average"
-        return finding.failed("stale", cause, severity="look")
+        return finding.failed("stale", cause, severity="look", quantities=["staleness"])
     return finding
 
 
@@ -315,7 +325,8 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
         f"(step {steps}{', …' if len(spikes) > 5 else ''}), up to {largest:.3g} where {usual:.3g} is usual"
     )
     severity = "fix" if fell else "look"
-    return finding.failed("gradient-spikes", cause, severity=severity, onset=norm.steps[spikes[0]])
+    first = norm.steps[spikes[0]]
+    return finding.failed("gradient-spikes", cause, severity=severity, onset=first, quantities=["grad_norm"])
 
 
 def _clip_shares(course: Course) -> Series:
@@ -348,9 +359,9 @@ def _check_clip_share(course: Course, setup: Setup) -> Finding:
     change = f"{shares.first:.1%} → {shares.last:.1%}"
     cause = f"{share:.0%} of tokens are clipped ({change}): their gradient is lost, and steps are far from the policy"
     severity = "fix" if share > much else "look"
-    return finding.failed(
-        "clip-heavy", cause, severity=severity, onset=onset(shares, lambda mean: mean > some)
-    )
+    start = onset(shares, lambda mean: mean > some)
+    shown = [name for name in ("clip", "clip_high", "clip_low") if name in course.names]
+    return finding.failed("clip-heavy", cause, severity=severity, onset=start, quantities=shown)
 
 
 # --- Rewards ---
@@ -419,7 +430,7 @@ def _check_constant_reward(course: Course) -> Finding:
         return finding
     since = reward.steps[-equal]
     cause = f"the reward is {value:.3g} in every one of the last {equal} log steps, from step {since:.0f} on"
-    return finding.failed("reward-flat", cause, onset=since)
+    return finding.failed("reward-flat", cause, onset=since, quantities=["reward"])
 
 
 def _components(course: Course) -> dict[str, Series]:
@@ -452,7 +463,9 @@ def _check_components(course: Course) -> list[Finding]:
         )
         cause = f"{names} in every one of {len(any_component.values)} log steps, beside {others}"
         finding = _passed(tested, any_component)
-        findings.append(finding.failed("component-constant", cause, onset=any_component.steps[0]))
+        shown = [f"rewards/{name}" for name in constant]
+        start = any_component.steps[0]
+        findings.append(finding.failed("component-constant", cause, onset=start, quantities=shown))
     findings.append(_check_largest_component(course, components))
     return findings
 
@@ -485,7 +498,7 @@ def _check_largest_component(course: Course, components: dict[str, Series]) -> F
         f"{paid[largest] / total:.0%} of the reward is {largest}, which is level at {fmean(means):.3g} in the later "
         f"half, so that its curve says little of the rest ({others})"
     )
-    return finding.failed("component-dominates", cause)
+    return finding.failed("component-dominates", cause, quantities=[f"rewards/{largest}", "reward"])
 
 
 def _check_data(course: Course) -> Finding:
@@ -507,7 +520,7 @@ def _check_data(course: Course) -> Finding:
     step = jumps["length"][1].steps[row]
     change = ", ".join(f"{name} {jump.before:.3g} → {jump.after:.3g}" for name, jump in together.items())
     cause = f"at step {step:.0f} {change}, all at once: other prompts, another reward or another setting from there on"
-    return finding.failed("data-change", cause, onset=step)
+    return finding.failed("data-change", cause, onset=step, quantities=[*together])
 
 
 # --- Answers ---
@@ -546,7 +559,8 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
     finding = _passed(tested, shares, mean)._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
         cause = f"{mean:.0%} of answers are cut off{at_cap}"
-        return finding.failed("truncated", cause, onset=onset(shares, lambda share: share > MOST))
+        start = onset(shares, lambda share: share > MOST)
+        return finding.failed("truncated", cause, onset=start, quantities=["cut", "length"])
     if len(shares.values) < 2 * FEW_STEPS:
         return finding
     count = max(3, len(shares.values) // 10)
@@ -555,12 +569,14 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
     before = fmean(shares.values[: len(shares.values) // 2])
     if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
         cause = f"{last:.0%} of answers are cut off{at_cap} in the last tenth, {before:.0%} in the first half"
-        return finding.failed("truncated", cause, onset=onset(shares, lambda share: share > MANY_CUT / 2))
+        start = onset(shares, lambda share: share > MANY_CUT / 2)
+        return finding.failed("truncated", cause, onset=start, quantities=["cut", "length"])
     if mean > SOME_CUT:
         cause = f"{mean:.0%} of answers are cut off{at_cap} in the later half"
         severity = "fix" if mean > 3 * before else "look"
+        start = shares.steps[len(shares.steps) // 2]
         return finding.failed(
-            "truncated", cause, severity=severity, onset=shares.steps[len(shares.steps) // 2]
+            "truncated", cause, severity=severity, onset=start, quantities=["cut", "length"]
         )
     blocks = tenths(shares.values)
     if max(blocks) > MOST:
@@ -569,7 +585,9 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
         cause = (
             f"{max(blocks):.0%} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         )
-        return finding.failed("truncated", cause, severity="look", onset=steps[0])
+        return finding.failed(
+            "truncated", cause, severity="look", onset=steps[0], quantities=["cut", "length"]
+        )
     return finding
 
 
@@ -608,7 +626,7 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
         f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {at_cap} of {len(length.values)} log steps: "
         "that is the cap, at which most answers are cut off"
     )
-    return finding.failed("truncated", cause, onset=length.steps[0])
+    return finding.failed("truncated", cause, onset=length.steps[0], quantities=["length"])
 
 
 def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
@@ -632,10 +650,11 @@ def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     reward = course.series("reward")
     if solved:
         cause = f"{cause}, as these prompts are solved (reward {reward.last:.3g})"
-        return finding.failed("no-signal", cause, severity="look", onset=start)
+        return finding.failed("no-signal", cause, severity="look", onset=start, quantities=["dead"])
     later = reward.values[len(reward.values) // 3 :]
     still_learns = len(later) >= 20 and rises(later)
-    return finding.failed("no-signal", cause, severity="look" if still_learns else "fix", onset=start)
+    severity = "look" if still_learns else "fix"
+    return finding.failed("no-signal", cause, severity=severity, onset=start, quantities=["dead"])
 
 
 def _rise(metric: Series) -> float:
@@ -665,11 +684,13 @@ def _check_length(course: Course) -> Finding:
         cause = f"{change}, while the score on other prompts went {before:.3g} → {after:.3g}"
         # A reward that may be negative has no unit in which its rise could be compared.
         severity = "look" if min(reward.values) < 0 else "fix"
-        return finding.failed("length-growth", cause, severity=severity, onset=start)
+        shown = ["length", EVALUATION]
+        return finding.failed("length-growth", cause, severity=severity, onset=start, quantities=shown)
     if times < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
         return finding
+    cause = f"{change}, and the reward does not rise"
     return finding.failed(
-        "length-growth", f"{change}, and the reward does not rise", severity="look", onset=start
+        "length-growth", cause, severity="look", onset=start, quantities=["length", "reward"]
     )
 
 
@@ -737,7 +758,8 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
     finding = _passed(ENTROPY_KEPT, entropy, last / first if first else 1.0)
     if last > max(ENTROPY_RISE * first, first + 1):
         start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
-        return finding.failed("entropy-rise", f"{change}: it drifts towards noise", onset=start)
+        cause = f"{change}: it drifts towards noise"
+        return finding.failed("entropy-rise", cause, onset=start, quantities=["entropy"])
     lost = last < min(ENTROPY_LEFT * first, NO_ENTROPY)
     if lost and rose and last < LEAST_ENTROPY * first:
         # Next to nothing is left: what counts is whether the reward rises without it.
@@ -752,13 +774,16 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
         cause = f"{change}: the policy has stopped exploring, and {reason}"
         # What a run has learned before may have been worth that entropy, as long as some is left.
         learned = len(reward.values) >= 30 and _rise(reward) > 3 and last > NEARLY_NO_ENTROPY * first
-        return finding.failed("entropy-collapse", cause, severity="look" if learned else "fix", onset=start)
+        severity = "look" if learned else "fix"
+        return finding.failed(
+            "entropy-collapse", cause, severity=severity, onset=start, quantities=["entropy"]
+        )
     is_low = (
         len(entropy.values) >= 4 * FEW_STEPS and first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
     )
     if is_low and not solved:
         cause = f"entropy is {first:.2g} nats per token at the start, so that the answers of a group are nearly alike"
-        return finding.failed("low-entropy", cause, onset=entropy.steps[0])
+        return finding.failed("low-entropy", cause, onset=entropy.steps[0], quantities=["entropy"])
     return finding
 
 
@@ -790,7 +815,7 @@ def _check_evaluation(course: Course) -> Finding:
         f"the score on other prompts fell {means[best]:.3g} → {last:.3g} since step {since:.0f}, while the reward rose "
         f"{before_reward:.3g} → {after_reward:.3g}: what is rewarded is not what is wanted"
     )
-    return finding.failed("reward-hacked", cause, onset=since)
+    return finding.failed("reward-hacked", cause, onset=since, quantities=[EVALUATION, "reward"])
 
 
 # --- Too little ---
@@ -816,10 +841,12 @@ def _check_small_steps(course: Course) -> Finding:
         return Finding("ok", None, tested)
     if kl.values and max(kl.values) > 0:
         finding = _passed(tested, kl, kl.last)
+        shown = "kl"
         little = kl.last < LITTLE_KL and max(tenths(kl.values)) < LITTLE_KL if len(kl.values) >= 30 else False
         evidence = f"KL to the reference is {kl.last:.2g} after {steps:.0f} steps"
     elif rates:
         finding = Finding("ok", True, tested, max(rates), None, len(rates))
+        shown = "learning_rate"
         little = 0 < max(rates) <= LITTLE_RATE
         evidence = f"the learning rate is at most {max(rates):.2g}, over {steps:.0f} steps"
     else:
@@ -830,7 +857,7 @@ def _check_small_steps(course: Course) -> Finding:
         return finding
     before, after = end_means(reward.values, 3)
     cause = f"{evidence}, and the reward went {before:.3g} → {after:.3g}: the policy has hardly moved"
-    return finding.failed("hardly-moves", cause)
+    return finding.failed("hardly-moves", cause, quantities=[shown, "reward"])
 
 
 # --- The end of a run ---
@@ -865,7 +892,7 @@ COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/m
 def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
     """Check whether the last tenth of a run is unlike the nine before it."""
     tested = "the last tenth of the run is like the rest"
-    changes = []
+    changes = {}
     finding = Finding("ok", None, tested)
     for name, known in LATE_QUANTITIES.items():
         metric = course.series(name)
@@ -881,12 +908,12 @@ def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
         beyond = max(low - last, last - high)
         is_other = last * TIMES_UNLIKE < low or last > TIMES_UNLIKE * high
         if beyond > max(2 * usual, UNLIKE * noise) and is_other and (name != "cut" or last > 0.1):
-            changes.append(f"{name} {others[-1]:.3g} → {last:.3g}")
+            changes[name] = f"{name} {others[-1]:.3g} → {last:.3g}"
     if not changes:
         return finding
     step = tenth_blocks([row["step"] for row in course.rows])[-1][0]
-    cause = f"from step {step:.0f} on the run is unlike its other nine tenths: {', '.join(changes)}"
-    return finding.failed("late-change", cause, onset=step)
+    cause = f"from step {step:.0f} on the run is unlike its other nine tenths: {', '.join(changes.values())}"
+    return finding.failed("late-change", cause, onset=step, quantities=[*changes])
 
 
 def _check_fall(course: Course) -> Finding:
@@ -930,7 +957,9 @@ def _check_fall(course: Course) -> Finding:
         before, after = ends[name]
         courses.append(f"{name} {before:.3g} → {after:.3g}")
     step = tenth_blocks(reward.steps)[best][-1]
-    return finding.failed("collapse", f"from step {step:.0f} on {', '.join(courses)}", onset=step)
+    cause = f"from step {step:.0f} on {', '.join(courses)}"
+    shown = ["reward", *(name for name in largest_changes if name in QUANTITIES)]
+    return finding.failed("collapse", cause, onset=step, quantities=shown)
 
 
 # --- A plateau ---
@@ -1000,7 +1029,7 @@ def _check_plateau(course: Course, *, fell: bool, solved: bool) -> Finding:
         unlogged = [words for name, words in UNLOGGED.items() if not any(name in row for row in course.rows)]
         if unlogged:
             cause = f"{cause}; not logged, so not excluded: {', '.join(unlogged)}"
-    return finding.failed("plateau", cause, onset=start)
+    return finding.failed("plateau", cause, onset=start, quantities=["reward"])
 
 
 # --- Remarks on the clip ---

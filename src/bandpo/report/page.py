@@ -7,8 +7,8 @@ import json
 import math
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from bandpo import __version__
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 from bandpo.errors import InvalidValue
+from bandpo.report.audit_steps import audit_table
+from bandpo.report.curves import Curves, as_json, charts, gather, parts_for, start_of_last_tenth
 from bandpo.runs import Run, open_run
 from bandpo.runs.metric_names import BINS
 from bandpo.runs.quantities import Row
@@ -55,11 +57,19 @@ def write_report(
     if output.suffix != ".html":
         raise InvalidValue(f"{output}: the report is written as .html")
     labelled = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
-    tokens = _tokens(labelled, method, tokenizer)
+    opened = [open_run(path, method=None if method is None else str(method)) for path in runs]
+    # The report of a log takes no torch, unless methods are named that must be checked.
+    needs_tokens = bool(labelled) or method is not None or any(run.record is not None for run in opened)
+    tokens = _tokens(labelled, method, tokenizer) if needs_tokens else None
     bins = {name: name.replace("_", " ") for name in BINS}
-    data = {"version": __version__, "bins": bins, "grid": [] if tokens is None else tokens.grid}
-    text = None if method is None else str(method)
-    data["runs"] = [_run_data(open_run(path, method=text), tokens) for path in runs]
+    data: dict[str, Any] = {
+        "version": __version__,
+        "bins": bins,
+        "grid": [] if tokens is None else tokens.grid,
+    }
+    gathered = [_run_data(run, tokens) for run in opened]
+    data |= _curves_data(gathered)
+    data["runs"] = [run.data for run in gathered]
 
     # No < in it, so that nothing can end the element in which it stands.
     written = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -106,19 +116,33 @@ def _plain(x: Any) -> Any:
     return [_plain(value) for value in x] if isinstance(x, list | tuple) else x
 
 
-def _run_data(run: Run, tokens: Tokens | None) -> dict[str, Any]:
+@dataclass
+class RunData:
+    """What a page shows of one run."""
+
+    data: dict[str, Any]
+    """The diagnosis, and the figures of recorded tokens, as the page's scripts take them."""
+    curves: Curves
+
+    @property
+    def evidence(self) -> set[str]:
+        """Names of the curves that findings rest on."""
+        return {name for finding in self.data["findings"] for name in finding["quantities"]}
+
+
+def _run_data(run: Run, tokens: Tokens | None) -> RunData:
     """Return what the page holds of one run; ``lacks`` says why it holds no tokens, if so."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data: dict[str, Any] = {"name": str(run.path), "lacks": ""}
-        diagnoses: list[Diagnosis] = []
-        log_rows: list[Row] = []
+        of_tokens: Diagnosis | None = None
+        of_log: Diagnosis | None = None
         finer_rows: list[Row] = []
         method = None
         if run.record is not None and tokens is not None:
             # The record names its own method, also where the folder around it has a configuration.
             gathered = tokens.gather(open_run(run.record, method=run.method))
-            diagnoses.append(gathered.diagnosis)
+            of_tokens = gathered.diagnosis
             finer_rows = [*gathered.diagnosis.rows]
             method = gathered.method
             if gathered.lacks:
@@ -126,39 +150,71 @@ def _run_data(run: Run, tokens: Tokens | None) -> dict[str, Any]:
             else:
                 finer_rows += gathered.rows
                 data |= gathered.data
+        elif run.record is not None:
+            data["lacks"] = "a record, whose tokens need torch, which is not installed"
         else:
             kind = "batches saved before their losses" if run.dumps else "a log"
             data["lacks"] = f"{kind}, without the tokens of losses, which a record of bandpo.Recorder has"
-        if run.record != run.path:
-            diagnosis = diagnose(run)
-            diagnoses.append(diagnosis)
-            log_rows = [*diagnosis.rows]
-            method = method or diagnosis.setup.method
+        if of_tokens is None or run.record != run.path:
+            of_log = diagnose(run)
+            method = method or of_log.setup.method
 
-    first = diagnoses[0]
-    findings = [finding for diagnosis in diagnoses for finding in diagnosis.tested]
-    whole = Diagnosis(findings, first.setup, coverage=first.coverage)
-    data |= {**whole.as_json(), "healthy": whole.healthy}
-    data["looked_at"] = "" if first.coverage is None else str(first.coverage)
-    data["part"] = "" if first.coverage is None else first.coverage.part
-    data["untested"] = {name: how for name, how in whole.untested.items() if name not in whole.passed}
-    warned = list(dict.fromkeys(str(warning.message) for warning in caught))
-    return data | _columns(log_rows, finer_rows) | {"method": method or "", "warned": warned}
+    whole = of_tokens or of_log
+    assert whole is not None
+    if of_tokens is not None and of_log is not None:
+        whole = Diagnosis([*of_tokens.tested, *of_log.tested], of_tokens.setup, coverage=of_tokens.coverage)
+    data |= _diagnosis_data(whole, of_log)
+    data["method"] = method or ""
+    data["warned"] = list(dict.fromkeys(str(warning.message) for warning in caught))
+
+    log_rows = [] if of_log is None else of_log.rows
+    read = {} if of_log is None or of_log.log is None else of_log.log.read
+    curves = gather(log_rows, finer_rows, read)
+    data["last_tenth"] = start_of_last_tenth(curves)
+    data["audit"] = audit_table(finer_rows if "tokens" in data else [*log_rows, *finer_rows])
+    return RunData(data, curves)
 
 
-def _columns(log_rows: Sequence[Row], finer_rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the steps of a run, and each metric at each step.
+def _diagnosis_data(whole: Diagnosis, of_log: Diagnosis | None) -> dict[str, Any]:
+    """Return what the page says of a run's diagnosis, and of what it rests on.
 
     Args:
-        log_rows: The rows of its log.
-        finer_rows: The rows computed from its tokens. What they have is not taken from the log.
+        whole: The diagnosis of everything that there is of the run.
+        of_log: The diagnosis of its log alone, if it has one.
     """
-    finer_names = {name for row in finer_rows for name in row} - {"step"}
-    coarse_rows = [{name: x for name, x in row.items() if name not in finer_names} for row in log_rows]
-    rows = [*coarse_rows, *finer_rows]
-    table: defaultdict[float, dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        table[row["step"]] |= row
-    steps = sorted(table)
-    names = {name for row in rows for name in row} - {"step", "epoch"}
-    return {"steps": steps, "columns": {name: [table[s].get(name) for s in steps] for name in sorted(names)}}
+    log = None if of_log is None else of_log.log
+    if whole.no_verdict:
+        state = "none"
+    elif not whole.healthy:
+        state = "fault"
+    else:
+        state = "look" if whole.is_at_least("look") else "ok"
+    return {
+        **whole.as_json(),
+        "state": state,
+        "setup": str(whole.setup),
+        "looked_at": "" if whole.coverage is None else str(whole.coverage),
+        "part": "" if whole.coverage is None else whole.coverage.part,
+        "untested": {name: how for name, how in whole.untested.items() if name not in whole.passed},
+        "no_verdict": whole.no_verdict,
+        "basis": "" if of_log is None else of_log.basis,
+        "configuration": None if of_log is None else of_log.as_json().get("configuration"),
+        "notes": [] if log is None else list(log.notes),
+        "unread": [] if log is None else list(log.unread),
+    }
+
+
+def _curves_data(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Return the charts of a page, and add their points to the data of each run."""
+    evidence = {name for run in runs for name in run.evidence}
+    plan = charts([run.curves for run in runs], evidence)
+    drawn = [chart["name"] for chart in plan["charts"]]
+    for run in runs:
+        run.data["curves"] = {}
+    for names in (drawn, plan["others"]):
+        parts = parts_for(len(names) * len(runs))
+        for run in runs:
+            run.data["curves"] |= {
+                name: as_json(run.curves[name], parts) for name in names if name in run.curves
+            }
+    return plan

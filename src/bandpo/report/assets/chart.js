@@ -36,6 +36,7 @@ function chart(host, height, options, data) {
 /** Ticks of a logarithmic axis: powers of ten, as text. */
 function powers(plot, values) {
   return values.map((x) => {
+    if (x === null) return "";
     const power = Math.log10(x);
     return Math.abs(power - Math.round(power)) < 1e-9 ? String(Number(x.toPrecision(1))) : "";
   });

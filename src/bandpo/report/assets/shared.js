@@ -1,0 +1,39 @@
+/* What all parts of the report of `bandpo report` share: its data, numbers as text, the names of runs. */
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const main = document.querySelector("main");
+const percent = (x, digits = 1) => `${(100 * x).toFixed(digits)} %`;
+
+/** A number with three digits: 0.0123, 12,345, 2.5e-6. */
+function short(x) {
+  if (x === null || x === undefined) return "–";
+  if (Math.abs(x) >= 1000 && Math.abs(x) < 1e7) return Math.round(x).toLocaleString("en");
+  const rounded = Number(x.toPrecision(3));
+  const tiny = rounded !== 0 && Math.abs(rounded) < 1e-3;
+  return tiny ? rounded.toExponential() : String(rounded);
+}
+
+const hue = (number) => `--c${number % 6}`;
+
+/** What tells runs apart in legends: the end of each path, as long as is needed. */
+const labels = (() => {
+  const parts = data.runs.map((run) => run.name.split(/[\\/]/).filter(Boolean));
+  for (let length = 1; length < 9; length++) {
+    const ends = parts.map((part) => part.slice(-length).join("/"));
+    if (new Set(ends).size === ends.length) return ends;
+  }
+  return data.runs.map((run, number) => `${number + 1}: ${run.name}`);
+})();
+
+function section(title, ...inside) {
+  main.append(element("section", {}, element("h2", {}, title), ...inside));
+}
+
+/** A row of choices of which one holds. */
+function choices(name, options, chosen, change) {
+  const buttons = options.map(([value, text]) =>
+    element("label", {},
+      element("input", { type: "radio", name, value, checked: value === chosen, onchange: () => change(value) }), text));
+  return element("fieldset", { class: "switch", "aria-label": name }, ...buttons);
+}
