@@ -76,7 +76,8 @@ class _Replaced(float):
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise InvalidType(
-            "this config names a clip rule or method, which only BandGRPOTrainer knows; use it as trainer"
+            "this config names a clip rule or method, which only BandGRPOTrainer knows; use it as trainer, and call "
+            "super()._compute_loss in a subclass of it"
         )
 
     __rsub__ = __radd__ = __sub__ = __add__ = _refuse

@@ -86,6 +86,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
     _token_weights: Tensor | None = None
     """φ of each token of the loss that is being computed, until TRL has asked for it."""
+    _average = ""
+    """The ``loss_type`` of the loss that is being computed, from φ on."""
     _weighed = False
     """Whether TRL's loss has asked for φ, since `compute_loss` was called."""
 
@@ -215,6 +217,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         if not self.hooked:
             return super()._compute_loss(model, inputs)
         stock = self.epsilon_low, self.epsilon_high, self.loss_type
+        self._average = self.loss_type
         self.loss_type = HOOK
         try:
             loss = super()._compute_loss(model, inputs)
@@ -238,8 +241,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         token_weights = self._token_weights
         self._token_weights = None
         self._weighed = True
-        # From here on the loss averages and reports as the configured loss_type does.
-        self.loss_type = cast("str", self.args.loss_type)
+        # From here on the loss averages and reports as without the hook.
+        self.loss_type = self._average
         return token_weights
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
@@ -293,7 +296,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
         # TRL's clip metrics compare the ratio with these bounds, and count by the sign of the advantage.
-        if self.args.loss_type == "cispo":
+        if self._average == "cispo":
             clipped = tokens.clip_mask.clipped_high
         else:
             clipped = (weight == 0) & (tokens.advantages != 0)
@@ -332,8 +335,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             raise InvalidValue(
                 f"{self._of_rollout}, but the rollout gave no log-probabilities; return them from rollout_func"
             )
-        sampled = inputs["sampling_per_token_logps"].float()
-        return torch.where(sampled.isnan(), super()._old(inputs, logp).float(), sampled)
+        sampled = inputs["sampling_per_token_logps"]
+        return torch.where(sampled.isnan(), super()._old(inputs, logp), sampled)
 
 
 def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:
