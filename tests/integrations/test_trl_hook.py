@@ -27,8 +27,15 @@ VARIATIONS = {
 }
 
 
+BY_TOKEN = ("importance weights", "advantages of tokens")
+"""Variations in which tokens of a sequence have factors of their own."""
+
+
 def batch(seed, *, weights=False, tools=False, token_advantages=False):
-    """What TRL's loss gets, in float64: with lengths that differ, a row without a token, an advantage of 0, far ratios."""
+    """What TRL's loss gets, in float64.
+
+    Lengths differ, a row has no token, an advantage is 0, and ratios are near and far.
+    """
     random = torch.Generator().manual_seed(seed)
 
     def uniform(*shape):
@@ -54,7 +61,9 @@ def batch(seed, *, weights=False, tools=False, token_advantages=False):
         "old_per_token_logps": old,
         "sampling_per_token_logps": old + 0.01 * uniform(ROWS, COLUMNS) - 0.02,
         "ref_per_token_logps": old - 0.1 * uniform(ROWS, COLUMNS),
-        "importance_sampling_ratio": 0.8 + 0.5 * uniform(ROWS, COLUMNS) if weights else None,
+        "importance_sampling_ratio": torch.where(mask > 0, 0.8 + 0.5 * uniform(ROWS, COLUMNS), 1.0)
+        if weights
+        else None,
         "num_items_in_batch": mask.sum(),
     }
     if tools:
@@ -117,7 +126,11 @@ def gradient_of_policy_loss(config, logp, entropy, inputs):
 @pytest.mark.parametrize("average", TRL_CLIPS)
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_gradients_are_those_of_policy_loss(variation, average, tmp_path, monkeypatch):
-    """Of every method, on two batches."""
+    """Of every method, on two batches.
+
+    TRL's own losses are less exact: SAPO rounds its temperatures to float32. At the level of sequences they spread a
+    factor of a token over its sequence, where `policy_loss` leaves it at the token; they are not compared there.
+    """
     unwatched = {"certify": "off", "watched": "off", "audit_steps": 0}
     given = dict(VARIATIONS[variation])
     settings = {
@@ -145,6 +158,10 @@ def test_gradients_are_those_of_policy_loss(variation, average, tmp_path, monkey
     differences = {}
     not_zero = dict.fromkeys(METHODS, False)
     for name, config in configs.items():
+        native = config.native_settings is not None
+        if native and config.whole_method.level == "sequence" and variation in BY_TOKEN:
+            not_zero[name] = True
+            continue
         configure(trainer, config)
         for seed in range(2):
             logp, entropy, inputs = batch(seed, **given)
@@ -156,7 +173,7 @@ def test_gradients_are_those_of_policy_loss(variation, average, tmp_path, monkey
                 assert not found.any()
                 continue
             difference = float((found - expected).abs().max()) / largest
-            if not difference <= 1e-12:
+            if not difference <= (1e-7 if native else 1e-12):
                 differences[name, seed] = difference
         # What is put in for one loss is taken back.
         assert trainer.loss_type == config.loss_type
