@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import pytest
@@ -210,6 +210,50 @@ def test_a_fixed_clip_trains_bit_for_bit_as_stock(loss_type, variation, level, a
         clipped += theirs.get("clip_ratio/region_mean", 0.0) + theirs.get("cispo_clip_ratio", 0.0)
     # CISPO's count is of ratios above the bound with A > 0; of these few sequences there is none.
     assert clipped > 0 or (loss_type, level) == ("cispo", "sequence")
+
+
+NATIVE = {
+    "PPO(0.02, 0.03)": {"loss_type": "dapo", "epsilon": 0.02, "epsilon_high": 0.03},
+    "GRPO(0.02, 0.03)": {"loss_type": "grpo", "epsilon": 0.02, "epsilon_high": 0.03},
+    "GSPO(0.002, 0.003)": {
+        "loss_type": "grpo",
+        "epsilon": 0.002,
+        "epsilon_high": 0.003,
+        "importance_sampling_level": "sequence",
+    },
+    "CISPO(1.0, 0.03)": {"loss_type": "cispo", "epsilon_high": 1.03},
+    "SAPO(2.0, 2.5)": {"loss_type": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 2.5},
+    "VESPO(1.0, 2.0, 2.0, 1.5)": {
+        "loss_type": "vespo",
+        "vespo_k_pos": 1.0,
+        "vespo_lambda_pos": 2.0,
+        "vespo_k_neg": 2.0,
+        "vespo_lambda_neg": 1.5,
+    },
+    "Method(FixedClip(0.02), RatioCap(1.03))": {"loss_type": "dapo", "epsilon": 0.02, "delta": 1.03},
+}
+"""What stock TRL is told, for each method that it has."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
+@pytest.mark.parametrize("method", NATIVE)
+def test_a_method_that_trl_has_trains_bit_for_bit_as_stock(method, tmp_path):
+    """Weights, and every figure that TRL logs; and its config makes the same config again."""
+    settings = LOG | {"logging_steps": 1, "gradient_accumulation_steps": 1, "max_steps": 6}
+    stock = make(GRPOTrainer, GRPOConfig, tmp_path / "stock", **settings | NATIVE[method])
+    stock.train()
+    ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "ours", **settings | {"method": method})
+    assert not ours.hooked
+    ours.train()
+    for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    timed = ("runtime", "per_second", "step_time")
+    for mine, theirs in zip(ours.state.log_history, stock.state.log_history, strict=True):
+        figures = {name: x for name, x in theirs.items() if not any(word in name for word in timed)}
+        assert {name: mine[name] for name in figures} == figures
+    again = replace(ours.args, generation_batch_size=None)
+    assert again.to_dict() | {"logging_dir": ""} == ours.args.to_dict() | {"logging_dir": ""}
 
 
 def gradients_of(trainer, inputs, **settings):

@@ -126,7 +126,7 @@ class MethodSettings:
                 f"{', '.join(refused)} would have no effect beside method={self.method!r}; write the interval as "
                 "method='FixedClip(low, high)'"
             )
-        config.epsilon = native.get("epsilon", 0.2) if native else _Replaced(0.2)
+        config.epsilon = native.get("epsilon", _Replaced(0.2))
         config.epsilon_high = native.get("epsilon_high")
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,9 +143,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     it wins, which the trainer says in one line. The page docs/measured/trl-settings.md has every setting.
 
     A method that TRL has itself becomes TRL's settings: ``FixedClip(0.2, 0.28)`` sets ``epsilon`` and
-    ``epsilon_high``, ``SAPO()`` sets ``loss_type='sapo'`` and its temperatures. TRL's SAPO takes ``1 − σ`` from a
-    rounded σ, so that in float32 weights below 1e-6 of a ratio far above 1 are inexact; under another average, as with
-    ``loss_type='dapo'``, they are exact.
+    ``epsilon_high``, ``SAPO()`` sets ``loss_type='sapo'`` and its temperatures.
 
     Attributes:
         method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
