@@ -129,6 +129,9 @@ class AuditMixin(GRPOTrainer):
     """What happens where the tests of `bandpo diagnose` find something wrong: ``warn``, ``stop`` or ``off``. A
     `bandpo.Watch` among the callbacks is used in place of ``warn``."""
 
+    hooked: bool = False
+    """Whether TRL's loss is handed the weight of each token, see `bandpo.integrations.trl`."""
+
     _loss: _Loss | None = None
     _rewards: Tensor | None = None
     """What each reward function gave each sequence of the batch that is being made, in all processes."""

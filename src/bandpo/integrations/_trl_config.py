@@ -11,14 +11,17 @@ from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
 from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
 from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight, RatioCap
-from bandpo.rules import TwoSided, Unclipped
+from bandpo.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
+from bandpo.rules import ClipRule, FixedClip, TwoSided, Unclipped
 from bandpo.runs.configs import TRL_CLIPS
 from bandpo.text import as_method, as_text
 
 LOSS_TYPES = {average: name for name, average in TRL_LOSS_TYPES.items()}
 """TRL's name of an average; of two, the one whose denominator is that of the whole update."""
 
+
+AVERAGES = {"cispo": "dapo", "vespo": "dapo", "sapo": "grpo"}
+"""The average of each of TRL's objectives of their own, by the ``loss_type`` that has it alone."""
 
 OBJECTIVES = {
     "sapo_": "method='SAPO(POSITIVE, NEGATIVE)'",
@@ -27,12 +30,54 @@ OBJECTIVES = {
 """Settings of TRL's own objectives, by how their names begin, and what a method writes in their place."""
 
 
+def native_settings(method: Method, loss_type: str) -> dict[str, Any] | None:
+    """Return the settings with which TRL's own loss is a method under an average; None if TRL does not have it.
+
+    Args:
+        method: The whole method.
+        loss_type: The average, one of TRL's ``loss_type``s that clamp the ratio.
+    """
+    clip, objective = method.clip, method.objective
+    if method.varying() or method.old_policy != "trainer" or method.bound_level not in (None, method.level):
+        return None
+    if isinstance(clip, FixedClip):
+        bounds = {"loss_type": loss_type, "epsilon": clip.low, "epsilon_high": clip.high}
+        if objective == Surrogate():
+            return bounds
+        if isinstance(objective, RatioCap):
+            return bounds | {"delta": objective.max_ratio}
+    upper = _upper_bound(clip)
+    if upper is not None and objective == ClippedWeight() and loss_type == AVERAGES["cispo"]:
+        return {"loss_type": "cispo", "epsilon_high": upper}
+    if clip == Unclipped() and isinstance(objective, SigmoidGate) and loss_type == AVERAGES["sapo"]:
+        temperatures = {
+            "sapo_temperature_pos": objective.positive,
+            "sapo_temperature_neg": objective.negative,
+        }
+        return {"loss_type": "sapo"} | temperatures
+    if clip == Unclipped() and isinstance(objective, GammaWeight) and loss_type == AVERAGES["vespo"]:
+        names = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
+        numbers = (getattr(objective, parameter.name) for parameter in fields(objective))
+        return {"loss_type": "vespo"} | dict(zip(names, numbers, strict=True))
+    return None
+
+
+def _upper_bound(clip: ClipRule) -> float | None:
+    """Return the upper bound of a fixed clip without a lower one, as TRL's CISPO has; None of another rule."""
+    if isinstance(clip, TwoSided) and clip.lower == Unclipped():
+        clip = clip.upper
+    elif not (isinstance(clip, FixedClip) and clip.low == 1):
+        return None
+    return 1 + clip.high if isinstance(clip, FixedClip) else None
+
+
 class _Replaced(float):
     """TRL's ``epsilon`` beside a method: it reads as a number, and stops a trainer that would clip with it."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise InvalidType(
-            "this config names a clip rule or method, which only BandGRPOTrainer knows; use it as trainer"
+            "this config names a clip rule or method, which only BandGRPOTrainer knows; use it as trainer, and call "
+            "super()._compute_loss in a subclass of it"
         )
 
     __rsub__ = __radd__ = __sub__ = __add__ = _refuse
@@ -61,18 +106,32 @@ class MethodSettings:
     def settle(self, method: Method) -> None:
         """Put a method into ``method``, as text, and refuse epsilons beside it."""
         self.method = as_text(method)
-        given = {"epsilon": self.epsilon, "epsilon_high": cast("Any", self).epsilon_high}
-        given = {name: x for name, x in given.items() if x is not None and not isinstance(x, _Replaced)}
-        if given:
-            named = ", ".join(f"{name}={x}" for name, x in given.items())
+        self._replace_epsilons({})
+
+    def _replace_epsilons(self, native: dict[str, Any]) -> None:
+        """Refuse epsilons that are not the method's own, and set these.
+
+        Args:
+            native: TRL's settings of the method; without any, a trainer that would clip with an epsilon is stopped.
+        """
+        config = cast("Any", self)
+        values = {"epsilon": config.epsilon, "epsilon_high": config.epsilon_high}
+        refused = [
+            f"{name}={value}"
+            for name, value in values.items()
+            if value is not None and not isinstance(value, _Replaced) and value != native.get(name)
+        ]
+        if refused:
             raise InvalidValue(
-                f"{named} would have no effect beside method={self.method!r}; write the interval as "
+                f"{', '.join(refused)} would have no effect beside method={self.method!r}; write the interval as "
                 "method='FixedClip(low, high)'"
             )
-        self.epsilon = _Replaced(0.2)
+        config.epsilon = native.get("epsilon", _Replaced(0.2))
+        config.epsilon_high = native.get("epsilon_high")
 
     def to_dict(self) -> dict[str, Any]:
-        return cast("Any", super()).to_dict() | {"epsilon": None}
+        written = cast("dict[str, Any]", cast("Any", super()).to_dict())
+        return written | {"epsilon": None} if isinstance(self.epsilon, _Replaced) else written
 
 
 @dataclass
@@ -82,6 +141,9 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     A clip rule alone leaves to TRL what it does not say: ``importance_sampling_level``, ``loss_type='cispo'`` and
     ``delta`` stand beside it. A whole method brings its own level, objective and average; a ``loss_type`` named beside
     it wins, which the trainer says in one line. The page docs/measured/trl-settings.md has every setting.
+
+    A method that TRL has itself becomes TRL's settings: ``FixedClip(0.2, 0.28)`` sets ``epsilon`` and
+    ``epsilon_high``, ``SAPO()`` sets ``loss_type='sapo'`` and its temperatures.
 
     Attributes:
         method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
@@ -146,8 +208,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         if self.audit_steps < 0:
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
         method = read_method(method=self.method, moves=True, whole=True)
-        self.settle(method)
-        self._refuse_parameters_of_objectives()
+        self.method = as_text(method)
         self._settle_level(method)
         if self.loss_type is None:
             average = known_aggregation(method.aggregation or "token-mean")
@@ -156,20 +217,26 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
                     f"TRL has no average {average!r}, which {self.method} has; name a loss_type"
                 )
             self.loss_type = LOSS_TYPES[average]  # pyright: ignore[reportIncompatibleVariableOverride]
+        native = self.native_settings
+        self._replace_epsilons(native or {})
+        self._replace_parameters_of_objectives(native or {})
         super().__post_init__()
         if method.whole_batch and self.gradient_accumulation_steps > 1:
             raise InvalidValue(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} run over "
                 "all tokens of an update; set it to 1, and per_device_train_batch_size as much higher"
             )
-        if self.loss_type not in (*TRL_CLIPS, "cispo"):
+        if self.loss_type not in (*TRL_CLIPS, "cispo") and native is None:
             raise InvalidValue(
                 f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {self.method}, "
                 f"one of {', '.join(TRL_CLIPS)}, or for {self.loss_type} its method, e.g. "
                 f"method='{self.loss_type.upper()}()'"
             )
         beside = {"loss_type": self.loss_type == "cispo", "delta": self.delta is not None}
+        of_method = {name: (native or {}).get(name) for name in beside}
         for name in [name for name, given in beside.items() if given and not method.only_rule]:
+            if getattr(self, name) == of_method[name]:
+                continue
             raise InvalidValue(
                 f"{self.method} and {name}={getattr(self, name)!r} both say how to clip; leave one out"
             )
@@ -183,17 +250,22 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             if getattr(self, name) not in known:
                 raise InvalidValue(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
-    def _refuse_parameters_of_objectives(self) -> None:
-        """Refuse the parameters of TRL's SAPO and VESPO, which are arguments of a method here."""
+    def _replace_parameters_of_objectives(self, native: dict[str, Any]) -> None:
+        """Refuse parameters of TRL's own losses that are not the method's, and set these and the ``loss_type``."""
         stock = {setting.name: setting.default for setting in fields(GRPOConfig)}
         for prefix, remedy in OBJECTIVES.items():
             for name in [name for name in stock if name.startswith(prefix)]:
                 value = getattr(self, name)
-                if value != stock[name]:
+                expected = native.get(name, stock[name])
+                if value not in (stock[name], expected):
                     raise InvalidValue(
                         f"{name}={value} would have no effect beside method={self.method!r}; it is an argument of the "
                         f"method, as in {remedy}"
                     )
+                setattr(self, name, expected)
+        for name in ("loss_type", "delta"):
+            if name in native:
+                setattr(self, name, native[name])
 
     def _settle_level(self, method: Method) -> None:
         """Put the level of the method's ratios into ``importance_sampling_level``, and refuse another."""
@@ -225,6 +297,16 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         return Method(rule, objective, str(self.importance_sampling_level))
 
     @property
+    def native_settings(self) -> dict[str, Any] | None:
+        """TRL's own settings for the method and the average; None if TRL does not have it."""
+        if self.anchor != "trainer":
+            return None
+        average = AVERAGES.get(str(self.loss_type), str(self.loss_type))
+        native = native_settings(self.whole_method, average)
+        # Another loss_type of TRL that has this average is refused, and not replaced in silence.
+        return native if native is not None and self.loss_type in (average, native["loss_type"]) else None
+
+    @property
     def updates_per_batch(self) -> int:
         """Optimiser steps made on each generated batch."""
         losses = (self.steps_per_generation or 1) * self.num_iterations
@@ -240,4 +322,5 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     def other_average(self) -> bool:
         """Whether ``loss_type`` is another average than the method's own."""
         own = as_method(self.method).aggregation
-        return own is not None and known_aggregation(own) != TRL_LOSS_TYPES.get(str(self.loss_type))
+        average = AVERAGES.get(str(self.loss_type), str(self.loss_type))
+        return own is not None and known_aggregation(own) != TRL_LOSS_TYPES.get(average)

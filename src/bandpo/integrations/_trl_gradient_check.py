@@ -86,8 +86,8 @@ class Watched:
         """Return the gradient that a method gives the log-probabilities, with TRL's averages, masks and KL term."""
         batch, mask = self.batch, self.batch.mask.double()
         average = _average(trainer, self.inputs, mask)
-        # TRL's CISPO multiplies the log-probability of a token also where the ratio is the sequence's.
-        level = "token" if trainer.loss_type == "cispo" else method.level
+        # A weight multiplies the log-probability of a token also where the ratio is the sequence's.
+        level = "token" if trainer.hooked or trainer.loss_type == "cispo" else method.level
         with torch.enable_grad():
             logp = self.logp.double().masked_fill(mask == 0, 0.0).requires_grad_()
             weighted = slope(method, batch).double() * reduce_to_level(logp, mask, level)

@@ -1,11 +1,17 @@
 """Any method in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding some of its methods.
 
-TRL's loss is ``−min(r·A, clamp(r, 1 − epsilon_low, 1 + epsilon_high)·A)``, where ``torch.clamp`` takes tensors. So the
-trainer is handed an interval for each token, once the loss has asked for its log-probabilities and before it uses them.
-Where TRL's clip on this interval gives the method's weight, that is all. For every other token the interval lies below
-each ratio, so TRL's own gradient is 0 and its loss is ``A`` times what it makes the token count for: its masks, its
-importance weight, its average. The derivative by ``A`` tells this share, and ``−(w·A + b)·share`` is added to the
-gradient. Advantages and ratios stay true, so TRL's KL term, masks, entropy bonus and averages stay as they are.
+A method that TRL has itself (a fixed clip, GSPO, CISPO, SAPO, VESPO) becomes TRL's own settings, see `BandGRPOConfig`,
+and trains bit for bit as the stock trainer does. Every other goes through the hook of TRL's VESPO loss:
+
+1. TRL's loss under ``loss_type="vespo"`` asks ``self.get_gamma_weights`` for a detached weight φ of each token, and is
+   ``−φ·A·logp``. So `BandGRPOTrainer` sets this ``loss_type`` while a loss is computed.
+2. Once the loss has its log-probabilities, the method gives each token the slope ``w·A + b``. The advantages are
+   replaced by their signs, −1 below 0 and else 1, which TRL's off-policy mask still reads as before, and φ is the slope
+   times the sign. So the loss has the gradient ``−(w·A + b)·∇logp``, also of a token with ``A = 0`` and a bias ``b``.
+3. ``get_gamma_weights`` puts the configured ``loss_type`` back. What follows is TRL's own code: masks, importance
+   weights, KL term, average, entropy bonus and metrics.
+
+The reported loss is ``−(w·A + b)·logp``, averaged; its gradient is the method's, its value is not the surrogate's.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
@@ -18,7 +24,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,14 +31,13 @@ import torch
 
 from bandpo import _checks
 from bandpo.audit.metrics import Audit
-from bandpo.batch import Batch, Tokens, reduce_to_level
+from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.integrations._trl_announcements import card_entries, sampling_lines
 from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
-from bandpo.loss import with_slope
 from bandpo.methods import Method
 from bandpo.rules import bands
 from bandpo.schedules import Controller, TrainingState
@@ -43,8 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
 
-SWITCHED_OFF = -1.0
-"""A bound below every ratio: TRL's clamps pass no gradient there, and its clip metrics count nothing."""
+HOOK = "vespo"
+"""TRL's ``loss_type`` whose loss asks for the weight of each token."""
 
 
 @dataclass
@@ -55,39 +59,6 @@ class _Batch:
     """When it was generated."""
     audit: Audit | None = None
     """What the rule's controllers will be told of it."""
-
-
-@dataclass
-class _Added:
-    """What the trainer adds to TRL's loss, for the tokens whose gradient TRL's clip cannot give."""
-
-    advantages: Tensor
-    """As TRL's loss gets them, per token or per sequence, with a gradient."""
-    logp: Tensor
-    """At the level of the method, with a gradient."""
-    tokens: Tensor
-    """Which tokens, or sequences, these are."""
-    slope: Tensor
-    """The derivative of a token's loss by its log-probability."""
-    value: Tensor
-    """A token's loss, less TRL's own."""
-
-    def to(self, loss: Tensor) -> Tensor:
-        """The loss with what is added.
-
-        Raises:
-            RuntimeError: the loss does not depend on the advantages that it was given.
-        """
-        if not loss.requires_grad:
-            return loss
-        # This walks back from the loss to the advantages, never into the model.
-        (share,) = torch.autograd.grad(loss, self.advantages, retain_graph=True, allow_unused=True)
-        if share is None:
-            raise RunProblem(
-                "the trainer's loss does not use the advantages that it is given; is it replaced, or are they detached?"
-            )
-        share, slope, value = (x.masked_fill(~self.tokens, 0.0) for x in (share, self.slope, self.value))
-        return loss + with_slope(self.logp, share * value, share * slope).sum()
 
 
 class BandGRPOTrainer(AuditMixin, FusedLogits):
@@ -113,8 +84,12 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     args: BandGRPOConfig
     _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
-    _added: _Added | None = None
-    """Of the loss that is being computed."""
+    _token_weights: Tensor | None = None
+    """φ of each token of the loss that is being computed, until TRL has asked for it."""
+    _average = ""
+    """The ``loss_type`` of the loss that is being computed, from φ on."""
+    _weighed = False
+    """Whether TRL's loss has asked for φ, since `compute_loss` was called."""
 
     def __init__(
         self,
@@ -128,6 +103,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         if not isinstance(args, BandGRPOConfig):
             raise InvalidType(f"args must be a BandGRPOConfig, got {type(args).__name__}")
         self.method, self.record = args.whole_method, args.record
+        self.hooked = args.native_settings is None
         engine = "rollout" in (args.anchor, self.method.old_policy)
         if not args.ratio_moves and not engine:
             warnings.warn(
@@ -228,32 +204,59 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        # Where a subclass has a loss of its own in place of TRL's, `_compute_loss` below is not called.
-        return self._steered(super().compute_loss, model, inputs, return_outputs, num_items_in_batch)
+        self._weighed = False
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.hooked and not self._weighed:
+            raise RunProblem(
+                f"the loss of {type(self).__name__} is not TRL's, so {self.args.method} cannot act; call "
+                "super()._compute_loss, or leave the loss to TRL"
+            )
+        return loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return self._steered(super()._compute_loss, model, inputs)
-
-    def _steered(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Return the loss that ``compute`` returns, with what `_steer` adds to it, and take its bounds back."""
-        args: Any = self.args  # TRL's clip takes tensors
-        stock = self.epsilon_low, self.epsilon_high, args.delta
+        if not self.hooked:
+            return super()._compute_loss(model, inputs)
+        stock = self.epsilon_low, self.epsilon_high, self.loss_type
+        self._average = self.loss_type
+        self.loss_type = HOOK
         try:
-            loss = compute(*arguments)
-            added = self._added
+            loss = super()._compute_loss(model, inputs)
+            if self._token_weights is not None:
+                raise RunProblem(
+                    f"TRL's loss did not ask get_gamma_weights for the weights of {self.args.method}: this version "
+                    "of TRL is not supported, or a subclass replaces get_gamma_weights"
+                )
         finally:
-            self.epsilon_low, self.epsilon_high, args.delta = stock
-            self._added = None
-        return loss if added is None else added.to(loss)
+            self.epsilon_low, self.epsilon_high, self.loss_type = stock
+            self._token_weights = None
+        return loss
+
+    def get_gamma_weights(self, *arguments: Any, **named: Any) -> Tensor:
+        """Return φ of each token, the slope of the method times the sign that stands for the advantage.
+
+        Where the method is TRL's own VESPO, return TRL's weights.
+        """
+        if self._token_weights is None:
+            return super().get_gamma_weights(*arguments, **named)
+        token_weights = self._token_weights
+        self._token_weights = None
+        self._weighed = True
+        # From here on the loss averages and reports as without the hook.
+        self.loss_type = self._average
+        return token_weights
 
     def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        if self.hooked and self.loss_type != HOOK:
+            # A subclass scores tokens outside of TRL's loss.
+            return
         batch = self._batch_of(inputs, logp, entropy)
         if self.method.old_policy == "rollout":
             inputs["old_per_token_logps"] = batch.logp_old
         self._watch_gradient(inputs, batch, logp, entropy)
         tokens = self.method.tokens(batch)
         self._record_all(batch, tokens, entropy)
-        self._steer(inputs, batch, tokens, logp)
+        if self.hooked:
+            self._weigh(inputs, batch, tokens)
 
     def _state(self, inputs: dict[str, Any]) -> TrainingState:
         everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
@@ -277,55 +280,30 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             own = Audit.of(batch, run, tokens, {}, counted) if own is None else own
             self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
 
-    def _steer(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:
-        """Hand TRL's loss the bounds under which its gradient is the method's, and note what is to be added."""
-        level = self.method.level
-        ratio = tokens.ratio
-        above = tokens.clip_mask.clipped_high
-        each_row = level == "sequence" and inputs["advantages"].dim() == 1
-        first = tokens.mask.argmax(1, keepdim=True)
-
-        def shaped(x: Tensor) -> Tensor:
-            """One value per sequence where TRL's ratio and advantages are."""
-            return x.gather(1, first) if each_row else x
-
-        if self.loss_type == "cispo":  # TRL's weight is min(r, epsilon_high), which is the bound itself here
-            bound = tokens.clipped.masked_fill(~above, math.inf)
-            self.epsilon_high = bound.gather(1, first) if level == "sequence" else bound
-            return
-        # TRL drops a token by finding its ratio outside of the bounds. Where the rule would have to solve for the
-        # bound, one just short of the ratio does the same. The step is larger than the rounding of TRL's
-        # 1 + (bound − 1) in float32. The sign of A is left to TRL's minimum.
-        limit, delta = tokens.reported_ratio, self.args.delta or math.inf
-        upper = torch.where(limit < ratio, limit, ratio * (1 - 2**-20)).masked_fill(~above, math.inf)
-        lower = torch.where(limit > ratio, limit, ratio * (1 + 2**-20) + 2**-22)
-        lower = lower.masked_fill(~tokens.clip_mask.clipped_low, 0.0)
-        blocked = tokens.blocked | ((ratio > delta) & ((tokens.advantages > 0) | above))
+    def _weigh(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens) -> None:
+        """Compute φ of each token, and put the signs of the advantages into the place of the advantages."""
         objective = self.method.objective.resolve(batch.state)
-        bias, regularizer = objective.bias(tokens), objective.regularizer(tokens)
-        weight, value = objective.weight(tokens), objective.surrogate(tokens)
-        ours = (weight != ratio.masked_fill(blocked, 0.0)) | ((value != ratio) & ~blocked)
-        slope, value = -weight * tokens.advantages, -value * tokens.advantages
+        weight = objective.weight(tokens)
+        slope = weight * tokens.advantages
+        bias = objective.bias(tokens)
         if bias is not None:
-            slope, ours = slope - bias, ours | (bias != 0)
-        if regularizer is not None:
-            value = value + regularizer
+            slope = slope + bias
+
+        signs = torch.where(inputs["advantages"] < 0, -1.0, 1.0).to(inputs["advantages"].dtype)
+        inputs["advantages"] = signs
+        self._token_weights = slope * (signs if signs.dim() == 2 else signs.unsqueeze(1))
         if objective.weights_inside and batch.weights is not None:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
-        # An evaluation has no gradient to give, and its ratio is 1.
-        ours = ours & (tokens.mask > 0) & logp.requires_grad
-        stock = inputs["advantages"] if inputs["advantages"].dim() == 2 else inputs["advantages"].unsqueeze(1)
-        advantages = shaped(torch.where(tokens.mask > 0, tokens.advantages, stock)).requires_grad_()
-        lower, upper, ours = shaped(lower), shaped(upper), shaped(ours)
-        self.epsilon_low = 1 - lower.masked_fill(ours, SWITCHED_OFF)
-        self.epsilon_high = upper.masked_fill(ours, SWITCHED_OFF) - 1
-        args: Any = self.args
-        args.delta = torch.full_like(lower, delta).masked_fill(ours, SWITCHED_OFF)
-        with torch.enable_grad():
-            around = shaped(reduce_to_level(logp, tokens.mask, level))
-        inputs["advantages"] = advantages
-        value = shaped(value) - advantages.detach()
-        self._added = _Added(advantages, around, ours, shaped(slope), value)
+
+        # TRL's clip metrics compare the ratio with these bounds, and count by the sign of the advantage.
+        if self._average == "cispo":
+            clipped = tokens.clip_mask.clipped_high
+        else:
+            clipped = (weight == 0) & (tokens.advantages != 0)
+        if self.method.level == "sequence" and signs.dim() == 1:
+            first = tokens.mask.argmax(1, keepdim=True)
+            clipped = clipped.gather(1, first)
+        self.epsilon_low = self.epsilon_high = torch.where(clipped, -math.inf, math.inf)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.training:
@@ -357,8 +335,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             raise InvalidValue(
                 f"{self._of_rollout}, but the rollout gave no log-probabilities; return them from rollout_func"
             )
-        sampled = inputs["sampling_per_token_logps"].float()
-        return torch.where(sampled.isnan(), super()._old(inputs, logp).float(), sampled)
+        sampled = inputs["sampling_per_token_logps"]
+        return torch.where(sampled.isnan(), super()._old(inputs, logp), sampled)
 
 
 def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:
