@@ -69,7 +69,9 @@ class Handler(BaseHTTPRequestHandler):
             kind = f"{asked.get('type') or 'model'}s"
             self.hub.repositories.setdefault((kind, name), Repository("0" * 40, {}))
             return self._json({"url": f"{self.hub.address}/{name}"})
-        if match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+)/([^/]+)(?:/(.*))?)?", path):
+        if match := re.fullmatch(
+            r"/api/(models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+)/([^/]+)(?:/(.*))?)?", path
+        ):
             kind, name, action, revision, rest = match.groups()
             repository = self._repository(kind, name, revision)
             if repository is not None:
@@ -97,16 +99,31 @@ class Handler(BaseHTTPRequestHandler):
     ) -> None:
         if action in (None, "revision"):
             files = [{"rfilename": path, "size": len(content)} for path, content in repository.files.items()]
-            about = {"id": name, "sha": repository.sha, "siblings": files, "private": False, "disabled": False}
-            self._json(about | {"cardData": {"license": repository.licence}, "tags": [], "downloads": 0, "likes": 0})
+            about = {
+                "id": name,
+                "sha": repository.sha,
+                "siblings": files,
+                "private": False,
+                "disabled": False,
+            }
+            self._json(
+                about | {"cardData": {"license": repository.licence}, "tags": [], "downloads": 0, "likes": 0}
+            )
         elif action == "tree":
-            inside = {p: content for p, content in repository.files.items() if p.startswith(f"{rest}/" if rest else "")}
+            inside = {
+                p: content
+                for p, content in repository.files.items()
+                if p.startswith(f"{rest}/" if rest else "")
+            }
             listed = [entry(path, content) for path, content in inside.items()]
             if query.get("recursive", ["False"])[0].lower() not in ("true", "1"):
                 depth = rest.count("/") + 1 if rest else 0
                 folders = {"/".join(p.split("/")[: depth + 1]) for p in inside if p.count("/") > depth}
                 listed = [file for file in listed if str(file["path"]).count("/") == depth]
-                listed += [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders)]
+                listed += [
+                    {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+                    for path in sorted(folders)
+                ]
             if listed or not rest:
                 self._json(listed)
             else:
@@ -116,12 +133,20 @@ class Handler(BaseHTTPRequestHandler):
             self._json([entry(path, repository.files[path]) for path in wanted if path in repository.files])
         elif action == "preupload":
             asked = json.loads(body)["files"]
-            self._json({"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]})
+            self._json(
+                {
+                    "files": [
+                        {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked
+                    ]
+                }
+            )
         elif action == "commit":
             for line in map(json.loads, body.decode().splitlines()):
                 if line["key"] == "file":
                     repository.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._json({"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.hub.address}/{name}/commit/1"})
+            self._json(
+                {"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.hub.address}/{name}/commit/1"}
+            )
         else:
             self._json({"error": "not found"}, 404)
 

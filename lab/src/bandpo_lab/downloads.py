@@ -84,7 +84,9 @@ def downloaded(model: HubModel, data: Path) -> Path | None:
         folders = [folder for folder in folders if folder.name == model.revision]
     if len(folders) > 1:
         listed = ", ".join(map(str, folders))
-        raise InvalidValue(f"{model.repo} is here in several revisions: name a folder as the model, of {listed}")
+        raise InvalidValue(
+            f"{model.repo} is here in several revisions: name a folder as the model, of {listed}"
+        )
     return folders[0] if folders else None
 
 
@@ -156,7 +158,9 @@ def data_sets(settings: str, task: str, data: Path, recipes: Path) -> list[DataS
     names = ["recommended", settings, *([] if task == "math" else [f"task/{task}"])]
     of_recipe: dict[str, list[str]] = {}
     for name in names:
-        section: Mapping[str, Any] = yaml.safe_load((recipes / "paper" / f"{name}.yaml").read_text()).get("data", {})
+        section: Mapping[str, Any] = yaml.safe_load((recipes / "paper" / f"{name}.yaml").read_text()).get(
+            "data", {}
+        )
         of_recipe |= {key: section[key] for key in ("train_files", "val_files") if key in section}
     sets = []
     for path in (*of_recipe["train_files"], *of_recipe["val_files"]):

@@ -55,7 +55,11 @@ def hub():
 @pytest.fixture
 def run(hub, tmp_path):
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
-        variables = os.environ | {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), **environment}
+        variables = os.environ | {
+            "HF_ENDPOINT": hub.address,
+            "HF_HOME": str(tmp_path / "cache"),
+            **environment,
+        }
         command = [sys.executable, "-m", "bandpo_lab", *words]
         return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
 

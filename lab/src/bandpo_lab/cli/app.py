@@ -8,6 +8,7 @@ from bandpo_lab.cli.compare import compare_command
 from bandpo_lab.cli.compare_evals import compare_evals_command
 from bandpo_lab.cli.data import app as data_app
 from bandpo_lab.cli.eval import eval_command
+from bandpo_lab.cli.preflight import preflight_command
 from bandpo_lab.cli.recipes import app as recipes_app
 from bandpo_lab.cli.rehearse import rehearse_command
 from bandpo_lab.cli.run import run_command
@@ -33,5 +34,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
 app.add_typer(recipes_app, name="recipes")
 app.command("setup")(setup_command)
+app.command("preflight")(preflight_command)
 app.command("run")(run_command)
 app.command("rehearse")(rehearse_command)

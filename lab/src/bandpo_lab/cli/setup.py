@@ -19,11 +19,16 @@ PACKAGES = ("torch", "verl", "ray", "vllm", "flash-attn")
 def setup_command(
     model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
     settings: Annotated[
-        Literal["recommended", "authors"], typer.Option(help="Whose data: recommended, or authors for theirs.")
+        Literal["recommended", "authors"],
+        typer.Option(help="Whose data: recommended, or authors for theirs."),
     ] = "recommended",
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
-    data: Annotated[Path, typer.Option(help="Folder for models and data; every node sees it.")] = Path("data"),
-    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints; every node sees it.")] = Path("runs"),
+    data: Annotated[Path, typer.Option(help="Folder for models and data; every node sees it.")] = Path(
+        "data"
+    ),
+    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints; every node sees it.")] = Path(
+        "runs"
+    ),
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what is needed, at which revision, and what is here.")
@@ -76,10 +81,9 @@ def _print_environment(data: Path) -> None:
 
 def _prepare(sets: list) -> None:
     """Prepare the sets that are not here; those of one folder together, since training and evaluation must not overlap."""
+    from bandpo.errors import FileProblem
     from bandpo_lab.data.prepare import prepare_data
     from bandpo_lab.downloads import changed_files, prepared_revision
-
-    from bandpo.errors import FileProblem
 
     missing = [one for one in sets if prepared_revision(one) is None]
     for folder in dict.fromkeys(one.folder for one in missing):
