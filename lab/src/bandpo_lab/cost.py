@@ -41,7 +41,7 @@ GENERATION = 3.1e13
 TRAINING = 0.246 * 989e12
 """Operations per second and GPU, of reference, old log-probabilities and update together: fitted to the same steps."""
 OPERATIONS = 12
-"""Of these, for each parameter and token: 6 of the update, 2 of its recomputation, 2 of each pass without a gradient."""
+"""For each parameter and token: 6 of the update, 2 of its recomputation, 2 of each pass without a gradient."""
 OTHER = 4.0
 """Seconds of a step for everything else."""
 PROMPT_TOKENS = 169
@@ -98,8 +98,8 @@ def estimate_of(model: str, gpus: int = 8) -> str:
     )
     return (
         f"{step.step:.0f} s a step, {hours:.0f} h for 769 steps, {hours * gpus:,.0f} GPU hours, "
-        f"${PRICE * hours * gpus:,.0f} at ${PRICE:.2f}, {CHECKPOINT * parameters / 1e9:.0f} GB a checkpoint; extrapolated "
-        f"from the authors' steps on 8 H200s, with {tokens} tokens a response"
+        f"${PRICE * hours * gpus:,.0f} at ${PRICE:.2f}, {CHECKPOINT * parameters / 1e9:.0f} GB a checkpoint; "
+        f"extrapolated from the authors' steps on 8 H200s, with {tokens} tokens a response"
     )
 
 

@@ -147,7 +147,7 @@ def check_whole(folder: Path) -> None:
 
 
 def data_sets(settings: str, task: str, data: Path, recipes: Path) -> list[DataSet]:
-    """Return the sets of a recipe, of which each file lies in ``DATA/verl`` or, for the authors', ``DATA/authors/verl``.
+    """Return the sets of a recipe, whose files lie in ``DATA/verl``, and those of the authors in ``DATA/authors/verl``.
 
     Args:
         settings: ``recommended`` or ``authors``.

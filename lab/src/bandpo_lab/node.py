@@ -314,7 +314,8 @@ def _of_use(node: Node) -> list[Finding]:
                 "use of GPUs",
                 "stop",
                 evidence,
-                "The trainer and vLLM share each GPU, and this mode lets one process in: nvidia-smi -c DEFAULT, as root",
+                "The trainer and vLLM share each GPU, and this mode lets one process in: as root, "
+                "nvidia-smi -c DEFAULT",
             )
         ]
     if most > 1:
@@ -392,7 +393,8 @@ def _of_compiler(node: Node) -> Finding:
         "look",
         "no nvcc on the PATH",
         "None is needed: the wheels bring CUDA's libraries, without root. Only flash-attn from source and kernels that "
-        "are compiled at run time need one; NVIDIA's runfile installs it into your home: --toolkit --toolkitpath=FOLDER",
+        "are compiled at run time need one; NVIDIA's runfile installs it into a "
+        "folder of yours: --toolkit --toolkitpath=FOLDER",
     )
 
 
@@ -426,7 +428,7 @@ def _of_processors(node: Node, gpus: int) -> Finding:
 
 
 def _of_shared_memory(node: Node) -> Finding:
-    evidence = f"/dev/shm has {node.shared_memory:.1f} GiB"
+    evidence = f"/dev/shm has {node.shared_memory:.1f} GiB"  # noqa: S108
     if node.shared_memory < SHARED_MEMORY:
         return Finding(
             "shared memory",
@@ -529,13 +531,13 @@ UNSEEN = (
     (
         "vLLM",
         "Its probabilities differ from the trainer's, in bfloat16 more than in a rehearsal. "
-        "training/rollout_probs_diff_mean says by how much, and is to stay as it is in step 1: it grows where weights do "
-        "not arrive",
+        "training/rollout_probs_diff_mean says by how much, and is to stay as it is in step 1: it grows where weights "
+        "do not arrive",
     ),
     (
         "eight GPUs",
-        "NCCL starts when the model is spread over them. If the log stands still there: NCCL_DEBUG=INFO tells which way "
-        "it took, and NCCL_P2P_DISABLE=1 leaves out the direct one",
+        "NCCL starts when the model is spread over them. If the log stands still there: NCCL_DEBUG=INFO tells which "
+        "way it took, and NCCL_P2P_DISABLE=1 leaves out the direct one",
     ),
     (
         "eight GPUs",

@@ -6,11 +6,14 @@ import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from bandpo_lab.cli.recipes import SHIPPED
+
+if TYPE_CHECKING:
+    from bandpo_lab.downloads import DataSet
 
 PACKAGES = ("torch", "verl", "ray", "vllm", "flash-attn")
 """What a node needs beside bandpo."""
@@ -79,8 +82,8 @@ def _print_environment(data: Path) -> None:
     typer.echo(f"{shutil.disk_usage(place).free / 1e9:.0f} GB are free in {place}")
 
 
-def _prepare(sets: list) -> None:
-    """Prepare the sets that are not here; those of one folder together, since training and evaluation must not overlap."""
+def _prepare(sets: list[DataSet]) -> None:
+    """Prepare the sets that are not here, those of a folder together: training must not repeat evaluation."""
     from bandpo.errors import FileProblem
     from bandpo_lab.data.prepare import prepare_data
     from bandpo_lab.downloads import changed_files, prepared_revision
