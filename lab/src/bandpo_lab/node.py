@@ -392,8 +392,8 @@ def _of_compiler(node: Node) -> Finding:
         "CUDA compiler",
         "look",
         "no nvcc on the PATH",
-        "None is needed: the wheels bring CUDA's libraries, without root. Only flash-attn from source and kernels that "
-        "are compiled at run time need one; NVIDIA's runfile installs it into a "
+        "The wheels bring CUDA's libraries, without root. Only flash-attn from source and kernels that are compiled at "
+        "run time need a compiler; NVIDIA's runfile installs it into a "
         "folder of yours: --toolkit --toolkitpath=FOLDER",
     )
 
@@ -407,7 +407,9 @@ def _of_megatron(node: Node) -> Finding:
         "the same function; "
     )
     consequence += (
-        f"the import of {missing[0]} fails first" if missing else "read the gradient check of the first step"
+        f"without {missing[0]} verl warns 'megatron engine is not available' and leaves the engine out"
+        if missing
+        else "look at the gradient check of the first step"
     )
     return Finding("Megatron", "look", evidence, consequence)
 
