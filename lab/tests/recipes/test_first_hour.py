@@ -43,15 +43,15 @@ def test_verl_accepts_each_training_and_it_is_the_rule_that_its_name_says(stages
     from bandpo_lab.rehearsal.preflight import validate
     from bandpo_lab.rehearsal.shrink import compose
 
-    names = {"grpo": "FixedClip(low=0.2, high=0.2)", "clip-0.8-2": "FixedClip(low=0.2, high=1.0)"}
-    names |= {"band-above": "TwoSided(", "bandpo": "Band(divergence=KL()"}
+    names = {"grpo": "clip=FixedClip(low=0.2, high=0.2)", "clip-0.8-2": "clip=FixedClip(low=0.2, high=1.0)"}
+    names |= {"band-above": "BandAbove(", "bandpo": "BandPO("}
     for stage in stages[4:]:
         overrides = told(list(stage.command[3:]))
         config = compose(overrides[overrides.index("--config-dir") + 2 :], SHIPPED, "ppo_trainer")
         check = validate(config)
         assert check.ok, check.detail
         rule, _, seed = stage.name.rpartition("-")
-        assert f"clip={names[rule]}" in config.bandpo.run.loss
+        assert names[rule] in config.bandpo.run.loss
         assert config.bandpo.run.average.startswith("seq-mean-token-mean")
         assert config.bandpo.run.updates.startswith("4 for each batch of 16 × 8 responses")
         assert {config.data.seed, config.actor_rollout_ref.rollout.seed} == {int(seed)}
@@ -95,6 +95,7 @@ def test_a_sound_training_has_no_fault():
         (training(all_grad_norm=0.0), "every gradient is 0"),
         ({step: SOUND | {"critic/score/mean": 0.0} for step in range(1, 9)}, "no answer was right"),
         (training(rollout_probs_diff_mean=0.2), "new weights do not reach it"),
+        (training(rollout_probs_diff_mean=math.nan), "new weights do not reach it"),
         (training(all_rollout_probs_diff_mean=math.nan), "new weights do not reach it"),
         (
             {step: SOUND | {"timing_s/step": 90.0, "timing_s/gen": 70.0} for step in range(1, 9)},
