@@ -188,6 +188,7 @@ OTHERS = {  # options that the pages name of other programs
     "--use-rollout-logprobs": "slime",
     "--save-debug-train-data": "slime, miles",
     "--varied": "benchmarks/doctor/run.py",
+    "--without": "scripts/first_hour.py",
     "--dry-run": "recipes/launch.sh",
     **dict.fromkeys(("--no-deps", "--no-build-isolation"), "pip"),
     **dict.fromkeys(("--requeue", "--signal"), "Slurm"),
