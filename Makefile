@@ -33,7 +33,7 @@ JOBS := $(addprefix job-,$(TEST_JOBS)) release-check lint docs
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo setup test $(addprefix job-,$(TEST_JOBS)) list-jobs list-paths slow-test nightly test-matrix conformance rehearsals \
-  figures node-rehearsal coverage mutation lint docs release-check audit-deps gpu-check lock clean
+  figures node-rehearsal coverage mutation lint docs release-check audit-deps gpu-check first-hour lock clean
 
 demo: $(DEMO)
 	$(BIN)/bandpo-lab train --output_dir runs/demo --resume
@@ -136,6 +136,11 @@ audit-deps: $(DEV)
 # $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only speed' for a part.
 gpu-check:
 	PYTHONPATH=src:tests:lab/src $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
+
+# One GPU: gpu-check, then a 1.5B model by four rules with two seeds, each judged: docs/first-hour.md. In the Python at hand, as
+# gpu-check. FIRST_HOUR=--dry-run prints the plan, FIRST_HOUR=--rehearse goes through it on a CPU.
+first-hour:
+	PYTHONPATH=src:scripts:lab/src $(PYTHON) scripts/first_hour.py $(FIRST_HOUR)
 
 # Resolves anew for Python 3.11 to 3.13 and every platform. What is pinned stays, unless LOCK='--upgrade-package NAME' or
 # LOCK=--upgrade says otherwise.

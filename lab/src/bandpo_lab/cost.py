@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -24,6 +25,82 @@ ROWS = {
 
 PRICE = 2.5
 """Dollars for an hour of a GPU, as in the recipes' table."""
+
+
+PARAMETERS = {
+    "qwen2.5-3b-instruct": (3.1e9, 700),
+    "qwen2.5-7b": (7.6e9, 700),
+    "deepseek-r1-distill-qwen-1.5b": (1.8e9, 3000),
+    "deepseek-r1-distill-qwen-7b": (7.6e9, 3000),
+    "deepseek-r1-distill-llama-8b": (8.0e9, 3000),
+    "llama-3.2-3b-instruct": (3.2e9, 700),
+}
+"""Of each model of the recipes, its parameters and the tokens that are assumed for a response."""
+GENERATION = 3.1e13
+"""Tokens per second and GPU, times parameters: fitted to the 16 steps that the authors logged."""
+TRAINING = 0.246 * 989e12
+"""Operations per second and GPU, of reference, old log-probabilities and update together: fitted to the same steps."""
+OPERATIONS = 12
+"""For each parameter and token: 6 of the update, 2 of its recomputation, 2 of each pass without a gradient."""
+OTHER = 4.0
+"""Seconds of a step for everything else."""
+PROMPT_TOKENS = 169
+"""Tokens of a prompt in those steps, on average."""
+CHECKPOINT = 12
+"""Bytes for each parameter: the weights and Adam's two moments in float32."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step takes by the formula that was fitted to the authors' steps, in seconds."""
+
+    generation: float
+    training: float
+
+    @property
+    def step(self) -> float:
+        """The whole step."""
+        return self.generation + self.training + OTHER
+
+
+def estimated_step(parameters: float, tokens: float, responses: int = 4096, gpus: int = 8) -> Estimate:
+    """Return what a step takes.
+
+    Args:
+        parameters: Of the model.
+        tokens: Of a response, on average.
+        responses: Of a batch.
+        gpus: H100s or H200s; the steps were logged on eight H200s.
+
+    >>> step = estimated_step(3.1e9, 700)
+    >>> round(step.generation), round(step.training), round(step.step)
+    (36, 68, 108)
+    """
+    generation = responses * tokens * parameters / (GENERATION * gpus)
+    training = OPERATIONS * parameters * responses * (tokens + PROMPT_TOKENS) / (TRAINING * gpus)
+    return Estimate(generation, training)
+
+
+def estimated_hours(
+    parameters: float, tokens: float, steps: int = 769, evaluations: int = 154, gpus: int = 8
+) -> float:
+    """Return the hours of a whole run, whose evaluations have 100 problems with 32 responses each."""
+    evaluation = estimated_step(parameters, tokens, 3200, gpus).generation
+    return (steps * estimated_step(parameters, tokens, gpus=gpus).step + evaluations * evaluation) / 3600
+
+
+def estimate_of(model: str, gpus: int = 8) -> str:
+    """Return in a line what a run of a recipe's model takes and costs."""
+    parameters, tokens = PARAMETERS[model]
+    step, hours = (
+        estimated_step(parameters, tokens, gpus=gpus),
+        estimated_hours(parameters, tokens, gpus=gpus),
+    )
+    return (
+        f"{step.step:.0f} s a step, {hours:.0f} h for 769 steps, {hours * gpus:,.0f} GPU hours, "
+        f"${PRICE * hours * gpus:,.0f} at ${PRICE:.2f}, {CHECKPOINT * parameters / 1e9:.0f} GB a checkpoint; "
+        f"extrapolated from the authors' steps on 8 H200s, with {tokens} tokens a response"
+    )
 
 
 def read_steps(lines: Iterable[str]) -> dict[int, dict[str, float]]:

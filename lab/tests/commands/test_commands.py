@@ -22,7 +22,8 @@ from test_cli import full_disk
 
 GROUP = typer.main.get_command(app)
 GROUPS = {"data", "recipes", "study"}
-COMMANDS = ["train", "eval", "compare", "compare-evals", "run", "rehearse", "data", "study", "recipes"]
+COMMANDS = ["train", "eval", "compare", "compare-evals", "setup", "preflight", "run", "rehearse"]
+COMMANDS += ["data", "study", "recipes"]
 """The commands in the order of the help."""
 NAMES = [name for name in COMMANDS if name not in {"train", *GROUPS}]
 NAMES += [f"{group} {name}" for group in sorted(GROUPS) for name in GROUP.commands[group].commands]
@@ -187,6 +188,7 @@ OTHERS = {  # options that the pages name of other programs
     "--use-rollout-logprobs": "slime",
     "--save-debug-train-data": "slime, miles",
     "--varied": "benchmarks/doctor/run.py",
+    "--without": "scripts/first_hour.py",
     "--dry-run": "recipes/launch.sh",
     **dict.fromkeys(("--no-deps", "--no-build-isolation"), "pip"),
     **dict.fromkeys(("--requeue", "--signal"), "Slurm"),

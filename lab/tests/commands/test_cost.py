@@ -1,5 +1,8 @@
 """Time and memory of a run of verl, from its log."""
 
+import re
+from statistics import fmean
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
-from bandpo_lab.cost import read_steps
+from bandpo_lab.cost import AUTHORS, PARAMETERS, estimate_of, estimated_hours, estimated_step, read_steps
 from bandpo_lab.rehearsal import gpu
+from pages import ROOT
 
 STEPS = [
     {"timing_s/step": 100.0, "timing_s/gen": 30.0, "perf/time_per_step": np.float64(100.0), "x/nan": np.nan},
@@ -57,6 +61,62 @@ def test_the_first_steps_are_laid_beside_the_authors():
     assert "| s per step | 102 | 110 | 109 | 109 | 108 |" in printed  # of steps 1 and 2
     assert "| entropy | 0.5 | 0.572 |" in printed
     assert "| s of training |  | 69.3 |" in printed  # of which the log has not all parts
+
+
+LOGGED = """
+grpo        109.6 34.7 71.3 696 | 107.7 37.0 67.1 707 | 109.5 36.3 69.3 694 | 111.1 37.7 69.3 710
+clip-higher 109.6 33.9 72.1 696 | 108.3 37.2 67.4 713 | 106.7 37.0 66.1 683 | 110.9 37.4 69.6 710
+band-kl     108.1 34.4 69.6 696 | 109.4 38.2 66.9 709 | 107.8 36.2 67.3 702 | 110.1 37.6 68.4 719
+dcpo        108.7 34.4 70.4 696 | 103.8 32.6 67.2 714 | 108.0 37.4 66.7 694 | 109.9 37.4 68.1 723
+"""
+"""Steps 1 to 4 that the authors logged of each rule (OpenMOSS/BandPO, baselinescripts/Qwen2.5-3B-Instruct-L4k/time):
+seconds of the step, of generation, and of reference, old log-probabilities and update; and tokens of a response."""
+
+
+def logged() -> dict[str, list[tuple[float, ...]]]:
+    rows = [line.split(maxsplit=1) for line in LOGGED.strip().splitlines()]
+    return {rule: [tuple(map(float, step.split())) for step in steps.split(" | ")] for rule, steps in rows}
+
+
+def test_the_estimate_is_near_each_step_that_the_authors_logged():
+    parameters, tokens = PARAMETERS["qwen2.5-3b-instruct"]
+    steps = [step for rule in logged().values() for step in rule]
+    assert len(steps) == 16
+    for seconds, generation, training, length in steps:
+        estimate = estimated_step(parameters, length)
+        assert estimate.step == pytest.approx(seconds, rel=0.06)
+        assert estimate.training == pytest.approx(training, rel=0.07)
+        assert estimate.generation == pytest.approx(generation, rel=0.13)
+    assert estimated_step(parameters, tokens).step == pytest.approx(
+        fmean(step[0] for step in steps), rel=0.01
+    )
+    # What a run is laid beside are the means of the same steps.
+    for rule, of_rule in logged().items():
+        means = [fmean(column) for column in zip(*of_rule, strict=True)]
+        assert means == pytest.approx(AUTHORS[rule][:4], rel=0.004)
+
+
+def test_the_pages_table_of_time_and_price_is_the_estimate():
+    page = (ROOT / "docs/recipes.md").read_text()
+    row = r"\| ([\w.-]+) \| ([\d.e]+) \| (\d+) \| (\d+) \+ (\d+) s \| (\d+) h \| ([\d,]+) \| \$([\d,]+) \| (\d+) GB \|"
+    rows = re.findall(row, page)
+    assert len(rows) >= 5
+    for model, *cells in rows:
+        parameters, tokens, generation, training, hours, gpu_hours, price, size = (
+            float(cell.replace(",", "")) for cell in cells
+        )
+        assert (parameters, tokens) == PARAMETERS[model]
+        step, whole = estimated_step(parameters, tokens), estimated_hours(parameters, tokens)
+        assert (generation, training, hours) == (round(step.generation), round(step.training), round(whole))
+        assert gpu_hours == pytest.approx(8 * whole, abs=1)
+        assert price == pytest.approx(8 * whole * 2.5, abs=10)
+        assert size == round(12 * parameters / 1e9)
+
+
+def test_a_run_on_more_gpus_takes_less_time_and_no_less_money():
+    eight, sixteen = estimate_of("qwen2.5-7b"), estimate_of("qwen2.5-7b", 16)
+    assert "58 h for 769 steps, 465 GPU hours" in eight
+    assert "30 h for 769 steps, 472 GPU hours" in sixteen  # what is not spread takes 4 s of each step
 
 
 PLAN = ["run", "verl", "--one-step", "--model", "qwen2.5-3b-instruct", "--method", "band-kl"]

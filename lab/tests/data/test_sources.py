@@ -142,6 +142,9 @@ def test_the_hubs_repository_revision_and_licence_are_used(monkeypatch):
     assert asked == [("openai/gsm8k", "v1"), ("openai/gsm8k", "main", "test", "abc123")]
     assert problems.licence == "cc-by-4.0"
     assert problems.origin["revision"] == "abc123"
+    asked.clear()
+    load("gsm8k")
+    assert asked[0] == ("openai/gsm8k", HUB["gsm8k"].revision)
 
 
 def test_a_hub_out_of_reach_is_said_with_the_way_out(monkeypatch):

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -18,6 +17,7 @@ from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.inputs import choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.run import environment
 from bandpo_lab.rehearsal.shrink import PROMPTS, changes, compose
+from helpers.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "lab/src/bandpo_lab/recipes"
@@ -36,12 +36,6 @@ def end_ray(temp_dir: Path) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(family, timeout=10)
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from bandpo_lab.cli.compare import compare_command
 from bandpo_lab.cli.compare_evals import compare_evals_command
 from bandpo_lab.cli.data import app as data_app
 from bandpo_lab.cli.eval import eval_command
+from bandpo_lab.cli.preflight import preflight_command
 from bandpo_lab.cli.recipes import app as recipes_app
 from bandpo_lab.cli.rehearse import rehearse_command
 from bandpo_lab.cli.run import run_command
+from bandpo_lab.cli.setup import setup_command
 from bandpo_lab.cli.study import app as study_app
 from bandpo_lab.cli.train import train_command
 
@@ -31,5 +33,7 @@ app.command("compare-evals")(compare_evals_command)
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
 app.add_typer(recipes_app, name="recipes")
+app.command("setup")(setup_command)
+app.command("preflight")(preflight_command)
 app.command("run")(run_command)
 app.command("rehearse")(rehearse_command)

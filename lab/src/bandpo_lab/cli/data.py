@@ -45,7 +45,8 @@ def prepare_command(
         ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Revision of the hub's repository; by default the newest.")
+        str | None,
+        typer.Option(help="Revision of the hub's repository, in place of the commit that bandpo names."),
     ] = None,
     size: Annotated[int, typer.Option(help="Problems to make, for sets made here.")] = SIZE,
     seed: Annotated[int, typer.Option(help="Seed of sets made here.")] = 0,

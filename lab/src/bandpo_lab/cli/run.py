@@ -47,7 +47,8 @@ def run_command(
 ) -> None:
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
     chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
-    chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}", *(overrides or ())]
+    chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
+    chosen += [*_downloaded_model(model, Path(data).resolve(), config_dir), *(overrides or ())]
     recipes = ["--config-dir", str(config_dir.resolve())]
     if rehearse:
         command = [sys.executable, "-m", "bandpo_lab", "rehearse", "--stand-in", *recipes, "--", *chosen]
@@ -141,11 +142,20 @@ def _checked(overrides: list[str], recipes: Path) -> Any:
 
 def _check_ready(config: Any) -> None:
     """Refuse a run whose files or GPUs are not here, before Ray starts and takes minutes to say so."""
-    from bandpo_lab.rehearsal.preflight import unready
+    from bandpo_lab.downloads import changed_files
+    from bandpo_lab.rehearsal.preflight import data_files, unready
 
     lacks = unready(config)
+    lacks += changed_files([path for split in ("train", "val") for path in data_files(config, split)])
     if lacks:
         raise InvalidValue(f"not started: {'; '.join(lacks)}")
+    model = config.actor_rollout_ref.model.path
+    if not Path(model).expanduser().is_dir():
+        typer.echo(
+            f"bandpo: model       {model}, in the revision that the hub has as its newest, or this node in its cache; "
+            "`bandpo-lab setup` downloads the one that the recipe names",
+            err=True,
+        )
 
 
 def experiment(model: str, method: str, task: str, settings: str, recipes: Path) -> list[str]:
@@ -192,6 +202,15 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
         _check_method(method, recipes)
         chosen += [f"+recipe.rule={_named(method)}", f"+{LOSS}method={json.dumps(method)}"]
     return chosen
+
+
+def _downloaded_model(name: str, data: Path, recipes: Path) -> list[str]:
+    """Return the override that names the folder into which `bandpo-lab setup` downloaded a model, if it did."""
+    from bandpo_lab.downloads import downloaded, hub_model
+
+    model = hub_model(name, recipes)
+    folder = downloaded(model, data) if model else None
+    return [f"actor_rollout_ref.model.path={folder}"] if folder else []
 
 
 def _expanded(model: str) -> str:

@@ -81,7 +81,7 @@ def load(
             takes its name from its stem; where the name is one of the hub's, also role and licence.
         role: Of a file. Left out, a file is for training if its name has the word ``train`` (``train``,
             ``my-train``, ``my_train``), and for evaluation if not.
-        revision: Of the hub's repository; default the newest, whose hash the manifest records.
+        revision: Of the hub's repository; by default the commit that `HUB` names. The manifest records which it was.
         size: Problems to make, for generated sets, with this seed.
 
     Raises:
@@ -112,20 +112,29 @@ def _own_role(name: str, own: Role, asked: Role | None) -> Role:
 
 def _load_hub(name: str, hub: Hub, role: Role | None, revision: str | None) -> ProblemSet:
     _own_role(name, hub.role, role)
+    import huggingface_hub
     from datasets import load_dataset
-    from huggingface_hub import HfApi
 
+    asked = revision or hub.revision
     try:
-        info = HfApi().dataset_info(hub.repo, revision=revision)
-        rows = load_dataset(hub.repo, hub.config, split=hub.split, revision=info.sha).to_list()
+        if huggingface_hub.is_offline_mode():
+            # What an earlier call has downloaded is found by its commit; the card is not among it.
+            commit, licence = asked, None
+        else:
+            info = huggingface_hub.HfApi().dataset_info(hub.repo, revision=asked)
+            commit, licence = info.sha, (info.card_data or {}).get("license")
+        if hub.file is None:
+            rows = load_dataset(hub.repo, hub.config, split=hub.split, revision=commit).to_list()
+        else:
+            file = huggingface_hub.hf_hub_download(hub.repo, hub.file, repo_type="dataset", revision=commit)
+            rows = read_rows(Path(file))
     # Without a network the hub's libraries raise errors of several packages.
     except Exception as error:
         raise ConnectionError(
-            f"{name} could not be loaded from the hub's {hub.repo}: {error}. "
+            f"{name} could not be loaded from the hub's {hub.repo}, revision {asked}: {error}. "
             f"Where the hub is out of reach, give a file: {name}=FILE.jsonl"
         ) from error
-    origin = {"hub": hub.repo, "config": hub.config, "split": hub.split, "revision": info.sha}
-    licence = (info.card_data or {}).get("license")
+    origin = {"hub": hub.repo, "config": hub.config, "split": hub.split, "revision": commit}
     return _read(name, rows, origin, role, str(licence) if licence else None)
 
 

@@ -43,7 +43,7 @@ case $how in
     method=$(value method "$rule_file" | sed "s/\${recipe.radius}/$radius/")
     command=(accelerate launch --config_file recipes/paper/accelerate.yaml --no_python bandpo-lab train
       --config recipes/paper/trl.yaml --data_dir "$data/trl" --output_dir "$output/$model-$rule-trl"
-      --model_name_or_path "$(value path "$model_file")"
+      --model_name_or_path "$(value path "$model_file")" --model_revision "$(value revision "$model_file")"
       --method "$method" "$@")
     ;;
   *) usage ;;

@@ -1,0 +1,42 @@
+"""`bandpo-lab preflight`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bandpo.errors import InvalidValue, did_you_mean
+
+KEPT = 3
+"""Checkpoints that the recommended recipes keep."""
+
+
+def preflight_command(
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the run wants on each node.")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the run.")] = 1,
+    model: Annotated[
+        str | None, typer.Option(help="A model of the recipes, for the disk, the time and the price.")
+    ] = None,
+    output_dir: Annotated[Path, typer.Option(help="For checkpoints.")] = Path("runs"),
+) -> None:
+    """List what this node has for a run of verl, what would end it, and what the first steps meet.
+
+    The exit status is 1 if something here would end the run.
+    """
+    from bandpo_lab.cost import CHECKPOINT, PARAMETERS, estimate_of
+    from bandpo_lab.node import examine_node, report
+
+    checkpoints = 0.0
+    if model is not None:
+        if model not in PARAMETERS:
+            raise InvalidValue(
+                f"{model!r} is none of {', '.join(PARAMETERS)}{did_you_mean(model, PARAMETERS)}"
+            )
+        checkpoints = KEPT * CHECKPOINT * PARAMETERS[model][0] / 1e9
+        typer.echo(f"{model}: {estimate_of(model, gpus * nodes)}\n")
+    text, ready = report(examine_node(output_dir), gpus, nodes, checkpoints)
+    typer.echo(text)
+    if not ready:
+        raise typer.Exit(1)

@@ -1,0 +1,143 @@
+"""The checklist of a node: what would end a run is found, and a sound node is ready."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bandpo_lab import node
+from bandpo_lab.cli.app import app
+from bandpo_lab.node import Gpu, Node, examine_node, findings, report
+
+LOCKED = {"torch": "2.11.0", "verl": "0.9.1", "ray": "2.60.0", "vllm": "0.24.0", "transformers": "5.9.0"}
+SOUND = Node(
+    python="3.12.4",
+    libc=(2, 35),
+    gpus=8 * (Gpu("NVIDIA H100 80GB HBM3", 79.6, 0.0, "Default", "580.65.06"),),
+    driver_cuda="13.0",
+    links="NV18",
+    torch_cuda="13.0",
+    torch_sees=8,
+    packages=LOCKED | {"torch": "2.11.0+cu130", "flash-attn": "2.8.3"},
+    locked=LOCKED,
+    nvcc="/usr/local/cuda/bin/nvcc",
+    cores=96,
+    memory=1000.0,
+    shared_memory=64.0,
+    open_files=1_048_576,
+    free_space={"checkpoints": 2000.0, "Ray's logs and spilled objects": 200.0},
+    address="10.0.0.1",
+    infiniband=("mlx5_0",),
+    ray_folder="/tmp/ray",  # noqa: S108
+)
+
+
+def states(changed: Node, **options) -> dict[str, tuple[str, str]]:
+    rows = findings(changed, **({"gpus": 8} | options))
+    return {row.topic: (row.state, row.consequence) for row in rows if row.state != "ok"}
+
+
+def test_a_sound_node_is_ready():
+    text, ready = report(SOUND, gpus=8, nodes=2, checkpoints=110)
+    assert ready
+    assert "READY" in text
+    # What nobody can say of an idle node is listed all the same.
+    assert list(states(SOUND, nodes=2)) == ["Megatron"]
+    assert "Not to be seen on an idle node:" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "topic", "words"),
+    [
+        ({"gpus": ()}, "GPUs", "Nothing trains here"),
+        ({"gpus": SOUND.gpus[:4]}, "GPUs", "trainer.n_gpus_per_node=4"),
+        ({"torch_sees": 0}, "GPUs", "the build of torch"),
+        ({"driver_cuda": "12.4"}, "driver", "torch.cuda.is_available"),
+        ({"torch_cuda": None}, "driver", "trains on no GPU"),
+        ({"gpus": 8 * (replace(SOUND.gpus[0], compute_mode="Exclusive_Process"),)}, "use of GPUs", "-c DEFAULT"),
+        ({"gpus": 8 * (replace(SOUND.gpus[0], used=40.0),)}, "use of GPUs", "Free memory on device"),
+        ({"packages": {"torch": "2.11.0"}}, "packages", "vllm is missing (lock: 0.24.0)"),
+        ({"libc": (2, 17)}, "packages", "glibc 2.28"),
+        ({"shared_memory": 0.0625}, "shared memory", "--shm-size"),
+        ({"free_space": {"checkpoints": 50.0}}, "disks", "take 110 GB"),
+        ({"ray_folder": "/" + "long/" * 10}, "Ray", "107 bytes"),
+        ({"environment": {"http_proxy": "http://p:3128", "no_proxy": "example.org"}}, "proxy", "no_proxy"),
+        ({"address": "127.0.1.1"}, "network", "RAY_HEAD_IP"),
+    ],
+)  # fmt: skip
+def test_what_would_end_a_run_is_named_with_what_to_do(changes, topic, words):
+    found = states(replace(SOUND, **changes), nodes=2, checkpoints=110.0)
+    assert found[topic][0] == "stop"
+    assert words in found[topic][1]
+    text, ready = report(replace(SOUND, **changes), 8, 2, 110.0)
+    assert not ready
+    assert text.splitlines()[-1] == f"STOPPED BY {topic}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "topic"),
+    [
+        ({"links": "PHB"}, "links"),
+        ({"packages": {**SOUND.packages, "vllm": "0.23.0"}}, "packages"),
+        ({"python": "3.11.9"}, "packages"),
+        ({"packages": LOCKED}, "FlashAttention"),
+        ({"nvcc": ""}, "CUDA compiler"),
+        ({"cores": 8}, "processors"),
+        ({"open_files": 1024}, "open files"),
+        ({"busy_ports": (6379,)}, "Ray"),
+        ({"ray_running": True}, "Ray"),
+        ({"infiniband": ()}, "network"),
+    ],
+)
+def test_what_slows_a_run_down_does_not_stop_it(changes, topic):
+    changed = replace(SOUND, **changes)
+    assert states(changed, nodes=2)[topic][0] == "look"
+    assert report(changed, 8, 2)[1]
+
+
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  --query-gpu=*) for _ in 1 2; do echo "NVIDIA H200, 143771, 1024, Exclusive_Process, 575.57.08"; done ;;
+  topo) printf '\\tGPU0\\tGPU1\\nGPU0\\t X \\tNV18\\nGPU1\\tNV18\\t X \\n' ;;
+  *) echo '| NVIDIA-SMI 575.57.08    Driver Version: 575.57.08    CUDA Version: 12.9     |' ;;
+esac
+"""
+
+
+def test_the_machine_is_read(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    read = examine_node(tmp_path / "runs")
+    assert read.gpus == 2 * (Gpu("NVIDIA H200", 143771 / 1024, 1.0, "Exclusive_Process", "575.57.08"),)
+    assert (read.driver_cuda, read.links) == ("12.9", "NV18")
+    assert read.environment["https_proxy"] == "http://proxy:3128"
+    assert read.locked["verl"] == "0.9.1"
+    assert read.memory > 0
+    assert read.cores > 0
+    assert read.free_space["checkpoints"] > 0
+
+
+def test_a_machine_without_a_gpu_says_so_and_lists_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = CliRunner().invoke(
+        app, ["preflight", "--model", "qwen2.5-3b-instruct", "--output-dir", str(tmp_path)]
+    )
+    assert found.exit_code == 1
+    assert (
+        "qwen2.5-3b-instruct: 108 s a step, 24 h for 769 steps, 194 GPU hours, $485 at $2.50" in found.output
+    )
+    assert "stop  GPUs: nvidia-smi shows none" in found.output
+    assert "shared memory: /dev/shm has" in found.output
+    assert "eight GPUs:" in found.output
+    assert found.output.splitlines()[-1].startswith("STOPPED BY GPUs")
+    with pytest.raises(ValueError, match=r"did you mean qwen2.5-7b"):
+        CliRunner().invoke(app, ["preflight", "--model", "qwen2.5-3b"], catch_exceptions=False)
+
+
+def test_the_lock_is_the_one_of_the_recipes():
+    assert node.LOCK.is_file()
+    assert Path(node.LOCK).parent.name == "recipes"
+    assert set(node._locked()) == set(node.PACKAGES)

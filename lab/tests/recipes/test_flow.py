@@ -1,0 +1,291 @@
+"""Each row of docs/flow.md is run, as far as a CPU without the network goes: one whose command fails is a failure."""
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+
+from bandpo_lab.authors import STYLES
+from bandpo_lab.cli.app import app
+from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.data.prepare import prepare_data
+from bandpo_lab.data.sets import HUB
+from bandpo_lab.downloads import hub_model
+from bandpo_lab.rehearsal.inputs import write_model
+from helpers.hub import Hub, Repository, serving
+from pages import ROOT
+from variants import names
+
+PAGE = (ROOT / "docs/flow.md").read_text()
+VALUES = {"MODEL": names("model"), "METHOD": names("rule")}
+ONE = {"MODEL": "qwen2.5-3b-instruct", "METHOD": "band-kl", "JOB": "raysubmit_1", "HOST": "localhost"}
+INSERTED = {"--dry-run", "--limit", "1", "--max-new-tokens", "4", "bash", "sbatch"}
+"""Words by which a tested command may differ from the row's."""
+
+
+class Row(NamedTuple):
+    """A step: the command that the page gives, the one that is tested, and how it is to end."""
+
+    step: str
+    command: str
+    tested: str
+    status: int
+    printed: list[str]
+
+
+def cells(name: str) -> list[list[str]]:
+    """The rows of a table of the page, between its marks."""
+    (table,) = re.findall(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", PAGE, re.S)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def read(row: list[str]) -> Row:
+    step, here, tested = (cell.strip("| ") for cell in row)
+    before, _, after = tested.partition("prints ")
+    (command, *_), changed = re.findall("`([^`]+)`", here), re.findall("`([^`]+)`", before)
+    status = re.search(r"ends with (\d)", before)
+    return Row(
+        step,
+        command,
+        (changed or [command])[0],
+        int(status[1]) if status else 0,
+        re.findall("`([^`]+)`", after),
+    )
+
+
+ROWS = [read(row) for row in cells("flow")]
+
+
+def filled(text: str, **values: str) -> str:
+    for name, value in (ONE | values).items():
+        text = re.sub(rf"\b{name}\b", value, text)
+    return text
+
+
+def test_the_table_has_a_command_and_an_end_for_each_step():
+    assert len(ROWS) >= 25
+    assert [row.step for row in ROWS if not row.command or not row.printed] == []
+    for row in ROWS:
+        differing = set(shlex.split(row.command)) ^ set(shlex.split(row.tested))
+        assert differing <= INSERTED, row.step
+    listed = {
+        name: re.findall("`([^`]+)`", re.search(rf"- {name} is any of (.*?)\.(?: |\n)The", PAGE, re.S)[1])
+        for name in VALUES
+    }
+    assert {name: sorted(of_name) for name, of_name in listed.items()} == {
+        n: sorted(v) for n, v in VALUES.items()
+    }
+
+
+def repository(name: str, first: int) -> Repository:
+    """A set of a few rows that no other set has, in the form of the hub's."""
+    hub = HUB[name]
+    words = ("apples", "pears", "plums", "nuts", "figs", "dates", "limes", "kiwis", "melons", "grapes")
+    numbers = range(first, first + 3)
+    problems = [f"{words[i % 10]} in {i} boxes of {i * i} {words[i * 7 % 10]} each?" for i in numbers]
+    rows = [{"problem": problem, "answer": str(i**3)} for problem, i in zip(problems, numbers, strict=True)]
+    if hub.ability == "commonsense":
+        texts = [[f"{i * k} {words[(i + k) % 10]}" for k in range(5)] for i in numbers]
+        choices = [{"label": list("ABCDE"), "text": text} for text in texts]
+        rows = [
+            {"question": row["problem"], "choices": choice, "answerKey": "B"}
+            for row, choice in zip(rows, choices, strict=True)
+        ]
+    if hub.ability == "code":
+        tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
+        rows = [{"question": row["problem"], "input_output": tests} for row in rows]
+    if hub.levels:
+        rows = [row | {"level": hub.levels[0]} for row in rows]
+    if hub.file is not None:
+        return Repository(hub.revision, {hub.file: "".join(json.dumps(row) + "\n" for row in rows).encode()})
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    card = f"---\nlicense: mit\nconfigs:\n- config_name: {hub.config or 'default'}\n  data_files:\n"
+    card += f"  - split: {hub.split}\n    path: {hub.split}.parquet\n---\n"
+    return Repository(hub.revision, {"README.md": card.encode(), f"{hub.split}.parquet": file.getvalue()})
+
+
+CHECKPOINT = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+source, target = sys.argv[1:]
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = AutoModelForCausalLM.from_pretrained(source)
+fully_shard(model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",)))
+saved = OmegaConf.create({"save_contents": ["model"], "load_contents": ["model"]})
+FSDPCheckpointManager(model=model, optimizer=None, lr_scheduler=None, checkpoint_config=saved,
+    processing_class=AutoTokenizer.from_pretrained(source)).save_checkpoint(target, global_step=20)
+"""
+"""A checkpoint, written by verl's own code for it."""
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """The models and sets of the recipes, tiny, at the commits that they name."""
+    repositories = {}
+    for k, name in enumerate(HUB):
+        found = repository(name, 10 * k + 1)
+        key = ("datasets", HUB[name].repo)
+        files = repositories[key].files | found.files if key in repositories else found.files
+        repositories[key] = Repository(found.sha, files)
+    for name in VALUES["MODEL"]:
+        model = hub_model(name, SHIPPED)
+        repositories["models", model.repo] = Repository(
+            model.revision, {"config.json": b"{}", "model.safetensors": b"w"}
+        )
+    with serving(Hub(repositories)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Path:
+    """What the rows start from: the recipes, prepared data, a model, a log, and a run of W&B."""
+    folder = tmp_path_factory.mktemp("w")
+    shutil.copytree(SHIPPED, folder / "recipes")
+    (folder / "aime24.jsonl").write_text(json.dumps({"problem": "What is 20 + 3?", "answer": "23"}))
+    prepare_data([str(folder / "aime24.jsonl")], folder / "data", golds="keep")
+    write_model("Qwen/Qwen2.5-3B-Instruct", folder / "models/band-kl")
+    (folder / "runs/qwen2.5-3b-instruct-band-kl").mkdir(parents=True)
+    (folder / "runs/notes.txt").write_text("a run\n")
+    metrics = "actor/entropy:{0} - actor/grad_norm:0.{1} - actor/kl_loss:0.001 - critic/score/mean:0.{1} - "
+    metrics += "timing_s/step:109.{1} - timing_s/gen:36.0 - perf/max_memory_allocated_gb:122.8"
+    lines = [f"(TaskRunner pid=7) step:{i} - {metrics.format(0.5 - i / 200, 10 + i)}\n" for i in range(1, 31)]
+    (folder / "LOG").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture
+def here(request, workspace, tmp_path, hub):
+    """A copy of the workspace for one row, and the environment in it."""
+    folder = tmp_path / "w"
+    shutil.copytree(workspace, folder)
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {
+        "PATH": programs,
+        "HOME": str(tmp_path / "home"),
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(tmp_path / "cache"),
+        "HF_TOKEN": "hf_of_the_tests",
+        "HF_HUB_DISABLE_XET": "1",
+        "COLUMNS": "200",
+    }
+    environment.pop("WANDB_API_KEY", None)
+    return folder, environment
+
+
+def run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.tested[:60].replace("/", " "))
+def test_each_row_of_the_flow_runs(row, here):
+    folder, environment = here
+    if "verl.model_merger" in row.command:
+        checkpoint = "runs/qwen2.5-3b-instruct-band-kl/global_step_20/actor"
+        code = f"{shlex.quote(sys.executable)} -c {shlex.quote(CHECKPOINT)} models/band-kl {checkpoint}"
+        made = run(code, folder, environment)
+        assert (folder / checkpoint / "model_world_size_1_rank_0.pt").is_file(), made.stdout
+    if row.command.startswith("wandb"):
+        code = (
+            "import wandb; run = wandb.init(mode='offline', project='p'); run.log({'loss': 1}); run.finish()"
+        )
+        run(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}", folder, environment)
+    found = run(filled(row.tested), folder, environment)
+    assert found.returncode == row.status, found.stdout[-3000:]
+    for text in row.printed:
+        assert filled(text) in found.stdout, found.stdout[-3000:]
+
+
+def told(words: list[str]) -> list[str]:
+    """What `bandpo-lab run verl` would execute."""
+    found = CliRunner().invoke(app, [*words, "--dry-run"], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return shlex.split(found.output.splitlines()[-1])
+
+
+def announced(words: list[str]):
+    """The check of a run's settings at full size, and what the run says that it is."""
+    from bandpo_lab.rehearsal.preflight import validate
+    from bandpo_lab.rehearsal.shrink import compose
+
+    overrides = told(words)
+    config = compose(overrides[overrides.index("--config-dir") + 2 :], SHIPPED, "ppo_trainer")
+    return validate(config), config
+
+
+def runs() -> list[object]:
+    """Every run that the table names, for each model and, with the first model, each method; one of a row each day."""
+    found = []
+    for row in ROWS:
+        if not row.command.startswith("bandpo-lab run verl") or "--rehearse" in row.command:
+            continue
+        pairs = [{"MODEL": model} for model in VALUES["MODEL"]]
+        pairs += [{"METHOD": rule} for rule in VALUES["METHOD"]] if "METHOD" in row.command else []
+        of_row = dict.fromkeys(filled(row.command, **pair) for pair in ({}, *pairs))
+        for k, command in enumerate(of_row):
+            marks = pytest.mark.exhaustive if k else pytest.mark.slow
+            found.append(pytest.param(shlex.split(command)[1:], marks=marks, id=command))
+    return found
+
+
+@pytest.mark.parametrize("words", runs())
+def test_verl_accepts_each_run_of_the_table_at_full_size(words):
+    check, config = announced(words)
+    assert check.ok, check.detail
+    assert words[words.index("--model") + 1] in config.trainer.experiment_name
+
+
+AVERAGES = cells("averages")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", AVERAGES, ids=lambda row: row[0])
+def test_the_average_and_the_anchor_are_what_a_run_announces(row):
+    words, average, anchor = (re.findall("`([^`]+)`", cell) for cell in (*row, "")[:3])
+    # Each method with the recommended settings; under the others one.
+    methods = VALUES["METHOD"] if words[0] == "METHOD" else [ONE["METHOD"]]
+    for method in methods:
+        chosen = shlex.split(words[0].replace("METHOD", method))
+        check, config = announced(["run", "verl", "--model", ONE["MODEL"], "--method", *chosen])
+        if row[1].startswith("refused"):
+            assert not check.ok
+            assert average[0] in check.detail
+            continue
+        assert check.ok, check.detail
+        said = config.bandpo.run
+        whole = said.average if len(average[0].split()) == 1 else said.average[: len(average[0])]
+        assert whole == average[0]
+        assert said.anchor.startswith(anchor[0])
+
+
+def test_the_authors_sets_are_on_the_hub_of_the_tests():
+    assert STYLES.keys() <= HUB.keys()

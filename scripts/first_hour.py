@@ -1,0 +1,324 @@
+"""The first hour with one GPU: check it, then train a 1.5B model by four rules with two seeds, and judge each step.
+
+    python scripts/first_hour.py --dry-run      # the plan, with times: `make first-hour FIRST_HOUR=--dry-run`
+    python scripts/first_hour.py                # `make first-hour`; needs a GPU of 80 GB, verl and vLLM
+    python scripts/first_hour.py --rehearse     # the same plan on a CPU: small models, one step each
+    python scripts/first_hour.py --page         # renew the table of docs/first-hour.md
+
+It stops at the first stage that fails, and says what to do. Stages that passed are not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from bandpo_lab.cost import PARAMETERS, estimated_step, read_steps
+from marked import write_between_marks
+
+ROOT = Path(__file__).parents[1]
+MODEL = "deepseek-r1-distill-qwen-1.5b"
+METHODS = {
+    "grpo": "FixedClip(0.2, 0.2)",
+    "clip-0.8-2": "FixedClip(0.2, 1.0)",
+    "band-above": "BandAbove()",
+    "bandpo": "BandPO()",
+}
+"""GRPO's clip, the fixed interval [0.8, 2], and the two Bands."""
+SEEDS = (0, 1)
+PROMPTS, SAMPLES, UPDATES, STEPS = 16, 8, 4, 8
+RESPONSE_TOKENS, LONGEST = 700, 2048
+"""Tokens of a response to a problem of GSM8K: assumed on average, and at most."""
+START = 120
+"""Seconds that are assumed for Ray, the model and vLLM to start."""
+SLOW = 3.0
+"""Times the expected time, from which a step is too slow."""
+
+Steps = Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the hour.
+
+    Attributes:
+        name: Of the stage and its log.
+        command: What is executed, from the root of a clone.
+        seconds: How long it is expected to take.
+        shows: What is to be seen in it.
+        otherwise: What to do if it is not.
+        check: Return what is wrong with the steps of a training; None where the exit status decides.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    shows: str
+    otherwise: str
+    check: Callable[[Steps], str | None] | None = None
+
+
+def expected_step() -> float:
+    """Return the seconds of a step, from the authors' logged steps. A small batch uses a GPU less well than theirs."""
+    return estimated_step(PARAMETERS[MODEL][0], RESPONSE_TOKENS, PROMPTS * SAMPLES, gpus=1).step
+
+
+def plan(data: Path, output: Path, steps: int = STEPS, rehearse: bool = False) -> list[Stage]:
+    """Return all stages in order.
+
+    Args:
+        data: Folder of model and data.
+        output: Folder for runs.
+        steps: Steps of each training.
+        rehearse: Whether each training is a rehearsal on this machine's CPU, and what needs a GPU or a hub is left out.
+    """
+    lab = (sys.executable, "-m", "bandpo_lab")
+    trainings = [
+        training(name, method, seed, data, output, steps, rehearse)
+        for seed in SEEDS
+        for name, method in METHODS.items()
+    ]
+    if rehearse:
+        return trainings
+    return [
+        Stage(
+            "preflight",
+            (*lab, "preflight", "--gpus", "1", "--output-dir", str(output)),
+            20,
+            "READY; lines that begin with `look` are to be read",
+            "each line that begins with `stop` says what to do",
+        ),
+        Stage(
+            "gpu-check",
+            ("make", "gpu-check", f"PYTHON={sys.executable}"),
+            20 * 60,
+            "a table of times and errors for each section, in `docs/measured/benchmarks.md`",
+            "a failed section has its traceback; one without its package is skipped. The other stages do not need it: "
+            "`--without gpu-check`",
+        ),
+        Stage(
+            "setup",
+            (*lab, "setup", "--model", MODEL, "--data", str(data), "--output-dir", str(output)),
+            180,
+            "progress bars for 3.6 GB of weights and six small files, then `export BANDPO_DATA=…`",
+            "the same command goes on where it stopped; without a hub, copy the folder of the model and name it",
+        ),
+        Stage(
+            "data",
+            (*lab, "data", "prepare", "gsm8k-train", "gsm8k", "--output-dir", str(data), "--overwrite"),
+            20,
+            "about 7,400 rows for training and 1,319 for evaluation",
+            "`gsm8k-train=FILE.jsonl gsm8k=FILE.jsonl` takes files of yours",
+        ),
+        *trainings,
+    ]
+
+
+def training(
+    name: str, method: str, seed: int, data: Path, output: Path, steps: int, rehearse: bool
+) -> Stage:
+    """Return the training by one rule with one seed."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    # A clip rule has no average of its own; all four are to have the same.
+    words = ["--model", MODEL, "--method", method, "--data", str(data), "--output-dir", str(output)]
+    words += [
+        f"trainer.experiment_name={name}-{seed}",
+        f"data.train_files=[{data / 'verl/gsm8k-train.parquet'}]",
+        f"data.val_files=[{data / 'verl/gsm8k.parquet'}]",
+        f"data.train_batch_size={PROMPTS}",
+        f"data.max_response_length={LONGEST}",
+        f"data.seed={seed}",
+        f"{actor}.data_loader_seed={seed}",
+        f"{actor}.ppo_mini_batch_size={PROMPTS // UPDATES}",
+        f"{actor}.policy_loss.average=seq-mean-token-mean",
+        f"{actor}.fsdp_config.seed={seed}",
+        # One GPU holds all of the model's 29 GB of weights and Adam's moments, beside vLLM.
+        f"{actor}.ppo_max_token_len_per_gpu=8192",
+        f"{rollout}.gpu_memory_utilization=0.4",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=true",
+        f"{rollout}.seed={seed}",
+        f"{rollout}.n={SAMPLES}",
+        f"{rollout}.val_kwargs.n=1",
+        f"{rollout}.calculate_log_probs=true",
+        "trainer.n_gpus_per_node=1",
+        f"trainer.total_training_steps={steps}",
+        "trainer.save_freq=-1",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+    ]
+    if importlib.util.find_spec("flash_attn") is None:
+        words.append("+actor_rollout_ref.model.override_config.attn_implementation=sdpa")
+    command = (sys.executable, "-m", "bandpo_lab", "run", "verl", *words)
+    if rehearse:
+        return Stage(
+            f"{name}-{seed}", (*command, "--rehearse"), 60, "`REHEARSAL PASSED`", "it names the part at fault"
+        )
+    return Stage(
+        f"{name}-{seed}",
+        command,
+        START + steps * expected_step(),
+        f"{steps} steps of about {expected_step():.0f} s; a gradient and a reward above 0; probabilities of vLLM that "
+        "stay as near to the trainer's as in step 1",
+        "its log says which of these it was",
+        lambda found: fault(found, steps, expected_step()),
+    )
+
+
+def fault(found: Steps, steps: int, seconds: float) -> str | None:
+    """Return what is wrong with a training, and what to do; None if nothing is.
+
+    Args:
+        found: Metrics of each step.
+        steps: Steps that were asked for.
+        seconds: What a step is expected to take.
+    """
+    missing = sorted({*range(1, steps + 1)} - found.keys())
+    if missing:
+        return (
+            f"step {missing[0]} was not made: read the end of the log; `bandpo-lab run verl --one-step` knows the "
+            "usual errors of vLLM and of memory"
+        )
+    for step, metrics in sorted(found.items()):
+        gradient = metrics.get("actor/grad_norm", math.nan)
+        if not math.isfinite(gradient):
+            return f"the gradient of step {step} is {gradient}: `bandpo diagnose` on the log says where that began"
+    if all(metrics["actor/grad_norm"] == 0 for metrics in found.values()):
+        return "every gradient is 0: all answers to a prompt have the same reward; look at the responses"
+    if all(metrics.get("critic/score/mean", 0.0) <= 0 for metrics in found.values()):
+        return (
+            "no answer was right: responses are cut off (`response_length/clip_ratio`), or the prompt does not ask for "
+            "the box that the reward reads"
+        )
+    difference = [
+        metrics.get("training/rollout_probs_diff_mean", math.nan) for _, metrics in sorted(found.items())
+    ]
+    far = [value for value in difference if not value <= 3 * difference[0]]  # a NaN is far, too
+    if far:
+        return (
+            f"vLLM's probabilities were {difference[0]:.2g} from the trainer's in step 1 and {far[0]:.2g} later: the "
+            "new weights do not reach it; try actor_rollout_ref.rollout.enforce_eager=true"
+        )
+    # The first step compiles.
+    took = fmean(metrics["timing_s/step"] for step, metrics in found.items() if step > 1 or steps == 1)
+    if took > SLOW * seconds:
+        stages = {
+            name.removeprefix("timing_s/"): fmean(metrics.get(name, 0.0) for metrics in found.values())
+            for name in ("timing_s/gen", "timing_s/ref", "timing_s/old_log_prob", "timing_s/update_actor")
+        }
+        longest = max(stages, key=lambda name: stages[name])
+        return (
+            f"a step took {took:.0f} s and {seconds:.0f} s were expected, most of it {longest}: another process on the "
+            "GPU (nvidia-smi), sdpa in place of flash-attn, or longer responses (`response_length/mean`)"
+        )
+    return None
+
+
+def compared(runs: Mapping[str, Steps]) -> list[str]:
+    """Return the rows of a table of the trainings: seconds, reward, entropy, and the shares of tokens clipped."""
+    columns = {
+        "s per step": "timing_s/step",
+        "reward": "critic/score/mean",
+        "entropy": "actor/entropy",
+        "clipped, A > 0": "actor/clip_high",
+        "clipped, A < 0": "actor/clip_low",
+        "GB": "perf/max_memory_allocated_gb",
+    }
+    rows = ["| run | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+    for name, found in runs.items():
+        values = []
+        for key in columns.values():
+            logged = [metrics[key] for metrics in found.values() if key in metrics]
+            values.append(f"{fmean(logged):.3g}" if logged else "")
+        rows.append(f"| {name} | {' | '.join(values)} |")
+    return rows
+
+
+def described(stages: list[Stage]) -> list[str]:
+    """Return the plan as the rows of a table, with the minute at which each stage begins."""
+    rows = ["| from minute | stage | expected | it shows | otherwise |", "| ---: | --- | ---: | --- | --- |"]
+    begin = 0.0
+    for stage in stages:
+        minutes = f"{stage.seconds / 60:.1f} min"
+        rows.append(f"| {begin / 60:.0f} | `{stage.name}` | {minutes} | {stage.shows} | {stage.otherwise} |")
+        begin += stage.seconds
+    return [*rows, f"| {begin / 60:.0f} | end | | | |"]
+
+
+def work_through(stages: list[Stage], output: Path) -> int:
+    """Execute the stages, and return the exit status: 1 if one failed, with what to do printed."""
+    output.mkdir(parents=True, exist_ok=True)
+    record = output / "passed.json"
+    passed: dict[str, list[str]] = json.loads(record.read_text()) if record.exists() else {}
+    trained: dict[str, Steps] = {}
+    for stage in stages:
+        log = output / f"{stage.name}.log"
+        if passed.get(stage.name) == list(stage.command):
+            print(f"{stage.name}: passed before", flush=True)
+        else:
+            print(f"{stage.name}: about {stage.seconds / 60:.1f} min; its log is {log}", flush=True)
+            begun = time.monotonic()
+            with log.open("w") as file:
+                status = subprocess.run(
+                    stage.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False
+                ).returncode
+            took = time.monotonic() - begun
+            wrong = f"it ended with {status}" if status else None
+            if stage.check is not None:
+                wrong = stage.check(read_steps(log.read_text(errors="replace").splitlines())) or wrong
+            if wrong:
+                print(f"{stage.name}: FAILED after {took:.0f} s: {wrong}\n  {stage.otherwise}", flush=True)
+                return 1
+            print(f"{stage.name}: passed in {took:.0f} s", flush=True)
+            passed[stage.name] = list(stage.command)
+            record.write_text(json.dumps(passed, indent=1))
+        if stage.check is not None:
+            trained[stage.name] = read_steps(log.read_text(errors="replace").splitlines())
+    if trained:
+        print("\n".join(["", *compared(trained)]))
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the plan, or work through it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dry-run", action="store_true", help="Print the plan alone.")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="Rehearse each training on this machine's CPU."
+    )
+    parser.add_argument("--page", action="store_true", help="Write the plan into docs/first-hour.md.")
+    parser.add_argument("--steps", type=int, default=STEPS, help="Steps of each training.")
+    parser.add_argument("--without", action="append", default=[], help="A stage to leave out; repeatable.")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="Folder of model and data.")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs/first-hour"), help="Folder for runs and logs."
+    )
+    chosen = parser.parse_args(arguments)
+    data, output = chosen.data.resolve(), chosen.output_dir.resolve()
+    stages = plan(data, output, chosen.steps, chosen.rehearse)
+    unknown = {*chosen.without} - {stage.name for stage in stages}
+    if unknown:
+        parser.error(
+            f"--without {', '.join(sorted(unknown))}: the stages are {', '.join(s.name for s in stages)}"
+        )
+    stages = [stage for stage in stages if stage.name not in chosen.without]
+    if chosen.page:
+        write_between_marks(ROOT / "docs/first-hour.md", "first hour", described(stages))
+        return 0
+    if chosen.dry_run:
+        print("\n".join([*described(stages), "", *(shlex.join(stage.command) for stage in stages)]))
+        return 0
+    return work_through(stages, output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
