@@ -8,7 +8,7 @@ from typing import Any
 
 from bandpo._terminal import printable
 from bandpo.doctor import Diagnosis, Finding, diagnose
-from bandpo.doctor.findings import SEVERITIES
+from bandpo._severities import SEVERITIES
 from bandpo.errors import BandpoError
 from bandpo.runs import open_run
 from bandpo.runs.quantities import QUANTITIES

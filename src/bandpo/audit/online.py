@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo._severities import SEVERITIES
 from bandpo._terminal import printable
 from bandpo.audit.alerts import Alerts
 from bandpo.batch import normalize_mask
 from bandpo.doctor.diagnosis import Diagnosis
-from bandpo.doctor.findings import SEVERITIES, Finding
+from bandpo.doctor.findings import Finding
 from bandpo.doctor.first_pass import FirstPass
 from bandpo.doctor.token_checks import token_findings
 from bandpo.doctor.watch import LogWatch
