@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         certify,
     )
     from bandpo.importance import rollout_weights
-    from bandpo.integrations.watch import Watch
+    from bandpo.integrations._watch import Watch
     from bandpo.linear import linear_logp
     from bandpo.loss import (
         LossOutputs,
@@ -184,7 +184,7 @@ _MODULES = {
     "GradientCheck": "bandpo.gradient_check",
     "certify": "bandpo.gradient_check",
     "rollout_weights": "bandpo.importance",
-    "Watch": "bandpo.integrations.watch",
+    "Watch": "bandpo.integrations._watch",
     "linear_logp": "bandpo.linear",
     "LossOutputs": "bandpo.loss",
     "aggregate": "bandpo.loss",

@@ -23,7 +23,7 @@ from bandpo.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
 from bandpo.integrations._trl_announcements import sampling_settings
 from bandpo.integrations._trl_gradient_check import Certifier, by_entropy
 from bandpo.integrations._trl_parameter_check import Scoring
-from bandpo.integrations.watch import Watch
+from bandpo.integrations._watch import Watch
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import SequenceMask
 from bandpo.runs.configs import trl_method
