@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from bandpo._severities import SEVERITIES
 from bandpo._terminal import printable
 from bandpo.doctor import Diagnosis, Finding, diagnose
-from bandpo._severities import SEVERITIES
 from bandpo.errors import BandpoError
 from bandpo.runs import open_run
 from bandpo.runs.quantities import QUANTITIES

@@ -12,8 +12,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 import bandpo
 from bandpo.audit.online import BandWarning
-from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.integrations._watch import STATE, setup_of_arguments
+from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.setup import Setup
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
