@@ -110,14 +110,14 @@ def plan(data: Path, output: Path, steps: int = STEPS, rehearse: bool = False) -
             "setup",
             (*lab, "setup", "--model", MODEL, "--data", str(data), "--output-dir", str(output)),
             180,
-            "progress bars for 3.6 GB of weights and six small files, then `export BANDPO_DATA=…`",
+            "progress bars for 3.6 GB of weights and for the sets, then `export BANDPO_DATA=…`",
             "the same command goes on where it stopped; without a hub, copy the folder of the model and name it",
         ),
         Stage(
             "data",
             (*lab, "data", "prepare", "gsm8k-train", "gsm8k", "--output-dir", str(data), "--overwrite"),
             20,
-            "about 7,400 rows for training and 1,319 for evaluation",
+            "up to 7,473 rows for training and 1,319 for evaluation",
             "`gsm8k-train=FILE.jsonl gsm8k=FILE.jsonl` takes files of yours",
         ),
         *trainings,
@@ -267,10 +267,7 @@ def work_through(stages: list[Stage], output: Path) -> int:
         else:
             print(f"{stage.name}: about {stage.seconds / 60:.1f} min; its log is {log}", flush=True)
             begun = time.monotonic()
-            with log.open("w") as file:
-                status = subprocess.run(
-                    stage.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False
-                ).returncode
+            status = _logged(stage.command, log)
             took = time.monotonic() - begun
             wrong = f"it ended with {status}" if status else None
             if stage.check is not None:
@@ -286,6 +283,19 @@ def work_through(stages: list[Stage], output: Path) -> int:
     if trained:
         print("\n".join(["", *compared(trained)]))
     return 0
+
+
+def _logged(command: tuple[str, ...], log: Path) -> int:
+    """Execute a command, and return its exit status once all that it and its processes print is in a file."""
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+    return process.returncode
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -215,10 +215,10 @@ def test_each_row_of_the_flow_runs(row, here):
         made = run(code, folder, environment)
         assert (folder / checkpoint / "model_world_size_1_rank_0.pt").is_file(), made.stdout
     if row.command.startswith("wandb"):
-        code = (
-            "import wandb; run = wandb.init(mode='offline', project='p'); run.log({'loss': 1}); run.finish()"
-        )
-        run(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}", folder, environment)
+        leg = "runs/qwen2.5-3b-instruct-band-kl/legs/0001"
+        (folder / leg).mkdir(parents=True)
+        code = "import sys, wandb; run = wandb.init(mode='offline', project='p', dir=sys.argv[1]); run.log({'a': 1})"
+        run(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {leg}", folder, environment)
     found = run(filled(row.tested), folder, environment)
     assert found.returncode == row.status, found.stdout[-3000:]
     for text in row.printed:
