@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,9 +30,9 @@ class Format(StrEnum):
 
 def diagnose_command(
     run: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A record of bandpo.Recorder, a run folder, trainer_state.json, or the .jsonl of verl's file logger.",
+            help="A log, a run folder, or a record of bandpo.Recorder; or wandb://ENTITY/PROJECT/RUN or hub://OWNER/NAME.",
         ),
     ],
     run_method: Annotated[
@@ -77,9 +79,10 @@ def diagnose_command(
     from bandpo.doctor.diagnosis import diagnose
     from bandpo.runs import open_run
 
+    path = _local_path(run)
     method = read_method(run_method) if run_method else None
     blocked = _blocked_tokens(method) if words else None
-    opened = open_run(run, method=run_method, names=_read_names(names or []), run_name=run_name)
+    opened = open_run(path, method=run_method, names=_read_names(names or []), run_name=run_name)
     diagnosis = diagnose(opened, method=method, collectors=() if blocked is None else [blocked])
     if as_json:
         # In ASCII, so that no control character of a log's keys reaches the terminal.
@@ -92,12 +95,24 @@ def diagnose_command(
             from bandpo.audit.blocked_tokens import decoder, format_tokens
 
             print(
-                f"\nblocked, the costliest first:\n{format_tokens(blocked.result(), decoder(run, tokenizer))}"
+                f"\nblocked, the costliest first:\n{format_tokens(blocked.result(), decoder(path, tokenizer))}"
             )
     if diagnosis.is_at_least(fail_on):
         sys.exit(1)
     if diagnosis.no_verdict:
         sys.exit(2)
+
+
+def _local_path(text: str) -> Path:
+    """Return the path of a run; of an address that of a copy, which is removed when the program ends."""
+    # typer's Path would make one slash of the two.
+    from bandpo.runs.addresses import download_run, is_address
+
+    if not is_address(text):
+        return Path(text)
+    folder = tempfile.TemporaryDirectory(prefix="bandpo-")
+    atexit.register(folder.cleanup)
+    return download_run(text, Path(folder.name))
 
 
 def _read_names(texts: list[str]) -> dict[str, str] | None:
