@@ -304,3 +304,10 @@ def test_components_and_keys_that_are_not_read_are_listed():
     assert log.read == {"reward": ("reward",), "rewards/format": ("rewards/format/mean",)}
     assert (log.unread, log.keys_of_learning) == (("my/score",), 3)
     assert component_name("rewards/margins") is None
+
+
+def test_an_integer_beyond_all_floats_is_no_number():
+    rows = named_rows([{"step": 1, "reward": 10**400, "kl": 0.1}, {"step": 2, "reward": 0.5, "note": ["a"]}])
+    assert "reward" not in rows[0]
+    assert rows[0]["not_finite"] == 1.0
+    assert rows[1] == {"step": 2.0, "reward": 0.5}

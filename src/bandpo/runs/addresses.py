@@ -42,7 +42,7 @@ def download_run(address: str, folder: Path) -> Path:
 
     Args:
         address: ``wandb://ENTITY/PROJECT/RUN``, whose history is read, or ``hub://OWNER/NAME``, whose logs and
-            configurations are read; ``hub://datasets/OWNER/NAME`` is a dataset, and ``@REVISION`` may stand behind both.
+            configurations are read; ``hub://datasets/OWNER/NAME`` is a dataset, and ``@REVISION`` may follow both.
         folder: An empty folder.
 
     Raises:
