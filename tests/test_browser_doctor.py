@@ -153,8 +153,10 @@ def printed_by_command(path, *options):
 
 
 @in_browser
-def test_the_example_is_diagnosed_as_by_the_command_and_all_comes_from_the_site(site, tab):
-    tab.browser.events.clear()
+def test_the_example_is_diagnosed_as_by_the_command_and_all_comes_from_the_site(site, browser):
+    # A page of its own, in which Python is not loaded yet.
+    browser.events.clear()
+    tab = browser.open(f"{site.address}/diagnose-in-browser/")
     press(tab, "Try an example")
     tab.wait_for("document.querySelector('#doctor .status').textContent.includes('Loading Python')")
     text = tab.wait_for(TEXT)
