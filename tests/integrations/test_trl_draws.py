@@ -90,6 +90,10 @@ def draw(number):
 def is_refused(method, settings):
     """Whether a setting cannot be had beside the method, by what docs/trl.md says."""
     replaced = ("epsilon", "epsilon_high", "sapo_", "vespo_")
+    # Under its average SAPO is TRL's own loss, whose setting may say the same number.
+    is_native = settings.get("loss_type", "grpo") == "grpo" and settings.get("anchor", "trainer") == "trainer"
+    if method == "SAPO(1.0, 2.0)" and is_native and settings.get("sapo_temperature_neg") == 2.0:
+        settings = {name: value for name, value in settings.items() if name != "sapo_temperature_neg"}
     if any(name.startswith(replaced) for name in settings) or settings.get("loss_type") in ("sapo", "vespo"):
         return True
     level = settings.get("importance_sampling_level")

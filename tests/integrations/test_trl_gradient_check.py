@@ -251,6 +251,11 @@ def test_a_changed_loss_is_stopped_at_ratio_1(cls, accumulation, method, folder,
             return super().training_step(*arguments, **named)
 
     settings = ONCE | accumulation | {"method": method, "loss_type": "grpo"}
+    if cls is TokenMean and method == "SAPO()":
+        # SAPO is TRL's own loss_type, and under another one TRL would clip with an epsilon that is not there.
+        with pytest.raises(TypeError, match="this config names a clip rule or method"):
+            train(folder, tmp_path, uneven(cls), **settings)
+        return
     with pytest.raises(RunProblem, match="gradient differs from "):
         train(folder, tmp_path, uneven(Observed), **settings)
     assert steps == [0]
