@@ -94,7 +94,7 @@ def test_a_run_leaves_everything_behind(copied):
     assert scores.keys() == {"before", "after"}
     assert scores["before"].keys() == {"mean@4", "pass@4", "reward"}
     assert 0 <= scores["before"]["mean@4"] <= scores["before"]["pass@4"] <= 1
-    assert "Report on a run" in folder.report.read_text()
+    assert "<title>bandpo report" in folder.report.read_text()
     before = AutoModelForCausalLM.from_pretrained(base_model_path()).state_dict()
     after = weights(folder.path)
     assert after.keys() == before.keys()
