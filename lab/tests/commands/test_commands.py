@@ -160,7 +160,7 @@ def own_fields(cls):
 @pytest.mark.parametrize(
     "page",
     # Its commands need its files: test_docs runs them.
-    # The commands of the paper's flow are run by lab/tests/recipes/test_flow.py, which fills in what stands in capitals.
+    # The flow of the paper has capitals to fill in: lab/tests/recipes/test_flow.py runs its commands.
     [page for page in PAGES if page.name not in ("write-your-own.md", "flow.md")],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
@@ -185,6 +185,7 @@ def test_commands_of_the_lab_on_pages_parse(page, tmp_path, monkeypatch):
 
 
 OTHERS = {  # options that the pages name of other programs
+    "--hf_upload_path": "verl.model_merger",
     "--num-steps-per-rollout": "slime",
     "--use-rollout-logprobs": "slime",
     "--save-debug-train-data": "slime, miles",
