@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo._severities import SEVERITIES
+from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
 from bandpo.audit.alerts import Alerts
 from bandpo.batch import normalize_mask
@@ -238,8 +238,7 @@ class RunWatch:
     def _reasons_to_stop(self, findings: Sequence[Finding]) -> list[Finding]:
         if self._stop_on is None:
             return []
-        grave = SEVERITIES[: SEVERITIES.index(self._stop_on) + 1]
-        return [finding for finding in findings if finding.severity in grave]
+        return [finding for finding in findings if is_at_least(finding.severity, self._stop_on)]
 
     def _raise_first(self, reasons: Sequence[Finding]) -> None:
         if reasons:
