@@ -82,6 +82,7 @@ TRL_TESTS = (
     "tests/integrations/test_trl_card.py",
     "tests/integrations/test_trl_draws.py",
     "tests/integrations/test_trl_gradient_check.py",
+    "tests/integrations/test_trl_hook.py",
     "tests/integrations/test_trl_radius.py",
     "tests/integrations/test_trl_record.py",
     "lab/tests/training/test_training.py",
@@ -132,6 +133,16 @@ ENVIRONMENTS = {
         tests=(*CORE_TESTS, *TRL_TESTS), extras="trl", python="python3.13", locked=True, against="the core, TRL"
     ),
 }  # fmt: skip
+
+CANARIES = {
+    "trl, next": Environment(
+        ("trl", "transformers", "datasets", "peft", "filelock", "scipy", "pydantic", "rich", "typer"),
+        tuple(path for path in TRL_TESTS if path.startswith("tests/")),
+        bare=(f"{ROOT}/lab",), about="trl",
+    ),
+}  # fmt: skip
+"""The newest release of a framework, whether pyproject.toml admits it or not. They are run by name only, each night, and
+are not in the table."""
 
 
 def core_digest() -> str:
@@ -198,7 +209,7 @@ def install(environment: Environment, home: Path, version: str) -> Path:
 
 def run(name: str, folder: Path, version: str) -> dict[str, Any]:
     """Install, test, and say what happened."""
-    environment, core = ENVIRONMENTS[name], core_digest()
+    environment, core = (ENVIRONMENTS | CANARIES)[name], core_digest()
     if environment.python and subprocess.run(["sh", "-c", f"{environment.python} --version"]).returncode:
         return {"core": core, "absent": environment.python}
     home = folder / name.replace(", ", "-").replace(" ", "-")
@@ -254,10 +265,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where the environments and results go")
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {list(ENVIRONMENTS)}; all if none")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"of {[*ENVIRONMENTS, *CANARIES]}; the former if none"
+    )
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - ENVIRONMENTS.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(ENVIRONMENTS)}")
+    choices = ENVIRONMENTS | CANARIES
+    if unknown := set(arguments.names) - choices.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(choices)}")
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     known, results, core = adapters(), {}, core_digest()
@@ -273,6 +287,9 @@ def main() -> None:
         write_between_marks(ROOT / "docs/frameworks.md", "matrix", table(results, known))
     else:
         print(f"no result of this core yet: {', '.join(ENVIRONMENTS.keys() - results.keys())}")
+    for name in arguments.names:
+        if name in CANARIES:
+            results[name] = json.loads((folder / f"{name}.json").read_text())
     if failed := [
         name for name, one in results.items() if "absent" not in one and not 0 < one["ran"] == one["passed"]
     ]:

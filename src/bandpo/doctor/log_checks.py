@@ -612,7 +612,7 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
             "most answers are cut off"
         )
         start = onset(length, lambda mean: mean >= AT_THE_CAP * known_cap)
-        return finding.failed("truncated", cause, onset=start)
+        return finding.failed("truncated", cause, onset=start, quantities=["length"])
     cap = max(length.values)
     # A mean over a batch that is a whole number again and again is the length of every answer in it.
     at_cap = sum(value == cap for value in length.values)
