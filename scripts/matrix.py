@@ -141,8 +141,10 @@ CANARIES = {
         bare=(f"{ROOT}/lab",), about="trl",
     ),
 }  # fmt: skip
-"""The newest release of a framework, whether pyproject.toml admits it or not. They are run by name only, each night, and
-are not in the table."""
+"""The newest release of a framework, whether pyproject.toml admits it or not.
+
+They are run by name only, each night, and are not in the table.
+"""
 
 
 def core_digest() -> str:
