@@ -49,6 +49,7 @@ class NotRun:
 
 
 WHOLE = "refused; it is part of the method"
+NUMBER = "refused, but for the number that the method has; it is part of the method"
 ADAPTIVE = {
     "use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_coef_min": 0.001, "entropy_coef_max": 0.015,
     "entropy_coef_delta": 0.01, "entropy_target": 9.0,
@@ -83,12 +84,12 @@ LOSS = {
     ],
     **{
         f"sapo_temperature_{sign}": [
-            Refused({f"sapo_temperature_{sign}": 2.0}, f"sapo_temperature_{sign}=2.0 would have no effect", WHOLE)
+            Refused({f"sapo_temperature_{sign}": 2.0}, f"sapo_temperature_{sign}=2.0 would have no effect", NUMBER)
         ]
         for sign in ("pos", "neg")
     },
     **{
-        f"vespo_{name}": [Refused({f"vespo_{name}": 1.5}, f"vespo_{name}=1.5 would have no effect", WHOLE)]
+        f"vespo_{name}": [Refused({f"vespo_{name}": 1.5}, f"vespo_{name}=1.5 would have no effect", NUMBER)]
         for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
     },
     "beta": [Honoured({"beta": 0.05})],
