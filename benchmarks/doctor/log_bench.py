@@ -73,7 +73,7 @@ def verdict(
         return "half"
     if first in fair:
         return "fair"
-    if first in ("ok", "unread", "no-verdict", "on-policy", "clip-idle"):
+    if first in ("ok", "unread", "no-quantity", "no-verdict", "on-policy", "clip-idle"):
         return "silent"
     return "wrong"
 

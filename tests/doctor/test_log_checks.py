@@ -195,6 +195,13 @@ def test_hardly_moves(metrics):
     assert codes(course(200, **metrics)) == []
 
 
+def test_a_kl_of_the_other_sign_is_no_small_one():
+    """Loops of one's own log the mean of log π_ref − log π, which is below 0."""
+    functions = {"reward": lambda t: 0.3 + 0.01 * math.sin(300 * t), "entropy": lambda t: 1.0}
+    assert codes(course(200, kl=lambda t: 0.005 - 0.5 * t, **functions)) == ["plateau"]
+    assert codes(course(200, kl=lambda t: 0.001 - 0.005 * t, **functions)) == ["hardly-moves", "plateau"]
+
+
 @pytest.mark.parametrize("name", ["entropy", "length"])
 def test_late_change(name):
     (finding,) = findings(course(80, **{name: lambda t: 1.0 if t < 0.9 else 1.9}))

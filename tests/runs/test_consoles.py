@@ -6,7 +6,7 @@ import pprint
 import pytest
 
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.runs.consoles import console_rows
+from bandpo.runs.consoles import console_rows, own_loop_rows
 from bandpo.runs.logs import read_log
 
 STEPS = range(1, 13)
@@ -138,3 +138,51 @@ def test_a_learning_rate_that_skyrl_rounds_away_is_not_0():
 def test_not_a_number_is_kept():
     (row,) = console_rows("Global step 3: {'reward': nan, 'actor_grad_norm': inf}")
     assert row == {"step": 3, "reward": "NaN", "actor_grad_norm": "Infinity"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[10:00] step {step} | Reward: {reward:.4f} | KL_ref: -0.0010, Avg Response Len: 271.00, Learning Rate: 3e-7",
+        "Step {step}/100: reward={reward:.4f} kl_ref=-0.001 avg_response_len=271.00 learning_rate=3e-7",
+        "iteration: {step}, Reward = {reward:.4f}; KL ref = -1e-3; Avg Response Len = 271; learning rate = 3e-07 (1 s)",
+    ],
+)
+def test_lines_of_a_loop_of_one_s_own_are_rows(line, tmp_path):
+    file = tmp_path / "train.log"
+    text = "Model Params: 30.03M\n"
+    for step in STEPS:
+        text += line.format(step=step, reward=0.1 * step) + "\nanswer 3: the reward is large\n"
+    file.write_text(text)
+    log = read_log(file)
+    assert [row["step"] for row in log.rows] == list(STEPS)
+    assert [row["reward"] for row in log.rows] == [round(0.1 * step, 4) for step in STEPS]
+    assert {row["kl"] for row in log.rows} == {-0.001}
+    assert {row["length"] for row in log.rows} == {271.0}
+    assert {row["learning_rate"] for row in log.rows} == {3e-7}
+
+
+def test_steps_of_a_second_epoch_go_on_after_the_first():
+    text = "\n".join(
+        f"Epoch:[{epoch}/2]({step}/3), Reward: 0.5, Loss: 0.1" for epoch in (1, 2) for step in (1, 2, 3)
+    )
+    assert [row["step"] for row in own_loop_rows(text)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 3: the reward is 0.5",
+        "step 3 loss=0.5 lr=0.1",
+        "reward: 0.5, kl: 0.1",
+        "step 3 reward: 0.5",
+        "Run step 3 of the guide: set reward: true, kl: none",
+    ],
+)
+def test_lines_without_a_step_and_a_reward_beside_another_number_are_no_rows(line):
+    assert own_loop_rows(f"{line}\n" * 12) == []
+
+
+def test_a_learning_rate_that_a_loop_rounds_away_is_not_0():
+    (row,) = own_loop_rows("step 1: Reward: 0.5, Loss: 0.0000, Learning Rate: 0.00000000")
+    assert row == {"step": 1, "reward": 0.5, "loss": 0.0}

@@ -135,6 +135,19 @@ def test_a_trainer_s_rows_among_other_output():
             "not-rl",
             "thought to be of preference training, such as DPO",
         ),
+        # The keys of TRL's RewardTrainer.
+        (
+            "reward_model.csv",
+            b"step,loss,accuracy,min_reward,mean_reward,max_reward,margin\n1,2,3,4,5,6,7\n",
+            "not-rl",
+            "thought to be of a reward model",
+        ),
+        (
+            "own_accuracy.csv",
+            b"step,loss,accuracy,episode_reward\n1,2,3,4\n",
+            "no-quantity",
+            r"but loss, accuracy, episode_reward; say .* --map reward=KEY",
+        ),
     ],
 )
 def test_what_is_no_log_of_rl_is_said_to_be_what_it_is(name, content, code, message, tmp_path):
@@ -144,6 +157,28 @@ def test_what_is_no_log_of_rl_is_said_to_be_what_it_is(name, content, code, mess
     assert getattr(raised.value, "code", None) == code
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path / name)])
     assert isinstance(result.exception, ValueError)
+
+
+def test_a_loop_of_one_s_own_with_an_accuracy_is_of_rl(tmp_path):
+    rows = [{"iteration": step, "accuracy": 0.8, "mean_reward": 0.1 * step} for step in range(1, 13)]
+    (tmp_path / "metrics.jsonl").write_text(lines(rows))
+    assert read_log(tmp_path).rows[-1]["reward"] == pytest.approx(1.2)
+
+
+def test_runs_in_one_object_are_listed_and_named(tmp_path):
+    """A summary of several runs, each with the rows of its curve."""
+    curve = [{"step": step, "reward": 0.1 * step} for step in range(1, 13)]
+    runs = {"a": {"task": "x", "curve": curve}, "b": {"task": "y", "curve": curve[:11]}}
+    file = tmp_path / "collected.json"
+    file.write_text(json.dumps(runs))
+    with pytest.raises(
+        UnreadableLog, match=r"2 runs, .*'a' \(steps 1 to 12\), 'b' \(steps 1 to 11\)"
+    ) as raised:
+        read_log(file)
+    assert raised.value.code == "several-runs"
+    assert len(read_log(file, run_name="b").rows) == 11
+    file.write_text(json.dumps({"run": {"curve": curve}}))
+    assert len(read_log(file).rows) == 12
 
 
 def test_several_runs_are_listed_and_named(tmp_path):

@@ -202,6 +202,14 @@ KEYS = {
         "async/staleness_mean": "staleness",
         "optim/lr": "learning_rate",
     },
+    # Loops of people's own, which share no source.
+    "your own": {
+        "mean_reward": "reward",
+        "std_reward": "reward_std",
+        "kl_ref": "kl",
+        "mean_entropy": "entropy",
+        "avg_response_len": "length",
+    },
 }
 """For each framework keys of its log, with the files of its source that write them, and their quantities."""
 
@@ -221,6 +229,12 @@ def test_the_keys_of_a_framework_are_read(framework):
 def test_the_keys_of_a_framework_are_in_the_table(framework):
     named = {quantity for quantity, frameworks in QUANTITIES.items() if framework in frameworks}
     assert set(KEYS[framework].values()) - {"evaluation"} <= named
+
+
+@pytest.mark.parametrize("key", ["avg_reward", "train/reward_mean", "average_reward"])
+def test_names_of_the_mean_reward_in_loops_of_one_s_own(key):
+    (row,) = named_rows([{"step": 1, key: 0.5}])
+    assert row["reward"] == 0.5
 
 
 @pytest.mark.parametrize(

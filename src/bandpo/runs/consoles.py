@@ -135,6 +135,52 @@ READERS: tuple[Callable[[str], StepMetrics], ...] = (
 )
 
 
+# --- Loops of one's own ---
+
+STEP_IN_EPOCH = re.compile(r"\bepoch\W*(\d+)(?:/\d+)?\W+(?:step\W*)?(\d+)/(\d+)", re.I)
+"""An epoch, the step in it, and the steps of an epoch: ``Epoch:[1/2](20/500)``."""
+
+STEP_OF_LINE = re.compile(r"\b(?:global[_ ])?(?:step|iter|iteration|update)\W{0,3}(\d+)(?:/\d+)?", re.I)
+
+NAMED_NUMBER = re.compile(
+    r"(?P<name>[a-z][\w/.@-]*(?: [a-z][\w/.@-]*){0,3}) ?[:=] ?"
+    r"(?P<number>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|-?inf)(?P<percent>%?)(?=[\s,;|)\]]|$)",
+    re.I,
+)
+"""A name of up to four words and its number: ``Avg Response Len: 271.00``, ``kl=0.01``."""
+
+
+def own_loop_rows(text: str) -> Rows:
+    """Return the rows that a loop of the user's own prints, a line each; empty if there are none.
+
+    A row is a line that names a step, and after it a reward and another number. Names are written as keys are.
+
+    >>> own_loop_rows("step 3/100 | Avg Reward: 0.5 | KL: 0.01")
+    [{'step': 3, 'avg_reward': 0.5, 'kl': 0.01}]
+    """
+    rows: Rows = []
+    for line in ESCAPES.sub("", text).splitlines():
+        in_epoch = STEP_IN_EPOCH.search(line)
+        place = in_epoch or STEP_OF_LINE.search(line)
+        if place is None or len(line) > LONGEST_ROW:
+            continue
+        step = int(place[1])
+        if in_epoch is not None:
+            step = (step - 1) * int(place[3]) + int(place[2])
+        row: dict[str, Any] = {"step": step}
+        for pair in NAMED_NUMBER.finditer(line, place.end()):
+            key = pair["name"].lower().replace(" ", "_")
+            value = _number(pair["number"].lower())
+            if value == 0 and ROUNDED_AWAY.search(key):
+                continue
+            if pair["percent"] and isinstance(value, float):
+                value /= 100
+            row.setdefault(key, value)
+        if len(row) > 2 and any("reward" in key for key in row):
+            rows.append(row)
+    return rows
+
+
 def _dictionary_at(text: str, start: int) -> dict[str, Any]:
     """Return the numbers of the dictionary that begins at a position of a text; empty if it is none."""
     depth = 0

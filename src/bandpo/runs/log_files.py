@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.consoles import ROUNDED_AWAY, console_rows
+from bandpo.runs.consoles import ROUNDED_AWAY, console_rows, own_loop_rows
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
@@ -136,6 +136,9 @@ def _read_json(file: Path) -> Mapping[str, RawRows]:
                 return _read_json_lines(file)
         raise InvalidValue(f"{file} is no JSON, or only a part of one ({error!r}); {WHAT_TO_GIVE}") from error
     if isinstance(content, dict):
+        runs = _runs_of_object(content)
+        if runs:
+            return runs
         lists = [value for value in content.values() if isinstance(value, list) and value]
         rows = next((value for value in lists if isinstance(value[0], dict)), None)
         if isinstance(content.get("log_history"), list):
@@ -149,6 +152,18 @@ def _read_json(file: Path) -> Mapping[str, RawRows]:
             f"{file} is no trainer_state.json, or only a part of one, and holds no list of rows either; {WHAT_TO_GIVE}"
         )
     return by_run(content)
+
+
+def _runs_of_object(content: Mapping[str, Any]) -> dict[str, RawRows]:
+    """Return the rows of each run in an object whose values are all of runs, by their names; empty if it is another."""
+    runs: dict[str, RawRows] = {}
+    for name, value in content.items():
+        lists = [rows for rows in value.values() if isinstance(rows, list)] if isinstance(value, dict) else []
+        rows = next((rows for rows in lists if rows and all(isinstance(row, dict) for row in rows)), None)
+        if rows is None:
+            return {}
+        runs[name] = rows
+    return runs
 
 
 def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -212,7 +227,7 @@ def _text_of(file: Path) -> str:
 def _read_text(file: Path) -> Mapping[str, RawRows]:
     """Read console output, or a table or JSON lines with another ending."""
     text = _text_of(file)
-    rows = verl_rows(text) or console_rows(text) or trl_rows(text)
+    rows = verl_rows(text) or console_rows(text) or trl_rows(text) or own_loop_rows(text)
     if rows:
         return {"": rows}
     start = text.lstrip()[:1]

@@ -377,17 +377,26 @@ OF_RL_ALONE = {
 
 OTHER_TRAININGS = {
     r"(^|/)(rewards/(chosen|rejected|margins)|logps/chosen)$": "preference training, such as DPO",
-    r"(^|/)(eval_)?(margin|accuracy)$": "a reward model or a classifier",
+    r"(^|/)(eval_)?margin$": "a reward model",
+    r"(^|/)(eval_)?accuracy$": "a classifier or a reward model",
     r"(^|/|_)(mean_token_accuracy|loss|train_loss|eval_loss|perplexity|ppl)$": "supervised training",
 }
 """Ends of keys, and what is trained where there is no reward."""
 
+OF_REWARD_MODEL = {"accuracy", "margin"}
+"""Keys that a trainer of reward models logs beside the mean of its rewards."""
+
+SPEAKS_OF_A_REWARD = re.compile(r"(^|[/_ -])reward([/_ -]|$)", re.I)
+"""Keys that may be a reward under a name of the user's own."""
+
 
 def kind_of_training(log: Log, raw: RawRows) -> str | None:
     """Return what else than RL a log is of; None if it is of RL, or of something unknown."""
-    if OF_RL_ALONE & log.read.keys():
-        return None
     keys = {key for row in raw[:1000] for key in row}
+    if keys >= OF_REWARD_MODEL:
+        return "a reward model"
+    if OF_RL_ALONE & log.read.keys() or any(SPEAKS_OF_A_REWARD.search(key) for key in keys):
+        return None
     for pattern, kind in OTHER_TRAININGS.items():
         if any(re.search(pattern, key) for key in keys):
             return kind
