@@ -11,6 +11,7 @@ import torch
 
 from bandpo import Recorder, parse
 from bandpo.runs.record_format import META
+from helpers.records import write_digests
 
 pytest.importorskip("typer")
 pa = pytest.importorskip("pyarrow")
@@ -90,6 +91,7 @@ def with_record(folder: Path, method: str) -> None:
         with pa.ipc.new_stream(sink, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    write_digests(file)
 
 
 def result_of(folder: Path, command: list[str], **environment: str) -> dict:

@@ -15,6 +15,7 @@ from bandpo.runs import record_format
 from bandpo.runs.record import read_record
 from bandpo.runs.record_format import FORMAT, META, REQUIRED_COLUMNS, record_schema
 from bandpo.runs.setup import Setup
+from helpers.records import write_digests
 from pages import ROOT
 
 pa = pytest.importorskip("pyarrow")
@@ -196,7 +197,7 @@ def test_processes_and_resumption(tmp_path):
     record(tmp_path, [0, 1, 2, 3], process=0)
     record(tmp_path, [0, 1, 2], process=1)
     record(tmp_path, [2, 3, 4], process=0)
-    names = sorted(file.name for file in tmp_path.iterdir())
+    names = sorted(file.name for file in tmp_path.glob("*.arrow"))
     assert names == ["tokens-00000-0000.arrow", "tokens-00000-0001.arrow", "tokens-00001-0000.arrow"]
     assert [loss.step for loss in read_record(tmp_path)] == [0, 1, 2, 3, 4, 0, 1, 2]
     assert [loss.step for loss in read_record(tmp_path / names[0])] == [0, 1, 2, 3]
@@ -226,6 +227,7 @@ def by_hand(folder, number=FORMAT, **columns):
     path = folder / "tokens-00000-0000.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         stream.write_batch(pa.record_batch(arrays, schema=schema))
+    write_digests(path)
     return path
 
 
@@ -240,11 +242,11 @@ def test_a_file_by_another_writer_is_read(tmp_path):
     assert (loss.token.tolist(), loss.reward.tolist(), loss.group) == ([[7, 9]], [0.25], None)
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
 def test_a_file_of_another_format_is_refused(number, tmp_path):
     by_hand(tmp_path, number)
     message = (
-        rf"0000.arrow is in format {number} \(bandpo another\), this version reads format 3; read it with"
+        rf"0000.arrow is in format {number} \(bandpo another\), this version reads format 4; read it with"
     )
     with pytest.raises(ValueError, match=message):
         list(read_record(tmp_path))
@@ -322,9 +324,10 @@ def test_a_kill_loses_nothing_that_was_added_and_a_torn_tail_is_left_out(tmp_pat
         assert steps == list(range(len(steps)))
         sizes[size] = len(steps)
         assert len(said) <= 1
-        assert all("is cut off and is left out" in str(s.message) for s in said)
+        assert all("is cut off and is left out" in str(warning.message) for warning in said)
     assert sorted(set(sizes.values())) == [0, 1, 2, 3, 4, 5]
     path.write_bytes(b"")  # killed before its first word
+    path.with_suffix(".sha256").write_bytes(b"")
     assert list(read_record(tmp_path)) == []
     with pytest.raises(ValueError, match="holds no tokens: nothing was added before it was closed or killed"):
         replay_record(tmp_path)
@@ -348,6 +351,7 @@ def rewritten(path, change=lambda table: table, meta=None):
     table = table.replace_schema_metadata(said if meta is None else meta(said))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
+    write_digests(path)
 
 
 def other_format(said):
@@ -362,7 +366,7 @@ def other_format(said):
         (
             lambda t: t,
             other_format,
-            r"format 7 \(bandpo 3.1\), this version reads format 3; read it with",
+            r"format 7 \(bandpo 3.1\), this version reads format 4; read it with",
         ),
         (lambda t: t, lambda _: {}, "is no record of bandpo.Recorder: its schema has no metadata of bandpo"),
     ],
@@ -396,16 +400,44 @@ def test_foreign_and_damaged_files_are_named(tmp_path):
         list(read_record(other))
     path = record(tmp_path / "run", range(5))
     whole = bytearray(path.read_bytes())
-    second = bytes(whole).index(b"\xff\xff\xff\xff", len(whole) // 2)
-    whole[second : second + 16] = b"\x01" * 16
+    third = bytes(whole).index(b"\xff\xff\xff\xff", len(whole) // 2)
+    whole[third - 16 : third] = b"\x01" * 16
     path.write_bytes(whole)
-    with pytest.raises(ValueError, match=r"0000.arrow is damaged after call \d, at byte \d+ of \d+"):
-        list(read_record(tmp_path / "run"))
+    with pytest.warns(UserWarning, match=r"0000.arrow: what was call 3 of 5 is damaged and is left out"):
+        assert [loss.step for loss in read_record(tmp_path / "run")] == [0, 1, 3, 4]
     with pytest.raises(ValueError, match="holds no record; give the folder that bandpo"):
         list(read_record(tmp_path))
     (tmp_path / "run" / "tokens-00001-0000.arrow").write_bytes(b"\xff\xff\xff\xff\x10")
-    with pytest.raises(ValueError, match="ends or breaks before its first tokens"):
-        list(read_record(tmp_path / "run" / "tokens-00001-0000.arrow"))
+    with (
+        pytest.warns(UserWarning, match="what follows call 0 is cut off"),
+        pytest.warns(UserWarning, match=r"has no tokens-00001-0000\.sha256 .* so that damage is not noticed"),
+    ):
+        assert list(read_record(tmp_path / "run" / "tokens-00001-0000.arrow")) == []
+
+
+def test_a_record_without_its_digests_is_read_and_that_is_said(tmp_path):
+    path = record(tmp_path, range(3))
+    path.with_suffix(".sha256").unlink()
+    with pytest.warns(UserWarning, match=r"has no tokens-00000-0000\.sha256 with its digests"):
+        assert [loss.step for loss in read_record(tmp_path)] == [0, 1, 2]
+
+
+def test_a_damaged_line_of_the_digests_costs_two_losses(tmp_path):
+    path = record(tmp_path, range(5))
+    digests = path.with_suffix(".sha256")
+    lines = digests.read_text().splitlines(keepends=True)
+    digests.write_text("".join(lines[:2]) + "x" + "".join(lines[2:]))
+    with pytest.warns(UserWarning, match=r"what was calls 2 to 3 of 5 is damaged"):
+        assert [loss.step for loss in read_record(tmp_path)] == [0, 3, 4]
+
+
+def test_a_batch_that_decompresses_to_too_much_is_refused_before_it_does(tmp_path, monkeypatch):
+    path = record(tmp_path, range(1))
+    monkeypatch.setattr("bandpo.runs.record.LARGEST_BATCH", 100)
+    with pytest.raises(
+        ValueError, match=r"0000\.arrow, call 1 cannot be read: it takes .* bytes, and at most 100 are"
+    ):
+        list(read_record(path))
 
 
 def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):

@@ -1,8 +1,8 @@
 """Tokens written to disk while any loop trains, to be audited afterwards under any rule: ``bandpo audit FOLDER``.
 
 Each process writes one Arrow stream of its own (``tokens-PROCESS-OPENING.arrow``), and each `Recorder.add` one record
-batch in it, a row a sequence. What was added is in the file when `add` returns, so a kill loses at most the batch that
-was being written. docs/record-format.md describes the files.
+batch in it, a row a sequence. A file of digests lies beside it, by which a reader notices damage. What was added is in
+the file when `add` returns, so a kill loses at most the batch that was being written. docs/record-format.md describes the files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 from bandpo.runs.record_format import FORMAT, META, import_pyarrow, record_schema
+from bandpo.runs.record_parts import STREAM_END, SealedFile
 from bandpo.sequences import unpack
 from bandpo.text import as_method, as_text
 
@@ -74,7 +74,7 @@ class Recorder:
         framework: str = "",
         sampling: Mapping[str, float] | None = None,
     ):
-        pa = import_pyarrow()
+        import_pyarrow()
         if every < 1:
             raise InvalidValue(f"every must be at least 1 (each step), got {every!r}")
         if dtype not in ("float32", "float16"):
@@ -97,14 +97,12 @@ class Recorder:
         }
         self._schema = record_schema(dtype).with_metadata({META: json.dumps(said).encode()})
         self._calls = 0
-        closing = ExitStack()
         self.path, self._file = _new_file(Path(folder), process)
-        closing.enter_context(self._file)
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        self._stream = closing.enter_context(pa.ipc.new_stream(self._file, self._schema, options=options))
-        self._file.flush()
+        schema_part = _stream_of(self._schema)[: -len(STREAM_END)]
+        self._schema_size = len(schema_part)
+        self._file.write_part(schema_part)
         # It runs at exit too, if nobody calls close.
-        self._end = weakref.finalize(self, closing.close)
+        self._end = weakref.finalize(self, self._file.close)
 
     @torch.no_grad()
     def add(
@@ -216,13 +214,11 @@ class Recorder:
         batch = _record_batch(columns, self._schema, rows)
         text = None if method is None else as_text(as_method(method))
         said = {META: json.dumps({"method": text}).encode()} if text != self._method and text else None
-        self._stream.write_batch(batch, custom_metadata=said)
-        self._file.flush()
+        self._file.write_part(_stream_of(self._schema, batch, said)[self._schema_size : -len(STREAM_END)])
 
     def flush(self) -> None:
         """Put what was added on the disk, so that a machine that goes down does not lose it either."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.sync()
 
     def close(self) -> None:
         """End the file; nothing can be added after it."""
@@ -242,13 +238,13 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _new_file(folder: Path, process: int) -> tuple[Path, Any]:
-    """A file of this process that was not there before."""
+def _new_file(folder: Path, process: int) -> tuple[Path, SealedFile]:
+    """Make a file of this process that was not there before."""
     folder.mkdir(parents=True, exist_ok=True)
     for opening in itertools.count():
         path = folder / f"tokens-{process:05d}-{opening:04d}.arrow"
         try:
-            return path, path.open("xb")
+            return path, SealedFile(path)
         except FileExistsError:
             continue
     raise AssertionError("unreachable")
@@ -280,6 +276,16 @@ def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tupl
     first = x.gather(1, counted.int().argmax(1, keepdim=True))
     shared = bool(((x == first) | ~counted).all())
     return (first, torch.ones_like(first, dtype=torch.bool)) if shared else (x, counted)
+
+
+def _stream_of(schema: Any, batch: Any = None, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
+    """Return the Arrow stream of a schema, and of a batch with metadata of its own."""
+    pa = import_pyarrow()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        if batch is not None:
+            stream.write_batch(batch, custom_metadata=metadata)
+    return sink.getvalue().to_pybytes()
 
 
 def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:

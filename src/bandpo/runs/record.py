@@ -18,13 +18,18 @@ from bandpo.runs.record_format import (
     META,
     REQUIRED_COLUMNS,
     import_pyarrow,
+    record_schema,
 )
+from bandpo.runs.record_parts import LARGEST_BATCH, decompressed_size, read_parts
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
 
-STREAM_START = b"\xff\xff\xff\xff"
-"""The first bytes of an Arrow stream, and of each message in it."""
+MOST_TOKENS = 2**27
+"""Tokens above which a loss is not read, its sequences padded to the longest."""
+
+LARGEST_NUMBER = 2**53
+"""The largest step, generation or update; every count below it is a float too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +163,9 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
     """Read the losses of a record, file by file in the order in which they were recorded.
 
     Of a run that was resumed, the steps that a later file of a process repeats are left out of its earlier ones. A last
-    batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning. So are sequences
-    whose values cannot be right (NaN, a log-probability above 0); the warning counts them and names the first.
+    batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning, and so are batches
+    whose bytes are not those that were written. So are sequences whose values cannot be right (NaN, a log-probability above 0); the warning counts them
+    and names the first.
 
     Args:
         path: The folder that `bandpo.Recorder` wrote, or one file of it.
@@ -194,114 +200,188 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
         )
 
 
-def _open_stream(file: Path, source: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the Arrow stream of a record's file, and the metadata of its schema."""
-    start = source.read(len(STREAM_START))
-    if start and not STREAM_START.startswith(start):
-        raise InvalidValue(f"{file} is no record of bandpo.Recorder: it is no Arrow stream")
-    source.seek(0)
-    pa = import_pyarrow()
-    try:
-        stream = pa.ipc.open_stream(source)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidValue(f"{file} ends or breaks before its first tokens ({error})") from error
-    text = (stream.schema.metadata or {}).get(META)
+def _checked_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
+    """Return the metadata of a file's schema.
+
+    Raises:
+        ValueError: if they are none of a record, or of another format.
+    """
     if text is None:
         raise InvalidValue(f"{file} is no record of bandpo.Recorder: its schema has no metadata of bandpo")
-    metadata = json.loads(text)
-    if metadata["format"] != FORMAT:
+    try:
+        metadata = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"{file} is no record of bandpo.Recorder: its metadata are no JSON") from error
+    if not isinstance(metadata, dict):
+        raise InvalidValue(f"{file} is no record of bandpo.Recorder: its metadata are no object")
+    if metadata.get("format") != FORMAT:
         raise InvalidValue(
-            f"{file} is in format {metadata['format']} (bandpo {metadata['bandpo']}), this version reads format "
+            f"{file} is in format {metadata.get('format')} (bandpo {metadata.get('bandpo')}), this version reads format "
             f"{FORMAT}; read it with the version that wrote it"
         )
-    missing = [name for name in REQUIRED_COLUMNS if name not in stream.schema.names]
+    metadata = {"method": None, "anchor": "trainer", "framework": "", "sampling": {}} | metadata
+    sampling = metadata["sampling"]
+    is_right = {
+        "method": metadata["method"] is None or isinstance(metadata["method"], str),
+        "anchor": metadata["anchor"] in ("trainer", "rollout"),
+        "framework": isinstance(metadata["framework"], str),
+        "sampling": isinstance(sampling, dict)
+        and all(isinstance(value, int | float | None) for value in sampling.values()),
+    }
+    for name, right in is_right.items():
+        if not right:
+            raise InvalidValue(
+                f"{file} is no record of bandpo.Recorder: its {name} is {metadata[name]!r:.80}"
+            )
+    return metadata
+
+
+def _checked_columns(schema: Any, file: Path) -> list[int]:
+    """Return the indices of the known columns.
+
+    Raises:
+        ValueError: if a required column is missing, or one is of another type than a record has.
+    """
+    missing = [name for name in REQUIRED_COLUMNS if name not in schema.names]
     if missing:
         columns = "columns" if len(missing) > 1 else "column"
         raise InvalidValue(f"{file} lacks the {columns} {', '.join(missing)}")
-    return stream, metadata
-
-
-def _read_record_batches(file: Path) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Read the metadata and the Arrow record batch of each loss in a file."""
     pa = import_pyarrow()
-    with pa.OSFile(str(file)) as source:
-        size = source.size()
-        if not size:
-            return  # the process was killed before it wrote the schema
-        stream, metadata = _open_stream(file, source)
-        number = 0
-        while True:
-            start = source.tell()
-            try:
-                message = stream.read_next_batch_with_custom_metadata()
-            except StopIteration:
-                return
-            except (pa.ArrowInvalid, OSError) as error:
-                reached_end = source.tell() == size
-                source.seek(start)
-                begins_a_message = STREAM_START.startswith(source.read(len(STREAM_START)))
-                if not (reached_end and begins_a_message):
-                    raise InvalidValue(
-                        f"{file} is damaged after call {number}, at byte {start} of {size}: {error}"
-                    ) from error
-                warnings.warn(f"{file}: what follows call {number} is cut off and is left out", stacklevel=2)
-                return
-            number += 1
-            own_metadata = (message.custom_metadata or {}).get(META)
-            yield (metadata | json.loads(own_metadata) if own_metadata else metadata), message.batch
+    indices: list[int] = []
+    for expected in record_schema("float32"):
+        positions = schema.get_all_field_indices(expected.name)
+        if not positions:
+            continue
+        kind = schema.field(positions[0]).type
+        is_list = pa.types.is_list(expected.type)
+        if is_list and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            kind = kind.value_type
+        item = expected.type.value_type if is_list else expected.type
+        same_kind = kind == item or (pa.types.is_floating(item) and pa.types.is_floating(kind))
+        if len(positions) > 1 or not same_kind:
+            raise InvalidValue(
+                f"{file} has the column {expected.name} as {str(schema.field(positions[0]).type)[:80]}, not once as "
+                f"{expected.type}"
+            )
+        indices.append(positions[0])
+    return indices
+
+
+def _read_record_batches(file: Path) -> Iterator[tuple[int, dict[str, Any], Any]]:
+    """Read the number, the metadata and the Arrow record batch of each loss in a file that is whole."""
+    pa = import_pyarrow()
+    schema_part = b""
+    metadata: dict[str, Any] = {}
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    for number, part in read_parts(file):
+        location = f"{file}, call {number}" if number else str(file)
+        try:
+            if not number:
+                schema = pa.ipc.open_stream(pa.BufferReader(part)).schema
+                metadata = _checked_metadata((schema.metadata or {}).get(META), file)
+                options.included_fields = _checked_columns(schema, file)
+                schema_part = part
+                continue
+            size = decompressed_size(part)
+            if size > LARGEST_BATCH:
+                raise InvalidValue(f"it takes {size:,} bytes, and at most {LARGEST_BATCH:,} are read")
+            stream = pa.ipc.open_stream(pa.BufferReader(schema_part + part), options=options)
+            message = stream.read_next_batch_with_custom_metadata()
+            message.batch.validate(full=True)
+        except (pa.ArrowException, OSError, StopIteration, InvalidValue) as error:
+            if not number and isinstance(error, InvalidValue):
+                raise
+            raise InvalidValue(f"{location} cannot be read: {error!s:.300}") from error
+        method = (message.custom_metadata or {}).get(META)
+        if message.batch.num_rows:
+            yield number, _with_own_method(metadata, method, location), message.batch
+
+
+def _with_own_method(metadata: dict[str, Any], text: bytes | None, location: str) -> dict[str, Any]:
+    """Return the metadata of a loss, whose method may be another than the file's."""
+    if text is None:
+        return metadata
+    try:
+        method = json.loads(text)["method"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise InvalidValue(f"{location}: its metadata name no method") from error
+    if not isinstance(method, str):
+        raise InvalidValue(f"{location}: its method is no text")
+    return metadata | {"method": method}
 
 
 def _read_file(file: Path) -> Iterator[LossBatch]:
+    for number, metadata, rows in _read_record_batches(file):
+        location = f"{file}, call {number}"
+        try:
+            yield _loss_batch(location, metadata, rows)
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            MemoryError,
+        ) as error:  # values beyond what a loss can have
+            raise InvalidValue(f"{location} holds no loss ({error!r:.200})") from error
+
+
+def _loss_batch(location: str, metadata: Mapping[str, Any], rows: Any) -> LossBatch:
+    """Return the loss that the rows of a batch are."""
     import numpy as np
 
-    for number, (metadata, rows) in enumerate(_read_record_batches(file), 1):
-        location = f"{file}, call {number}"
-        lengths = _list_lengths(rows.column("logp_old"))
-        mask = np.arange(int(lengths.max(initial=1)))[None] < lengths[:, None]
-
-        def padded(name: str, rows: Any = rows, mask: Any = mask, location: str = location) -> Array | None:
-            if name not in rows.schema.names:
-                return None
-            return _padded(name, rows.column(name), mask, location)
-
-        def first(name: str, rows: Any = rows) -> int | None:
-            return rows.column(name)[0].as_py() if name in rows.schema.names else None
-
-        logp_old = padded("logp_old")
-        advantages = padded("advantages")
-        if advantages is None or logp_old is None:
-            raise InvalidValue(f"{location}: one of the columns advantages and logp_old is empty")
-        log_ratio = padded("log_ratio")
-        log_weight = padded("log_weight")
-        version = padded("version")
-        step = first("step")
-        lag = None if step is None or version is None else (step - version) * mask
-
-        of_sequences = {}
-        for name in ("group", "reward", "truncated"):
-            if name in rows.schema.names and not rows.column(name).null_count:
-                of_sequences[name] = np.array(rows.column(name).to_pylist())
-        yield LossBatch(
-            location=location,
-            step=step,
-            method=metadata["method"],
-            anchor=metadata["anchor"],
-            framework=metadata["framework"],
-            log_ratio=np.zeros_like(logp_old) if log_ratio is None else log_ratio,
-            logp_old=logp_old,
-            advantages=advantages,
-            mask=mask,
-            logp_rollout=None if log_weight is None else logp_old - log_weight,
-            entropy=padded("entropy"),
-            lag=lag,
-            token=padded("token"),
-            position=padded("position"),
-            generation=first("generation"),
-            update=first("update"),
-            sampling=metadata.get("sampling", {}),
-            has_logp=log_ratio is not None,
-            **of_sequences,
+    lengths = _list_lengths(rows.column("logp_old"))
+    longest = int(lengths.max(initial=1))
+    if longest * len(lengths) > MOST_TOKENS:
+        raise InvalidValue(
+            f"{location} has {len(lengths):,} sequences, the longest of {longest:,} tokens: more than are read"
         )
+    mask = np.arange(longest)[None] < lengths[:, None]
+
+    def padded(name: str) -> Array | None:
+        if name not in rows.schema.names:
+            return None
+        return _padded(name, rows.column(name), mask, location)
+
+    def first(name: str) -> int | None:
+        value = rows.column(name)[0].as_py() if name in rows.schema.names else None
+        if value is not None and abs(value) > LARGEST_NUMBER:
+            raise InvalidValue(f"{location}: {name} is {value}, which no count reaches")
+        return value
+
+    logp_old = padded("logp_old")
+    advantages = padded("advantages")
+    if advantages is None or logp_old is None:
+        raise InvalidValue(f"{location}: one of the columns advantages and logp_old is empty")
+    log_ratio = padded("log_ratio")
+    log_weight = padded("log_weight")
+    version = padded("version")
+    step = first("step")
+    lag = None if step is None or version is None else (step - version) * mask
+
+    of_sequences = {}
+    for name in ("group", "reward", "truncated"):
+        if name in rows.schema.names and not rows.column(name).null_count:
+            of_sequences[name] = np.array(rows.column(name).to_pylist())
+    return LossBatch(
+        location=location,
+        step=step,
+        method=metadata["method"],
+        anchor=metadata["anchor"],
+        framework=metadata["framework"],
+        log_ratio=np.zeros_like(logp_old) if log_ratio is None else log_ratio,
+        logp_old=logp_old,
+        advantages=advantages,
+        mask=mask,
+        logp_rollout=None if log_weight is None else logp_old - log_weight,
+        entropy=padded("entropy"),
+        lag=lag,
+        token=padded("token"),
+        position=padded("position"),
+        generation=first("generation"),
+        update=first("update"),
+        sampling=metadata["sampling"],
+        has_logp=log_ratio is not None,
+        **of_sequences,
+    )
 
 
 def _list_lengths(column: Any) -> Array:
@@ -315,7 +395,10 @@ def _padded(name: str, column: Any, mask: Array, location: str) -> Array | None:
     if column.null_count == len(column):
         return None
     lengths = _list_lengths(column)
-    values = column.flatten().to_numpy(zero_copy_only=False)
+    flat = column.flatten()
+    values = flat.to_numpy(zero_copy_only=False)
+    if flat.null_count and not import_pyarrow().types.is_floating(flat.type):
+        raise InvalidValue(f"{location}: {name} holds a null among its numbers")
     if values.dtype.kind == "f":
         values = values.astype(np.float32)
     counts = mask.sum(1)
@@ -349,7 +432,7 @@ def _first_repeated_steps(files: Sequence[Path]) -> dict[Path, int]:
             first_repeated[file] = first_steps[process]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            rows = next((rows for _, rows in _read_record_batches(file)), None)
+            rows = next((rows for _, _, rows in _read_record_batches(file)), None)
         step = None if rows is None else rows.column("step")[0].as_py()
         if step is not None:
             first_steps[process] = min(step, first_steps.get(process, step))

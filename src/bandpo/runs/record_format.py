@@ -11,7 +11,7 @@ from typing import Any
 
 from bandpo.errors import MissingPackage
 
-FORMAT = 3
+FORMAT = 4
 """The version of the format. A file of another version is refused."""
 
 META = b"bandpo"
