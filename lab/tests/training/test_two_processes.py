@@ -132,7 +132,7 @@ def append(path, content=b"more"):
 
 @pytest.mark.slow
 def test_two_processes_go_on_from_the_newest_whole_checkpoint(interrupted, whole):
-    """The newest is damaged, and the one before it is half removed: the third is taken, and leads to the same weights."""
+    """The newest is damaged, and the one before it is incomplete: the third is taken, to the same end."""
     append(interrupted / "checkpoint-6" / "rng_state_1.pth")
     (interrupted / "checkpoint-4" / "rng_state_1.pth").unlink()
     assert_goes_on_from(2, interrupted, whole)

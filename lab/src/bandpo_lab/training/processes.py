@@ -110,8 +110,8 @@ class Processes:
             does = "does" if len(silent) == 1 else "do"
             raise RunProblem(
                 f"{who} {', '.join(map(str, silent))} of {self.size} {does} not answer rank {self.rank} (ddp_timeout "
-                f"is {self.timeout:g} s): it was stopped or killed, or is much slower. Add --resume to go on from the last "
-                f"checkpoint. The exchange failed with: {message}"
+                f"is {self.timeout:g} s): it was stopped or killed, or is much slower. Add --resume to go on from "
+                f"the last checkpoint. The exchange failed with: {message}"
             ) from error
 
     def _silent_ranks(self) -> list[int]:
