@@ -110,6 +110,7 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/codespell src lab examples tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
+	$(BIN)/zizmor --offline --quiet .
 
 # Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
 mutation: $(DEV)

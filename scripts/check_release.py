@@ -175,7 +175,10 @@ def main() -> None:
     )
     ours = {name for name in tracked() if not (ROOT / name).is_symlink()}
     of_lab = {name for name in ours if name.startswith("lab/")}
-    check_contents(library_source, library, ours - of_lab)
+    # What the [tool.hatch.build.targets.sdist] of pyproject.toml leaves out.
+    left_out = ("results/", "studies/", "docs/figures/", "docs/studies/")
+    of_library = {name for name in ours - of_lab if not name.startswith(left_out)}
+    check_contents(library_source, library, of_library)
     of_lab.add(".gitignore")  # hatchling adds the repository's
     check_contents(lab_source, lab, {name.removeprefix("lab/") for name in of_lab})
     check_install(folder, library, lab, arguments.extras)

@@ -5,7 +5,12 @@ import sys
 
 # Python puts the current folder first on the path of ``python -m``. A run that is being read may lie there, and no
 # module of it may take the place of a package.
-if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+try:
+    current_folder = os.getcwd()
+except FileNotFoundError:
+    print("error: the current folder was deleted; change to one that is there", file=sys.stderr)
+    sys.exit(2)
+if not sys.flags.safe_path and sys.path[:1] == [current_folder]:
     del sys.path[0]
 
 from bandpo_lab.cli import main

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -32,37 +33,97 @@ PATHS = {"model_name_or_path": "folder", "dataset_name": "file or folder"}
 def replacing(path: Path) -> Generator[Path, None, None]:
     """A path to write a file or a folder to, which takes the place of ``path`` once it is on the disk.
 
-    If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder.
+    If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder. What
+    processes of this machine left unfinished in the folder is removed, if they have ended.
 
     Raises:
         ValueError: ``path`` lies in no folder.
+        OSError: it cannot be written; the error names a file.
     """
     if not path.parent.is_dir():
         raise InvalidValue(f"{path} cannot be written: there is no folder {path.parent}")
-    unfinished = path.with_name(f"{UNFINISHED}-{os.getpid()}-{path.name}")  # the suffix tells the format
+    remove_strays(path.parent)
+    unfinished = _unfinished(path)
     try:
-        yield unfinished
-        sync(unfinished, *unfinished.rglob("*"))
-        unfinished.replace(path)
-        sync(path.parent)
+        with naming(path):
+            yield unfinished
+            put_in_place(unfinished, path)
     finally:
-        remove(unfinished)
+        # An error of cleaning up would hide that of the block.
+        with suppress(OSError):
+            remove(unfinished)
+
+
+def _unfinished(path: Path) -> Path:
+    """Return the name that a path has while this process writes or removes it; the suffix tells the format."""
+    return path.with_name(f"{UNFINISHED}-{socket.gethostname()}-{os.getpid()}-{path.name}")
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove what processes of this machine left unfinished in a folder, if they have ended."""
+    if os.name != "posix":  # Windows has no way to ask whether a process runs that could not end it
+        return
+    pattern = re.compile(rf"{re.escape(UNFINISHED)}-{re.escape(socket.gethostname())}-(\d+)-.*")
+    for entry in folder.iterdir():
+        match = pattern.fullmatch(entry.name)
+        if match and not _is_running(int(match[1])):
+            remove(entry)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None, None, None]:
+    """Add a path to errors of the disk that name no file, as those of writing do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def put_in_place(unfinished: Path, path: Path) -> None:
+    """Rename a file or a folder, once all of it is on the disk; then have the disk take the new name."""
+    sync(*unfinished.rglob("*"), unfinished)
+    unfinished.replace(path)
+    sync(path.parent)
 
 
 def sync(*paths: Path) -> None:
     """Have the disk take files and folders: a power cut loses what is in memory only."""
     for path in paths if os.name == "posix" else ():  # Windows opens no folders
         opened = os.open(path, os.O_RDONLY)
-        os.fsync(opened)
-        os.close(opened)
+        try:
+            with naming(path):
+                os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
+    """Remove a file, or a folder with all that is in it, if it is there.
+
+    A folder first gets the name of something unfinished, so that a kill leaves no part of it under its own name.
+    """
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    if not path.name.startswith(UNFINISHED):
+        leaving = _unfinished(path)
+        shutil.rmtree(leaving, ignore_errors=True)
+        path.replace(leaving)
+        sync(leaving.parent)
+        path = leaving
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -76,18 +137,24 @@ def locked(folder: Path) -> Generator[None, None, None]:
     try:
         lock = FileLock(folder / LOCK, timeout=0).acquire()
     except Timeout as error:
-        who = f" ({holder.read_text()})" if holder.exists() else ""
+        text = holder.read_text(encoding="utf-8") if holder.exists() else ""
+        who = f" ({text})" if text else ""
         raise FileProblem(
             f"another process is writing to {folder}{who}: wait for it, or choose another folder"
         ) from error
     with lock:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         with replacing(holder) as unfinished:
-            unfinished.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {now}")
+            unfinished.write_text(
+                f"process {os.getpid()} on {socket.gethostname()}, since {now}", encoding="utf-8"
+            )
+        remove_strays(folder)
         try:
             yield
         finally:
-            remove(holder)
+            # An error of cleaning up would hide that of the block.
+            with suppress(OSError):
+                remove(holder)
 
 
 def check_writable(folder: Path) -> None:
@@ -147,14 +214,18 @@ def seal(folder: Path, files: Iterable[Path]) -> None:
         sync(file)
         digests[file.relative_to(folder).as_posix()] = digest(file)
     with replacing(folder / SEAL) as unfinished:
-        unfinished.write_text(json.dumps(digests, indent=1) + "\n")
+        unfinished.write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
 
 
 def sealed(folder: Path) -> dict[str, str]:
-    """The digests in a folder's manifest; empty if there is none, or it cannot be read."""
+    """The digests in a folder's manifest; empty if there is none, or it is not one.
+
+    Raises:
+        OSError: it is there, and the disk does not give it.
+    """
     try:
-        return dict(json.loads((folder / SEAL).read_text()))
-    except (OSError, ValueError, TypeError):
+        return dict(json.loads((folder / SEAL).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
         return {}
 
 

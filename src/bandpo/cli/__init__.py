@@ -57,6 +57,10 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
         os.environ.setdefault("TQDM_MININTERVAL", "10")
     escape_warnings()
     try:
+        os.getcwd()
+    except FileNotFoundError:
+        stop("error: the current folder was deleted; change to one that is there", BAD_INPUT)
+    try:
         app = load_app()
         app()
     except (BandpoError, OSError) as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import open_dict
 
+from bandpo._atomic import write_whole
 from bandpo.runs.legs import METRICS, new_leg
 from bandpo.text import as_text
 
@@ -76,9 +77,9 @@ def begin_leg(config: Mapping[str, Any]) -> Path:
     settings = {name: value for name, value in config.items() if name != "bandpo"}
     # Another project's trainer may have settings of types that YAML does not know.
     plain = json.loads(json.dumps(settings, default=str))
-    (leg / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    write_whole(leg / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
     description = {**config["bandpo"], "versions": _versions()}
-    (leg / FILE).write_text(json.dumps(description, indent=1))
+    write_whole(leg / FILE, json.dumps(description, indent=1))
     return leg
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bandpo import __version__
+from bandpo._atomic import write_whole
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 from bandpo.errors import InvalidValue
 from bandpo.report.audit_steps import audit_table
@@ -74,12 +75,7 @@ def write_report(
     # No < in it, so that nothing can end the element in which it stands.
     written = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f".unfinished-{output.name}")
-    try:
-        unfinished.write_text(_page({"data": written}), encoding="utf-8")
-        unfinished.replace(output)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(output, _page({"data": written}))
     return output
 
 

@@ -8,10 +8,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import torch
+import torch.distributed as dist
 import trl.rewards
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
@@ -98,6 +101,17 @@ class TrainingConfig(BandGRPOConfig):
                 f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}"
             )
         super().__post_init__()
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        # transformers hands ddp_timeout on for other devices only.
+        started_by_a_launcher = dist.is_torchelastic_launched() or "LOCAL_RANK" in os.environ
+        if self.use_cpu and started_by_a_launcher and not dist.is_initialized():
+            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
+        device = super()._setup_devices
+        # With several processes transformers names the CPU "cpu:0". torch.load knows it by "cpu" alone, so an optimizer
+        # could not be loaded.
+        return torch.device("cpu") if device.type == "cpu" else device
 
 
 class Arguments(NamedTuple):
@@ -231,7 +245,7 @@ def _read(path: str) -> dict[str, Any]:
     if not file.is_file():
         raise InvalidValue(f"--config {file}: there is no such file")
     options = read_yaml(file.read_bytes(), f"--config {file}")
-    if options.keys() == {"versions", "arguments"}:
+    if options.keys() == {"versions", "processes", "arguments"}:
         options = options["arguments"]
         del options["generation_batch_size"]  # TRL derived it from others, and refuses to be given both
     for name in options.keys() - KNOWN - {"env"}:

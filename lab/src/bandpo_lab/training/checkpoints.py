@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import Trainer
 
-from bandpo.errors import RunProblem
-from bandpo_lab.files import SEAL, UNFINISHED, digest, remove, seal, sealed
+from bandpo.errors import FileProblem, RunProblem
+from bandpo_lab.files import SEAL, UNFINISHED, digest, naming, put_in_place, remove, seal, sealed
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder or checkpoint, None if it is whole: no byte differs from what was sealed."""
+    """What is wrong with a sealed folder or checkpoint, None if it is whole: no byte differs from what was sealed.
+
+    Raises:
+        OSError: the disk does not give a file, which says nothing about its bytes.
+    """
     digests = sealed(folder)
     if not digests:
         return f"{SEAL} cannot be read"
@@ -26,8 +31,10 @@ def damage(folder: Path) -> str | None:
         if digest(folder / name) != expected:
             return f"{name} has changed"
     state = folder / "trainer_state.json"
-    if state.name in digests and (step := json.loads(state.read_text())["global_step"]) != step_of(folder):
-        return f"it is of step {step}"
+    if state.name in digests:
+        step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
+        if step != step_of(folder):
+            return f"it is of step {step}"
     return None
 
 
@@ -49,6 +56,31 @@ def _loading(checkpoint: str | None) -> Generator[None, None, None]:
             f"{checkpoint} is whole, but loading it raised {type(error).__name__}: {message}. Nothing was moved. "
             "If other versions of torch, transformers or trl, or another number of processes, wrote it, resume with "
             "those. To go on from the checkpoint before it, move this folder elsewhere"
+        ) from error
+
+
+WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "I/O error", "os error")
+"""Parts of the messages with which torch.save and safetensors say that the disk took no more; they raise no OSError."""
+
+
+@contextmanager
+def _saving(checkpoint: Path) -> Generator[None, None, None]:
+    """Name the checkpoint in an error of the disk while it is written.
+
+    Raises:
+        FileProblem: torch.save or safetensors could not write.
+        OSError: anything else could not.
+    """
+    try:
+        with naming(checkpoint):
+            yield
+    except (RuntimeError, SafetensorError) as error:
+        message = " ".join(str(error).split())
+        if not any(part in message for part in WRITE_ERRORS):
+            raise
+        raise FileProblem(
+            f"{checkpoint} cannot be written: {message}. See whether the disk is full or fails; then add --resume "
+            "to go on from the checkpoint before it"
         ) from error
 
 
@@ -85,7 +117,8 @@ class WholeCheckpoints(Trainer):
         unfinished = folder / UNFINISHED / finished.name
         self._writing = True
         try:
-            super()._save_checkpoint(model, trial)
+            with _saving(finished):
+                super()._save_checkpoint(model, trial)
         finally:
             self._writing = False
         best = folder / f"checkpoint-{self.state.best_global_step}"
@@ -97,7 +130,7 @@ class WholeCheckpoints(Trainer):
             self.state.save_to_json(str(unfinished / "trainer_state.json"))
             seal(unfinished, (file for file in unfinished.rglob("*") if file.is_file()))
             remove(finished)  # transformers may save a step twice
-            unfinished.replace(finished)
+            put_in_place(unfinished, finished)
             if self.args.save_total_limit:
                 _rotate(folder, self.args.save_total_limit, {finished, best} if best.is_dir() else {finished})
         self.accelerator.wait_for_everyone()

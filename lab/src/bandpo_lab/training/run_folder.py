@@ -17,13 +17,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from transformers import SchedulerType
 
-from bandpo.errors import FileProblem, InvalidValue
+from bandpo.errors import FileProblem, InvalidValue, RunProblem
 from bandpo.report.page import write_report
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.quantities import named_rows
-from bandpo_lab.files import LOCK, UNFINISHED, digest, locked, remove, replacing, seal, sealed
+from bandpo_lab.files import (
+    LOCK,
+    UNFINISHED,
+    digest,
+    locked,
+    put_in_place,
+    remove,
+    replacing,
+    seal,
+    sealed,
+    sync,
+)
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
+from bandpo_lab.training.processes import Processes
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -41,15 +54,17 @@ class RunFolder:
     Of several processes that train together only the main one writes into it.
     """
 
-    def __init__(self, path: str | Path, main: bool = True):
+    def __init__(self, path: str | Path, processes: Processes | None = None):
         self.path = Path(path)
+        self._processes = processes or Processes()
         self.metrics = self.path / "metrics.jsonl"
         self.evaluation = self.path / "evaluation.json"
         self.model = self.path / "model"
         self.report = self.path / "report.html"
         self.errors = self.path / "error.log"
         self._config = self.path / "config.yaml"
-        self._main = main
+        self._main = self._processes.main
+        self._raised_from: int | None = None
 
     @contextmanager
     def held(self) -> Generator[None, None, None]:
@@ -60,17 +75,20 @@ class RunFolder:
             FileProblem: another process holds it; the message says which.
         """
         with ExitStack() as stack:
-            try:
-                if self._main:
-                    self.path.mkdir(parents=True, exist_ok=True)
-                    stack.enter_context(locked(self.path))
-            except FileProblem:
-                raise
-            except OSError as error:
-                raise InvalidValue(
-                    f"output_dir {self.path} cannot be written: {error.strerror}; choose another"
-                ) from error
+            self._processes.from_main(lambda: self._hold(stack))
             yield
+
+    def _hold(self, stack: ExitStack) -> None:
+        """Make and lock the folder until the stack is closed."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(self.path))
+        except FileProblem:
+            raise
+        except OSError as error:
+            raise InvalidValue(
+                f"output_dir {self.path} cannot be written: {error.strerror}; choose another"
+            ) from error
 
     def check(self, arguments: Arguments) -> None:
         """See that a run with these settings may begin or go on here, without changing anything.
@@ -78,8 +96,9 @@ class RunFolder:
         Raises:
             ValueError: the folder holds a run and ``resume`` is off, or a run with other settings.
         """
-        if not self._main:
-            return
+        self._processes.from_main(lambda: self._check(arguments))
+
+    def _check(self, arguments: Arguments) -> None:
         self._settings = _settings(arguments)  # now, before the training fills some of them in
         used = any(not entry.name.startswith((LOCK, UNFINISHED)) for entry in self.path.iterdir())
         if used and not arguments.run.resume:
@@ -88,50 +107,107 @@ class RunFolder:
             )
         if not self._config.exists():
             return
-        before, now = self._settings_before(), self._settings
-        if before is None:
+        config = self._config_before()
+        if config is None:
             _say(f"{self._config} is damaged: the settings given are taken, without a comparison")
             return
+        if config["processes"] != self._processes.size:
+            raise InvalidValue(
+                f"output_dir {self.path} holds a run of {_count(config['processes'])}, and this is one of "
+                f"{_count(self._processes.size)}: each process has random numbers and prompts of its own; resume with "
+                f"{_count(config['processes'])}, or choose another output_dir"
+            )
+        before, now = config["arguments"], self._settings
         changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+        if changed == ["max_steps"] and 0 < before["max_steps"] < now["max_steps"]:
+            reason = reason_against_more_steps(arguments, before["max_steps"])
+            if reason:
+                raise InvalidValue(
+                    f"max_steps of the run in {self.path} cannot be raised from {before['max_steps']} to "
+                    f"{now['max_steps']}: {reason}; choose another output_dir"
+                )
+            self._raised_from = before["max_steps"]
+            return
         if changed:
             was = ", ".join(f"{k}: {before.get(k)!r} → {now.get(k)!r}" for k in changed)
             raise InvalidValue(
                 f"output_dir {self.path} holds a run with other settings ({was}); choose another"
             )
 
-    def _settings_before(self) -> dict[str, Any] | None:
-        """The settings in config.yaml; None if it is damaged."""
-        whole = sealed(self.path).get(self._config.name) == digest(self._config)
-        return dict(yaml.safe_load(self._config.read_text())["arguments"]) if whole else None
+    def _config_before(self) -> dict[str, Any] | None:
+        """The content of config.yaml; None if it is damaged."""
+        if sealed(self.path).get(self._config.name) != digest(self._config):
+            return None
+        return yaml.safe_load(self._config.read_text(encoding="utf-8"))
 
     def begin(self) -> Path | None:
         """Write the settings that were checked, remove what was never finished, and set damaged checkpoints aside.
 
+        Called by all processes that train together. They agree on the checkpoint before anything is moved.
+
         Returns:
-            The newest whole checkpoint, if there is one.
+            The newest checkpoint that is whole on every machine; None if there is no checkpoint.
+
+        Raises:
+            RunProblem: there are checkpoints and none is whole, or the run was finished and has none.
         """
-        if self._main:
-            for left in self.path.glob(f"{UNFINISHED}*"):
-                remove(left)
-            packages = ("bandpo", "torch", "transformers", "trl", "datasets", "accelerate")
-            versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
-            settings = {"versions": versions, "arguments": self._settings}
-            with replacing(self._config) as unfinished:
-                unfinished.write_text(yaml.safe_dump(settings, sort_keys=False))
-            if not self.evaluations:
-                remove(self.evaluation)
-            self._seal()
-            for checkpoint in saved_checkpoints(self.path):
-                fault = damage(checkpoint)
-                if fault is None:
-                    break
-                self._set_aside(checkpoint, fault)
-        newest = next(iter(saved_checkpoints(self.path)), None)
-        if self._main and newest:
-            _say(f"going on from step {step_of(newest)}")
-        elif self._main and (self.path / DAMAGED).exists():
-            _say("no checkpoint is whole: starting again from step 0")
+        newest, faults = self._agree_on_checkpoint()
+        self.evaluations = self._processes.from_main(lambda: self._prepare(newest, faults))
         return newest
+
+    def _agree_on_checkpoint(self) -> tuple[Path | None, dict[Path, str]]:
+        """Return the newest checkpoint that is whole on every machine, and what is wrong with those that are newer."""
+        processes = self._processes
+        names = processes.from_main(lambda: [path.name for path in saved_checkpoints(self.path)])
+        faults: dict[Path, str] = {}
+        for name in names:
+            checkpoint = self.path / name
+
+            def fault_here(checkpoint: Path = checkpoint) -> str | None:
+                # The processes of one machine see the same files.
+                return damage(checkpoint) if processes.first_on_machine else None
+
+            everywhere = processes.gather(fault_here)
+            on_ranks = [(rank, fault) for rank, fault in enumerate(everywhere) if fault is not None]
+            if not on_ranks:
+                return checkpoint, faults
+            rank, fault = on_ranks[0]
+            faults[checkpoint] = fault if rank == 0 else f"on rank {rank}: {fault}"
+        anew = "to begin anew at step 0, choose another output_dir, or empty this one"
+        if faults:
+            which = "; ".join(f"{checkpoint.name}: {fault}" for checkpoint, fault in faults.items())
+            raise RunProblem(f"no checkpoint in {self.path} is whole ({which}). Nothing was moved; {anew}")
+        if processes.from_main(lambda: self.metrics.name in sealed(self.path)):
+            raise RunProblem(
+                f"the run in {self.path} was finished and is damaged, and it has no checkpoint to make it again from. "
+                f"Nothing was changed; {anew}"
+            )
+        return None, {}
+
+    def _prepare(self, newest: Path | None, faults: dict[Path, str]) -> dict[str, dict[str, float]]:
+        """Bring the folder into the state in which the run goes on; return the evaluations that hold."""
+        for left in self.path.glob(f"{UNFINISHED}*"):
+            remove(left)
+        evaluations = self.evaluations
+        if self._raised_from is not None:
+            evaluations.pop("after", None)
+        packages = ("bandpo", "torch", "transformers", "trl", "datasets", "accelerate")
+        versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
+        config = {"versions": versions, "processes": self._processes.size, "arguments": self._settings}
+        with replacing(self._config) as unfinished:
+            unfinished.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        if evaluations:
+            self._write_evaluations(evaluations)
+        else:
+            remove(self.evaluation)
+        self._seal()
+        for checkpoint, fault in faults.items():
+            self._set_aside(checkpoint, fault)
+        if newest:
+            _say(f"going on from step {step_of(newest)}")
+        elif self.metrics.exists():
+            _say("there is no checkpoint yet: starting again from step 0")
+        return evaluations
 
     def _set_aside(self, checkpoint: Path, fault: str) -> None:
         """Move a damaged checkpoint out of the way, and say why."""
@@ -139,6 +215,7 @@ class RunFolder:
         remove(aside)
         aside.parent.mkdir(exist_ok=True)
         checkpoint.replace(aside)
+        sync(aside.parent, self.path)
         _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
 
     def _seal(self, *more: Path) -> None:
@@ -150,7 +227,11 @@ class RunFolder:
         """Whether the run has ended and everything it left is whole."""
         if self.metrics.name not in sealed(self.path):
             return False
-        if fault := damage(self.path):
+        if self._raised_from is not None:
+            _say(f"max_steps of {self.path} is raised from {self._raised_from}: the run goes on")
+            return False
+        fault = damage(self.path)
+        if fault:
             _say(f"{self.path} was finished, but {fault}; what is damaged is made again")
         return not fault
 
@@ -162,19 +243,22 @@ class RunFolder:
         if sealed(self.path).get(self.evaluation.name) != digest(self.evaluation):
             _say(f"{self.evaluation} has changed; evaluating again")
             return {}
-        return json.loads(self.evaluation.read_text())
+        return json.loads(self.evaluation.read_text(encoding="utf-8"))
 
     def record_evaluation(self, when: str, scores: dict[str, float]) -> None:
         self.evaluations[when] = scores
         if self._main:
-            with replacing(self.evaluation) as unfinished:
-                unfinished.write_text(json.dumps(self.evaluations, indent=2) + "\n")
+            self._write_evaluations(self.evaluations)
             self._seal()
+
+    def _write_evaluations(self, evaluations: dict[str, dict[str, float]]) -> None:
+        with replacing(self.evaluation) as unfinished:
+            unfinished.write_text(json.dumps(evaluations, indent=2) + "\n", encoding="utf-8")
 
     def log(self, row: dict[str, Any]) -> None:
         """Append a row to the metrics."""
         if self._main:
-            with self.metrics.open("a") as file:
+            with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
     def rewrite_log(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -182,7 +266,7 @@ class RunFolder:
         if self._main:
             with replacing(self.metrics) as unfinished:
                 lines = [json.dumps({"step": row["step"], **row}) for row in rows]
-                unfinished.write_text("".join(f"{line}\n" for line in lines))
+                unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def history(self) -> list[dict[str, Any]]:
         """The logged metrics, one row per log step."""
@@ -195,7 +279,7 @@ class RunFolder:
         trainer.accelerator.wait_for_everyone()
         if self._main:
             remove(self.model)
-            unfinished.replace(self.model)
+            put_in_place(unfinished, self.model)
             remove(unfinished.parent)
 
     def finish(self, method: Method | None = None) -> None:
@@ -214,10 +298,40 @@ class RunFolder:
         """Append the traceback of the error being handled to error.log, if the disk takes it."""
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         try:
-            with self.errors.open("a") as file:
-                file.write(f"{now}, process {os.getpid()}\n{traceback.format_exc()}\n")
+            with self.errors.open("a", encoding="utf-8") as file:
+                file.write(
+                    f"{now}, rank {self._processes.rank}, process {os.getpid()}\n{traceback.format_exc()}\n"
+                )
         except OSError as error:
             _say(f"{self.errors} cannot be written: {error.strerror}")
+
+
+def _count(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"
+
+
+STEADY_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""Learning-rate schedules whose rate at a step does not depend on how many steps there are."""
+
+
+def reason_against_more_steps(arguments: Arguments, steps: int) -> str | None:
+    """Return why a run of so many steps is not the beginning of a longer one; None if it is."""
+    training = arguments.training
+    schedule = SchedulerType(training.lr_scheduler_type).value
+    if schedule not in STEADY_SCHEDULES:
+        return f"lr_scheduler_type {schedule} goes by max_steps, so earlier steps would have had other learning rates"
+    if 0 < training.warmup_steps < 1:
+        return f"warmup_steps={training.warmup_steps:g} is a share of max_steps"
+    for name in ("save_steps", "logging_steps", "eval_steps"):
+        value = getattr(training, name)
+        if value and value < 1:
+            return f"{name}={value:g} is a share of max_steps"
+    for number in training.whole_method.varying().values():
+        if number.needs == "progress":
+            return f"{number!r} of the method goes by the share of max_steps that is done"
+    if steps % training.updates_per_batch:
+        return f"step {steps} is in the middle of a batch's {training.updates_per_batch} updates"
+    return None
 
 
 def _say(text: str) -> None:

@@ -24,6 +24,7 @@ from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import EvaluateEvery, MetricsLog, ProgressBar
 from bandpo_lab.training.checkpoints import WholeCheckpoints
+from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.stale import StaleBatches
 
@@ -51,7 +52,8 @@ def run_training(arguments: Arguments) -> RunFolder:
         ValueError: settings that cannot work together, or an unusable run folder; before anything is evaluated or
             trained, and the folder is not used up.
         FileProblem: another process is at work in the folder.
-        RunProblem: the newest whole checkpoint cannot be loaded; it stays where it is.
+        RunProblem: the newest whole checkpoint cannot be loaded, or there are checkpoints and none is whole; they stay
+            where they are. Or another process of this training does not answer.
     """
     run, training, _, _ = arguments
     rewards = reward_functions(run)
@@ -63,12 +65,11 @@ def run_training(arguments: Arguments) -> RunFolder:
         )
     if training.record:
         check_writable(Path(training.record))
-    folder = RunFolder(training.output_dir or "", main=training.process_index == 0)
-    with folder.held():
-        with training.main_process_first(local=False):
-            folder.check(arguments)
-            finished = folder.finished
-        if not finished:
+    processes = Processes.of(training)
+    folder = RunFolder(training.output_dir or "", processes)
+    with folder.held(), processes.lost_are_named():
+        folder.check(arguments)
+        if not processes.from_main(lambda: folder.finished):
             _run(arguments, folder, rewards)
     return folder
 
@@ -88,17 +89,17 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
 
     def evaluate(when: str) -> None:
         if when not in folder.evaluations and can_evaluate:
-            print(
-                f"evaluating {when} training: {run.eval_prompts} prompts × {run.eval_samples} samples",
-                file=sys.stderr,
-            )
+            if training.process_index == 0:
+                print(
+                    f"evaluating {when} training: {run.eval_prompts} prompts × {run.eval_samples} samples",
+                    file=sys.stderr,
+                )
             folder.record_evaluation(when, scores())
 
     trainer.add_callback(MetricsLog(folder))
     if run.eval_every:
         trainer.add_callback(EvaluateEvery(folder, run.eval_every, scores))
-    with training.main_process_first(local=False):
-        checkpoint = folder.begin()
+    checkpoint = folder.begin()
     try:
         evaluate("before")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
