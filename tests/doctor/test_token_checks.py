@@ -12,11 +12,9 @@ from bandpo.doctor import first_pass as first_pass_module
 from bandpo.doctor.findings import Coverage, Finding
 from bandpo.doctor.first_pass import FirstPass
 from bandpo.doctor.token_checks import (
-    check_agreement,
     check_engine,
     check_numbers,
     check_ratio,
-    check_signal,
     check_surprisal,
     token_findings,
 )
@@ -59,19 +57,18 @@ def noise(scale: float) -> np.ndarray:
 
 
 UNKNOWN = np.full(TOKENS, math.nan)
-UNKNOWN_OF_SEQUENCES = np.full(SEQUENCES, math.nan)
 
 
 def test_all_checks_pass_on_a_healthy_run():
     findings = token_findings(healthy())
-    assert [finding.ok for finding in findings] == [True] * 6
+    assert [finding.ok for finding in findings] == [True] * 4
     assert {finding.code for finding in findings} == {"ok"}
 
 
 def test_a_failure_ends_the_checks_of_the_policies():
     run = healthy()
     findings = token_findings(replace(run, logp=run.logp + noise(0.3)))
-    assert [finding.code for finding in findings] == ["ok", "dropout", "ok", "ok"]
+    assert [finding.code for finding in findings] == ["ok", "dropout"]
 
 
 class TestFinding:
@@ -299,81 +296,6 @@ class TestSurprisal:
         assert (finding.code, finding.or_else) == ("mask", ("shift",))
 
 
-class TestSignal:
-    def test_it_needs_advantages_of_sequences(self):
-        assert check_signal(replace(healthy(), advantage=UNKNOWN_OF_SEQUENCES)).ok is None
-
-    def test_flat_rewards(self):
-        finding = check_signal(replace(healthy(), reward=np.full(SEQUENCES, 0.5)))
-        assert finding.code == "reward-flat"
-        assert finding.cause == "every reward is 0.5, so nothing can be learned"
-
-    def test_flat_rewards_of_truncated_answers(self):
-        finding = check_signal(
-            replace(healthy(), reward=np.zeros(SEQUENCES), truncated=np.arange(SEQUENCES) % 4 > 0)
-        )
-        assert finding.code == "truncated"
-        assert finding.cause == "75% of answers are cut off, and every reward is 0"
-
-    @pytest.mark.parametrize("rewards_are_known", [True, False])
-    def test_no_advantages(self, rewards_are_known):
-        run = replace(healthy(), advantage=np.zeros(SEQUENCES))
-        if not rewards_are_known:
-            run = replace(run, reward=UNKNOWN_OF_SEQUENCES)
-        finding = check_signal(run)
-        assert (finding.code, finding.figure) == ("no-signal", 1.0)
-        assert finding.or_else == (() if rewards_are_known else ("reward-flat",))
-
-    def test_one_batch_with_signal_is_enough(self):
-        run = healthy()
-        finding = check_signal(replace(run, advantage=run.advantage * run.batch))
-        assert (finding.ok, finding.figure) == (True, 0.5)
-
-    def test_large_advantages(self):
-        run = healthy()
-        finding = check_signal(replace(run, advantage=4000 * run.advantage))
-        assert finding.code == "advantage-scale"
-        assert finding.cause.startswith("the largest advantage is 1.5e+03")
-
-
-class TestAgreement:
-    @pytest.mark.parametrize("column", ["group", "reward", "advantage"])
-    def test_it_needs_groups_rewards_and_advantages(self, column):
-        run = replace(healthy(), **{column: UNKNOWN_OF_SEQUENCES})
-        assert check_agreement(run).ok is None
-
-    def test_the_figure_is_the_rank_correlation(self):
-        finding = check_agreement(healthy())
-        assert (finding.figure, finding.n) == (1.0, SEQUENCES)
-
-    def test_reward_sign(self):
-        run = healthy()
-        finding = check_agreement(replace(run, advantage=-run.advantage))
-        assert (finding.code, finding.figure) == ("reward-sign", -1.0)
-
-    def test_grouping(self):
-        """Of answers 0, 0, 1, 1 the pairs of one reward have advantages that another group's mean set apart."""
-        run = healthy()
-        rewards = np.tile([0.0, 0.0, 1.0, 1.0], SEQUENCES // GROUP)
-        advantages = rewards - np.tile([0.0, 0.5, 0.0, 0.5], SEQUENCES // GROUP)
-        finding = check_agreement(replace(run, reward=rewards, advantage=advantages))
-        assert finding.code == "grouping"
-        assert (
-            finding.cause
-            == "32 of 32 pairs of one prompt and reward differ in advantage, and groups are not centred"
-        )
-
-    def test_reward_noise(self):
-        answers_of_first_group = range(GROUP)
-        other_answers = [0] * (SEQUENCES - GROUP)
-        finding = check_agreement(replace(healthy(), answer_ids=[*answers_of_first_group, *other_answers]))
-        assert finding.code == "reward-noise"
-        assert finding.cause == "90 of 90 pairs of the same answer to one prompt have different rewards"
-
-    def test_answers_that_are_not_known_are_not_equal(self):
-        assert check_agreement(replace(healthy(), answer_ids=[None] * SEQUENCES)).ok
-
-
 def make_loss(logp_old: list[list[float]], **columns) -> LossBatch:
     """Return a loss of sequences of log-probabilities, each padded to the longest."""
     width = max(len(row) for row in logp_old)
@@ -453,7 +375,7 @@ class TestFirstPass:
     def test_a_record_without_losses(self):
         run = FirstPass.of([])
         assert (len(run.logp), len(run.batch), run.batch_rows()) == (0, 0, [])
-        assert [finding.ok for finding in token_findings(run)] == [True, None, None, None, None, None]
+        assert [finding.ok for finding in token_findings(run)] == [True, None, None, None]
 
     def test_of_is_what_a_collector_returns(self):
         losses = [make_loss([[-1, -2]], step=0), make_loss([[-3]], step=1)]

@@ -23,6 +23,7 @@ from bandpo.runs.run import Collector, TolerantCollector
 
 if TYPE_CHECKING:
     from bandpo.doctor.first_pass import FirstPass
+    from bandpo.doctor.recorded_advantages import RecordedAdvantages
     from bandpo.methods import Method
     from bandpo.rules import ClipRule
 
@@ -53,7 +54,8 @@ class Diagnosis:
     """What `bandpo lint` says of the configuration in the run's folder, or beside its log. None without one of a known
     framework, and for a record. It changes neither `healthy` nor an exit code: a risk that did no harm is no fault."""
     notes: Sequence[str] = ()
-    """Files of the run that could not be read."""
+    """Sentences on the run that are no findings: which estimator a record's advantages are of, and files that could not
+    be read."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -257,10 +259,12 @@ def diagnose(
         )
 
     from bandpo.doctor.first_pass import FirstPass
+    from bandpo.doctor.recorded_advantages import AdvantageCollector
 
     first_pass = FirstPass.collector()
+    advantages = AdvantageCollector()
     replay = _replay_collector(method)
-    fed: list[Collector] = [first_pass, *collectors]
+    fed: list[Collector] = [first_pass, advantages, *collectors]
     if replay is not None:
         fed.append(TolerantCollector([replay]))
     with warnings.catch_warnings():
@@ -269,28 +273,37 @@ def diagnose(
         run.scan(fed)
     replayed = None if replay is None else replay.result()
     rows = [] if replayed is None else replayed.rows
-    return diagnose_record(first_pass.result(), run.setup, rows)
+    return diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
 
 
-def diagnose_record(first_pass: FirstPass, setup: Setup, replayed_rows: Sequence[Row] = ()) -> Diagnosis:
+def diagnose_record(
+    first_pass: FirstPass,
+    advantages: RecordedAdvantages,
+    setup: Setup,
+    replayed_rows: Sequence[Row] = (),
+) -> Diagnosis:
     """Diagnose a record from its first pass, and from the audit of its tokens where there is one.
 
     Args:
         first_pass: The tokens of every sequence when it was first recorded.
+        advantages: Rewards, advantages and masks of the sequences.
         setup: What the run was trained with.
         replayed_rows: The rows of a replay, see `bandpo.audit.replay.Replay`.
     """
+    from bandpo.doctor.advantage_checks import advantage_findings, advantage_notes
     from bandpo.doctor.token_checks import token_findings
 
-    findings = token_findings(first_pass)
+    # Masks and answers that were left out change the figures of the tokens, not the other way round.
+    findings = advantage_findings(advantages) + token_findings(first_pass)
+    notes = advantage_notes(advantages)
     batch_rows = first_pass.batch_rows()
     # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.
     if any(finding.ok is False for finding in findings):
-        return Diagnosis(findings, setup, batch_rows, first_pass.coverage)
+        return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
     # The entropy of a replay is estimated; the batch rows have the recorded one.
     clip_rows = [{name: x for name, x in row.items() if name != "entropy"} for row in replayed_rows]
     findings += log_findings([*clip_rows, *batch_rows])
-    return Diagnosis(findings, setup, batch_rows, first_pass.coverage)
+    return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
 
 
 def _replay_collector(method: Method | ClipRule | str | None) -> Any:

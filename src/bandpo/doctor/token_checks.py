@@ -6,10 +6,6 @@ any of these checks fails, clip, radius and learning rate are not judged. docs/d
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 
 from bandpo.doctor.findings import Finding
@@ -43,26 +39,11 @@ log-probability. The last tokens of a sequence reach it with stale weights too."
 IMPOSSIBLE_EXCESS = 2.0
 """The same where the engine gave a log-probability, or where there is no engine's: more than a policy can have."""
 
-NO_SIGNAL_SHARE = 0.98
-"""Share of sequences with an advantage of 0 from which a batch has no signal."""
-
-ADVANTAGE_LIMIT = 100.0
-"""Advantage that no normalised group reaches: a group of G sequences gives √G at most."""
-
-UNCENTRED_SHARE = 0.05
-"""Share of the advantages' mean square that is due to the means of groups: 0 in the right groups, 1/G in wrong ones."""
-
 NEGLIGIBLE = 0.01
 """Distance of a mean weight from 1, and share of tokens, up to which a difference does not matter."""
 
 MAJORITY = 0.5
-"""Share of truncated answers, or of groups without signal, above which these are a fault."""
-
-MIN_PAIRS = 20
-"""Number of pairs of equal answers from which their rewards are compared."""
-
-ADVANTAGE_TOLERANCE = 1e-3
-"""Share of a group's largest advantage up to which two advantages are equal."""
+"""Share of the tokens at an end above which they are called unsampled."""
 
 LOG_WEIGHT_LIMIT = 20.0
 """Absolute log-weight (nats) at which weights are clamped, so that none overflows."""
@@ -83,8 +64,6 @@ def token_findings(first_pass: FirstPass) -> list[Finding]:
         findings.append(finding)
         if finding.ok is False:
             break
-    findings.append(check_signal(first_pass))
-    findings.append(check_agreement(first_pass))
     return findings
 
 
@@ -259,144 +238,6 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
         return passed.failed("top-p", cause, "temperature")
     cause = f"tokens are rarer than the policy says by {mean:.3f} nats (z {z:.1f})"
     return passed.failed("stale", cause, "weight-sync", "retokenised", "temperature")
-
-
-def check_signal(first_pass: FirstPass) -> Finding:
-    """Check that advantages distinguish sequences."""
-    tested = "advantages carry signal (share that is 0)"
-    known = ~np.isnan(first_pass.advantage)
-    if not known.any():
-        return Finding("ok", None, tested)
-
-    advantages = first_pass.advantage[known]
-    _, batch_index = np.unique(first_pass.batch[known], return_inverse=True)
-    zero_shares = np.bincount(batch_index, weights=advantages == 0) / np.bincount(batch_index)
-    passed = Finding.of(tested, zero_shares, len(advantages))
-
-    rewards = first_pass.reward[~np.isnan(first_pass.reward)]
-    if len(rewards) > 1 and bool((rewards == rewards[0]).all()):
-        cause = f"every reward is {float(rewards[0]):g}"
-        truncated_share = float((first_pass.truncated == 1).mean())
-        if truncated_share > MAJORITY:
-            return passed.failed("truncated", f"{truncated_share:.0%} of answers are cut off, and {cause}")
-        return passed.failed("reward-flat", f"{cause}, so nothing can be learned")
-
-    if bool((zero_shares >= NO_SIGNAL_SHARE).all()):
-        cause = f"{float(zero_shares.mean()):.0%} of advantages are 0"
-        alternatives = () if len(rewards) else ("reward-flat",)
-        return passed.failed("no-signal", cause, *alternatives)
-
-    largest = float(np.abs(advantages).max())
-    if largest > ADVANTAGE_LIMIT:
-        cause = f"the largest advantage is {largest:.3g}; a normalised group gives √(its size) at most"
-        return passed.failed("advantage-scale", cause)
-    return passed
-
-
-def check_agreement(first_pass: FirstPass) -> Finding:
-    """Check that rewards order the advantages of a group, and that equal answers have equal rewards."""
-    tested = "reward and advantage agree (rank correlation)"
-    known = ~np.isnan(first_pass.advantage + first_pass.reward + first_pass.group)
-    members: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
-    for sequence in np.flatnonzero(known).tolist():
-        group = (int(first_pass.batch[sequence]), float(first_pass.group[sequence]))
-        members[group].append(sequence)
-
-    groups = []
-    for sequences in members.values():
-        answer_ids = [first_pass.answer_ids[sequence] for sequence in sequences]
-        rewards = first_pass.reward[sequences]
-        advantages = first_pass.advantage[sequences]
-        groups.append(_compare_pairs(rewards, advantages, answer_ids))
-
-    correlations = [group.correlation for group in groups if group.correlation is not None]
-    if not correlations:
-        return Finding("ok", None, tested, advice="record group= and reward=")
-    passed = Finding.of(tested, correlations, int(known.sum()))
-    if sum(correlations) < 0:
-        return passed.failed("reward-sign", "better answers have lower advantages")
-
-    equal_rewards = sum(group.equal_rewards for group in groups)
-    split = sum(group.split for group in groups)
-    squared_means = sum(group.squared_mean for group in groups)
-    mean_squares = sum(group.mean_square for group in groups)
-    if split > equal_rewards / 2 and squared_means > UNCENTRED_SHARE * mean_squares:
-        cause = (
-            f"{split} of {equal_rewards} pairs of one prompt and reward differ in advantage, "
-            "and groups are not centred"
-        )
-        return passed.failed("grouping", cause)
-
-    # Noise gives equal answers different rewards at least half as often as other answers.
-    equal_answers = sum(group.equal_answers for group in groups)
-    inconsistent = sum(group.inconsistent for group in groups)
-    other_answers = sum(group.other_answers for group in groups)
-    other_rewards = sum(group.other_rewards for group in groups)
-    if equal_answers >= MIN_PAIRS and inconsistent * other_answers > other_rewards * equal_answers / 2:
-        cause = (
-            f"{inconsistent} of {equal_answers} pairs of the same answer to one prompt have different rewards"
-        )
-        return passed.failed("reward-noise", cause)
-    return passed
-
-
-class _GroupPairs(NamedTuple):
-    """Comparison of all pairs of sequences in a group."""
-
-    equal_rewards: int
-    """Pairs with the same reward."""
-    split: int
-    """Pairs with the same reward and different advantages."""
-    equal_answers: int
-    """Pairs of the same tokens."""
-    inconsistent: int
-    """Pairs of the same tokens with different rewards."""
-    other_answers: int
-    """Pairs of different tokens, or of tokens that were not recorded."""
-    other_rewards: int
-    """The pairs of `other_answers` with different rewards."""
-    correlation: float | None
-    """Rank correlation of reward and advantage, from −1 to 1; None if no pair differs in both."""
-    squared_mean: float
-    """Square of the mean advantage."""
-    mean_square: float
-    """Mean of the squared advantages."""
-
-
-def _compare_pairs(rewards: Floats, advantages: Floats, answer_ids: Sequence[int | None]) -> _GroupPairs:
-    """Compare all pairs of sequences in a group.
-
-    Args:
-        rewards: Reward of each sequence, (group,).
-        advantages: Advantage of each sequence, (group,).
-        answer_ids: A number per sequence that is the same for the same tokens; None if these are not known.
-    """
-    first, second = np.triu_indices(len(rewards), 1)
-    rewards_equal = rewards[first] == rewards[second]
-    advantage_difference = np.abs(advantages[first] - advantages[second])
-    advantages_differ = advantage_difference > ADVANTAGE_TOLERANCE * np.abs(advantages).max()
-
-    has_answer = np.array([answer is not None for answer in answer_ids])
-    answers = np.array([answer or 0 for answer in answer_ids])
-    answers_equal = has_answer[first] & has_answer[second] & (answers[first] == answers[second])
-
-    # Kendall's correlation, of the pairs that differ in both.
-    ordered = ~rewards_equal & advantages_differ
-    reward_order = np.sign(rewards[first[ordered]] - rewards[second[ordered]])
-    advantage_order = np.sign(advantages[first[ordered]] - advantages[second[ordered]])
-    correlation = float((reward_order * advantage_order).mean()) if ordered.any() else None
-
-    return _GroupPairs(
-        equal_rewards=int(rewards_equal.sum()),
-        split=int((rewards_equal & advantages_differ).sum()),
-        equal_answers=int(answers_equal.sum()),
-        inconsistent=int((answers_equal & ~rewards_equal).sum()),
-        other_answers=int((~answers_equal).sum()),
-        other_rewards=int((~answers_equal & ~rewards_equal).sum()),
-        correlation=correlation,
-        squared_mean=float(advantages.mean() ** 2),
-        mean_square=float(np.square(advantages).mean()),
-    )
 
 
 def _unsampled_edge(first_pass: FirstPass) -> str:

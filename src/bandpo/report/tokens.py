@@ -13,6 +13,7 @@ from bandpo.audit.blocked_tokens import RULES, BlockedTokens, decoder, in_contex
 from bandpo.audit.replay import RUN, RecordedMethod, ReplayCollector, method_of, no_losses
 from bandpo.doctor.diagnosis import Diagnosis, diagnose_record
 from bandpo.doctor.first_pass import FirstPass
+from bandpo.doctor.recorded_advantages import AdvantageCollector
 from bandpo.methods import Method
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule
@@ -129,15 +130,16 @@ class Tokens:
             ValueError: if the record cannot be read.
         """
         first_pass = FirstPass.collector()
+        advantages = AdvantageCollector()
         replay = ReplayCollector(self._rules, self._method)
         moved = MovedTokens(self._method, self._rules)
         blocked = BlockedTokens(self._method, self._rules)
         judged = TolerantCollector([replay, moved, blocked])
-        run.scan([first_pass, judged])
+        run.scan([first_pass, advantages, judged])
 
         replayed = replay.result()
         rows = [] if replayed is None else replayed.rows
-        diagnosis = diagnose_record(first_pass.result(), run.setup, rows)
+        diagnosis = diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
         method = method_of(run.setup, self._method)
         gathered = Gathered(diagnosis, "" if method is None else str(method), rows)
         if judged.error is not None:
