@@ -231,10 +231,20 @@ def test_the_keys_of_a_framework_are_in_the_table(framework):
     assert set(KEYS[framework].values()) - {"evaluation"} <= named
 
 
-@pytest.mark.parametrize("key", ["avg_reward", "train/reward_mean", "average_reward"])
-def test_names_of_the_mean_reward_in_loops_of_one_s_own(key):
+@pytest.mark.parametrize(
+    ("key", "quantity"),
+    [
+        ("avg_reward", "reward"),
+        ("train/reward_mean", "reward"),
+        ("average_reward", "reward"),
+        ("rewards_avg", "reward"),
+        ("kl_avg", "kl"),
+        ("mean_kl", "kl"),
+    ],
+)
+def test_names_of_means_in_loops_of_one_s_own(key, quantity):
     (row,) = named_rows([{"step": 1, key: 0.5}])
-    assert row["reward"] == 0.5
+    assert row[quantity] == 0.5
 
 
 @pytest.mark.parametrize(
