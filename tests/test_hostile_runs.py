@@ -16,7 +16,10 @@ from helpers.records import write_digests
 pytest.importorskip("typer")
 pa = pytest.importorskip("pyarrow")
 
-PLANTED = ("evilmod", "cuda", "pynvml", "opt_einsum", "mlx", "trl", "tokenizers_extra")
+PLANTED = (
+    *("evilmod", "cuda", "pynvml", "opt_einsum", "mlx", "trl", "tokenizers_extra"),
+    *("yaml", "numpy", "pyarrow", "rich", "typer", "json", "sqlite3"),
+)
 """Modules that lie in the stranger's folder: one that its texts name, and some that libraries try to import."""
 
 TEXTS = (
@@ -37,10 +40,23 @@ opened = []
 
 
 def hook(event, arguments):
-    if event in ("os.system", "subprocess.Popen", "socket.connect", "os.exec", "os.posix_spawn"):
+    if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"):
         opened.append(event)
+    if event in ("socket.bind", "socket.getaddrinfo"):
+        opened.append(event)
+    if event == "exec" and arguments[0].co_filename.startswith(folder):
+        opened.append(f"exec {arguments[0].co_filename}")
+    if event == "open" and isinstance(arguments[0], str):
+        path, mode, flags = arguments
+        writes = set(mode or "") & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        outside = not os.path.abspath(path).startswith(folder)
+        if writes and outside and not path.startswith("/dev/") and not path.endswith(".pyc"):
+            # Python caches what it has compiled under a name with a number.
+            if ".pyc." not in path:
+                opened.append(f"open {path}")
 
 
+folder = os.getcwd()
 sys.addaudithook(hook)
 from bandpo.cli import main
 
@@ -96,10 +112,17 @@ def with_record(folder: Path, method: str) -> None:
 
 def result_of(folder: Path, command: list[str], **environment: str) -> dict:
     """Run a command of `bandpo` within the folder; return what it imported and started."""
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
     run = subprocess.run(
         [sys.executable, "-P", "-c", LOADED],
         cwd=folder,
-        env={"COMMAND": json.dumps(command), "PATH": "", "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+        env={
+            "COMMAND": json.dumps(command),
+            "PATH": "",
+            "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
+            "TMPDIR": str(temporary),
+        }
         | environment,
         capture_output=True,
         text=True,
@@ -112,12 +135,14 @@ def result_of(folder: Path, command: list[str], **environment: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [with_log, with_record])
-@pytest.mark.parametrize("command", ["diagnose", "audit", "report"])
+@pytest.mark.parametrize("command", ["diagnose", "audit", "report", "lint"])
 def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
     """One process for each command: the first text stands for all, which the next test takes one by one."""
     folder = planted(tmp_path / "run")
     kind(folder, TEXTS[0])
-    result = result_of(folder, [command, "."])
+    if command == "lint":
+        (folder / "config.yaml").write_text(f"loss_type: dapo\nnum_generations: 1\nmethod: {TEXTS[0]}\n")
+    result = result_of(folder, [command, "config.yaml" if command == "lint" else "."])
     assert result == {"events": [], "modules": [], "path": False}
     assert [file.name for file in folder.glob("ran*")] == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,9 +67,42 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{path} cannot be read: {error}") from error
     return checked(dict[str, Any], content, str(path))
+
+
+SEAL = "sha256"
+"""The key of a sealed object's digest."""
+
+
+def content_digest(content: Mapping[str, Any]) -> str:
+    """Return the digest of an object, but for its seal.
+
+    >>> content_digest({"n": 4, "seed": 0}) == content_digest({"seed": 0, "n": 4, "sha256": "of another"})
+    True
+    """
+    rest = {key: value for key, value in content.items() if key != SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the digest of its content, by which `read_sealed_json` notices a change."""
+    return {SEAL: content_digest(content), **{key: value for key, value in content.items() if key != SEAL}}
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file that was written with its seal, without it.
+
+    Raises:
+        ValueError: if it is no JSON, or is not what was written.
+    """
+    content = read_json(path)
+    if content.pop(SEAL, None) != content_digest(content):
+        raise InvalidValue(
+            f"{path} has changed since it was written, or was not written by bandpo-lab: restore it, or make it again"
+        )
+    return content
 
 
 def read_yaml(text: str | bytes, what: str) -> dict[str, Any]:

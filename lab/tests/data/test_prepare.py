@@ -206,3 +206,18 @@ def test_a_damaged_file_of_an_earlier_call_is_named(sets, tmp_path, file, conten
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=message):
         prepare_data(sets, tmp_path)
+
+
+@pytest.mark.parametrize("form", ["verl", "trl"])
+def test_a_prepared_file_of_which_a_byte_has_changed_is_refused(sets, tmp_path, form):
+    from bandpo_lab.evals.rows import read_rows
+
+    prepare_data(sets, tmp_path / "out")
+    file = tmp_path / "out" / form / "held.parquet"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"held\.parquet has changed since it was prepared, as manifest\.json"
+    ):
+        read_rows(file)

@@ -14,7 +14,7 @@ from bandpo_lab.evals.golds import BadGold, Gold
 from bandpo_lab.evals.grading import CORES
 from bandpo_lab.evals.problems import EvalProblem, embedded_problems, fingerprint, read_problems
 from bandpo_lab.evals.report import as_json, as_markdown, score
-from bandpo_lab.evals.run import evaluate, read_samples
+from bandpo_lab.evals.run import evaluate, read_samples, regrade
 
 PROBLEMS = [EvalProblem(f"sum-{i}", f"{i}+{i}=", str(2 * i), "sums") for i in range(4)]
 
@@ -241,3 +241,21 @@ def test_the_fingerprint_sees_every_change():
     base = embedded_problems(3)
     assert fingerprint(base) == fingerprint(embedded_problems(3))
     assert len({fingerprint(p) for p in (base, base[:2], base[::-1], embedded_problems(3, seed=1))}) == 4
+
+
+def test_settings_of_which_a_byte_has_changed_are_refused(tmp_path):
+    evaluate(Counting(), PROBLEMS, 2, tmp_path)
+    settings = tmp_path / "settings.json"
+    content = settings.read_bytes()
+    for place in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        settings.write_bytes(changed)
+        if changed.split() == content.split():
+            continue  # a space for another
+        with pytest.raises(
+            ValueError, match=r"settings\.json (has changed since it was written|cannot be read)"
+        ):
+            regrade(tmp_path)
+    settings.write_bytes(content)
+    assert regrade(tmp_path) == read_samples(tmp_path)

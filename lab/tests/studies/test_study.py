@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from bandpo.errors import FileProblem
 from bandpo_lab.cli.app import app
+from bandpo_lab.file_models import with_seal
 from bandpo_lab.files import locked
 from bandpo_lab.study.collect import RunResult, batches_to_half
-from bandpo_lab.study.execute import Execution
+from bandpo_lab.study.execute import Execution, read_results
 from bandpo_lab.study.jobs import on_cores
 from bandpo_lab.study.plan import Study, parse_study, study_text
 from bandpo_lab.study.report import sentence, study_page
@@ -152,7 +153,7 @@ def test_a_report_imports_nothing_that_the_results_name(arm, tmp_path, monkeypat
     text = yaml.safe_dump(yaml.safe_load(SMALL) | change, sort_keys=False)
     runs = [vars(record(name, seed, 0.5, experiment="m")) for name in ("clip", "band") for seed in range(3)]
     results = {"study": text, "chosen": [], "failed": [], "versions": {}, "commit": "", "unfinished": False}
-    (tmp_path / "results.json").write_text(json.dumps({**results, "runs": runs}))
+    (tmp_path / "results.json").write_text(json.dumps(with_seal({**results, "runs": runs})))
     result = CliRunner().invoke(app, ["study", "page", "."])
     assert not (tmp_path / "ran").exists()
     assert "evil_study" not in sys.modules
@@ -270,7 +271,7 @@ def test_a_study_that_was_interrupted_has_a_report_too(tmp_path, monkeypatch):
     nothing = CliRunner().invoke(app, command)
     assert "none of its runs has ended yet" in str(nothing.exception)
     so_far = results(differ=True) | {"runs": runs[:4] + runs[6:], "unfinished": True}
-    (folder / "results.json").write_text(json.dumps(so_far))
+    (folder / "results.json").write_text(json.dumps(with_seal(so_far)))
     assert CliRunner().invoke(app, command).exit_code == 0
     text = (tmp_path / "report.md").read_text()
     assert "This study has not ended: 8 runs have so far." in text
@@ -340,3 +341,16 @@ def test_failures_are_isolated_reported_and_tried_again(tmp_path):
     with pytest.raises(ValueError, match="every run has failed"):
         execution(tmp_path / "out", said, model_name_or_path=str(tmp_path / "model"))()
     assert sum("FAILED" in line for line in said) == 2
+
+
+def test_results_of_which_a_byte_has_changed_are_refused(tmp_path):
+    written = json.loads(json.dumps(results(differ=True)))
+    content = json.dumps(with_seal(written))
+    file = tmp_path / "results.json"
+    file.write_text(content)
+    assert read_results(tmp_path) == written
+    for change in (content.replace("0.5", "0.6", 1), content.replace('"sha256"', '"sha257"'), content[:-1]):
+        assert change != content
+        file.write_text(change)
+        with pytest.raises(ValueError, match=r"results\.json (has changed since|cannot be read)"):
+            read_results(tmp_path)

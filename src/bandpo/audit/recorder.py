@@ -2,7 +2,8 @@
 
 Each process writes one Arrow stream of its own (``tokens-PROCESS-OPENING.arrow``), and each `Recorder.add` one record
 batch in it, a row a sequence. A file of digests lies beside it, by which a reader notices damage. What was added is in
-the file when `add` returns, so a kill loses at most the batch that was being written. docs/record-format.md describes the files.
+the file when `add` returns, so a kill loses at most the batch that was being written. docs/record-format.md describes
+the files.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bandpo.errors import InvalidValue
 from bandpo.runs.files import shipped, unpickled
 from bandpo.runs.quantities import Row
 from bandpo.runs.setup import Setup, Value
@@ -285,9 +286,12 @@ def _read_training_args(file: Path) -> Config:
     """Read transformers' ``training_args.bin``, a pickle in an archive, without unpickling what it names."""
     with zipfile.ZipFile(file) as archive:
         entry = next(entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
-        if entry.file_size > LARGEST:
-            return {}
-        return unpickled(archive.read(entry), file).state
+        # The size that an archive states may be forged, so no more than that is decompressed.
+        with archive.open(entry) as opened:
+            data = opened.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise InvalidValue(f"it holds more than {LARGEST:,} bytes")
+        return unpickled(data, file).state
 
 
 def _read_json(file: Path) -> Config:

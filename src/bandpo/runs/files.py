@@ -7,14 +7,79 @@ import gzip
 import io
 import json
 import pickle
+import time
 import warnings
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+
+LARGEST_LOG = 2**29
+"""Bytes of a log that are read, once it is decompressed."""
+
+LONGEST_LINE = 2**24
+"""Bytes of a line that are read."""
+
+MOST_ROWS = 2**21
+"""Lines of a log that are read."""
+
+LONGEST_READING = 120.0
+"""Seconds for which a log is read."""
+
+
+def check_size(path: Path, largest: int = LARGEST_LOG) -> None:
+    """Check that a file is not larger than what is read.
+
+    Raises:
+        ValueError: if it is.
+    """
+    size = path.stat().st_size
+    if size > largest:
+        raise InvalidValue(
+            f"{path} has {size / 2**20:,.0f} MiB, and at most {largest / 2**20:,.0f} are read; give the part with the "
+            "metrics"
+        )
+
+
+def _lines_of(path: Path) -> Generator[bytes]:
+    """Read the lines of a file, which may be a .gz, within the limits.
+
+    Raises:
+        ValueError: if a limit is met, or the archive is damaged; the message names the limit.
+    """
+    is_packed = path.suffix == ".gz"
+    if not is_packed:
+        check_size(path)
+    deadline = time.monotonic() + LONGEST_READING
+    total = 0
+    with gzip.open(path) if is_packed else path.open("rb") as file:
+        for number in range(1, MOST_ROWS + 2):
+            try:
+                line = file.readline(LONGEST_LINE + 1)
+            except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+                raise InvalidValue(f"{path} is no gzip archive, or a damaged one ({error})") from error
+            if not line:
+                return
+            total += len(line)
+            limit = ""
+            if number > MOST_ROWS:
+                limit = f"{MOST_ROWS:,} lines"
+            elif len(line) > LONGEST_LINE:
+                limit = f"{LONGEST_LINE / 2**20:,.0f} MiB in line {number}"
+            elif total > LARGEST_LOG:
+                limit = f"{LARGEST_LOG / 2**20:,.0f} MiB"
+            elif not number % 1024 and time.monotonic() > deadline:
+                limit = f"{LONGEST_READING:g} seconds of reading"
+            if limit:
+                raise InvalidValue(
+                    f"{path} takes more than {limit}, the limit; give the part with the metrics"
+                )
+            yield line
 
 
 def read_jsonl(
@@ -31,8 +96,8 @@ def read_jsonl(
     Raises:
         ValueError: a line is no JSON object; the message names the file and the line.
     """
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    with closing(_lines_of(path)) as lines:
+        for number, line in enumerate(lines, 1):
             ended = line.endswith(b"\n")
             line = line.removeprefix(codecs.BOM_UTF8).strip()
             if line:
@@ -67,7 +132,7 @@ class Foreign(dict[Any, Any]):
         self.state = state
 
 
-class _NoImports(pickle.Unpickler):
+class _NoImports(pickle._Unpickler):  # the one in Python: in C, a forged index of the memo takes gigabytes
     def find_class(self, module: str, name: str) -> Any:
         return Foreign
 

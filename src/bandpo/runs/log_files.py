@@ -8,22 +8,20 @@ import io
 import itertools
 import json
 import re
-import sqlite3
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.errors import BandpoError, InvalidValue
 from bandpo.runs.consoles import ROUNDED_AWAY, console_rows, own_loop_rows
-from bandpo.runs.files import read_jsonl
+from bandpo.runs.files import check_size, read_jsonl
 from bandpo.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
 RawRows = Sequence[Mapping[str, Any]]
 """Rows as they were logged."""
 
-LARGEST_TEXT = 2**31
-"""Bytes above which a text is not read."""
+LARGEST_TEXT = 2**28
+"""Bytes above which a text that is held as a whole is not read."""
 
 MAGIC = {
     b"\x89PNG": "an image (PNG)",
@@ -56,8 +54,10 @@ def read_raw(file: Path) -> Mapping[str, RawRows]:
     try:
         reader = _reader_of(file)
         return reader(file)
-    except (LookupError, sqlite3.Error, struct.error, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r})") from error
+    except (BandpoError, OSError):
+        raise
+    except Exception as error:  # whatever damaged bytes, or those of another kind, lead to
+        raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r:.300})") from error
 
 
 def kind_of(file: Path) -> str:
@@ -88,8 +88,10 @@ KINDS: Mapping[str, str] = {
 
 def _reader_of(file: Path) -> Callable[[Path], Mapping[str, RawRows]]:
     if file.match("events.out.tfevents.*"):
+        check_size(file, LARGEST_TEXT)
         return lambda path: {"": list(read_tensorboard(path))}
     if file.match("*.wandb"):
+        check_size(file, LARGEST_TEXT)
         return lambda path: {"": list(read_wandb(path))}
     if file.match("*.db"):
         return read_trackio
@@ -124,6 +126,7 @@ def _read_json_lines(file: Path) -> Mapping[str, RawRows]:
 
 def _read_json(file: Path) -> Mapping[str, RawRows]:
     """Read one JSON value: a trainer's state, a list of rows, or an object that holds rows or columns."""
+    check_size(file, LARGEST_TEXT)
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -214,11 +217,7 @@ def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(file: Path) -> str:
-    size = file.stat().st_size
-    if size > LARGEST_TEXT:
-        raise InvalidValue(
-            f"{file} has {size / 2**30:.1f} GiB, more than a log; give the part with the metrics"
-        )
+    check_size(file, LARGEST_TEXT)
     data = file.read_bytes()
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     return data.decode(encoding, errors="replace")
@@ -366,12 +365,22 @@ RUN_KEYS = ("run", "run_id", "run_name", "run_number", "Run", "Name", "experimen
 """Keys by which a row names its run."""
 
 
+def _with_finite_integers(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row without the integers that are beyond all floats."""
+    beyond = [key for key, value in row.items() if type(value) is int and abs(value) > LARGEST_INTEGER]
+    return {key: value for key, value in row.items() if key not in beyond} if beyond else row
+
+
+LARGEST_INTEGER = 2**1000
+"""The largest integer that is a metric."""
+
+
 def by_run(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, RawRows]:
     """Return the rows of each run, by the name that the rows have for it.
 
     ms-swift writes its step as ``240/960``, of which the first number is kept.
     """
-    rows = list(rows)
+    rows = list(map(_with_finite_integers, rows))
     logged: set[str] = set().union(*rows)
     for key in logged & set(RUN_KEYS):
         names = {str(row[key]) for row in rows if isinstance(row.get(key), str)}

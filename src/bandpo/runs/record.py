@@ -164,8 +164,8 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
 
     Of a run that was resumed, the steps that a later file of a process repeats are left out of its earlier ones. A last
     batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning, and so are batches
-    whose bytes are not those that were written. So are sequences whose values cannot be right (NaN, a log-probability above 0); the warning counts them
-    and names the first.
+    whose bytes are not those that were written. So are sequences whose values cannot be right (NaN, a log-probability
+    above 0); the warning counts them and names the first.
 
     Args:
         path: The folder that `bandpo.Recorder` wrote, or one file of it.
@@ -216,8 +216,8 @@ def _checked_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
         raise InvalidValue(f"{file} is no record of bandpo.Recorder: its metadata are no object")
     if metadata.get("format") != FORMAT:
         raise InvalidValue(
-            f"{file} is in format {metadata.get('format')} (bandpo {metadata.get('bandpo')}), this version reads format "
-            f"{FORMAT}; read it with the version that wrote it"
+            f"{file} is in format {metadata.get('format')} (bandpo {metadata.get('bandpo')}), this version reads "
+            f"format {FORMAT}; read it with the version that wrote it"
         )
     metadata = {"method": None, "anchor": "trainer", "framework": "", "sampling": {}} | metadata
     sampling = metadata["sampling"]

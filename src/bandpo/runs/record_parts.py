@@ -146,7 +146,8 @@ def _bytes_of(opened: BinaryIO, part: Part, size: int) -> bytes:
         return b""
     if part.end - part.start > LARGEST_PART:
         raise InvalidValue(
-            f"{opened.name}, call {part.number} has {part.end - part.start:,} bytes, and at most {LARGEST_PART:,} are read"
+            f"{opened.name}, call {part.number} has {part.end - part.start:,} bytes, and at most {LARGEST_PART:,} are "
+            "read"
         )
     opened.seek(part.start)
     return opened.read(part.end - part.start)

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from bandpo.errors import InvalidValue
+from bandpo.runs.files import LONGEST_LINE, LONGEST_READING, check_size
 
 Raw = Iterator[Mapping[str, Any]]
 """Metrics as they were logged, with their ``step``."""
@@ -71,6 +75,8 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
         shift += 7
         if byte < 128:
             return value, position
+        if shift > 70:
+            raise IndexError("an integer of more than ten bytes")
 
 
 def _fields(message: bytes, number: int) -> list[Any]:
@@ -93,7 +99,7 @@ def read_wandb(file: Path) -> Raw:
 def _leveldb_records(data: bytes) -> Iterator[bytes]:
     """Read the records of a LevelDB log, whose parts never cross the end of a block."""
     position = HEADER_SIZE
-    record = b""
+    parts: list[bytes] = []
     while position + HEADER_SIZE <= len(data):
         left_in_block = BLOCK_SIZE - position % BLOCK_SIZE
         if left_in_block < HEADER_SIZE:
@@ -101,20 +107,35 @@ def _leveldb_records(data: bytes) -> Iterator[bytes]:
             continue
         _, size, part = struct.unpack_from("<IHB", data, position)
         position += HEADER_SIZE
-        record += data[position : position + size]
+        parts.append(data[position : position + size])
         position += size
         if part in (WHOLE_RECORD, LAST_PART):
-            yield record
-            record = b""
+            yield b"".join(parts)
+            parts.clear()
 
 
 def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
-    """Read the runs of a project from a file ``PROJECT.db``, by their names."""
+    """Read the runs of a project from a file ``PROJECT.db``, by their names.
+
+    Raises:
+        ValueError: if the file takes longer to read than `LONGEST_READING`, or its ``metrics`` are no table: a view may
+            compute for ever.
+    """
+    check_size(file)
+    deadline = time.monotonic() + LONGEST_READING
     runs: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        store.execute("PRAGMA trusted_schema = OFF")
+        store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_LINE)
+        store.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        kinds = store.execute("SELECT type, sql FROM sqlite_master WHERE name = 'metrics'").fetchall()
+        if [(kind, str(sql)[:12].upper()) for kind, sql in kinds] != [("table", "CREATE TABLE")]:
+            raise InvalidValue(f"{file} is no store of trackio: its metrics are no table")
         for name, logged_step, text in store.execute(
             "SELECT run_name, step, metrics FROM metrics ORDER BY id"
         ):
+            if not isinstance(name, str):
+                raise InvalidValue(f"{file} is no store of trackio: a run's name is no text")
             runs[name].append({"_step": logged_step, **json.loads(text)})
     return runs
 

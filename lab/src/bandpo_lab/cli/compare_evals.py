@@ -30,14 +30,14 @@ def compare_evals_command(
     from bandpo_lab.evals.compare import compare_scores
     from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import SETTINGS, read_samples
-    from bandpo_lab.file_models import read_json
+    from bandpo_lab.file_models import read_sealed_json
 
     sides = [[score(read_samples(folder)) for folder in side] for side in (
         [first, *(first_seeds or [])],
         [second, *(second_seeds or [])],
     )]  # fmt: skip
     folders = first, second, *(first_seeds or []), *(second_seeds or [])
-    if len({read_json(folder / SETTINGS).get("grader") for folder in folders}) > 1:
+    if len({read_sealed_json(folder / SETTINGS).get("grader") for folder in folders}) > 1:
         raise InvalidValue(
             "the runs were graded by different graders: bandpo-lab eval --regrade --output-dir RUN"
         )

@@ -19,6 +19,7 @@ from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
 from bandpo_lab.evals.golds import Gold, unreadable
+from bandpo_lab.evals.rows import read_rows
 from bandpo_lab.file_models import checked, read_json
 from bandpo_lab.files import check_writable, replacing
 
@@ -234,7 +235,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> str:
     import pyarrow.parquet
 
     buffer = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer, write_page_checksum=True)
     content = buffer.getvalue().to_pybytes()
     _replace(path, content)
     return hashlib.sha256(content).hexdigest()
@@ -262,15 +263,13 @@ def _earlier(
     out: Path, manifest: Mapping[str, Entry], named: Sequence[str], role: Role
 ) -> dict[str, list[Problem]]:
     """The sets of a role that earlier calls wrote and this one does not write again."""
-    import pyarrow.parquet
-
     earlier = [name for name, entry in manifest.items() if entry["role"] == role and name not in named]
     return {
         name: [
             Problem(
                 row["extra_info"]["id"], row["extra_info"]["problem"], row["reward_model"]["ground_truth"]
             )
-            for row in pyarrow.parquet.read_table(out / "verl" / f"{name}.parquet").to_pylist()
+            for row in read_rows(out / "verl" / f"{name}.parquet")
         ]
         for name in earlier
     }

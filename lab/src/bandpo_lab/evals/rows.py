@@ -16,6 +16,8 @@ from pydantic_core import from_json
 from bandpo.errors import FileProblem, InvalidValue
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.extraction import extract
+from bandpo_lab.file_models import read_json
+from bandpo_lab.files import digest
 
 
 class TextPart(BaseModel):
@@ -102,10 +104,12 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
 
     Raises:
         FileProblem: No such file.
-        ValueError: Another suffix, or a line that is no JSON object, named by its number.
+        ValueError: Another suffix, a line that is no JSON object, named by its number, or a prepared file that is not
+            what `bandpo-lab data prepare` wrote.
     """
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
+    _check_prepared(path)
     if path.suffix in (".jsonl", ".json"):  # verl's name for the same
         return [row for _, row in islice(read_jsonl(path, growing=False, parse=_parse), limit)]
     if path.suffix != ".parquet":
@@ -113,10 +117,29 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
         return list(islice((row for batch in file.iter_batches() for row in batch.to_pylist()), limit))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InvalidValue(f"{path} cannot be read as parquet: {error}") from error
+    except (pyarrow.ArrowException, OSError, ArithmeticError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"{path} cannot be read as parquet: {error!s:.300}") from error
+
+
+def _check_prepared(path: Path) -> None:
+    """Compare a file in a folder of `bandpo-lab data prepare` with the digest in the manifest there.
+
+    Raises:
+        ValueError: if they differ, or the manifest cannot be read.
+    """
+    manifest = path.absolute().parent.parent / "manifest.json"
+    if path.suffix != ".parquet" or not manifest.is_file():
+        return
+    entry = read_json(manifest).get(path.stem)
+    digests = entry.get("sha256") if isinstance(entry, dict) else None
+    expected = digests.get(path.absolute().parent.name) if isinstance(digests, dict) else None
+    if expected is not None and expected != digest(path):
+        raise InvalidValue(
+            f"{path} has changed since it was prepared, as {manifest.name} in its folder says: prepare it again, or "
+            "move it to another folder"
+        )
 
 
 def _parse(line: bytes) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import CORES, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
-from bandpo_lab.file_models import checked, read_json
+from bandpo_lab.file_models import checked, read_sealed_json, with_seal
 from bandpo_lab.files import drop_unfinished_line, locked, replacing
 
 SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
@@ -137,9 +138,9 @@ def regrade(folder: Path) -> list[Sample]:
             golds = ([getattr(s, name) for s in samples] for name in ("completion", "gold", "data_source"))
             grades = graders.map(grade, *golds)
             again = [replace(s, **asdict(verdict)) for s, verdict in zip(samples, grades, strict=True)]
-        settings = read_json(folder / SETTINGS)
+        settings = read_sealed_json(folder / SETTINGS)
         _write(folder / SAMPLES, "".join(map(_line, again)))
-        _write(folder / SETTINGS, json.dumps(settings | {"grader": version()}, indent=2) + "\n")
+        _write_settings(folder / SETTINGS, settings | {"grader": version()})
     return again
 
 
@@ -170,6 +171,10 @@ def _write(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
+def _write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    _write(path, json.dumps(with_seal(settings), indent=2) + "\n")
+
+
 def read_samples(folder: Path) -> list[Sample]:
     """The samples of a finished run in the folder that `evaluate` wrote, each problem's in order.
 
@@ -180,9 +185,12 @@ def read_samples(folder: Path) -> list[Sample]:
     path = folder / SAMPLES
     if not path.exists() or not (folder / SETTINGS).exists():
         raise FileProblem(f"{folder} holds no evaluation: `bandpo-lab eval` makes one")
-    settings = read_json(folder / SETTINGS)
+    settings = read_sealed_json(folder / SETTINGS)
     samples = sorted((sample for _, sample in _parse(path)), key=lambda s: (s.problem, s.sample))
-    expected = settings.get("n", 0) * settings.get("problems", 0)
+    counts = checked(
+        list[int], [settings.get("n"), settings.get("problems")], f"{folder / SETTINGS}, n and problems"
+    )
+    expected = math.prod(counts)
     if len(samples) != expected or len({(s.problem, s.sample) for s in samples}) != expected:
         raise InvalidValue(
             f"{path} has {len(samples)} samples of {expected}: run the same `bandpo-lab eval` again to finish"
@@ -223,9 +231,9 @@ def _check_settings(path: Path, identity: dict[str, Any]) -> None:
     identity = json.loads(json.dumps(identity))
     samples = path.with_name(SAMPLES)
     if not path.exists() or not samples.exists() or not samples.stat().st_size:
-        _write(path, json.dumps(identity, indent=2) + "\n")
+        _write_settings(path, identity)
         return
-    earlier = read_json(path)
+    earlier = read_sealed_json(path)
     for key in {**earlier, **identity}:
         if earlier.get(key) != identity.get(key):
             raise InvalidValue(

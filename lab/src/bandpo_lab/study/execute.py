@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.file_models import checked
+from bandpo_lab.file_models import SEAL, checked, content_digest, read_sealed_json
 from bandpo_lab.files import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
 from bandpo_lab.study.jobs import Job, Outcome
@@ -99,9 +99,10 @@ class Execution:
     def _write(self) -> None:
         """With one line for each run, so that a repository's history shows which changed."""
         runs = ",\n".join("  " + json.dumps(run) for run in self._results["runs"])
-        rest = json.dumps({name: value for name, value in self._results.items() if name != "runs"}, indent=1)
+        rest = {name: value for name, value in self._results.items() if name != "runs"}
+        head = json.dumps({SEAL: content_digest(self._results), **rest}, indent=1)
         with replacing(self.folder / "results.json") as unfinished:
-            unfinished.write_text(f'{rest[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
+            unfinished.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
 
     def _check(self, runs: Sequence[PlannedRun]) -> None:
         """Let `bandpo-lab train` itself read the settings of every run, which loads TRL but trains nothing."""
@@ -180,12 +181,12 @@ def read_results(folder: Path) -> dict[str, Any]:
     """What a study's ``results.json`` holds, of a study that has ended, is at work or was interrupted.
 
     Raises:
-        ValueError: no run has ended yet.
+        ValueError: no run has ended yet, or the file is not what was written.
     """
     file = folder / "results.json"
     if not file.exists():
         raise InvalidValue(f"{folder} has no results.json: it is no study, or none of its runs has ended yet")
-    return json.loads(file.read_text())
+    return read_sealed_json(file)
 
 
 def _key(experiment: str, arm: str, seed: int, tuning: Any, **_: Any) -> str:
