@@ -139,7 +139,7 @@ def score_rldoctor(seeds: Sequence[int]) -> dict[str, Counter[str]] | None:
 
 def score_others(folders: Sequence[Path], readings: Path) -> list[tuple[dict, str, str]]:
     rows = []
-    for entry in json.loads(readings.read_text()):
+    for entry in json.loads(readings.read_text(encoding="utf-8")):
         path = next((folder / entry["log"] for folder in folders if (folder / entry["log"]).exists()), None)
         if path is None:
             continue

@@ -15,6 +15,7 @@ import pytest
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
+from helpers.ports import free_port
 
 pytest.importorskip("trl")
 
@@ -35,7 +36,8 @@ def command(folder, *more, processes=2, steps=6):
         "torch.distributed.run",
         "--nproc_per_node",
         str(processes),
-        "--master_port=0",
+        "--master_addr=127.0.0.1",
+        f"--master_port={free_port()}",
     ]
     return [
         *launcher,
