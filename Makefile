@@ -107,6 +107,7 @@ $(NODE)/.installed: $(NODE_LOCK) pyproject.toml lab/pyproject.toml
 
 lint: $(DEV)
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select PLW1514 .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/codespell src lab examples tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md

@@ -30,7 +30,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     framework = FRAMEWORKS.get(collection_path.stem)
     absent = framework is not None and importlib.util.find_spec(framework) is None
-    return absent or ">>>" not in collection_path.read_text() or None
+    return absent or ">>>" not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.fixture(autouse=True, scope="session")

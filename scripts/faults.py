@@ -10,8 +10,8 @@ A run of the embedded task (12 steps, a checkpoint after every second) is made o
   file), which grows by a step and the run is resumed, until it ends;
 - damage: each file of an interrupted run's folder, and of a finished one's, is damaged, one at a time, in a fresh copy,
   and the run is resumed: truncated at a random place, one bit flipped, half of it zeros, in the place of the same file
-  of the other checkpoint or the other folder, or exchanged with it; last, two checkpoints change places. `--damage`
-  stops after so many, in random order.
+  of the other checkpoint or the other folder, or exchanged with it; last, two checkpoints change places, with which an
+  interrupted run must stop. `--damage` stops after so many, in random order.
 
 What must hold at every end: weights bit for bit those of the undisturbed run, each logged row once and the same but for
 times, the same scores, and the same files. Folders where it does not hold are kept.
@@ -111,6 +111,14 @@ class Faults:
         else:
             self.compare(what, folder)
 
+    def refuse(self, what: str, folder: Path) -> None:
+        """Resume a run of which no checkpoint is whole: it stops, and nothing in its folder changes."""
+        before = names(folder)
+        code = self.train(folder)
+        if code != 2 or (names(folder) ^ before) - {".lock"}:
+            self.wrong.append(f"{what}: ended with {code}, see {self.log}")
+            print(f"WRONG {self.wrong[-1]}", flush=True)
+
     def kills(self, number: int, seconds: float) -> None:
         """Kill at moments spread evenly over a whole run's duration."""
         folder, run = self.work / "killed-0", 0
@@ -183,7 +191,11 @@ class Faults:
                     shutil.rmtree(folder)
                     continue
             self.counts[how] += 1
-            self.resume(f"{source.name}, {name} {how}", folder)
+            checkpoints = list(source.glob("checkpoint-*"))
+            if how == "changed places" and source == interrupted and len(checkpoints) == 2:
+                self.refuse(f"{source.name}, {how}", folder)
+            else:
+                self.resume(f"{source.name}, {name} {how}", folder)
             shutil.rmtree(folder)
 
     def other(self, source: Path, elsewhere: Path, name: Path) -> Path:

@@ -11,6 +11,9 @@ def write_between_marks(page: Path, name: str, lines: Sequence[str]) -> None:
     """Replace what stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     text = re.sub(
-        f"{begin}.*{end}", lambda _: "\n".join([begin, *lines, end]), page.read_text(), flags=re.DOTALL
+        f"{begin}.*{end}",
+        lambda _: "\n".join([begin, *lines, end]),
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
     )
-    page.write_text(text)
+    page.write_text(text, encoding="utf-8")

@@ -60,7 +60,7 @@ def read_predictions(file: Path) -> list[Prediction]:
     Raises:
         ValueError: there is none, or one expects something else than ``greater``, ``less`` or ``equal``.
     """
-    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", file.read_text(), re.M)]
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", file.read_text(encoding="utf-8"), re.M)]
     found = [Prediction(*row[:5]) for row in rows if len(row) == 6 and row[0] != "world"]
     if not found or {p.expects for p in found} - {"greater", "less", "equal"}:
         raise InvalidValue(f"{file} has no table of predictions: greater, less or equal")

@@ -34,7 +34,7 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     """Of these languages; of all if none is given."""
     found, heading = [], ""
     pattern = r'^#+ (?P<heading>.*)$|^```(?P<language>\w+)(?: title="(?P<title>.*)")?\n(?P<text>(?s:.*?))^```'
-    for match in re.finditer(pattern, page.read_text(), re.M):
+    for match in re.finditer(pattern, page.read_text(encoding="utf-8"), re.M):
         heading = match["heading"] or heading
         if match["language"] and (not languages or match["language"] in languages):
             found.append(Block(page.name, heading, match["language"], match["title"] or "", match["text"]))
@@ -50,7 +50,7 @@ def commands(page: Path, program: str) -> list[list[str]]:
         page: The page.
         program: ``bandpo`` or ``bandpo-lab``.
     """
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     fenced = "".join(block.text for block in blocks(page, "sh", "console"))
     indented = "".join(re.findall(r"^    .*\n", text, re.M))
     lines = (fenced + indented).replace("\\\n", " ")

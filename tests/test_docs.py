@@ -29,7 +29,7 @@ def test_console(step, tmp_path):
 def names_in(file: Path) -> set[str]:
     """What a module defines or imports, its classes' attributes included."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         match node:
             case (
                 ast.FunctionDef(name=name)

@@ -158,7 +158,7 @@ class Reading(NamedTuple):
 
 def score_others(folders: Sequence[Path], readings: Path) -> list[Reading]:
     rows = []
-    for entry in json.loads(readings.read_text()):
+    for entry in json.loads(readings.read_text(encoding="utf-8")):
         path = next((folder / entry["log"] for folder in folders if (folder / entry["log"]).exists()), None)
         if path is None:
             continue

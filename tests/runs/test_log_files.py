@@ -245,18 +245,18 @@ def test_a_stray_file_does_not_hide_a_log(tmp_path):
 def test_names_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"step": step, "iteration_reward": 0.1 * step, "H": 1.0} for step in range(1, 13)]
-    Path("log.jsonl").write_text(lines(rows))
+    Path("log.jsonl").write_text(lines(rows), encoding="utf-8")
     result = CliRunner().invoke(
         app, ["diagnose", "log.jsonl", "--map", "reward=iteration_reward", "--map", "entropy=H"]
     )
     assert result.exit_code == 0, result.output
     assert "read 2 of 2 logged keys in 12 log steps, 1 to 12" in result.output
-    Path("bandpo-names.json").write_text('{"reward": "iteration_reward"}')
+    Path("bandpo-names.json").write_text('{"reward": "iteration_reward"}', encoding="utf-8")
     log = read_log("log.jsonl")
     assert (log.read["reward"], log.unread) == (("iteration_reward",), ("H",))
     # They also tell which file of a folder is the log.
     assert read_log(".").read["reward"] == ("iteration_reward",)
-    Path("bandpo-names.json").write_text("[1]")
+    Path("bandpo-names.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(ValueError, match=r"bandpo-names\.json must be an object such as"):
         read_log("log.jsonl")
     with pytest.raises(ValueError, match=r"--map takes QUANTITY=KEY, such as .*, got 'reward'"):

@@ -128,10 +128,12 @@ def evil(tmp_path, monkeypatch):
 def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     """Nor can a log; the user's own word has it imported."""
     arguments = {"method": method, "importance_sampling_level": "token"}
-    Path("config.yaml").write_text(json.dumps({"arguments": arguments}).replace("EVIL", evil))
+    Path("config.yaml").write_text(
+        json.dumps({"arguments": arguments}).replace("EVIL", evil), encoding="utf-8"
+    )
     rows = [row(1) | {"method": evil}, row(2)]
     write(Path("metrics.jsonl"), rows)
-    Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "method": evil}))
+    Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "method": evil}), encoding="utf-8")
     results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
     # Two log steps allow no verdict.
     assert [result.exit_code for result in results] == [2, 2]

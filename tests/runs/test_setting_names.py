@@ -58,7 +58,7 @@ def test_every_name_was_found_in_a_file_of_the_framework(framework, name):
         assert name in {field.name for field in dataclasses.fields(GRPOConfig)}
         return
     file = Path(str(distribution.locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")))
-    settings = yaml.safe_load(file.read_text())
+    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     for part in name.split("."):
         if name.endswith("policy_loss._target_") and part == "_target_":
             return  # hydra's own, which names the class of the settings beside it

@@ -64,7 +64,7 @@ def hub_model(name: str, recipes: Path) -> HubModel | None:
     """
     file = recipes / "paper/model" / f"{name}.yaml"
     if file.is_file():
-        settings = yaml.safe_load(file.read_text())
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
         return HubModel(settings["actor_rollout_ref"]["model"]["path"], settings["recipe"].get("revision"))
     if is_path(name) or Path(name).is_dir():
         return None
@@ -158,9 +158,9 @@ def data_sets(settings: str, task: str, data: Path, recipes: Path) -> list[DataS
     names = ["recommended", settings, *([] if task == "math" else [f"task/{task}"])]
     of_recipe: dict[str, list[str]] = {}
     for name in names:
-        section: Mapping[str, Any] = yaml.safe_load((recipes / "paper" / f"{name}.yaml").read_text()).get(
-            "data", {}
-        )
+        section: Mapping[str, Any] = yaml.safe_load(
+            (recipes / "paper" / f"{name}.yaml").read_text(encoding="utf-8")
+        ).get("data", {})
         of_recipe |= {key: section[key] for key in ("train_files", "val_files") if key in section}
     sets = []
     for path in (*of_recipe["train_files"], *of_recipe["val_files"]):
@@ -197,7 +197,7 @@ def changed_files(paths: list[str]) -> list[str]:
 def _entry(folder: Path, name: str) -> dict[str, Any] | None:
     """Return what a folder's manifest says of a set."""
     try:
-        return json.loads((folder / "manifest.json").read_text()).get(name)
+        return json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get(name)
     except FileNotFoundError:
         return None
 

@@ -187,7 +187,7 @@ def _version(package: str) -> str:
 
 
 def _locked() -> dict[str, str]:
-    lines = (line.split(" ")[0].split("==") for line in LOCK.read_text().splitlines())
+    lines = (line.split(" ")[0].split("==") for line in LOCK.read_text(encoding="utf-8").splitlines())
     return {line[0]: line[1] for line in lines if len(line) == 2 and line[0] in PACKAGES}
 
 
@@ -195,7 +195,7 @@ def _memory() -> float:
     """Return the memory of the machine, or what the container may use of it."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        if file.is_file() and (text := file.read_text().strip()).isdecimal():
+        if file.is_file() and (text := file.read_text(encoding="utf-8").strip()).isdecimal():
             sizes.append(int(text))
     return min(sizes) / 2**30
 

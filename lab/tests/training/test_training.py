@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from bandpo.errors import FileProblem, RunProblem
@@ -21,8 +22,8 @@ from bandpo.runs.record import read_record
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
-from bandpo_lab.training.checkpoints import WholeCheckpoints
-from bandpo_lab.training.run_folder import RunFolder
+from bandpo_lab.training.checkpoints import WholeCheckpoints, saving
+from bandpo_lab.training.run_folder import RunFolder, reason_against_more_steps
 from bandpo_lab.training.train import RunTrainer, run_training
 
 # Few of so short answers earn anything, and the live diagnosis says so.
@@ -186,9 +187,6 @@ def damaged(*names, folder="", gone=(), said="was finished, but {0} has changed"
             said=CHECKPOINT,
         ),
         (None, AT_THE_END, ""),  # killed after the last step
-        *slow(
-            (None, ("manifest.json", "checkpoint-*/optimizer.pt"), "no checkpoint is whole: .* from step 0")
-        ),
     ],
     ids=str,
 )
@@ -207,6 +205,18 @@ def test_goes_on_from_what_is_whole(case, whole, copied, capsys):
     assert not said.startswith("checkpoint") or (copied / "damaged" / name).exists()
     run_training(small(copied, "--resume"))
     assert "made again" not in capsys.readouterr().err
+
+
+def test_a_finished_run_that_is_damaged_and_has_no_checkpoint_stays(copied):
+    """Its other files are not overwritten by a run from step 0."""
+    for checkpoint in copied.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    (copied / "model" / "model.safetensors").unlink()
+    with pytest.raises(
+        RunProblem, match=r"was finished and is damaged, and it has no checkpoint.*begin anew"
+    ):
+        run_training(small(copied, "--resume"))
+    assert (copied / "metrics.jsonl").exists()
 
 
 def unfinish(run):
@@ -462,3 +472,80 @@ def test_what_is_missing_is_named(missing, tmp_path):
     arguments = small(tmp_path / "run", *(f"--{name}={value}" for name, value in names.items()), *CPU)
     with pytest.raises(ValueError, match=f"{missing} {tmp_path}/nothing: "):
         run_training(arguments)
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_to_more_steps(copied, tmp_path):
+    """Its end is that of a run that had them from the beginning."""
+    longer = run_training(small(tmp_path / "longer", "--max_steps=8")).path
+    run_training(small(copied, "--max_steps=8", "--resume"))
+    assert_same(copied, longer)
+    with pytest.raises(ValueError, match=r"other settings \(max_steps: 8 → 6\)"):
+        run_training(small(copied, "--resume"))
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "reason"),
+    [
+        ([], 6, None),
+        (["--lr_scheduler_type=constant_with_warmup", "--warmup_steps=2"], 6, None),
+        (["--lr_scheduler_type=cosine"], 6, "lr_scheduler_type cosine goes by max_steps"),
+        (
+            ["--lr_scheduler_type=constant_with_warmup", "--warmup_steps=0.1"],
+            6,
+            "warmup_steps=0.1 is a share",
+        ),
+        (["--logging_steps=0.5"], 6, "logging_steps=0.5 is a share of max_steps"),
+        (["--method=Band(KL(), Linear(0.04, 0.02))"], 6, "of the method goes by the share of max_steps"),
+        ([], 5, "step 5 is in the middle of a batch's 2 updates"),
+    ],
+)
+def test_what_forbids_more_steps(options, steps, reason, tmp_path):
+    said = reason_against_more_steps(small(tmp_path, *options), steps)
+    assert said == reason or reason in said
+
+
+def test_more_steps_are_refused_with_the_reason(copied):
+    """The whole run's schedule is constant; here the configuration says otherwise, under a seal that agrees."""
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    config["arguments"]["lr_scheduler_type"] = "linear"
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    seal(copied, [copied / "config.yaml"])
+    with pytest.raises(ValueError, match=r"cannot be raised from 6 to 8: lr_scheduler_type linear goes by"):
+        run_training(small(copied, "--resume", "--max_steps=8", "--lr_scheduler_type=linear"))
+
+
+def test_a_run_with_its_record_inside_can_be_moved(tmp_path):
+    def options(folder):
+        return ["--max_steps=2", "--eval_prompts=0", f"--record={folder / 'record'}"]
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    run_training(small(old, *options(old)))
+    old.rename(new)
+    assert run_training(small(new, *options(new), "--resume")).path == new
+    again = parse_arguments(["--config", str(new / "config.yaml"), "--output_dir", str(tmp_path / "again")])
+    assert again.training.record == str(tmp_path / "again" / "record")
+
+
+def test_a_disk_that_fails_while_a_checkpoint_is_written_is_said_with_its_name(tmp_path, monkeypatch):
+    """torch.save raises no OSError; /dev/full is a disk without room."""
+
+    def onto_a_full_disk(self, folder):
+        torch.save({"state": torch.zeros(1000)}, "/dev/full")
+
+    monkeypatch.setattr(RunTrainer, "_save_optimizer_and_scheduler", onto_a_full_disk)
+    with pytest.raises(FileProblem, match=r"checkpoint-2 cannot be written: .*add --resume") as caught:
+        run_training(small(tmp_path, "--max_steps=2", "--eval_prompts=0"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OSError(errno.EIO, "Input/output error"),
+    ],
+)
+def test_each_way_in_which_a_disk_fails_names_the_checkpoint(error):
+    with pytest.raises(OSError, match=r"checkpoint-2"), saving(Path("run/checkpoint-2")):
+        raise error

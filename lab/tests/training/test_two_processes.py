@@ -15,6 +15,7 @@ import pytest
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
+from helpers.ports import free_port
 
 pytest.importorskip("trl")
 
@@ -35,7 +36,8 @@ def command(folder, *more, processes=2, steps=6):
         "torch.distributed.run",
         "--nproc_per_node",
         str(processes),
-        "--master_port=0",
+        "--master_addr=127.0.0.1",
+        f"--master_port={free_port()}",
     ]
     return [
         *launcher,
@@ -125,6 +127,10 @@ def assert_goes_on_from(step, folder, whole):
     assert (weights(folder), rows(folder)) == (weights(whole), rows(whole))
 
 
+def names(folder):
+    return sorted(path for path in folder.rglob("*") if not path.name.startswith(".lock"))
+
+
 def append(path, content=b"more"):
     with path.open("ab") as file:
         file.write(content)
@@ -153,12 +159,12 @@ def test_two_processes_resume_from_each_checkpoint(gone, interrupted, whole):
 
 @pytest.mark.slow
 def test_another_number_of_processes_is_refused(interrupted):
-    before = sorted(interrupted.rglob("*"))
+    before = names(interrupted)
     ended = train(interrupted, "--resume", processes=1)
     assert ended.returncode != 0
     assert "holds a run of 2 processes, and this is one of 1 process: " in ended.stderr
     assert "Traceback" not in ended.stderr.partition("torch/distributed/elastic")[0]
-    assert [path for path in sorted(interrupted.rglob("*")) if not path.name.startswith(".lock")] == before
+    assert names(interrupted) == before
 
 
 @pytest.mark.slow

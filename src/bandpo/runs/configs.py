@@ -149,7 +149,7 @@ def read_configuration(
     """
     if path.suffix == ".jsonl":
         # bandpo's driver writes the settings into the first line of verl's file logger.
-        with suppress(OSError, StopIteration, ValueError), path.open() as lines:
+        with suppress(OSError, StopIteration, ValueError), path.open(encoding="utf-8") as lines:
             text = lookup(json.loads(next(lines)), "data.bandpo.method")
             if isinstance(text, str):
                 return Setup("verl", text)

@@ -113,7 +113,7 @@ def map_command(
     save_figure(draw_map(found), folder / "map.png")
     tables = map_text(found)
     with replacing(folder / "map.md") as unfinished:
-        unfinished.write_text(tables)
+        unfinished.write_text(tables, encoding="utf-8")
     console = Console()
     console.print(tables, highlight=False, markup=False, soft_wrap=True)
     for name in ("map.png", "map.md", "map.jsonl"):

@@ -264,7 +264,10 @@ def explain(folder: Path, run: str) -> str:
     """The likeliest cause of a run's end, from its log."""
     path = folder / files.LOG.format(run)
     lines = (
-        [_PREFIX.sub("", line.rstrip()) for line in _COLOUR.sub("", path.read_text()).splitlines()]
+        [
+            _PREFIX.sub("", line.rstrip())
+            for line in _COLOUR.sub("", path.read_text(encoding="utf-8")).splitlines()
+        ]
         if path.exists()
         else []
     )

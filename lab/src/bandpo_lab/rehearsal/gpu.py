@@ -47,7 +47,7 @@ def tried(command: list[str], config: Any, output: Path) -> str:
     log, checkpoint = folder / files.LOG.format("gpu"), folder / "global_step_1"
     with log.open("w") as file:
         subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
-    text = log.read_text(errors="replace")
+    text = log.read_text(encoding="utf-8", errors="replace")
     size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     shutil.rmtree(checkpoint, ignore_errors=True)
     steps = read_steps(text.splitlines())

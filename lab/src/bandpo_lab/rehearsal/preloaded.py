@@ -40,7 +40,7 @@ def _end(*_: object) -> None:
 signal.signal(signal.SIGTERM, _end)
 prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 prctl(PR_SET_CHILD_SUBREAPER, 1)
-with open(os.devnull, "w") as nothing:
+with open(os.devnull, "w", encoding="utf-8") as nothing:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nothing.fileno(), stream.fileno())
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

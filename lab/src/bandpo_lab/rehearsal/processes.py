@@ -50,7 +50,8 @@ class Forks(ThreadingUnixStreamServer):
         self.folder, self._context = folder, context
         address, python = str(folder / "fork.sock"), folder / "python"
         script = str(Path(__file__).with_name("stand_in.py"))
-        python.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", script, address])} "$@"\n')
+        command = shlex.join([sys.executable, "-IS", script, address])
+        python.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
         python.chmod(0o755)
         self._env = env | {PYTHON: str(python)}
         super().__init__(address, _Answer)
@@ -108,7 +109,7 @@ def _become(arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequ
     for target, file in enumerate(files):
         os.dup2(file.fileno(), target)
         file.close()
-    sys.stdin = open(0)  # multiprocessing has closed it, and Ray's agents end with it  # noqa: SIM115
+    sys.stdin = open(0, encoding="utf-8")  # multiprocessing has closed it, and Ray's agents end with it  # noqa: SIM115
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # its own; we kill forks, and it complains
     np.random.seed()  # Python's own generator is seeded by the fork, torch's is the same in any process
     sys.executable = env[PYTHON]

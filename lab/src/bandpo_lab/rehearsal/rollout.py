@@ -36,7 +36,7 @@ class TransformersServer:
         self.global_steps: int | None = 0
         self.requests: Counter[str] = Counter()
         self.folder = Path(os.environ[FOLDER])
-        self.answers: dict[str, str] = json.loads((self.folder / ANSWERS).read_text())
+        self.answers: dict[str, str] = json.loads((self.folder / ANSWERS).read_text(encoding="utf-8"))
 
     def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
         """Takes the trainer's weights; every parameter of the model must be among them."""
@@ -46,7 +46,7 @@ class TransformersServer:
             raise KeyError(f"weight sync sent no value for {sorted(missing)}")
         self.model.load_state_dict(weights, strict=False)
         self.global_steps = global_steps
-        with open(self.folder / SYNCS, "a") as file:
+        with open(self.folder / SYNCS, "a", encoding="utf-8") as file:
             checksum = sum(w.double().abs().sum().item() for w in weights.values())
             print(json.dumps({"step": global_steps, "checksum": checksum}), file=file)
 
@@ -97,7 +97,7 @@ class TransformersServer:
         sequence = torch.cat([prompt, torch.tensor([response])], dim=1)
         logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1] / (temperature or 1.0)
         logp = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
-        with open(self.folder / SAMPLES.format(os.environ[RUN]), "a") as file:
+        with open(self.folder / SAMPLES.format(os.environ[RUN]), "a", encoding="utf-8") as file:
             print(json.dumps({"step": self.global_steps, "log_probs": logp.tolist()}), file=file)
         return TokenOutput(
             token_ids=response,

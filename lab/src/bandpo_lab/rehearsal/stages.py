@@ -117,7 +117,7 @@ def rehearse(
             write_rows(prompts.rows, folder / f"{split}.parquet")
             answers |= prompts.answers(key, right_answer)
             origins.append(f"{split} prompts: {prompts.origin}")
-        (folder / files.ANSWERS).write_text(json.dumps(answers))
+        (folder / files.ANSWERS).write_text(json.dumps(answers), encoding="utf-8")
 
         made = changes(config, folder, steps)
         search = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]

@@ -187,10 +187,10 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         versions = {"bandpo": bandpo.__version__, "torch": torch.__version__, "numpy": np.__version__}
-        file.write_text(_line({**plan.header, "versions": versions}))
+        file.write_text(_line({**plan.header, "versions": versions}), encoding="utf-8")
     todo = [key for key in plan.todo if key not in done]
     calls = [partial(_run_alone, plan, *key) for key in todo]
-    with file.open("a") as lines:
+    with file.open("a", encoding="utf-8") as lines:
         ended = on_cores(calls, workers, preload=[__name__])
         for count, (place, outcome) in enumerate(ended, len(done) + 1):
             if outcome.code:

@@ -93,7 +93,9 @@ def collect_run(folder: Path) -> dict[str, Any]:
     """The log and scores of one finished run, which logged once per batch, as JSON can hold them."""
     rows = [row for row in read_log(folder).rows if "reward" in row]  # other rows hold scores of evaluations
     scores = (
-        json.loads((folder / "evaluation.json").read_text()) if (folder / "evaluation.json").exists() else {}
+        json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        if (folder / "evaluation.json").exists()
+        else {}
     )
     by_bin: dict[str, tuple[float, float]] = {}
     for name in BINS:
@@ -118,4 +120,4 @@ def _rounded(value: float | None) -> Any:
 
 def versions(folder: Path) -> dict[str, str]:
     """What one run was made with."""
-    return yaml.safe_load((folder / "config.yaml").read_text())["versions"]
+    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["versions"]

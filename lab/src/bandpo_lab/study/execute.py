@@ -86,7 +86,7 @@ class Execution:
         self._results: dict[str, Any] = {"chosen": [], "failed": [], "runs": []}
         if (self.folder / "results.json").exists():
             self._results |= read_results(self.folder)
-        for text in (kept.read_text() if kept.exists() else None, self._results.get("study")):
+        for text in (kept.read_text(encoding="utf-8") if kept.exists() else None, self._results.get("study")):
             if text not in (None, self.text):
                 raise InvalidValue(
                     f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a "
@@ -94,7 +94,7 @@ class Execution:
                 )
         self._ended = {_key(**run): run for run in self._results["runs"]}
         with replacing(kept) as unfinished:
-            unfinished.write_text(self.text)
+            unfinished.write_text(self.text, encoding="utf-8")
 
     def _write(self) -> None:
         """With one line for each run, so that a repository's history shows which changed."""
@@ -102,7 +102,7 @@ class Execution:
         rest = {name: value for name, value in self._results.items() if name != "runs"}
         head = json.dumps({SEAL: content_digest(self._results), **rest}, indent=1)
         with replacing(self.folder / "results.json") as unfinished:
-            unfinished.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
+            unfinished.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n', encoding="utf-8")
 
     def _check(self, runs: Sequence[PlannedRun]) -> None:
         """Let `bandpo-lab train` itself read the settings of every run, which loads TRL but trains nothing."""
@@ -121,7 +121,7 @@ class Execution:
         config = self._place(run).with_suffix(".yaml")
         config.parent.mkdir(parents=True, exist_ok=True)
         options = {**run.options, "output_dir": str(self._place(run))}
-        config.write_text(yaml.safe_dump(options, sort_keys=False))
+        config.write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
         return config
 
     def _run(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -206,7 +206,9 @@ def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
 
 def _last_line(log: Path) -> str:
     lines = [
-        line for line in log.read_text(errors="replace").replace("\r", "\n").splitlines() if line.strip()
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
+        if line.strip()
     ]
     return lines[-1].strip() if lines else "it printed nothing"
 

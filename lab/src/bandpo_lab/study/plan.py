@@ -238,10 +238,10 @@ def study_text(file: str) -> str:
         ValueError: there is no such file.
     """
     if file == "quick":
-        return (resources.files("bandpo_lab.study") / "quick.yaml").read_text()
+        return (resources.files("bandpo_lab.study") / "quick.yaml").read_text(encoding="utf-8")
     if not Path(file).is_file():
         raise InvalidValue(f"{file} is no file; the study that comes with bandpo is called quick")
-    return Path(file).read_text(errors="replace")
+    return Path(file).read_text(encoding="utf-8", errors="replace")
 
 
 def parse_study(text: str) -> Study:

@@ -123,6 +123,8 @@ class Arguments(NamedTuple):
     mixture: DatasetMixtureConfig
 
 
+OUTPUT_DIR = "{output_dir}"
+"""What stands in a run's config.yaml for the run folder, so that the folder can be moved."""
 PARTS: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
 KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help", "help_all"}
 
@@ -218,6 +220,10 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
     except (ValueError, ImportError) as error:
         raise InvalidValue(str(error)) from error
+    if arguments.training.record and arguments.training.output_dir:
+        arguments.training.record = arguments.training.record.replace(
+            OUTPUT_DIR, arguments.training.output_dir
+        )
     if arguments.run.data_dir:
         for part in arguments.mixture.datasets:
             part.data_dir = arguments.run.data_dir

@@ -64,7 +64,7 @@ WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "I/O error", "os erro
 
 
 @contextmanager
-def _saving(checkpoint: Path) -> Generator[None, None, None]:
+def saving(checkpoint: Path) -> Generator[None, None, None]:
     """Name the checkpoint in an error of the disk while it is written.
 
     Raises:
@@ -117,7 +117,7 @@ class WholeCheckpoints(Trainer):
         unfinished = folder / UNFINISHED / finished.name
         self._writing = True
         try:
-            with _saving(finished):
+            with saving(finished):
                 super()._save_checkpoint(model, trial)
         finally:
             self._writing = False

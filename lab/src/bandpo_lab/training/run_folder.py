@@ -35,6 +35,7 @@ from bandpo_lab.files import (
     sealed,
     sync,
 )
+from bandpo_lab.training.arguments import OUTPUT_DIR
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 from bandpo_lab.training.processes import Processes
 
@@ -338,12 +339,23 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def _within(path: str | None, output_dir: str | None) -> str | None:
+    """Return a path in the run folder by its place there, so that the folder can be moved; any other as it is."""
+    if not path or not output_dir:
+        return path
+    absolute, folder = Path(path).absolute(), Path(output_dir).absolute()
+    if not absolute.is_relative_to(folder):
+        return path
+    return f"{OUTPUT_DIR}/{absolute.relative_to(folder).as_posix()}"
+
+
 def _settings(arguments: Arguments) -> dict[str, Any]:
     """Every setting that shapes the trajectory, as YAML can hold it."""
     training = arguments.training.to_dict()
     # They tell where and when a run took place, and do not shape it. The log folder's name holds the time.
     for name in ("output_dir", "logging_dir", "run_name"):
         training.pop(name, None)
+    training["record"] = _within(training["record"], arguments.training.output_dir)
     run = asdict(arguments.run)
     del run["resume"]
     settings = run | training | asdict(arguments.model) | asdict(arguments.mixture)
