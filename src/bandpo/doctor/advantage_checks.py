@@ -122,6 +122,9 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
     tested = "the end token counts (share of finished answers that end with one)"
     finished = (recorded.truncated == 0) & (recorded.last_token != NO_TOKEN) & (recorded.length > 1)
     last = recorded.last_token[finished]
+    # Where no answer at all is said to be cut off, that may be what a writer says of every answer.
+    if not (recorded.truncated == 1).any():
+        return Finding("ok", None, tested, advice="needs truncated=, and an answer that was cut off")
     if len(last) < FEWEST_CORRELATED or not len(recorded.token_counts):
         return Finding("ok", None, tested, advice="record tokens= and truncated=")
 
@@ -484,7 +487,7 @@ class _Comparison:
         share = float(np.square(between[where]).sum() / np.square(self.data.advantage[where]).sum())
         cause = (
             f"advantages are those of {name}: answers are compared with all of the batch and not with those to the "
-            f"same prompt, and {share:.0%} of the advantages tell how easy the prompt is. REINFORCE++ does so, GRPO does not"
+            f"same prompt, {share:.0%} of advantages tell how easy a prompt is. REINFORCE++ does, GRPO does not"
         )
         return _Departure("grouping", cause, severity="look")
 
@@ -513,7 +516,7 @@ class _Comparison:
             largest = float(np.abs(self.data.advantage[wrong]).max())
             all_tied = len(np.unique(group[tied & (sizes > 1)]))
             cause = (
-                f"in {len(groups)} of {all_tied} groups with equal rewards, advantages reach ±{largest:.2g} in place of "
+                f"in {len(groups)} of {all_tied} groups with equal rewards, advantages reach ±{largest:.2g}, not "
                 "0: rounding is divided by a standard deviation of nearly 0"
             )
             return _Departure("advantages", cause, onset=float(self.data.step[wrong].min()))
