@@ -33,8 +33,9 @@ COLUMNS = {
     "reward": ("raw_reward", "filtered_rewards", "rewards"),
     "truncated": ("truncated",),
 }
-"""For each column of a batch, what NeMo-RL, slime (miles alike), SkyRL, prime-rl and miles' losses call it. The ratio of
-prime-rl's loss refers to the engine's log-probabilities."""
+"""For each column of a batch, what NeMo-RL, slime (miles alike), SkyRL, prime-rl and miles' losses call it.
+
+The ratio of prime-rl's loss refers to the engine's log-probabilities."""
 
 REQUIRED = ("old", "advantages", "mask")
 """The columns without which a batch tells nothing."""
