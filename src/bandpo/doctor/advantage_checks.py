@@ -192,8 +192,9 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
     rewards = some.reward[~np.isnan(some.reward)]
     rewards_are_equal = len(rewards) > 1 and bool((rewards == rewards[0]).all())
     advantages_are_equal = bool((some.advantage == some.advantage[0]).all())
-    # If equal rewards have different advantages, these were computed from other answers as well.
-    if rewards_are_equal and (advantages_are_equal or np.abs(some.advantage).max() < 1e-3):
+    # Where answers below the mean were left out, the rest have one reward, and advantages above 0 that differ.
+    only_positive = bool((some.advantage > 0).all()) and not advantages_are_equal
+    if rewards_are_equal and not only_positive:
         cause = f"every reward is {float(rewards[0]):g}"
         truncated_share = float((some.truncated == 1).mean())
         if truncated_share > MAJORITY:
@@ -505,7 +506,8 @@ class _Comparison:
             sizes = np.bincount(group)[group]
             where = self.informative(expected)
             rest = where & ~tied
-            if rest.sum() and float(self.fits(expected)[rest].mean()) < NEARLY_ALL:
+            # Other groups must show that the advantages are of this estimator.
+            if not rest.any() or float(self.fits(expected)[rest].mean()) < NEARLY_ALL:
                 continue
             wrong = where & tied & (sizes > 1)
             groups = np.unique(group[wrong])
