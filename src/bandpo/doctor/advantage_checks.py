@@ -122,6 +122,9 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
     tested = "the end token counts (share of finished answers that end with one)"
     finished = (recorded.truncated == 0) & (recorded.last_token != NO_TOKEN) & (recorded.length > 1)
     last = recorded.last_token[finished]
+    # Where no answer at all is said to be cut off, that may be what a writer says of every answer.
+    if not (recorded.truncated == 1).any():
+        return Finding("ok", None, tested, advice="needs truncated=, and an answer that was cut off")
     if len(last) < FEWEST_CORRELATED or not len(recorded.token_counts):
         return Finding("ok", None, tested, advice="record tokens= and truncated=")
 
@@ -189,8 +192,9 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
     rewards = some.reward[~np.isnan(some.reward)]
     rewards_are_equal = len(rewards) > 1 and bool((rewards == rewards[0]).all())
     advantages_are_equal = bool((some.advantage == some.advantage[0]).all())
-    # If equal rewards have different advantages, these were computed from other answers as well.
-    if rewards_are_equal and (advantages_are_equal or np.abs(some.advantage).max() < 1e-3):
+    # Where answers below the mean were left out, the rest have one reward, and advantages above 0 that differ.
+    only_positive = bool((some.advantage > 0).all()) and not advantages_are_equal
+    if rewards_are_equal and not only_positive:
         cause = f"every reward is {float(rewards[0]):g}"
         truncated_share = float((some.truncated == 1).mean())
         if truncated_share > MAJORITY:
@@ -484,7 +488,7 @@ class _Comparison:
         share = float(np.square(between[where]).sum() / np.square(self.data.advantage[where]).sum())
         cause = (
             f"advantages are those of {name}: answers are compared with all of the batch and not with those to the "
-            f"same prompt, and {share:.0%} of the advantages tell how easy the prompt is. REINFORCE++ does so, GRPO does not"
+            f"same prompt, {share:.0%} of advantages tell how easy a prompt is. REINFORCE++ does, GRPO does not"
         )
         return _Departure("grouping", cause, severity="look")
 
@@ -502,7 +506,8 @@ class _Comparison:
             sizes = np.bincount(group)[group]
             where = self.informative(expected)
             rest = where & ~tied
-            if rest.sum() and float(self.fits(expected)[rest].mean()) < NEARLY_ALL:
+            # Other groups must show that the advantages are of this estimator.
+            if not rest.any() or float(self.fits(expected)[rest].mean()) < NEARLY_ALL:
                 continue
             wrong = where & tied & (sizes > 1)
             groups = np.unique(group[wrong])
@@ -513,7 +518,7 @@ class _Comparison:
             largest = float(np.abs(self.data.advantage[wrong]).max())
             all_tied = len(np.unique(group[tied & (sizes > 1)]))
             cause = (
-                f"in {len(groups)} of {all_tied} groups with equal rewards, advantages reach ±{largest:.2g} in place of "
+                f"in {len(groups)} of {all_tied} groups with equal rewards, advantages reach ±{largest:.2g}, not "
                 "0: rounding is divided by a standard deviation of nearly 0"
             )
             return _Departure("advantages", cause, onset=float(self.data.step[wrong].min()))

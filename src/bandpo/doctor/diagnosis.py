@@ -294,7 +294,8 @@ def diagnose_record(
     from bandpo.doctor.token_checks import token_findings
 
     # Masks and answers that were left out change the figures of the tokens, not the other way round.
-    findings = advantage_findings(advantages) + token_findings(first_pass)
+    check_of_numbers, *of_tokens = token_findings(first_pass)
+    findings = [check_of_numbers, *advantage_findings(advantages), *of_tokens]
     notes = advantage_notes(advantages)
     batch_rows = first_pass.batch_rows()
     # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.

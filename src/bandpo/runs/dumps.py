@@ -1,12 +1,14 @@
 """Read the batches that frameworks write by themselves as losses of a record, before their first update.
 
 NeMo-RL's ``train_data_step….jsonl``, the files of ``--save-debug-train-data`` of slime and miles, and SkyRL's
-``dump_data_batch``. None holds the log-probabilities of the policy in training.
+``dump_data_batch`` do not hold the log-probabilities of the policy in training. prime-rl's token exports and miles'
+``policy_loss_debug`` do, so that rules are replayed on them.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,16 +23,19 @@ if TYPE_CHECKING:
     from numpy import ndarray as Array
 
 COLUMNS = {
-    "old": ("prev_logprobs", "log_probs", "action_log_probs"),
-    "engine": ("generation_logprobs", "rollout_log_probs", "rollout_logprobs"),
+    "new": ("trainer_logprobs", "train_log_probs"),
+    "old": ("prev_logprobs", "log_probs", "action_log_probs", "old_log_probs", "inference_logprobs"),
+    "engine": ("generation_logprobs", "rollout_log_probs", "rollout_logprobs", "inference_logprobs"),
     "advantages": ("advantages",),
-    "mask": ("token_loss_mask", "loss_masks", "loss_mask"),
+    "mask": ("token_loss_mask", "loss_masks", "loss_mask", "local_loss_mask"),
     "tokens": ("token_ids", "tokens", "sequences"),
     "entropy": ("entropy",),
     "reward": ("raw_reward", "filtered_rewards", "rewards"),
     "truncated": ("truncated",),
 }
-"""For each column of a batch, what NeMo-RL, slime (miles alike) and SkyRL call it."""
+"""For each column of a batch, what NeMo-RL, slime (miles alike), SkyRL, prime-rl and miles' losses call it.
+
+The ratio of prime-rl's loss refers to the engine's log-probabilities."""
 
 REQUIRED = ("old", "advantages", "mask")
 """The columns without which a batch tells nothing."""
@@ -42,6 +47,27 @@ Columns = Mapping[str, Any]
 def _read_jsonl_columns(path: Path) -> Columns:
     rows = [row for _, row in read_jsonl(path)]
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+def _read_token_export(path: Path) -> Columns:
+    """Read prime-rl's file of one step and process: a line a sequence, null where a number is not finite."""
+    columns = dict(_read_jsonl_columns(path))
+    numbers = [
+        name for kind in ("new", "old", "advantages", "entropy") for name in COLUMNS[kind] if name in columns
+    ]
+    for name in numbers:
+        rows = columns[name]
+        columns[name] = [[math.nan if value is None else value for value in row] for row in rows]
+    return columns
+
+
+def _read_policy_loss(path: Path) -> Columns:
+    """Read miles' file of one loss of one process, which holds a dict a sequence."""
+    import torch
+
+    samples = torch.load(path, map_location="cpu", weights_only=True)["samples"]
+    names = [name for name in samples[0] if all(name in sample for sample in samples)] if samples else []
+    return {name: [sample[name] for sample in samples] for name in names}
 
 
 def _read_saved(path: Path) -> Columns:
@@ -78,24 +104,38 @@ def _read_pickled(path: Path) -> Columns:
 
 KINDS: Mapping[str, tuple[str, Callable[[Path], Columns]]] = {
     "train_data_step*.jsonl": ("nemo-rl", _read_jsonl_columns),
+    "step_*/rank_*.jsonl": ("prime-rl", _read_token_export),
+    "rank_*_call_*.pt": ("miles", _read_policy_loss),
     "*.pt": ("slime", _read_saved),
     "*.pkl": ("skyrl", _read_pickled),
 }
-"""For each kind of file, the framework that writes it, and its reader."""
+"""For each kind of file, the framework that writes it, and its reader. The first pattern that matches counts."""
 
 
 def dump_files(path: Path) -> list[Path]:
     """Return the dumps that a path names, or that lie in a folder, in the order of their steps."""
     candidates = [path]
     if not path.is_file():
-        candidates = [file for pattern in KINDS for file in path.glob(pattern)]
-    files = [file for file in candidates if any(file.match(pattern) for pattern in KINDS)]
+        # A folder that is named may itself be the one of a step.
+        patterns = [*KINDS, "rank_*.jsonl"]
+        candidates = list(dict.fromkeys(file for pattern in patterns for file in path.glob(pattern)))
+    files = [file for file in candidates if _kind_of(file) is not None]
     return sorted(files, key=lambda file: (_step_of(file), file.name))
 
 
+def _kind_of(path: Path) -> tuple[str, Callable[[Path], Columns]] | None:
+    """Return the framework that writes a file and its reader; None if it is no dump."""
+    return next((kind for pattern, kind in KINDS.items() if path.absolute().match(pattern)), None)
+
+
 def _step_of(path: Path) -> int:
-    """Return the first number of a file's name; a rank may follow it."""
-    numbers = re.findall(r"\d+", path.stem)
+    """Return the step that a file's name or its folder tells; of a loss of miles the number of its call."""
+    folder = path.absolute().parent.name
+    if folder.startswith("step_"):
+        text = folder
+    else:
+        text = path.stem.partition("_call_")[2] or path.stem
+    numbers = re.findall(r"\d+", text)
     return int(numbers[0]) if numbers else 0
 
 
@@ -106,11 +146,16 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
         ValueError: if a file is no dump of these frameworks, or lacks a column.
     """
     for file in files:
-        framework, read = next(kind for pattern, kind in KINDS.items() if file.match(pattern))
+        kind = _kind_of(file)
+        if kind is None:
+            raise InvalidValue(f"{file} is no batch that a framework wrote")
+        framework, read = kind
         try:
             yield _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
         except (LookupError, AttributeError, TypeError, RuntimeError, EOFError) as error:
-            raise InvalidValue(f"{file} is no batch of NeMo-RL, slime, miles or SkyRL ({error!r})") from error
+            raise InvalidValue(
+                f"{file} is no batch of NeMo-RL, slime, miles, SkyRL or prime-rl ({error!r})"
+            ) from error
 
 
 def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
@@ -156,23 +201,26 @@ def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
     advantages = padded("advantages", np.float32)
     assert logp_old is not None
     assert advantages is not None
+    logp = padded("new", np.float32)
+    # Whether miles made an update before a loss, its file does not tell.
+    before_updates = None if framework == "miles" and logp is not None else 0
     batch = LossBatch(
         location=str(file),
         step=_step_of(file),
         method=None,
-        anchor="trainer",
+        anchor="rollout" if framework == "prime-rl" else "trainer",
         framework=framework,
-        log_ratio=np.zeros_like(logp_old),
+        log_ratio=np.zeros_like(logp_old) if logp is None else logp - logp_old,
         logp_old=logp_old,
         advantages=advantages,
         mask=mask,
         logp_rollout=padded("engine", np.float32),
         entropy=padded("entropy", np.float32),
         token=padded("tokens", np.int64),
-        update=0,
+        update=before_updates,
         reward=per_sequence("reward"),
         truncated=per_sequence("truncated"),
-        has_logp=False,
+        has_logp=logp is not None,
     )
     return replace(batch, group=_groups(columns["tokens"], masks)) if "tokens" in columns else batch
 
