@@ -13,6 +13,7 @@ from pages import ROOT
 DOCTOR = sorted((ROOT / "src/bandpo/doctor").glob("*.py"))
 ADVICE = "src/bandpo/data/advice.json"
 BENCH = "benchmarks/doctor/faults.py"
+BENCH_OF_TOKENS = "benchmarks/doctor/token_faults.py"
 LOG_BENCH = "benchmarks/doctor/log_scenarios.py"
 PAGE = "docs/diagnose.md"
 
@@ -27,10 +28,20 @@ def calls_of(tree, name):
     return [call for call in calls if name in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))]
 
 
+def listed_codes(tree):
+    """Return the codes in annotations of the form ``code: Literal["a", "b"]`` in the classes of a file."""
+    values = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "code":
+            values += [value for value in ast.walk(node.annotation) if isinstance(value, ast.Constant)]
+    return values
+
+
 def reported_codes():
     """Return the codes that are passed to `Finding.failed`, in the order of the source.
 
-    A function may pass one of its parameters. The codes are then the arguments of the calls of that function.
+    A function may pass one of its parameters. The codes are then the arguments of the calls of that function. It may
+    pass the attribute ``code`` of a class of its file, of which the annotation lists the codes.
     """
     codes = []
     for path in DOCTOR:
@@ -43,6 +54,8 @@ def reported_codes():
                 if isinstance(code, ast.Name) and code.id in parameters:
                     position = parameters.index(code.id)
                     values = [outer.args[position] for outer in calls_of(tree, function.name)]
+                elif isinstance(code, ast.Attribute) and code.attr == "code":
+                    values = listed_codes(tree)
                 else:
                     values = [code]
                 for value in values:
@@ -102,6 +115,7 @@ def test_each_finding_is_made_by_a_test():
 def test_each_finding_is_made_by_the_bench():
     tree = parse(BENCH)
     expected = [call.args[0] for call in calls_of(tree, "Fault") if call.args]
+    expected += [call.args[0] for call in calls_of(parse(BENCH_OF_TOKENS), "TokenFault") if call.args]
     expected += [call.args[0] for call in calls_of(parse(LOG_BENCH), "Scenario") if call.args]
     codes = {code for codes in expected for code in ast.literal_eval(codes)}
     require(

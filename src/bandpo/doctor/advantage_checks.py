@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -294,7 +295,7 @@ def _family(name: str) -> str:
 class _Departure:
     """A way in which advantages are not those of an estimator."""
 
-    code: str
+    code: Literal["advantages", "grouping", "no-signal", "reward-sign"]
     cause: str
     onset: float | None = None
     severity: str | None = None
@@ -642,9 +643,9 @@ class _Comparison:
             later = where & (self.batch >= numbers[first])
             onset = float(self.data.step[later].min())
             how = self._how(self.has_advantage & (self.batch >= numbers[first]), expected, group)
-            code = {"are 0": "no-signal"}.get(
-                how, "reward-sign" if how.startswith("are negated") else "advantages"
-            )
+            code = "reward-sign" if how.startswith("are negated") else "advantages"
+            if how == "are 0":
+                code = "no-signal"
             cause = f"from step {onset:g} on advantages {how}; before it they are those of {name}"
             return _Departure(code, cause, onset=onset)
         return None
