@@ -515,6 +515,7 @@ def test_more_steps_are_refused_with_the_reason(copied):
         run_training(small(copied, "--resume", "--max_steps=8", "--lr_scheduler_type=linear"))
 
 
+@pytest.mark.slow
 def test_a_run_with_its_record_inside_can_be_moved(tmp_path):
     def options(folder):
         return ["--max_steps=2", "--eval_prompts=0", f"--record={folder / 'record'}"]
