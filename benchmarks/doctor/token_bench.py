@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from token_faults import FAULTS, HEALTHY, UNUSUAL, TokenFault, TokenSetting, drawn_setting, train
 
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
-from token_faults import FAULTS, HEALTHY, UNUSUAL, TokenFault, TokenSetting, drawn_setting, train
 
 
 def healthy_setting(seed: int) -> tuple[str, TokenSetting]:
@@ -81,7 +81,14 @@ def main() -> None:
         result = {"name": name, "seed": setting.seed} | verdict(fault, setting, diagnosis)
         results[name].append(result)
         is_well = not result["alarms"] if fault is HEALTHY else result["right"] and not result["excluded"]
-        print("  " if is_well else "X ", name, setting.seed, result["headline"], result.get("onset", ""), flush=True)
+        print(
+            "  " if is_well else "X ",
+            name,
+            setting.seed,
+            result["headline"],
+            result.get("onset", ""),
+            flush=True,
+        )
         if options.output:
             with options.output.open("a") as file:
                 print(json.dumps(result), file=file)

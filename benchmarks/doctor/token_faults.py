@@ -63,10 +63,28 @@ class TokenFault:
     """Whether the length limit cuts nearly all answers off."""
 
 
-OLD_ALONE = ("stale", "weight-sync", "engine-mismatch", "top-p", "retokenised", "routing", "prompt", "edited-logits")
+OLD_ALONE = (
+    "stale",
+    "weight-sync",
+    "engine-mismatch",
+    "top-p",
+    "retokenised",
+    "routing",
+    "prompt",
+    "edited-logits",
+)
 """Faults of the engine, which are excluded where the engine agrees with the policy in training."""
 
-SAMPLER_ALONE = ("stale", "weight-sync", "engine-mismatch", "retokenised", "routing", "prompt", "shift", "dropout")
+SAMPLER_ALONE = (
+    "stale",
+    "weight-sync",
+    "engine-mismatch",
+    "retokenised",
+    "routing",
+    "prompt",
+    "shift",
+    "dropout",
+)
 """Faults that show in log-probabilities, which are excluded where all of them agree."""
 
 ENGINE_ALONE = ("shift", "permuted", "dropout", "reference-as-old", "precision")
@@ -74,7 +92,9 @@ ENGINE_ALONE = ("shift", "permuted", "dropout", "reference-as-old", "precision")
 
 FAULTS: dict[str, TokenFault] = {
     "old rows permuted": TokenFault(("permuted",), ("temperature", "dropout", *OLD_ALONE), old="rows"),
-    "old positions permuted": TokenFault(("permuted",), ("temperature", "dropout", *OLD_ALONE), old="columns"),
+    "old positions permuted": TokenFault(
+        ("permuted",), ("temperature", "dropout", *OLD_ALONE), old="columns"
+    ),
     "old reversed": TokenFault(("permuted",), ("temperature", "dropout", *OLD_ALONE), old="reversed"),
     "old shifted": TokenFault(("shift",), ("temperature", "dropout", *OLD_ALONE), old="shifted"),
     "old at another temperature": TokenFault(("temperature",), ("dropout", *OLD_ALONE), old="temperature"),
@@ -108,8 +128,12 @@ FAULTS: dict[str, TokenFault] = {
     "engine in 8 bits": TokenFault(
         ("engine-mismatch",), ("weight-sync", "temperature", "top-p", *ENGINE_ALONE), rounding="fp8"
     ),
-    "routing": TokenFault(("routing",), ("temperature", "top-p", "retokenised", *ENGINE_ALONE), routing_noise=1.0),
-    "half of the weights": TokenFault(("weight-sync",), ("temperature", "top-p", *ENGINE_ALONE), weights="half"),
+    "routing": TokenFault(
+        ("routing",), ("temperature", "top-p", "retokenised", *ENGINE_ALONE), routing_noise=0.05
+    ),
+    "half of the weights": TokenFault(
+        ("weight-sync",), ("temperature", "top-p", *ENGINE_ALONE), weights="half"
+    ),
     "stale": TokenFault(("stale",), ("temperature", "top-p", *ENGINE_ALONE), weights="stale"),
     "stale without versions": TokenFault(
         ("stale", "weight-sync"), ("temperature", "top-p", *ENGINE_ALONE), weights="unversioned"
@@ -117,7 +141,9 @@ FAULTS: dict[str, TokenFault] = {
     "retokenised": TokenFault(("retokenised",), ("temperature", "top-p", *ENGINE_ALONE), retokenised=0.03),
     "prompt counted": TokenFault(("mask",), ("temperature", "top-p", "stale"), counts_prompt=True),
     "answers cut off": TokenFault(("truncated",), ("temperature", "top-p", "stale"), cut=True),
-    "midway: engine temperature": TokenFault(("temperature",), ENGINE_ALONE, midway=True, engine_temperature=True),
+    "midway: engine temperature": TokenFault(
+        ("temperature",), ENGINE_ALONE, midway=True, engine_temperature=True
+    ),
     "midway: top-p": TokenFault(("top-p",), ENGINE_ALONE, midway=True, edit="top-p"),
     "midway: old rows permuted": TokenFault(
         ("permuted",), ("temperature", "dropout", *OLD_ALONE), midway=True, old="rows"
@@ -174,8 +200,6 @@ class TokenSetting:
     """Whether the mask leaves out some tokens within answers, as of a tool's output."""
     steps_of_updates: bool = False
     """Whether ``step`` counts updates or batches."""
-    columns: bool = True
-    """Whether tokens, cuts, batches and updates are recorded, which other writers may leave out."""
 
 
 def drawn_setting(seed: int) -> TokenSetting:
@@ -203,7 +227,6 @@ def drawn_setting(seed: int) -> TokenSetting:
         lag=draw.choice((1, 2, 4)),
         advantages=draw.choice(("grpo", "grpo", "dr-grpo", "rloo")),
         steps_of_updates=draw.random() < 0.5,
-        columns=draw.random() < 0.85,
     )
 
 
@@ -242,10 +265,10 @@ class SmallPolicy(nn.Module):
                 layer.weight.mul_(3.0)
             self.head.weight.mul_(8.0 * setting.sharpness)
             self.head.bias[PAD] = -20.0
-            # Most answers end before their length limit: the end token gets four times its reciprocal on average.
+            # Most answers end before their length limit: the end token gets six times its reciprocal on average.
             logits = self(torch.randint(3, setting.vocabulary, (64, 8))) / setting.temperature
             logits[..., EOS] = -math.inf
-            share = min(0.4, 4 / setting.length)
+            share = min(0.4, 6 / setting.length)
             level = logits.logsumexp(-1).mean() + math.log(share / (1 - share))
             self.head.weight[EOS] *= 0.2
             self.head.bias[EOS] = level * setting.temperature
@@ -284,7 +307,9 @@ def edited(logits: Tensor, ids: Tensor, answer_start: int, edit: str, setting: T
     """
     if edit == "top-p":
         ordered, order = logits.softmax(-1).sort(-1, descending=True)
-        kept = torch.zeros_like(ordered, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered < 0.9)
+        kept = torch.zeros_like(ordered, dtype=torch.bool).scatter(
+            -1, order, ordered.cumsum(-1) - ordered < 0.9
+        )
         return logits.masked_fill(~kept, -math.inf)
     if edit == "top-k":
         smallest = logits.topk(max(2, setting.vocabulary // 8), -1).values[:, -1:]
@@ -372,7 +397,9 @@ def rounded_to_8_bits(policy: SmallPolicy) -> None:
             weight.copy_(torch.ldexp((mantissa * 16).round() / 16, exponent))
 
 
-def engine_of(history: list[SmallPolicy], fault: TokenFault, setting: TokenSetting, first: int) -> SmallPolicy:
+def engine_of(
+    history: list[SmallPolicy], fault: TokenFault, setting: TokenSetting, first: int
+) -> SmallPolicy:
     """Return the policy that samples the next batch.
 
     Args:
@@ -392,7 +419,7 @@ def engine_of(history: list[SmallPolicy], fault: TokenFault, setting: TokenSetti
         rounded_to_8_bits(engine)
     if setting.half_precision:
         engine = engine.bfloat16()
-    engine.routing_noise = 0.02 * fault.routing_noise
+    engine.routing_noise = fault.routing_noise
     return engine
 
 
@@ -447,7 +474,9 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
     rate = setting.learning_rate * (1e-6 if fault.updates == "tiny-rate" else 1.0)
     optimizer = torch.optim.Adam(trainer.parameters(), rate)
     history: list[SmallPolicy] = []
-    micro_batches = max(4, setting.micro_batches) if fault.updates.startswith("lost") else setting.micro_batches
+    micro_batches = (
+        max(4, setting.micro_batches) if fault.updates == "lost-gradient" else setting.micro_batches
+    )
     length = 4 if fault.cut else setting.length
     with Recorder(folder, method=METHOD, framework="bench") as recorder:
         for batch in range(setting.batches):
@@ -496,9 +525,7 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
                 rollout = torch.cat([torch.zeros(added.shape), rollout], 1)
             with torch.no_grad():
                 whole = trainer(ids)[:, start - 1 : -1]
-                old = old_log_probabilities(
-                    whole, ids, start, rollout, history, active, setting, generator
-                )
+                old = old_log_probabilities(whole, ids, start, rollout, history, active, setting, generator)
 
             parts = min(setting.updates, setting.parts)
             for update in range(setting.updates):
@@ -506,8 +533,11 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
                 chunks = [chunk for chunk in rows_of_update.chunk(micro_batches) if len(chunk)]
                 optimizer.zero_grad()
                 for number, rows in enumerate(chunks):
-                    is_lost = number > 0 and number == len(chunks) - 1 and active.updates.startswith("lost")
-                    if is_lost and active.updates == "lost-tokens":
+                    is_lost = number == len(chunks) - 1 and active.updates == "lost-gradient"
+                    if active.updates == "lost-tokens":
+                        # What a division by the micro-batch's size leaves over: a part of the last group.
+                        rows = rows[rows < len(ids) - setting.group // 2]
+                    if not len(rows):
                         continue
                     every = log_probabilities(trainer(ids[rows])[:, start - 1 : -1], setting.temperature)
                     logp = every.gather(2, ids[rows, start:, None]).squeeze(2)
@@ -515,14 +545,11 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
                     columns: dict[str, Any] = {
                         "reward": reward[rows],
                         "group": torch.arange(setting.prompts).repeat_interleave(setting.group)[rows],
+                        "tokens": ids[rows, start:],
+                        "truncated": truncated[rows],
+                        "generation": batch,
+                        "update": update,
                     }
-                    if setting.columns:
-                        columns |= {
-                            "tokens": ids[rows, start:],
-                            "truncated": truncated[rows],
-                            "generation": batch,
-                            "update": update,
-                        }
                     per_step = setting.updates if setting.steps_of_updates else 1
                     if active.weights != "unversioned":
                         version = max(0, batch - setting.lag) if active.weights == "stale" else batch

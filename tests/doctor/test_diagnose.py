@@ -23,6 +23,7 @@ from helpers.simulated_runs import (
     behind,
     changed,
     noise,
+    nucleus,
     simulate,
     trl_log,
 )
@@ -232,52 +233,68 @@ TOKENS_OF_A_LOSS = PROMPTS * GROUP * LENGTH
 
 def test_a_record_that_was_looked_at_as_a_whole_is_said_to_be(tmp_path):
     diagnosis = diagnose(simulate(tmp_path))
-    losses = 8 * UPDATES
+    tokens = 8 * TOKENS_OF_A_LOSS
     assert diagnosis.coverage.complete
     assert diagnosis.coverage.as_json() == {
-        "tokens": losses * TOKENS_OF_A_LOSS,
-        "total_tokens": losses * TOKENS_OF_A_LOSS,
-        "losses": losses,
-        "total_losses": losses,
+        "tokens": tokens,
+        "total_tokens": tokens,
+        "batches": 8,
+        "total_batches": 8,
     }
-    assert str(diagnosis.coverage) == "looked at all 9,216 tokens of 24 losses"
+    assert str(diagnosis.coverage) == "looked at all 3,072 tokens of 8 batches"
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
     assert f"\n{diagnosis.coverage}\n" in result.output
     assert "\npassed: values are numbers" in result.output
 
 
-def test_of_a_long_record_it_is_said_how_much_was_looked_at(tmp_path, monkeypatch):
-    # The fourth batch is the first that is left out.
-    monkeypatch.setattr(first_pass, "TOKENS", 2 * TOKENS_OF_A_LOSS + 1)
+@pytest.fixture
+def _small_budget(monkeypatch):
+    monkeypatch.setattr(first_pass, "TOKENS", 8 * TOKENS_OF_A_LOSS // 2)
+    monkeypatch.setattr(first_pass, "FEWEST_TOKENS", 64)
+
+
+@pytest.mark.usefixtures("_small_budget")
+def test_of_a_long_record_it_is_said_how_much_was_looked_at(tmp_path):
     diagnosis = diagnose(simulate(tmp_path))
-    assert not diagnosis.coverage.complete
-    assert diagnosis.coverage.as_json() == {
-        "tokens": 3 * UPDATES * TOKENS_OF_A_LOSS,
-        "total_tokens": 8 * UPDATES * TOKENS_OF_A_LOSS,
-        "losses": 3 * UPDATES,
-        "total_losses": 8 * UPDATES,
-    }
-    coverage = "looked at 3,456 of 9,216 tokens (the first 9 of 24 losses)"
-    assert str(diagnosis.coverage) == coverage
+    coverage = diagnosis.coverage
+    assert not coverage.complete
+    assert (coverage.total_tokens, coverage.batches, coverage.total_batches) == (3072, 8, 8)
+    assert coverage.tokens <= 1536
+    share = f"{100 * coverage.tokens / 3072:.2g}%"
+    text = f"looked at {coverage.tokens:,} of 3,072 tokens ({share}), in all 8 batches"
+    assert str(coverage) == text
     # Nothing that is said to be right is said of more than that.
-    assert (
-        diagnosis.headline
-        == "ok: nothing is wrong in what could be tested of the first 9 of 24 losses (14 tests)"
+    assert diagnosis.headline.startswith(
+        f"ok: nothing is wrong in what could be tested of {share} of the tokens ("
     )
     printed = CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
-    assert f"\n{coverage}\n" in printed
-    assert "\npassed in the first 9 of 24 losses: values are numbers" in printed
+    assert f"\n{text}\n" in printed
+    assert f"\npassed in {share} of the tokens: values are numbers" in printed
     of_scripts = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json"]).output)
-    assert of_scripts["coverage"] == diagnosis.coverage.as_json()
-    assert coverage in diagnosis._repr_html_()
+    assert of_scripts["coverage"] == coverage.as_json()
+    assert text in diagnosis._repr_html_()
 
 
-def test_a_fault_in_a_long_record_is_said_beside_how_much_was_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(first_pass, "TOKENS", 1)
+@pytest.mark.usefixtures("_small_budget")
+def test_a_fault_in_a_long_record_is_said_beside_how_much_was_looked_at(tmp_path):
     folder = simulate(tmp_path, new=lambda z, g: z / 0.7)
     result = CliRunner().invoke(app, ["diagnose", str(folder)])
     assert result.exit_code == 1
-    assert "\nlooked at 1,152 of 9,216 tokens (the first 3 of 24 losses)\n" in result.output
+    assert " of 3,072 tokens (" in result.output
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ({"engine": lambda z, batch, g: z / (0.6 if batch >= 5 else 1.0)}, "temperature"),
+        ({"engine": lambda z, batch, g: nucleus(z) if batch >= 5 else z}, "top-p"),
+    ],
+)
+@pytest.mark.usefixtures("_small_budget")
+def test_a_fault_that_begins_midway_is_found_with_its_onset(fault, code, tmp_path):
+    finding = diagnose(simulate(tmp_path, **fault)).findings[0]
+    assert (finding.code, finding.onset) == (code, 5)
+    assert "before step 5 they agree" in finding.cause
 
 
 def test_tokens_of_sequences_that_are_left_out_do_not_count_as_looked_at(tmp_path):
@@ -287,7 +304,7 @@ def test_tokens_of_sequences_that_are_left_out_do_not_count_as_looked_at(tmp_pat
     with Recorder(tmp_path) as recorder:
         for logp in (old, spoilt):
             recorder.add(logp=logp, logp_old=old, advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
-    assert str(diagnose(tmp_path).coverage) == "looked at all 42 tokens of 2 losses"
+    assert str(diagnose(tmp_path).coverage) == "looked at all 24 tokens of 2 batches"
 
 
 def test_a_log_holds_no_tokens_to_look_at(tmp_path):

@@ -120,6 +120,29 @@ def one_late(name):
     return lambda d: d[name].roll(-1, 1)
 
 
+def flipped_experts(z, batch, g):
+    """Move the logits of a few places, as another expert does."""
+    places = torch.rand((*z.shape[:2], 1), generator=g) < 0.03
+    return torch.where(places, z + torch.randn(z.shape, generator=g), z)
+
+
+def another_prompt(z, *_):
+    """Move the logits of the first places most, by the same in each batch."""
+    moves = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(5))
+    return z + 1.5 * torch.exp(-torch.arange(z.shape[1]) / 2.0)[:, None] * moves
+
+
+def without_some(z, *_):
+    """Ban half of the vocabulary from the first places."""
+    banned = (torch.arange(z.shape[1]) < 4)[:, None] & (torch.arange(VOCABULARY) < VOCABULARY // 2)
+    return z.masked_fill(banned, -1e9)
+
+
+def without_the_last(columns):
+    """Leave out the last two answers, which are of the last group."""
+    return {name: x[:-2] if isinstance(x, torch.Tensor) else x for name, x in columns.items()}
+
+
 CUT = {"truncated": lambda d: torch.ones(PROMPTS * GROUP).bool()}
 NO_VERSION = changed(version=None)
 FAULTS = {
@@ -145,6 +168,16 @@ FAULTS = {
     "prompt": ("mask", {"spoil": at_the("start")}),
     "padding": ("mask", {"spoil": at_the("end")}),
     "dropout": ("dropout", {"new": noise(0.3)}),
+    "old rows": ("permuted", {"spoil": changed(logp_old=lambda d: d["logp_old"].roll(5, 0))}),
+    "old positions": ("permuted", {"spoil": changed(logp_old=lambda d: d["logp_old"].flip(1))}),
+    "reference": ("reference-as-old", {"old": noise(0.3)}),
+    "old in half precision": ("precision", {"old": noise(0.01)}),
+    "experts": ("routing", {"engine": flipped_experts}),
+    "another prompt": ("prompt", {"engine": another_prompt}),
+    "banned words": ("edited-logits", {"engine": without_some, "reports": lambda z, _: z}),
+    "banned words, processed": ("edited-logits", {"engine": without_some}),
+    "last micro-batch": ("micro-batch-lost", {"spoil": without_the_last}),
+    "no step": ("no-step", {"move": 0.0}),
     "no advantages": ("no-signal", {"spoil": changed(advantages=lambda d: 0 * d["advantages"])}),
     "scale": ("advantage-scale", {"spoil": changed(advantages=lambda d: 4000 * d["advantages"])}),
     "sign": ("reward-sign", {"spoil": changed(advantages=lambda d: -d["advantages"])}),

@@ -112,11 +112,15 @@ def test_the_page_says_how_much_of_a_record_was_looked_at(tmp_path, monkeypatch)
     record = recorded(tmp_path / "run" / "record")
     log(tmp_path / "run" / "metrics.jsonl", [{"step": k, "reward": k / 9} for k in range(3)])
     (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
-    assert (run["looked_at"], run["part"]) == ("looked at all 1,728 tokens of 12 losses", "")
-    monkeypatch.setattr(first_pass, "TOKENS", 300)
+    assert (run["looked_at"], run["part"]) == ("looked at all 1,728 tokens of 12 batches", "")
+    monkeypatch.setattr(first_pass, "TOKENS", 1000)
+    monkeypatch.setattr(first_pass, "FEWEST_TOKENS", 64)
     (run,) = held(write_report([record], tmp_path / "page.html"))["runs"]
-    assert run["looked_at"] == "looked at 432 of 1,728 tokens (the first 3 of 12 losses)"
-    assert run["part"] == "the first 3 of 12 losses"
+    looked_at = run["coverage"]["tokens"]
+    share = f"{100 * looked_at / 1728:.2g}%"
+    assert 300 < looked_at <= 1000
+    assert run["looked_at"] == f"looked at {looked_at} of 1,728 tokens ({share}), in all 12 batches"
+    assert run["part"] == f"{share} of the tokens"
     assert run["coverage"]["total_tokens"] == 1728
     (run,) = held(write_report([tmp_path / "run" / "metrics.jsonl"], tmp_path / "page.html"))["runs"]
     assert (run["looked_at"], run["part"], run["coverage"]) == ("", "", None)
@@ -133,7 +137,7 @@ def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     page = write_report([tmp_path / "a", torn], tmp_path / "page.html")
     seen = opened(page, tmp_path)
     assert "Made by bandpo" in seen.text  # at the end: no script failed
-    assert "looked at all 1,728 tokens of 12 losses" in seen.text
+    assert "looked at all 1,728 tokens of 12 batches" in seen.text
     assert "img" not in [tag for tag, _ in seen.elements]
     assert HOSTILE in seen.text  # as a column's name
     assert {"reward", "entropy", "clip_high", "audit/approx_kl"} <= {*seen.having("data-panel")}

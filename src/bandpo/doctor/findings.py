@@ -132,57 +132,50 @@ def _advice_for(code: str) -> str:
 class Coverage(NamedTuple):
     """Part of a record that the checks read.
 
-    Losses are counted in the order in which they are read: by file, and so by process. A token counts once for each
-    loss that holds it, as in `bandpo audit`; the tokens of sequences that hold NaN do not count.
+    A token counts once, however many losses hold it; the tokens of sequences that hold NaN do not count.
 
-    >>> str(Coverage(12288, 12288, 24, 24))
-    'looked at all 12,288 tokens of 24 losses'
-    >>> str(Coverage(2_097_152, 61_300_000, 34, 1000))
-    'looked at 2,097,152 of 61,300,000 tokens (the first 34 of 1,000 losses)'
+    >>> str(Coverage(12288, 12288, 8, 8))
+    'looked at all 12,288 tokens of 8 batches'
+    >>> str(Coverage(1_048_576, 61_300_000, 1000, 1000))
+    'looked at 1,048,576 of 61,300,000 tokens (1.7%), in all 1,000 batches'
+    >>> str(Coverage(1_048_576, 610_000_000, 1001, 10_000))
+    'looked at 1,048,576 of 610,000,000 tokens (0.17%), in 1,001 of 10,000 batches from first to last'
     """
 
     tokens: int = 0
-    """Tokens in the losses that were checked."""
+    """Tokens that were checked."""
     total_tokens: int = 0
     """Tokens in the record."""
-    losses: int = 0
-    """Losses that were checked: the first of the record."""
-    total_losses: int = 0
-    """Losses in the record."""
+    batches: int = 0
+    """Generated batches of which tokens were checked; the first and the last always are."""
+    total_batches: int = 0
+    """Generated batches in the record."""
 
     @property
     def complete(self) -> bool:
-        """Whether every loss was checked."""
-        return self.losses == self.total_losses
+        """Whether every token was checked."""
+        return self.tokens == self.total_tokens
 
     @property
     def part(self) -> str:
         """The part of the record that was checked, as a phrase; empty if that is all of it."""
         if self.complete:
             return ""
-        first = "the first" if self.losses == 1 else f"the first {self.losses:,}"
-        return f"{first} of {self.total_losses:,} losses"
+        return f"{100 * self.tokens / self.total_tokens:.2g}% of the tokens"
 
     def __str__(self) -> str:
         """Return the counts as a phrase."""
         if self.complete:
-            losses = "1 loss" if self.losses == 1 else f"{self.losses:,} losses"
-            return f"looked at all {self.tokens:,} tokens of {losses}"
-        return f"looked at {self.tokens:,} of {self.total_tokens:,} tokens ({self.part})"
-
-    def with_loss(self, tokens: int, *, checked: bool) -> Coverage:
-        """Return the coverage with one more loss in the record.
-
-        Args:
-            tokens: Number of its tokens.
-            checked: Whether the checks read it.
-        """
-        return Coverage(
-            tokens=self.tokens + tokens * checked,
-            total_tokens=self.total_tokens + tokens,
-            losses=self.losses + checked,
-            total_losses=self.total_losses + 1,
-        )
+            batches = "1 batch" if self.total_batches == 1 else f"{self.total_batches:,} batches"
+            return f"looked at all {self.tokens:,} tokens of {batches}"
+        share = f"{100 * self.tokens / self.total_tokens:.2g}%"
+        if self.batches < self.total_batches:
+            where = f"in {self.batches:,} of {self.total_batches:,} batches from first to last"
+        elif self.total_batches == 1:
+            where = "in its one batch"
+        else:
+            where = f"in all {self.total_batches:,} batches"
+        return f"looked at {self.tokens:,} of {self.total_tokens:,} tokens ({share}), {where}"
 
     def as_json(self) -> dict[str, int]:
         """Return the four counts by name."""

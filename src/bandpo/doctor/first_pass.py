@@ -23,8 +23,20 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-TOKENS = 2**21
-"""Number of tokens above which a `FirstPass` takes no more, so that its memory is bounded."""
+TOKENS = 2**20
+"""Number of tokens that a `FirstPass` holds at most. If a record has more, each batch gets an equal part of them."""
+
+SEQUENCES = 2**18
+"""Number of sequences that a `FirstPass` holds at most, in equal parts of whole groups."""
+
+FEWEST_TOKENS = 1024
+"""Number of tokens of a batch below which batches are left out instead, all but the first, the last and each n-th."""
+
+WINDOWS = 16
+"""Number of sequences that a batch's part comes from at least: of longer ones, the start, the middle and the end."""
+
+REMEMBERED = 2**18
+"""Number of sequences among which a repeated one is recognised: the last that were recorded."""
 
 ROUNDING_DISTANCE = 0.02
 """Mean abs log-ratio (nats) between passes of one policy with different kernels; bfloat16 gives up to half of it."""
@@ -92,6 +104,11 @@ class FirstPass:
     """Whether the run's bounds surround the engine's log-probabilities."""
     last_distance: Mapping[int, float] = field(default_factory=dict)
     """Mean abs log-ratio (nats) of each batch's last loss, by the number of the batch."""
+    movement: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    """Mean abs log-ratio (nats) of each batch after each number of updates on it. Where these numbers were not
+    recorded, 1 stands for a loss whose sequences all come again."""
+    repeats_sequences: bool = False
+    """Whether losses after an update hold sequences of losses before it, with the same old log-probabilities."""
     first_step: Mapping[int, int] = field(default_factory=dict)
     """Step of each batch's first loss, by the number of the batch."""
     coverage: Coverage = field(default_factory=Coverage)
@@ -166,23 +183,25 @@ class FirstPass:
         z = total / spread if spread else 0.0
         return mean, z
 
-    def best_shift(self, first: Floats, second: Floats) -> tuple[int, float, float]:
+    def best_shift(self, first: Floats, second: Floats, where: Flags) -> tuple[int, float, float]:
         """Find the shift of a column by some tokens at which it is nearest to another.
 
         Args:
             first: The column that stays in place, (tokens,).
             second: The column to shift, (tokens,).
+            where: Tokens of the first column to compare, (tokens,).
 
         Returns:
             The shift, the mean abs difference there, and the mean abs difference without a shift.
         """
-        distances = {0: _mean_of_recorded(np.abs(first - second))}
+        distances = {0: _mean_of_recorded(np.abs(first - second)[where])}
         for shift in SHIFTS:
-            # Tokens that are compared must be of one sequence.
-            same_sequence = self.sequence == np.roll(self.sequence, -shift)
-            if same_sequence.any():
+            # Tokens that are compared must be of one sequence, with none left out between them.
+            neighbours = (self.sequence == np.roll(self.sequence, -shift)) & where
+            neighbours &= np.roll(self.position, -shift) - self.position == shift
+            if neighbours.any():
                 difference = np.abs(first - np.roll(second, -shift))
-                distances[shift] = _mean_of_recorded(difference[same_sequence])
+                distances[shift] = _mean_of_recorded(difference[neighbours])
         best = min(distances, key=lambda shift: distances[shift])
         return best, distances[best], distances[0]
 
@@ -245,40 +264,94 @@ class FirstPass:
         return rows
 
 
+@dataclass
+class _BatchSample:
+    """The sequences and tokens that are kept of one batch, in chunks of one loss each."""
+
+    tokens: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    sequences: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    token_count: int = 0
+    sequence_count: int = 0
+
+    def keep_tokens(self, limit: int) -> None:
+        """Leave out tokens above a limit: first the middle parts of long sequences, then whole sequences."""
+        if self.token_count <= limit:
+            return
+        tokens = _concatenated(self.tokens)
+        window = max(FEWEST_TOKENS // WINDOWS, limit // WINDOWS)
+        length = tokens["position"] + tokens["remaining"] + 1
+        from_middle = np.abs(tokens["position"] - length // 2)
+        in_window = np.minimum(tokens["position"], tokens["remaining"]) < window // 4
+        in_window |= from_middle < window // 4
+        tokens = {name: values[in_window] for name, values in tokens.items()}
+
+        # Whole sequences in an order that looks random, and is the same at each call.
+        ids, index, counts = np.unique(tokens["sequence"], return_inverse=True, return_counts=True)
+        order = np.argsort(_scrambled(ids))
+        kept = np.zeros(len(ids), np.bool_)
+        kept[order] = counts[order].cumsum() <= limit
+        self.tokens = [{name: values[kept[index]] for name, values in tokens.items()}]
+        self.token_count = int(counts[kept].sum())
+
+    def keep_sequences(self, limit: int) -> None:
+        """Leave out sequences above a limit, whole groups of them, with their tokens."""
+        if self.sequence_count <= limit:
+            return
+        sequences = _concatenated(self.sequences)
+        group = np.where(np.isnan(sequences["group"]), -1.0 - sequences["id"], sequences["group"])
+        groups, index, counts = np.unique(group, return_inverse=True, return_counts=True)
+        order = np.argsort(_scrambled(groups))
+        before = counts[order].cumsum() - counts[order]
+        kept = np.zeros(len(groups), np.bool_)
+        kept[order] = before < limit
+        sequences = {name: values[kept[index]] for name, values in sequences.items()}
+        tokens = _concatenated(self.tokens)
+        has_sequence = np.isin(tokens["sequence"], sequences["id"])
+        self.sequences = [sequences]
+        self.sequence_count = len(sequences["id"])
+        self.tokens = [{name: values[has_sequence] for name, values in tokens.items()}]
+        self.token_count = int(has_sequence.sum())
+
+
 class FirstPassCollector:
-    """Collector of the first pass over a record, loss by loss.
+    """Collector of the first pass over a record, loss by loss, in bounded memory.
 
     >>> collector = FirstPass.collector()
     >>> collector.result().coverage
-    Coverage(tokens=0, total_tokens=0, losses=0, total_losses=0)
+    Coverage(tokens=0, total_tokens=0, batches=0, total_batches=0)
     """
 
     def __init__(self) -> None:
         """Create a collector that holds no loss yet."""
-        # Columns of `FirstPass`, and the sequences' distance at their first loss; one array per loss.
-        self._columns: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
-        self._answer_ids: list[int | None] = []
-        self._token_count = 0
-        self._full = False
+        self._samples: dict[int, _BatchSample] = {}
+        self._tokens_per_batch = TOKENS
+        self._sequences_per_batch = SEQUENCES
+        self._every = 1
+        self._next_id = 0
 
-        # Sequences that were recorded before, by the hash of their values.
-        self._sequence_hashes: set[int] = set()
+        # The last sequences that were recorded, by the hash of their values, the oldest first.
+        self._sequence_hashes: dict[int, None] = {}
         self._recorded_sequences = 0
         self._repeated_sequences = 0
+        self._repeats_after_update = False
 
-        # Batches, by number.
+        # Batches by number, in the order in which they first appear.
+        self._order: dict[int, int] = {}
         self._first_step: dict[int, int] = {}
         self._last_distance: dict[int, float] = {}
+        self._movement: defaultdict[int, dict[int, tuple[float, int]]] = defaultdict(dict)
 
         # The whole record.
-        self._coverage = Coverage()
+        self._losses = 0
+        self._new_tokens = 0
         self._losses_without_update = 0
         self._bad_sequences = 0
         self._anchored_at_rollout = False
 
     def add(self, batch: LossBatch) -> None:
         """Add the next loss of the record."""
-        step = self._coverage.total_losses if batch.step is None else batch.step
+        step = self._losses if batch.step is None else batch.step
+        self._losses += 1
         number = _batch_number(batch, step)
         if batch.update is None:
             before_updates = number not in self._first_step
@@ -286,35 +359,73 @@ class FirstPassCollector:
         else:
             before_updates = batch.update == 0
 
+        self._order.setdefault(number, len(self._order))
         self._first_step.setdefault(number, step)
-        if batch.has_logp and batch.mask.any():
-            self._last_distance[number] = _mean_distance(batch.log_ratio[batch.mask])
         self._bad_sequences += batch.bad_sequences
         self._anchored_at_rollout = batch.anchor == "rollout"
 
         new = self._find_new_sequences(batch)
-        # No loss counts as checked after the first that is left out. The others are read nevertheless, for their bad
-        # sequences and for the count of the record's tokens.
-        if self._token_count > TOKENS and new.any():
-            self._full = True
-        self._coverage = self._coverage.with_loss(int(batch.mask.sum()), checked=not self._full)
-        if new.any() and not self._full:
+        if batch.has_logp and batch.mask.any():
+            self._add_distance(batch, number, comes_again=not new.any())
+        if new.any():
+            self._new_tokens += int(batch.mask[new].sum())
             self._store(batch, new, number, before_updates)
 
     def result(self) -> FirstPass:
         """Return the first pass over the losses that were added so far."""
-        columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
+        samples = [self._samples[number] for number in sorted(self._samples, key=self._order.__getitem__)]
+        tokens = _concatenated([chunk for sample in samples for chunk in sample.tokens])
+        sequences = _concatenated([chunk for sample in samples for chunk in sample.sequences])
+        if sequences:
+            # Sequences in the order of the record, whose ids become their indices.
+            order = np.argsort(sequences["id"])
+            sequences = {name: values[order] for name, values in sequences.items()}
+            token_order = np.argsort(tokens["sequence"], kind="stable")
+            tokens = {name: values[token_order] for name, values in tokens.items()}
+            tokens["sequence"] = np.searchsorted(sequences.pop("id"), tokens["sequence"])
+        columns = {name: _widened(values) for name, values in (tokens | sequences).items()}
         distance = columns.pop("distance", _no_values())
+        answers = columns.pop("answer", _no_numbers())
+        has_answer = columns.pop("has_answer", _no_flags())
         first_pass = FirstPass(
             **columns,
-            answer_ids=tuple(self._answer_ids),
+            answer_ids=tuple(int(a) if known else None for a, known in zip(answers, has_answer, strict=True)),
             bad_sequences=self._bad_sequences,
             anchored_at_rollout=self._anchored_at_rollout,
             last_distance=dict(self._last_distance),
+            movement=self._mean_movement(),
+            repeats_sequences=self._repeats_after_update,
             first_step=dict(self._first_step),
-            coverage=self._coverage,
+            coverage=Coverage(
+                tokens=sum(sample.token_count for sample in samples),
+                total_tokens=self._new_tokens,
+                batches=sum(sample.token_count > 0 for sample in samples),
+                total_batches=len(self._order),
+            ),
         )
         return replace(first_pass, before_updates=self._correct_before_updates(first_pass, distance))
+
+    def _add_distance(self, batch: LossBatch, number: int, *, comes_again: bool) -> None:
+        """Add what the policy has moved by at a loss.
+
+        Args:
+            batch: The loss.
+            number: Number of the generated batch.
+            comes_again: Whether earlier losses held all of its sequences.
+        """
+        log_ratio = batch.log_ratio[batch.mask]
+        distance = _mean_distance(log_ratio)
+        self._last_distance[number] = distance
+        # Without a number, sequences that come again come after an update.
+        update = int(comes_again) if batch.update is None else batch.update
+        total, count = self._movement[number].get(update, (0.0, 0))
+        self._movement[number][update] = (total + distance * len(log_ratio), count + len(log_ratio))
+
+    def _mean_movement(self) -> dict[int, dict[int, float]]:
+        return {
+            number: {update: total / count for update, (total, count) in sorted(updates.items())}
+            for number, updates in self._movement.items()
+        }
 
     def _find_new_sequences(self, batch: LossBatch) -> Flags:
         """Return which sequences have tokens and were in no earlier loss, (batch,), and remember them."""
@@ -322,13 +433,17 @@ class FirstPassCollector:
         hashes = [hash((_bytes_without_padding(logp_old), _bytes_without_padding(a))) for logp_old, a in rows]
         not_empty = batch.mask.any(1)
         is_new = np.array([key not in self._sequence_hashes for key in hashes], np.bool_)
-        self._sequence_hashes.update(hashes)
+        self._sequence_hashes.update(dict.fromkeys(hashes))
+        while len(self._sequence_hashes) > REMEMBERED:
+            del self._sequence_hashes[next(iter(self._sequence_hashes))]
+        repeated = int((not_empty & ~is_new).sum())
         self._recorded_sequences += int(not_empty.sum())
-        self._repeated_sequences += int((not_empty & ~is_new).sum())
+        self._repeated_sequences += repeated
+        self._repeats_after_update |= batch.update != 0 and repeated > 0
         return not_empty & is_new
 
     def _store(self, batch: LossBatch, new: Flags, number: int, before_updates: bool) -> None:
-        """Store the columns of a loss's new sequences.
+        """Store the columns of a loss's new sequences, and keep to the budget.
 
         Args:
             batch: The loss.
@@ -339,8 +454,10 @@ class FirstPassCollector:
         mask = batch.mask[new]
         count = len(mask)
         tokens = _token_columns(batch, new)
-        tokens["sequence"] += len(self._answer_ids)
+        tokens["sequence"] += self._next_id
+        answers = _answer_ids(batch, new)
         sequences = {
+            "id": np.arange(self._next_id, self._next_id + count),
             "before_updates": np.full(count, before_updates),
             "batch": np.full(count, number, np.int64),
             "distance": np.full(count, _mean_distance(batch.log_ratio[new][mask])),
@@ -348,11 +465,46 @@ class FirstPassCollector:
             "group": _recorded(batch.group, new),
             "reward": _recorded(batch.reward, new),
             "truncated": _recorded(batch.truncated, new),
+            "answer": np.array([answer or 0 for answer in answers], np.int64),
+            "has_answer": np.array([answer is not None for answer in answers], np.bool_),
         }
-        for name, values in (tokens | sequences).items():
-            self._columns[name].append(values)
-        self._answer_ids += _answer_ids(batch, new)
-        self._token_count += len(tokens["sequence"])
+        self._next_id += count
+
+        sample = self._samples.setdefault(number, _BatchSample())
+        sample.tokens.append(tokens)
+        sample.sequences.append(sequences)
+        sample.token_count += len(tokens["sequence"])
+        sample.sequence_count += count
+        sample.keep_sequences(self._sequences_per_batch)
+        sample.keep_tokens(self._tokens_per_batch)
+        self._keep_to_budget(number)
+
+    def _keep_to_budget(self, newest: int) -> None:
+        """Halve the part of each batch, or leave out every second batch, until all fit.
+
+        Args:
+            newest: Number of the batch that is being added to, which is never left out.
+        """
+        while sum(sample.sequence_count for sample in self._samples.values()) > SEQUENCES:
+            if self._sequences_per_batch == 1:
+                self._leave_out_batches(newest)
+            self._sequences_per_batch = max(1, self._sequences_per_batch // 2)
+            for sample in self._samples.values():
+                sample.keep_sequences(self._sequences_per_batch)
+        while sum(sample.token_count for sample in self._samples.values()) > TOKENS:
+            if self._tokens_per_batch <= FEWEST_TOKENS:
+                self._leave_out_batches(newest)
+            self._tokens_per_batch = max(FEWEST_TOKENS, self._tokens_per_batch // 2)
+            for sample in self._samples.values():
+                sample.keep_tokens(self._tokens_per_batch)
+
+    def _leave_out_batches(self, newest: int) -> None:
+        self._every *= 2
+        self._samples = {
+            number: sample
+            for number, sample in self._samples.items()
+            if self._order[number] % self._every == 0 or number == newest
+        }
 
     def _correct_before_updates(self, first_pass: FirstPass, distance: Floats) -> Flags:
         """Return `FirstPass.before_updates` for runs that record neither batches nor updates.
@@ -404,8 +556,8 @@ def _token_columns(batch: LossBatch, new: Flags) -> dict[str, NDArray[Any]]:
     remaining = lengths[:, None] - 1 - position
 
     columns: dict[str, NDArray[Any]] = {
-        "position": position[mask],
-        "remaining": remaining[mask],
+        "position": position[mask].astype(np.int32),
+        "remaining": remaining[mask].astype(np.int32),
         "sequence": np.repeat(np.arange(len(lengths)), lengths),
     }
     recorded = {
@@ -417,9 +569,9 @@ def _token_columns(batch: LossBatch, new: Flags) -> dict[str, NDArray[Any]]:
     }
     for name, values in recorded.items():
         if values is None:
-            columns[name] = np.full(int(lengths.sum()), math.nan)
+            columns[name] = np.full(int(lengths.sum()), math.nan, np.float32)
         else:
-            columns[name] = values[new][mask].astype(np.float64)
+            columns[name] = values[new][mask].astype(np.float32)
 
     # 0 · log 0 of a masked vocabulary gives no finite entropy; such a value counts as not recorded.
     entropy = columns["entropy"]
@@ -449,6 +601,24 @@ def _answer_ids(batch: LossBatch, new: Flags) -> list[int | None]:
         return [None] * len(mask)
     rows = zip(batch.token[new], mask, strict=True)
     return [hash(token[counted].tobytes()) for token, counted in rows]
+
+
+def _concatenated(chunks: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Return the columns of chunks, one after the other; no columns without chunks."""
+    if not chunks:
+        return {}
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+def _widened(values: NDArray[Any]) -> NDArray[Any]:
+    """Return values in 64 bits; flags as they are."""
+    widths = {"f": np.float64, "i": np.int64}
+    return values.astype(widths.get(values.dtype.kind, values.dtype))
+
+
+def _scrambled(numbers: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return numbers that order whole numbers as if at random, the same ones always alike."""
+    return numbers.astype(np.int64).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mean_distance(log_ratio: NDArray[Any]) -> float:

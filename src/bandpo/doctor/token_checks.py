@@ -6,10 +6,13 @@ any of these checks fails, clip, radius and learning rate are not judged. docs/d
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 
 from bandpo.doctor.findings import Finding
-from bandpo.doctor.first_pass import ROUNDING_DISTANCE, FirstPass, Flags, Floats
+from bandpo.doctor.first_pass import ROUNDING_DISTANCE, FirstPass, Flags, Floats, Integers
 
 Z_LIMIT = 4.0
 """Standard errors above which a mean is significant: six checks of skewed sums then give under 1 false alarm in 20."""
@@ -43,7 +46,51 @@ NEGLIGIBLE = 0.01
 """Distance of a mean weight from 1, and share of tokens, up to which a difference does not matter."""
 
 MAJORITY = 0.5
-"""Share of the tokens at an end above which they are called unsampled."""
+"""Share of the tokens at an end above which they are called unsampled, and of batches above which a run is off."""
+
+FEWEST_TOKENS = 20
+"""Tokens below which nothing is said of whether a column is permuted."""
+
+TEMPERATURES = (0.25, 4.0)
+"""Quotients of temperatures that occur. A fit beyond them is none of a temperature."""
+
+SAME_VALUE = 1e-5
+"""Distance (nats) of two log-probabilities up to which they are of the same token and the same pass."""
+
+RELATED = 0.5
+"""Rank correlation of two columns of log-probabilities of the same tokens: other weights, precision or temperature
+leave more; those of other tokens have less."""
+
+PRECISION_DISTANCE = 0.05
+"""Mean abs log-ratio (nats) up to which a constant distance may be one of half precision."""
+
+LATE_Z_LIMIT = 5.0
+"""Standard errors above which the mean of a part of the tokens is significant, when several parts are looked at."""
+
+FEW_TOKENS_SHARE = 0.15
+"""Share of tokens above which a difference is none of few tokens, as flipped experts or retokenised words are."""
+
+UNSAMPLED_WEIGHT = 0.6
+"""Mean of π_old/π_rollout over far tokens, below which the engine did not sample them; of those that it did the mean is
+near 1, whatever the trainer's probabilities are."""
+
+MODERATE_KL = 0.01
+"""KL divergence (nats per token) of an engine whose experts flip now and then, up to which it is worth a look alone."""
+
+UNMOVED = 2e-6
+"""Mean abs log-ratio (nats) up to which two passes in float32 are of the same weights."""
+
+HARDLY_MOVED = 1e-4
+"""Mean abs log-ratio (nats) after all updates on a batch up to which they hardly matter."""
+
+NEAR_LIMIT = 10.0
+"""Times its limit up to which the figure of a batch is near 0."""
+
+OTHER_PROMPT = 0.3
+"""Mean abs log-weight (nats) of first tokens that another prompt gives, and rounding does not."""
+
+FEWEST_BATCHES = 3
+"""Batches from which something is said of how figures follow each other."""
 
 LOG_WEIGHT_LIMIT = 20.0
 """Absolute log-weight (nats) at which weights are clamped, so that none overflows."""
@@ -64,6 +111,7 @@ def token_findings(first_pass: FirstPass) -> list[Finding]:
         findings.append(finding)
         if finding.ok is False:
             break
+    findings.append(check_updates(first_pass))
     return findings
 
 
@@ -78,58 +126,276 @@ def check_numbers(first_pass: FirstPass) -> Finding:
     return passed.failed("nan", cause)
 
 
+@dataclass(frozen=True, eq=False)
+class _Course:
+    """A figure by batch, and the batches from which it is off."""
+
+    values: Floats
+    """The figure in each batch, in the order of the batches, (batches,)."""
+    start: int
+    """Index of the first batch from which it is off; 0 if it always is."""
+    where: Flags
+    """The tokens of the batches from there on, (tokens,)."""
+    step: float | None
+    """The step of that batch; None if the figure always is off."""
+    limit: float = math.inf
+    """The figure up to which a batch is right."""
+
+    @property
+    def figure(self) -> float:
+        """The mean figure of the batches that are off."""
+        return float(self.values[self.start :].mean())
+
+    @property
+    def since(self) -> str:
+        """The onset as the end of a sentence; empty without one."""
+        return "" if self.step is None else f"; before step {self.step:g} they agree"
+
+    @property
+    def grows(self) -> bool:
+        """Whether the figure begins near 0 and is larger later, as between weights that drift apart."""
+        values = self.values[max(0, self.start - 1) :]
+        if len(values) < 2:
+            return False
+        begins_low = float(values[0]) < min(REMAINDER * float(values.max()), NEAR_LIMIT * self.limit)
+        # A fault that begins at once has its full size in its first batch.
+        at_once = self.start > 0 and float(values[1]) > MAJORITY * float(np.median(values[1:]))
+        return begins_low and not (at_once and len(values) > FEWEST_BATCHES)
+
+
+def _course(first_pass: FirstPass, values: Floats, where: Flags, limit: float) -> _Course:
+    """Find the batches from which a figure is off.
+
+    Args:
+        first_pass: The first pass.
+        values: The quantity whose mean is the figure, (tokens,).
+        where: Tokens to average, (tokens,).
+        limit: The figure up to which a batch is right.
+    """
+    numbers, batch_index = np.unique(first_pass.batch, return_inverse=True)
+    of_tokens = batch_index[first_pass.sequence]
+    counts = np.bincount(of_tokens[where], minlength=len(numbers))
+    sums = np.bincount(of_tokens[where], weights=values[where], minlength=len(numbers))
+    recorded = np.flatnonzero(counts)
+    means = sums[recorded] / counts[recorded]
+    return _course_of(first_pass, means, numbers[recorded], where, limit)
+
+
+def _course_of(
+    first_pass: FirstPass, means: Floats, numbers: Integers, where: Flags, limit: float
+) -> _Course:
+    off = means > limit
+    # The split that leaves the fewest batches on the wrong side; the earliest of several.
+    right_before = np.concatenate([[0], (~off).cumsum()])
+    off_behind = off.sum() - np.concatenate([[0], off.cumsum()])
+    start = int((right_before + off_behind)[:-1].argmax()) if len(means) else 0
+    # A figure that is off before as well, though less, has no onset.
+    if not off[start:].any() or (start and means[:start].mean() > REMAINDER * means[start:].mean()):
+        start = 0
+    from_start = where & np.isin(first_pass.batch, numbers[start:])[first_pass.sequence]
+    # Of weights that drift apart the second batch is off, which is no onset within the run.
+    step = first_pass.first_step.get(int(numbers[start])) if start > 1 else None
+    return _Course(means, start, from_start, step, limit)
+
+
 def check_ratio(first_pass: FirstPass) -> Finding:
     """Check that the policy in training is the old policy before any update."""
     tested = "the ratio is 1 at the first look"
     where = first_pass.tokens_before_updates
     if not first_pass.logp_old_is_rollout:
         # Data that is known to be stale moves the ratio; the trainer's log-probabilities are no less right for it.
-        where = where & ~(first_pass.lag > 0)
-    count = int(where.sum())
-    if np.isnan(first_pass.logp[where]).all():
+        fresh = where & ~(first_pass.lag > 0)
+        where = fresh if fresh.any() else where
+    where = where & ~np.isnan(first_pass.logp)
+    if not where.any():
         return Finding("ok", None, tested, advice="record update= with each loss")
 
-    distances = first_pass.batch_means(np.abs(first_pass.logp - first_pass.logp_old), where)
-    passed = Finding.of(tested, distances, count)
-    distance = float(distances.mean())
     limit = ROUNDING_DISTANCE if first_pass.anchored_at_rollout else EXACT_DISTANCE
-    if distance <= limit:
+    distance = np.abs(first_pass.logp - first_pass.logp_old)
+    course = _course(first_pass, distance, where, limit)
+    passed = Finding.of(tested, course.values, int(where.sum()))
+    if course.figure <= limit or float(course.values.max()) <= limit:
         return passed
-    # Faults of this kind are in every batch, except for stale weights.
-    if not first_pass.logp_old_is_rollout and float(distances.min()) <= ROUNDING_DISTANCE:
+    # One batch that is off among others, without an order, is no fault of the passes.
+    off_share = float((course.values[course.start :] > limit).mean())
+    is_last_alone = course.start and len(course.values) - course.start < 2
+    if off_share < MAJORITY or (is_last_alone and not first_pass.logp_old_is_rollout):
         return passed
+    passed = passed._replace(figure=course.figure, onset=course.step)
+    return _cause_of_ratio(first_pass, passed, course)._replace(onset=course.step)
 
-    shift, shifted_distance, unshifted_distance = first_pass.best_shift(first_pass.logp, first_pass.logp_old)
+
+def _cause_of_ratio(first_pass: FirstPass, passed: Finding, course: _Course) -> Finding:
+    """Return the finding for a ratio that is not 1 before updates.
+
+    Args:
+        first_pass: The first pass.
+        passed: The finding if the check had passed.
+        course: The mean abs log-ratio by batch.
+    """
+    where = course.where
+    new, old = first_pass.logp, first_pass.logp_old
+    shift, shifted_distance, unshifted_distance = first_pass.best_shift(new, old, where)
     if shift and shifted_distance < REMAINDER * unshifted_distance:
-        return passed.failed("shift", f"logp_old is {shift:+d} tokens from logp: there the ratio is 1")
+        return passed.failed(
+            "shift", f"logp_old is {shift:+d} tokens from logp: there the ratio is 1{course.since}"
+        )
 
-    slope, r_squared = first_pass.fit_temperature(first_pass.logp, first_pass.logp_old, where)
-    if r_squared > TEMPERATURE_R2:
-        cause = f"logp_old is at {1 + slope:.2f} times the temperature of logp (R² {r_squared:.2f})"
+    odd = _odd_one(first_pass, where)
+    if odd == "old":
+        witness = ", though the policy in training agrees with the engine"
+    elif odd == "new":
+        witness = ", though the old policy agrees with the engine"
+    else:
+        witness = ""
+    permuted = _permuted(first_pass, new, old, where, odd)
+    if permuted:
+        cause = f"logp_old has the values of other tokens: {permuted}{witness}{course.since}"
+        return passed.failed("permuted", cause)
+
+    quotient, r_squared = _temperature(first_pass, new, old, where)
+    if quotient:
+        cause = (
+            f"logp_old is at {quotient:.2f} times the temperature of logp (R² {r_squared:.2f}){course.since}"
+        )
         return passed.failed("temperature", cause)
 
-    log_weight = first_pass.logp - first_pass.logp_old
-    if (
-        first_pass.logp_old_is_rollout
-        and distance > ROUNDING_DISTANCE
-        and _drawn_from_a_part(log_weight, where)
-    ):
+    if odd == "old":
+        if not course.grows and course.figure <= PRECISION_DISTANCE:
+            cause = f"logp_old is of another precision, of other kernels, or of a pass with dropout{witness}{course.since}"
+            return passed.failed("precision", cause)
+        begins = ": nearer in the first batch than later" if course.grows else ""
+        cause = f"logp_old is of other weights{begins}{witness}{course.since}"
+        return passed.failed("reference-as-old", cause)
+
+    if first_pass.logp_old_is_rollout and course.figure > ROUNDING_DISTANCE:
+        if _drawn_from_a_part(new - old, where):
+            cause = "the engine is surer than the trainer nearly everywhere: it drew from a part of the vocabulary"
+            return passed.failed("top-p", f"{cause}{course.since}")
+        if course.grows or bool((first_pass.lag[where] > 0).any()):
+            cause = f"logp_old is the engine's, of other weights than the trainer's{course.since}"
+            return passed.failed("stale", cause, "weight-sync")
+
+    if first_pass.logp_old_is_rollout and course.figure <= ROUNDING_DISTANCE:
+        cause = f"logp_old is the engine's, of other kernels or another precision{course.since}"
+        return passed.failed("engine-mismatch", cause)
+    undetectable = _undetectable_codes(first_pass)
+    has_engine = bool((~np.isnan(first_pass.logp_rollout[where])).any())
+    if course.grows and not has_engine:
+        cause = "logp_old is of other weights: the distance begins near 0 and grows; record logp_rollout="
+        return passed.failed("reference-as-old", cause, "dropout", *undetectable)
+    if not first_pass.logp_old_is_rollout and course.figure <= ROUNDING_DISTANCE:
         cause = (
-            "the engine is surer than the trainer nearly everywhere: it drew from a part of the vocabulary"
+            f"two passes of the trainer differ by rounding, of precision or of kernels{witness}{course.since}"
         )
-        return passed.failed("top-p", cause)
+        return passed.failed("precision", cause, "dropout")
+    cause = f"two passes over the same tokens differ, and no shift or temperature explains it{witness}{course.since}"
+    alternatives = ("engine-mismatch",) if first_pass.logp_old_is_rollout else ("precision",)
+    return passed.failed("dropout", cause, *alternatives, *undetectable)
 
-    is_stale = _grows(distances) or bool((first_pass.lag[where] > 0).any())
-    if first_pass.logp_old_is_rollout and is_stale:
-        cause = "logp_old is the engine's, of other weights than the trainer's"
-        return passed.failed("stale", cause, "weight-sync")
 
-    if distance > ROUNDING_DISTANCE:
-        cause = "two passes over the same tokens differ, and no shift or temperature explains it"
-        alternatives = ("engine-mismatch", *_undetectable_codes(first_pass))
-        return passed.failed("dropout", cause, *alternatives)
-    cause = "logp_old is the engine's, of other kernels or another precision"
-    return passed.failed("engine-mismatch", cause)
+def _odd_one(first_pass: FirstPass, where: Flags) -> str:
+    """Return which log-probabilities are far from the other two: ``new``, ``old`` or ``engine``; "" if none is."""
+    where = where & ~np.isnan(first_pass.logp + first_pass.logp_rollout)
+    if first_pass.logp_old_is_rollout or not where.any():
+        return ""
+    new, old, engine = (x[where] for x in (first_pass.logp, first_pass.logp_old, first_pass.logp_rollout))
+    distances = {
+        "engine": float(np.abs(new - old).mean()),
+        "old": float(np.abs(new - engine).mean()),
+        "new": float(np.abs(old - engine).mean()),
+    }
+    ordered = sorted(distances, key=lambda name: distances[name])
+    nearest, second = ordered[:2]
+    return nearest if distances[nearest] < 2 * REMAINDER * distances[second] else ""
+
+
+def _permuted(first_pass: FirstPass, first: Floats, second: Floats, where: Flags, odd: str) -> str:
+    """Return what is permuted if a column has the values of another at other tokens, as a phrase; "" if it has not.
+
+    Args:
+        first_pass: The first pass.
+        first: Log-probabilities (nats), (tokens,).
+        second: Log-probabilities (nats) that should be of the same tokens, (tokens,).
+        where: Tokens to compare, (tokens,).
+        odd: Which log-probabilities are far from the other two, as `_odd_one` returns it.
+    """
+    _, place = np.unique(
+        np.stack([first_pass.batch[first_pass.sequence[where]], first_pass.position[where]]),
+        axis=1,
+        return_inverse=True,
+    )
+    groups = {"positions are permuted": first_pass.sequence[where], "rows are permuted": place.ravel()}
+    shares = {
+        name: _share_of_values_elsewhere(first[where], second[where], group) for name, group in groups.items()
+    }
+    likeliest = max(shares, key=lambda name: shares[name])
+    if shares[likeliest] > REMAINDER:
+        return likeliest
+    # Of a long record the row that a value belongs to may not have been looked at.
+    if odd == "old" and not first_pass.logp_old_is_rollout and _unrelated(first[where], second[where]):
+        return "rows or positions are permuted"
+    return ""
+
+
+def _share_of_values_elsewhere(first: Floats, second: Floats, group: Integers) -> float:
+    """Return the share of the second column's values, of those unlike the first's at their token, that the first has at
+    another token of the same group, less what chance gives.
+
+    Args:
+        first: Log-probabilities (nats), (n,).
+        second: Log-probabilities (nats), (n,).
+        group: Number of each token's group, (n,).
+    """
+    # What is rarer than any token of the first column is padding.
+    unlike = (np.abs(first - second) > 10 * SAME_VALUE) & (second > first.min() - SAME_VALUE)
+    if int(unlike.sum()) < FEWEST_TOKENS:
+        return 0.0
+    # Groups stand farther apart than values differ.
+    spacing = 2 * (LOG_WEIGHT_LIMIT + float(np.abs(np.concatenate([first, second])).max()))
+
+    def share_near(values: Floats) -> float:
+        keys = np.sort(group * spacing + first)
+        wanted = (group * spacing + values)[unlike]
+        place = np.searchsorted(keys, wanted).clip(1, len(keys) - 1)
+        nearest = np.minimum(np.abs(keys[place] - wanted), np.abs(keys[place - 1] - wanted))
+        return float((nearest < SAME_VALUE).mean())
+
+    by_chance = share_near(second + 20 * SAME_VALUE)
+    return share_near(second) - by_chance
+
+
+def _unrelated(first: Floats, second: Floats) -> bool:
+    """Return whether two columns have about the same values, at other tokens.
+
+    Args:
+        first: Log-probabilities (nats), (n,).
+        second: Log-probabilities (nats) that should be of the same tokens, (n,).
+    """
+    if len(first) < FEWEST_TOKENS or min(first.var(), second.var()) <= NEGLIGIBLE**2:
+        return False
+    # Ranks, as a few tokens of padding would dominate a correlation of values.
+    ranks = [np.argsort(np.argsort(column)).astype(np.float64) for column in (first, second)]
+    correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    quartiles = np.quantile(first, (0.25, 0.75))
+    reach = float(quartiles[1] - quartiles[0]) + ROUNDING_DISTANCE
+    distance_of_medians = abs(float(np.median(first)) - float(np.median(second)))
+    return correlation < RELATED and distance_of_medians < reach
+
+
+def _temperature(first_pass: FirstPass, first: Floats, second: Floats, where: Flags) -> tuple[float, float]:
+    """Return the quotient of two columns' temperatures, 0 if it is none of a temperature, and R² of the fit.
+
+    Args:
+        first_pass: The first pass.
+        first: Log-probabilities (nats), (tokens,).
+        second: Log-probabilities (nats) that should be at the same temperature, (tokens,).
+        where: Tokens to use, (tokens,).
+    """
+    slope, r_squared = first_pass.fit_temperature(first, second, where)
+    quotient = 1 + slope
+    is_one = r_squared > TEMPERATURE_R2 and TEMPERATURES[0] < quotient < TEMPERATURES[1]
+    return (quotient if is_one and abs(slope) > NEGLIGIBLE else 0.0), r_squared
 
 
 def check_engine(first_pass: FirstPass) -> Finding:
@@ -144,43 +410,72 @@ def check_engine(first_pass: FirstPass) -> Finding:
     clamped = np.clip(log_weight, -LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
     surplus = np.expm1(clamped)
     divergence = surplus - clamped
-    divergences = first_pass.batch_means(divergence, where)
-    mean_surplus, z = first_pass.mean_and_z(surplus, where)
-    passed = Finding.of(f"{tested} (KL, nats per token)", divergences, int(where.sum()))
+    course = _course(first_pass, divergence, where, KL_LIMIT)
+    passed = Finding.of(f"{tested} (KL, nats per token)", course.values, int(where.sum()))
 
     # A temperature is looked for in any case: if the policy is nearly sure of its tokens, the divergence hides it.
-    slope, r_squared = first_pass.fit_temperature(first_pass.logp_old, first_pass.logp_rollout, where)
-    temperatures_differ = r_squared > TEMPERATURE_R2 and abs(slope) > NEGLIGIBLE
+    quotient, _ = _temperature(first_pass, first_pass.logp_old, first_pass.logp_rollout, where)
+    mean_surplus, z = first_pass.mean_and_z(surplus, where)
     weights_are_one = abs(mean_surplus) < NEGLIGIBLE or abs(z) < Z_LIMIT
-    if float(divergences.mean()) <= KL_LIMIT and weights_are_one and not temperatures_differ:
+    mean_divergence = float(course.values.mean())
+    begins_late = course.start > 1 and course.figure > KL_LIMIT
+    if mean_divergence <= KL_LIMIT and weights_are_one and not quotient and not begins_late:
         return passed
+    if course.figure > KL_LIMIT:
+        passed = passed._replace(figure=course.figure)
+    finding = _cause_of_mismatch(first_pass, passed, course, log_weight)
+    return finding._replace(onset=course.step)
 
-    shift, shifted_distance, unshifted_distance = first_pass.best_shift(
-        first_pass.logp_old, first_pass.logp_rollout
-    )
+
+def _cause_of_mismatch(
+    first_pass: FirstPass, passed: Finding, course: _Course, log_weight: Floats
+) -> Finding:
+    """Return the finding for an engine whose log-probabilities are not the trainer's.
+
+    Args:
+        first_pass: The first pass.
+        passed: The finding if the check had passed.
+        course: The KL divergence by batch.
+        log_weight: The trainer's log-probability of each token, less the engine's, (tokens,).
+    """
+    where = course.where
+    since = course.since
+    old, engine = first_pass.logp_old, first_pass.logp_rollout
+    surplus = np.expm1(np.clip(log_weight, -LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT))
+    divergence = surplus - np.clip(log_weight, -LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
+
+    shift, shifted_distance, unshifted_distance = first_pass.best_shift(old, engine, where)
     if shift and shifted_distance < REMAINDER * unshifted_distance:
-        return passed.failed("shift", f"the trainer's tokens stand {-shift:+d} from the engine's")
+        return passed.failed("shift", f"the trainer's tokens stand {-shift:+d} from the engine's{since}")
 
     cause = _unsampled_edge(first_pass)
     if cause:
         return passed.failed("mask", cause)
 
-    far_share = _retokenised_share(first_pass, log_weight)
-    if far_share > NEGLIGIBLE:
-        cause = f"{far_share:.1%} of tokens are far off; sequences without them agree"
+    few_share, mean_weight = _few_far_tokens(log_weight[where])
+    if few_share and mean_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
+        cause = f"{few_share:.1%} of tokens are far off, rarer for the trainer; sequences without them agree{since}"
         return passed.failed("retokenised", cause)
 
-    if mean_surplus < 0 and -z > Z_LIMIT and _drawn_from_a_part(log_weight, where):
+    quotient, r_squared = _temperature(first_pass, old, engine, where)
+    mean_surplus, z = first_pass.mean_and_z(surplus, where)
+    is_surer = mean_surplus < 0 and -z > Z_LIMIT and _drawn_from_a_part(log_weight, where)
+    if is_surer and _stands_at_the_start(first_pass, log_weight, where, silent=ROUNDING_DISTANCE / 2):
+        cause = (
+            f"the engine is surer than the trainer at the first tokens of answers alone: it edits their logits, "
+            f"as min_tokens does{since}"
+        )
+        return passed.failed("edited-logits", cause)
+    if is_surer and not quotient:
         cause = (
             f"π_old/π_rollout is {1 + mean_surplus:.3f} on average and hardly ever above 1: "
-            "the engine drew from a part of the vocabulary"
+            f"the engine drew from a part of the vocabulary{since}"
         )
         return passed.failed("top-p", cause)
-
-    if temperatures_differ:
+    if quotient:
         cause = (
-            f"the trainer is at {1 / (1 + slope):.2f} times the temperature of the engine's log-probabilities "
-            f"(R² {r_squared:.2f}, slope {slope:+.3f})"
+            f"the trainer is at {1 / quotient:.2f} times the temperature of the engine's log-probabilities "
+            f"(R² {r_squared:.2f}){since}"
         )
         return passed.failed("temperature", cause)
 
@@ -194,13 +489,77 @@ def check_engine(first_pass: FirstPass) -> Finding:
         cause = f"KL {fresh_divergence:.2g} at a lag of 0, {lagged_divergence:.2g} at {max_lag} and less"
         return passed.failed("stale", cause)
 
-    if _grows(divergences) and fresh.any():
-        return passed.failed("weight-sync", "weights are called fresh, but the distance grows batch by batch")
-    if _grows(divergences):
-        cause = "the distance begins at 0 and grows with training"
+    if few_share:
+        cause = (
+            f"{few_share:.1%} of tokens are far off, to both sides, and the rest agree: the engine chooses other "
+            f"experts{since}"
+        )
+        severity = "look" if course.figure <= MODERATE_KL else None
+        return passed.failed("routing", cause, "engine-mismatch", severity=severity)
+    if course.grows and fresh.any():
+        cause = f"weights are called fresh, but the distance grows batch by batch{since}"
+        return passed.failed("weight-sync", cause)
+    if course.grows:
+        cause = f"the distance begins at 0 and grows with training; record version={since}"
         return passed.failed("stale", cause, "weight-sync")
-    cause = "they are far apart from the first batch on"
-    return passed.failed("engine-mismatch", cause, "stale", *_undetectable_codes(first_pass))
+
+    undetectable = _undetectable_codes(first_pass)
+    age_unknown = ("stale",) if not fresh.any() else ()
+    if course.figure > MODERATE_KL and _stands_at_the_start(first_pass, log_weight, where):
+        cause = (
+            f"they are farthest apart at the first tokens of answers, in every batch: the engine saw another prompt, "
+            f"such as a second BOS or another template{since}"
+        )
+        return passed.failed("prompt", cause, "engine-mismatch", *undetectable)
+    cause = f"they are far apart from the first batch on, to both sides and all along the answers{since}"
+    if course.step is not None:
+        cause = f"they are far apart, to both sides and all along the answers{since}"
+    return passed.failed("engine-mismatch", cause, *age_unknown, "prompt", *undetectable)
+
+
+def _few_far_tokens(log_weight: Floats) -> tuple[float, float]:
+    """Return the share of tokens that are far off if nearly all the rest agree, else 0; and the mean of π_old/π_rollout
+    over those far off.
+
+    Args:
+        log_weight: The trainer's log-probability of each token, less the engine's, (n,).
+    """
+    distance = np.abs(log_weight)
+    if not len(distance):
+        return 0.0, 1.0
+    # Rounding is the distance of the typical token.
+    typical = float(np.median(distance))
+    far = distance > max(ROUNDING_DISTANCE, 10 * typical)
+    share = float(far.mean())
+    far_part = float(distance[far].sum()) / max(float(distance.sum()), 1e-30)
+    if not 0 < share < FEW_TOKENS_SHARE or far_part < 1 - 2 * REMAINDER or typical > ROUNDING_DISTANCE:
+        return 0.0, 1.0
+    return share, float(np.exp(log_weight[far].clip(max=LOG_WEIGHT_LIMIT)).mean())
+
+
+def _stands_at_the_start(
+    first_pass: FirstPass, log_weight: Floats, where: Flags, silent: float | None = None
+) -> bool:
+    """Return whether a distance is larger at the first tokens of answers than later.
+
+    Args:
+        first_pass: The first pass.
+        log_weight: The distance with its sign, (tokens,).
+        where: Tokens to look at, (tokens,).
+        silent: The distance up to which the last tokens must agree; if omitted, the first are as far as another prompt
+            makes them.
+    """
+    distance = np.abs(log_weight)
+    longest = int(first_pass.position[where].max(initial=0))
+    early = where & (first_pass.position < max(EDGE_TOKENS, longest // 8))
+    late = where & (first_pass.position >= longest // 2)
+    if not late.any() or not early.any():
+        return False
+    early_distance = _mean(distance[early])
+    if silent is None:
+        return early_distance > max(OTHER_PROMPT, _mean(distance[late]))
+    late = where & (first_pass.position > (2 * longest) // 3)
+    return bool(late.any()) and _mean(distance[late]) < min(silent, MAJORITY * early_distance)
 
 
 def _drawn_from_a_part(log_weight: Floats, where: Flags) -> bool:
@@ -214,7 +573,7 @@ def _drawn_from_a_part(log_weight: Floats, where: Flags) -> bool:
     """
     share_above = float((log_weight[where] > ROUNDING_DISTANCE).mean())
     share_below = float((-log_weight[where] > ROUNDING_DISTANCE).mean())
-    return share_above < max(NEGLIGIBLE, REMAINDER * share_below)
+    return share_above < max(NEGLIGIBLE, REMAINDER * share_below) and share_below > 2 * NEGLIGIBLE
 
 
 def check_surprisal(first_pass: FirstPass) -> Finding:
@@ -226,18 +585,175 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
 
     excesses = first_pass.batch_means(first_pass.excess_surprisal, where)
     passed = Finding.of(tested, excesses, int(where.sum()))
-    mean, z = first_pass.mean_and_z(first_pass.excess_surprisal, where)
-    if abs(z) < Z_LIMIT or abs(mean) < ROUNDING_DISTANCE:
+    course, z = _surprising_part(first_pass, where)
+    mean, _ = first_pass.mean_and_z(first_pass.excess_surprisal, course.where)
+    whole_limit = Z_LIMIT if course.step is None else LATE_Z_LIMIT
+    part = _part_of_answers(first_pass, course.where)
+    is_off = abs(z) >= whole_limit and abs(mean) >= ROUNDING_DISTANCE
+    if not is_off and not part:
         return passed
 
+    since = "" if course.step is None else f"; before step {course.step:g} they are as rare as it says"
+    passed = passed._replace(figure=mean, onset=course.step)
     cause = _unsampled_edge(first_pass)
     if cause:
-        return passed.failed("mask", cause, "shift")
-    if z < 0:
-        cause = f"tokens are surer than the policy by {-mean:.3f} nats (z {z:.1f}): rare ones are missing"
-        return passed.failed("top-p", cause, "temperature")
-    cause = f"tokens are rarer than the policy says by {mean:.3f} nats (z {z:.1f})"
-    return passed.failed("stale", cause, "weight-sync", "retokenised", "temperature")
+        return passed.failed("mask", cause, "shift")._replace(onset=course.step)
+
+    distance_of_engine = np.abs(first_pass.logp - first_pass.logp_rollout)[course.where]
+    has_engine = bool((~np.isnan(distance_of_engine)).any())
+    engine_agrees = has_engine and float(np.nanmean(distance_of_engine)) <= ROUNDING_DISTANCE
+    witness = ", though engine and trainer agree" if engine_agrees else ""
+    direction = "surer" if z < 0 else "rarer"
+    if part:
+        cause = (
+            f"tokens are {direction if is_off else 'surer or rarer'} than the policy says {part} of answers "
+            f"alone{witness}: the sampler edits logits{since}"
+        )
+        finding = passed.failed("edited-logits", cause, *(() if engine_agrees else ("stale",)))
+    elif z < 0:
+        size = f"{-mean:.3f} nats (z {z:.1f})"
+        cause = f"tokens are surer than the policy by {size}{witness}: rare ones are missing{since}"
+        finding = passed.failed("top-p", cause, "temperature")
+    elif engine_agrees:
+        cause = (
+            f"tokens are rarer than the policy says by {mean:.3f} nats (z {z:.1f}){witness}: the sampler edits "
+            f"logits, as a repetition penalty does, or samples hotter than it reports{since}"
+        )
+        finding = passed.failed("edited-logits", cause, "temperature")
+    else:
+        cause = (
+            f"tokens are rarer than the policy says by {mean:.3f} nats (z {z:.1f}){since}; record logp_rollout= to "
+            "tell the sampler from its weights"
+        )
+        finding = passed.failed("stale", cause, "weight-sync", "retokenised", "temperature", "edited-logits")
+    return finding._replace(onset=course.step)
+
+
+def _surprising_part(first_pass: FirstPass, where: Flags) -> tuple[_Course, float]:
+    """Return the batches from which tokens are surest or rarest in standard errors, and how much that is.
+
+    Args:
+        first_pass: The first pass.
+        where: Tokens to look at, (tokens,).
+    """
+    numbers, batch_index = np.unique(first_pass.batch, return_inverse=True)
+    sums = np.bincount(
+        first_pass.sequence[where],
+        weights=first_pass.excess_surprisal[where],
+        minlength=len(first_pass.batch),
+    )
+    totals = np.bincount(batch_index, weights=sums, minlength=len(numbers))
+    squares = np.bincount(batch_index, weights=np.square(sums), minlength=len(numbers))
+    behind = totals[::-1].cumsum()[::-1]
+    spread = np.sqrt(squares[::-1].cumsum()[::-1])
+    z = np.divide(behind, spread, out=np.zeros(len(behind)), where=spread > 0)
+    candidates = z[: max(1, len(z) - 1)]
+    start = int(np.abs(candidates).argmax())
+    before, spread_before = float(totals[:start].sum()), math.sqrt(float(squares[:start].sum()))
+    z_before = before / spread_before if spread_before else 0.0
+    # It began within the run if it is not there before.
+    if start < 2 or abs(z[start]) < LATE_Z_LIMIT or abs(z_before) > 2 or abs(z[start]) < abs(z[0]) + 1:
+        start = 0
+    from_start = where & np.isin(first_pass.batch, numbers[start:])[first_pass.sequence]
+    step = first_pass.first_step.get(int(numbers[start])) if start else None
+    return _Course(totals, start, from_start, step), float(z[start])
+
+
+def _part_of_answers(first_pass: FirstPass, where: Flags) -> str:
+    """Return where in answers alone tokens are surer or rarer than the policy says, as a phrase; "" if nowhere.
+
+    Args:
+        first_pass: The first pass.
+        where: Tokens to look at, (tokens,).
+    """
+    longest = int(first_pass.position[where].max(initial=0))
+    for parts in (2, 3, 4):
+        edge = (longest + 1) // parts
+        early = where & (first_pass.position < edge)
+        late = where & (first_pass.position >= edge)
+        if edge < 2 or not late.any():
+            continue
+        early_mean, early_z = first_pass.mean_and_z(first_pass.excess_surprisal, early)
+        late_mean, late_z = first_pass.mean_and_z(first_pass.excess_surprisal, late)
+        if min(abs(early_mean), abs(late_mean)) > 2 * REMAINDER * max(abs(early_mean), abs(late_mean)):
+            continue
+        if abs(early_z) > LATE_Z_LIMIT and abs(late_z) < 2 and abs(early_mean) > ROUNDING_DISTANCE:
+            return "at the start"
+        if abs(late_z) > LATE_Z_LIMIT and abs(early_z) < 2 and abs(late_mean) > ROUNDING_DISTANCE:
+            return "at the end"
+    return ""
+
+
+def check_updates(first_pass: FirstPass) -> Finding:
+    """Check that updates move the policy, and that no part of a batch is left out of them."""
+    tested = "updates move the policy"
+    before = []
+    after = []
+    for movement in first_pass.movement.values():
+        if max(movement) > 0:
+            after.append(movement[max(movement)])
+            before.append(movement.get(0, math.nan))
+    if not after:
+        return Finding("ok", None, tested, advice="record update= with each of several updates")
+    passed = Finding.of(f"{tested} (mean abs log-ratio)", after, len(after))
+
+    known = first_pass.advantage[~np.isnan(first_pass.advantage)]
+    has_signal = not len(known) or bool((known != 0).any())
+    most = max(map(max, (movement.keys() for movement in first_pass.movement.values())))
+    if has_signal and max(after) <= UNMOVED:
+        if first_pass.repeats_sequences:
+            cause = (
+                f"the same tokens come again after updates (up to {most} on a batch), yet their log-probabilities stay "
+                f"the same to {max(after):.1g} nats: optimizer.step is not reached, or its learning rate is 0 or too "
+                "small for the weights' precision"
+            )
+        else:
+            cause = (
+                f"update counts to {most}, yet every ratio is 1 to {max(after):.1g} nats: optimizer.step is not "
+                "reached, its learning rate is too small for the weights' precision, or logp_old is computed anew "
+                "before each update"
+            )
+        return passed.failed("no-step", cause)
+    floor = float(np.nanmedian(before)) if not np.isnan(before).all() else 0.0
+    if has_signal and float(np.median(after)) <= HARDLY_MOVED and floor <= HARDLY_MOVED:
+        cause = (
+            f"all {most} updates on a batch move log-probabilities by {float(np.median(after)):.1g} nats together: "
+            "the learning rate is too small to move the policy"
+        )
+        return passed.failed("hardly-moves", cause)
+
+    missing, group_size = _missing_of_groups(first_pass)
+    if missing:
+        cause = (
+            f"in nearly every batch one group has {missing} of {group_size} answers fewer than the others: the last "
+            "micro-batch, or the rest of a division, is lost"
+        )
+        return passed.failed("micro-batch-lost", cause)
+    return passed
+
+
+def _missing_of_groups(first_pass: FirstPass) -> tuple[int, int]:
+    """Return how many answers are missing from one group of nearly every batch, 0 if they are not; and a group's size.
+
+    Args:
+        first_pass: The first pass.
+    """
+    known = ~np.isnan(first_pass.group)
+    if not known.any():
+        return 0, 0
+    keys = np.stack([first_pass.batch[known].astype(np.float64), first_pass.group[known]])
+    groups, sizes = np.unique(keys, axis=1, return_counts=True)
+    values, counts = np.unique(sizes, return_counts=True)
+    group_size = int(values[counts.argmax()])
+    numbers, batch_index, groups_in_batch = np.unique(groups[0], return_inverse=True, return_counts=True)
+    incomplete = np.bincount(batch_index, weights=sizes < group_size, minlength=len(numbers))
+    smaller = sizes[sizes < group_size]
+    if len(numbers) < FEWEST_BATCHES or not len(smaller) or float(groups_in_batch.mean()) < FEWEST_BATCHES:
+        return 0, group_size
+    remaining = int(np.median(smaller))
+    is_regular = float((smaller == remaining).mean()) > 1 - REMAINDER
+    is_one_each = float((incomplete == 1).mean()) > 1 - REMAINDER
+    return (group_size - remaining if is_regular and is_one_each else 0), group_size
 
 
 def _unsampled_edge(first_pass: FirstPass) -> str:
@@ -268,36 +784,28 @@ def _unsampled_edge(first_pass: FirstPass) -> str:
     return ""
 
 
-def _retokenised_share(first_pass: FirstPass, log_weight: Floats) -> float:
+def _retokenised_share(first_pass: FirstPass, log_weight: Floats, where: Flags) -> float:
     """Return the share of tokens that are far off, if the sequences without them agree; else 0.
 
     Args:
         first_pass: The first pass.
         log_weight: log(π_old/π_rollout), nats, 0 where the engine gave none, (tokens,).
+        where: Tokens to look at, (tokens,).
     """
-    distance = np.abs(log_weight)
+    distance = np.where(where, np.abs(log_weight), 0.0)
     largest = np.zeros(len(first_pass.batch))
     np.maximum.at(largest, first_pass.sequence, distance)
-    without_far_tokens = largest[first_pass.sequence] < 1
+    without_far_tokens = where & (largest[first_pass.sequence] < 1)
     if not without_far_tokens.any():
         return 0.0
     if float(distance[without_far_tokens].mean()) >= ROUNDING_DISTANCE:
         return 0.0
-    return float((distance >= 1).mean())
+    return float((distance[where] >= 1).mean())
 
 
 def _undetectable_codes(first_pass: FirstPass) -> tuple[str, ...]:
     """Return the code of a temperature if there are no entropies to recognise it by."""
     return ("temperature",) if np.isnan(first_pass.entropy).all() else ()
-
-
-def _grows(distances: Floats) -> bool:
-    """Return whether a distance begins near 0 and is larger later, as between weights that drift apart.
-
-    Args:
-        distances: The distance in each batch, (batches,).
-    """
-    return len(distances) > 1 and float(distances[0]) < REMAINDER * float(distances.max())
 
 
 def _mean(values: Floats | Flags) -> float:
