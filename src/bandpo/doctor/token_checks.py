@@ -89,6 +89,9 @@ NEAR_LIMIT = 10.0
 OTHER_PROMPT = 0.3
 """Mean abs log-weight (nats) of first tokens that another prompt gives, and rounding does not."""
 
+LARGER_AT_START = 1.25
+"""Times the distance at later tokens that another prompt gives at the first ones, at least."""
+
 FEWEST_BATCHES = 3
 """Batches from which something is said of how figures follow each other."""
 
@@ -262,7 +265,7 @@ def _cause_of_ratio(first_pass: FirstPass, passed: Finding, course: _Course) -> 
 
     if odd == "old":
         if not course.grows and course.figure <= PRECISION_DISTANCE:
-            cause = f"logp_old is of another precision, of other kernels, or of a pass with dropout{witness}{course.since}"
+            cause = f"logp_old is of another precision or kernel, or of a pass with dropout{witness}{course.since}"
             return passed.failed("precision", cause)
         begins = ": nearer in the first batch than later" if course.grows else ""
         cause = f"logp_old is of other weights{begins}{witness}{course.since}"
@@ -557,7 +560,7 @@ def _stands_at_the_start(
         return False
     early_distance = _mean(distance[early])
     if silent is None:
-        return early_distance > max(OTHER_PROMPT, _mean(distance[late]))
+        return early_distance > max(OTHER_PROMPT, LARGER_AT_START * _mean(distance[late]))
     late = where & (first_pass.position > (2 * longest) // 3)
     return bool(late.any()) and _mean(distance[late]) < min(silent, MAJORITY * early_distance)
 
@@ -656,7 +659,7 @@ def _surprising_part(first_pass: FirstPass, where: Flags) -> tuple[_Course, floa
         start = 0
     from_start = where & np.isin(first_pass.batch, numbers[start:])[first_pass.sequence]
     step = first_pass.first_step.get(int(numbers[start])) if start else None
-    return _Course(totals, start, from_start, step), float(z[start])
+    return _Course(totals.astype(np.float64), start, from_start, step), float(z[start])
 
 
 def _part_of_answers(first_pass: FirstPass, where: Flags) -> str:

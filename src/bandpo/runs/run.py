@@ -12,6 +12,7 @@ from bandpo.errors import InvalidValue
 from bandpo.runs.configs import RunConfiguration, newest_configuration, read_setup
 from bandpo.runs.dumps import dump_files, read_dumps
 from bandpo.runs.logs import Log, read_log
+from bandpo.runs.progress import with_progress
 from bandpo.runs.quantities import Row
 from bandpo.runs.record import LossBatch, read_record, record_files
 from bandpo.runs.setup import Setup, framework_of
@@ -153,7 +154,7 @@ class Run:
         """
         collectors = list(collectors)
         count = 0
-        for batch in self.batches():
+        for batch in with_progress(self.batches()):
             count += 1
             # The setup is read from the first batch, which need not be decoded again.
             self.__dict__.setdefault("_first_batch", batch)
