@@ -176,7 +176,7 @@ FAULTS = {
     "another prompt": ("prompt", {"engine": another_prompt}),
     "banned words": ("edited-logits", {"engine": without_some, "reports": lambda z, _: z}),
     "banned words, processed": ("edited-logits", {"engine": without_some}),
-    "last micro-batch": ("micro-batch-lost", {"spoil": without_the_last}),
+    "last micro-batch": ("advantages", {"spoil": without_the_last}),
     "no step": ("no-step", {"move": 0.0}),
     "no advantages": ("no-signal", {"spoil": changed(advantages=lambda d: 0 * d["advantages"])}),
     "scale": ("advantage-scale", {"spoil": changed(advantages=lambda d: 4000 * d["advantages"])}),
