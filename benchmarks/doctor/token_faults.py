@@ -107,7 +107,7 @@ FAULTS: dict[str, TokenFault] = {
     "dropout": TokenFault(("dropout",), ("temperature", "shift", "stale"), dropout=0.1),
     "no step": TokenFault(("no-step",), ("on-policy", "hardly-moves"), updates="no-step"),
     "learning rate too small": TokenFault(("hardly-moves", "no-step"), ("on-policy",), updates="tiny-rate"),
-    "last micro-batch dropped": TokenFault(("micro-batch-lost",), (), updates="lost-tokens"),
+    "last micro-batch dropped": TokenFault(("micro-batch-lost", "advantages"), (), updates="lost-tokens"),
     "last micro-batch without gradient": TokenFault(("micro-batch-lost",), (), updates="lost-gradient"),
     "optimiser reset": TokenFault(("optimiser-reset",), (), midway=True, updates="reset"),
     "engine temperature": TokenFault(("temperature",), ENGINE_ALONE, engine_temperature=True),

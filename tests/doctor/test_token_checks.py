@@ -16,6 +16,7 @@ from bandpo.doctor.token_checks import (
     check_numbers,
     check_ratio,
     check_surprisal,
+    check_updates,
     token_findings,
 )
 from bandpo.runs.record import LossBatch
@@ -282,6 +283,32 @@ class TestEngine:
         run = replace(healthy(), entropy=UNKNOWN)
         finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(1.5)))
         assert (finding.code, finding.or_else) == ("engine-mismatch", ("prompt", "temperature"))
+
+
+class TestUpdates:
+    def run(self, **columns) -> FirstPass:
+        group = np.tile(np.repeat(np.arange(4.0), 4), 4)
+        batch = np.repeat(np.arange(4), 16)
+        movement = {number: {0: 0.0, 1: 0.01, 2: 0.02} for number in range(4)}
+        return replace(healthy(), movement=movement, batch=batch, group=group, **columns)
+
+    def test_it_needs_several_updates(self):
+        assert check_updates(replace(healthy(), movement={0: {0: 0.0}})).ok is None
+
+    def test_updates_that_move_the_policy_pass(self):
+        assert check_updates(self.run()).ok
+
+    @pytest.mark.parametrize(("moved", "code"), [(0.0, "no-step"), (2e-5, "hardly-moves")])
+    def test_updates_that_do_not(self, moved, code):
+        run = replace(self.run(), movement={number: {0: 0.0, 1: moved} for number in range(4)})
+        assert check_updates(run).code == code
+
+    def test_the_last_micro_batch(self):
+        run = self.run()
+        kept = np.arange(len(run.group)) % 16 < 14
+        finding = check_updates(replace(run, batch=run.batch[kept], group=run.group[kept]))
+        assert finding.code == "micro-batch-lost"
+        assert "2 of 4 answers fewer" in finding.cause
 
 
 class TestSurprisal:

@@ -14,12 +14,10 @@ from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
 from bandpo.audit.alerts import Alerts
 from bandpo.batch import normalize_mask
-from bandpo.doctor.advantage_checks import advantage_findings
-from bandpo.doctor.diagnosis import Diagnosis
+from bandpo.doctor.diagnosis import Diagnosis, record_findings
 from bandpo.doctor.findings import Finding
 from bandpo.doctor.first_pass import FirstPass
 from bandpo.doctor.recorded_advantages import RecordedAdvantages
-from bandpo.doctor.token_checks import token_findings
 from bandpo.doctor.watch import LogWatch
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo.runs import LossBatch, Setup
@@ -173,8 +171,7 @@ class RunWatch:
             has_logp=new is not None,
         )
         self._batches.append(batch.without_bad_sequences()[0])
-        checks = advantage_findings(RecordedAdvantages.of(self._batches))
-        checks += token_findings(FirstPass.of(self._batches))
+        checks = record_findings(FirstPass.of(self._batches), RecordedAdvantages.of(self._batches))
         findings = Diagnosis(checks, self._setup).findings
         if len(self._batches) < FEWEST_BATCHES:
             findings = [finding for finding in findings if finding.code not in TOKEN_CHECKS_OF_REWARDS]

@@ -290,12 +290,9 @@ def diagnose_record(
         setup: What the run was trained with.
         replayed_rows: The rows of a replay, see `bandpo.audit.replay.Replay`.
     """
-    from bandpo.doctor.advantage_checks import advantage_findings, advantage_notes
-    from bandpo.doctor.token_checks import token_findings
+    from bandpo.doctor.advantage_checks import advantage_notes
 
-    # Masks and answers that were left out change the figures of the tokens, not the other way round.
-    check_of_numbers, *of_tokens = token_findings(first_pass)
-    findings = [check_of_numbers, *advantage_findings(advantages), *of_tokens]
+    findings = record_findings(first_pass, advantages)
     notes = advantage_notes(advantages)
     batch_rows = first_pass.batch_rows()
     # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.
@@ -305,6 +302,25 @@ def diagnose_record(
     clip_rows = [{name: x for name, x in row.items() if name != "entropy"} for row in replayed_rows]
     findings += log_findings([*clip_rows, *batch_rows])
     return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
+
+
+def record_findings(first_pass: FirstPass, advantages: RecordedAdvantages) -> list[Finding]:
+    """Run all checks of a record's tokens, advantages, rewards and masks, causes before their effects.
+
+    Args:
+        first_pass: The tokens of every sequence when it was first recorded.
+        advantages: Rewards, advantages and masks of the sequences.
+    """
+    from bandpo.doctor.advantage_checks import advantage_findings
+    from bandpo.doctor.token_checks import token_findings
+
+    numbers, *of_probabilities, updates = token_findings(first_pass)
+    of_advantages = advantage_findings(advantages)
+    # Advantages are not those of their groups where a part of each batch is missing.
+    if updates.code == "micro-batch-lost":
+        return [numbers, updates, *of_advantages, *of_probabilities]
+    # Masks and answers that were left out change the figures of the tokens, not the other way round.
+    return [numbers, *of_advantages, *of_probabilities, updates]
 
 
 def _replay_collector(method: Method | ClipRule | str | None) -> Any:
