@@ -14,6 +14,7 @@ DOCTOR = sorted((ROOT / "src/bandpo/doctor").glob("*.py"))
 ADVICE = "src/bandpo/data/advice.json"
 BENCH = "benchmarks/doctor/faults.py"
 BENCH_OF_TOKENS = "benchmarks/doctor/token_faults.py"
+BENCH_OF_ADVANTAGES = "benchmarks/doctor/advantage_faults.py"
 LOG_BENCH = "benchmarks/doctor/log_scenarios.py"
 PAGE = "docs/diagnose.md"
 
@@ -116,6 +117,7 @@ def test_each_finding_is_made_by_the_bench():
     tree = parse(BENCH)
     expected = [call.args[0] for call in calls_of(tree, "Fault") if call.args]
     expected += [call.args[0] for call in calls_of(parse(BENCH_OF_TOKENS), "TokenFault") if call.args]
+    expected += [call.args[0] for call in calls_of(parse(BENCH_OF_ADVANTAGES), "Fault") if call.args]
     expected += [call.args[0] for call in calls_of(parse(LOG_BENCH), "Scenario") if call.args]
     codes = {code for codes in expected for code in ast.literal_eval(codes)}
     require(
