@@ -152,13 +152,17 @@ def test_imports_go_down_the_layers(path):
     assert above == [], f"a module of the layer {layer} imports from {sorted(allowed)} only"
 
 
+OF_RECORDS = ("first_pass", "token_checks", "recorded_advantages", "advantage_checks")
+"""Modules of the doctor that look at records of tokens."""
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in MODULES if layer_of(module_name(path)) in WITHOUT_TORCH],
     ids=lambda path: module_name(path),
 )
 def test_logs_are_read_without_torch_and_numpy(path):
-    if path.parent.name == "doctor" and path.stem in ("first_pass", "token_checks"):
+    if path.parent.name == "doctor" and path.stem in OF_RECORDS:
         assert not {"torch"} & {name.split(".")[0] for name in top_level_imports(path)}
         return  # which look at records of tokens, and so need numpy
     heavy = {"torch", "numpy", "scipy", "pyarrow"}
