@@ -166,10 +166,21 @@ class Audit:
 
     def reduced(self, all_reduce: Callable[[Tensor], Tensor]) -> Audit:
         """The sums over all processes, by one call of ``all_reduce`` on one flat tensor, read to the CPU."""
-        flat = all_reduce(torch.cat([x.flatten() for x in self.sums.values()])).cpu()
-        sums: dict[str, Tensor] = {}
-        for name, x in self.sums.items():
-            sums[name], flat = flat[: x.numel()].view(x.shape), flat[x.numel() :]
+        return self.with_sums(all_reduce(self.flat_sums).cpu())
+
+    @property
+    def flat_sums(self) -> Float[Tensor, " sums"]:
+        """All sums in one tensor, as `with_sums` takes them."""
+        return torch.cat([x.flatten() for x in self.sums.values()])
+
+    def with_sums(self, flat: Float[Tensor, " sums"]) -> Audit:
+        """Return the audit of the same methods with other sums.
+
+        Args:
+            flat: What `flat_sums` of that audit gives.
+        """
+        parts = flat.split([x.numel() for x in self.sums.values()])
+        sums = {name: part.view(x.shape) for (name, x), part in zip(self.sums.items(), parts, strict=True)}
         return Audit(self.counterfactuals, sums)
 
     def _repr_html_(self) -> str:
