@@ -56,7 +56,7 @@ def test_a_stock_trainer_writes_one_too_and_resuming_appends(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    assert len(list((tmp_path / "tokens").iterdir())) == 2
+    assert len(list((tmp_path / "tokens").glob("*.arrow"))) == 2
     steps = [loss.step for loss in read_record(tmp_path / "tokens")]
     assert steps == sorted(steps)
     assert {step: steps.count(step) for step in steps} == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
@@ -91,7 +91,9 @@ make(BandGRPOTrainer, BandGRPOConfig, out + "/run", **LOG, steps_per_generation=
 def test_two_processes_write_two_files(tmp_path):
     run_on_two_processes(TWO_PROCESSES, tmp_path)
     files = sorted(file.name for file in (tmp_path / "tokens").iterdir())
-    assert files == ["tokens-00000-0000.arrow", "tokens-00001-0000.arrow"]
+    assert files == [
+        f"tokens-{process:05}-0000.{ending}" for process in range(2) for ending in ("arrow", "sha256")
+    ]
     seen = replay_record(tmp_path / "tokens")
     calls = seen.audits[RUN].metrics()["calls"]
     assert calls == 16  # four steps of two micro-batches on two processes

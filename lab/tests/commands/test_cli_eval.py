@@ -12,6 +12,7 @@ pytest.importorskip("math_verify")
 
 import byte_model
 from bandpo_lab import cli
+from bandpo_lab.file_models import read_sealed_json, with_seal
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 
@@ -63,7 +64,10 @@ def test_the_embedded_model_by_default(bandpo_lab, tmp_path):
     told = json.loads(bandpo_lab("compare-evals", "first", "second", "--json"))["differences"]
     assert (told[0]["metric"], told[0]["verdict"]) == ("mean@4", "no difference can be claimed")
     settings, lines = (tmp_path / "second" / name for name in ("settings.json", "samples.jsonl"))
-    settings.write_text(settings.read_text().replace('"grader": "', '"grader": "0'))
+    # An evaluation by another version of the grader.
+    content = read_sealed_json(settings)
+    content["grader"] = f"0{content['grader']}"
+    settings.write_text(json.dumps(with_seal(content)))
     assert "different graders" in bandpo_lab("compare-evals", "first", "second", code=2)
     bandpo_lab("eval", "--regrade", "--output-dir", "second")
     bandpo_lab("compare-evals", "first", "second")

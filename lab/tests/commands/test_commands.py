@@ -189,6 +189,7 @@ OTHERS = {  # options that the pages name of other programs
     "--num-steps-per-rollout": "slime",
     "--use-rollout-logprobs": "slime",
     "--save-debug-train-data": "slime, miles",
+    "--dump-details": "miles",
     "--varied": "benchmarks/doctor/run.py",
     "--without": "scripts/first_hour.py",
     "--dry-run": "recipes/launch.sh",

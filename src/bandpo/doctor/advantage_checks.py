@@ -51,6 +51,9 @@ UNRELATED = 0.1
 FEWEST_CORRELATED = 60
 """Sequences from which such a correlation is judged."""
 
+OPPOSITE = 0.9
+"""Negative correlation that is judged of fewer: that of an estimator's advantages times −1."""
+
 MIN_PAIRS = 20
 """Number of pairs of equal answers from which their rewards are compared."""
 
@@ -77,8 +80,12 @@ EPSILONS = (1e-4, 1e-6)
 """What is added to a standard deviation: by TRL, and by verl and others."""
 
 
-def advantage_findings(recorded: RecordedAdvantages) -> list[Finding]:
+def advantage_findings(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> list[Finding]:
     """Run all checks of advantages, rewards and masks, causes before their effects.
+
+    Args:
+        recorded: Rewards, advantages and masks of the sequences.
+        whole_groups: Whether it has all answers to each prompt.
 
     Returns:
         One finding per check.
@@ -88,7 +95,7 @@ def advantage_findings(recorded: RecordedAdvantages) -> list[Finding]:
         check_ends(recorded),
         check_prompts(recorded),
         check_signal(recorded),
-        check_advantages(recorded),
+        check_advantages(recorded, whole_groups=whole_groups),
         check_rewards(recorded),
     ]
 
@@ -306,10 +313,13 @@ class _Comparison:
 
     Args:
         recorded: What a record says.
+        whole_groups: Whether it has all answers to each prompt. Otherwise advantages are compared with the reward alone
+            where no estimator fits.
     """
 
-    def __init__(self, recorded: RecordedAdvantages):
+    def __init__(self, recorded: RecordedAdvantages, whole_groups: bool = True):
         self.recorded = recorded
+        self.whole_groups = whole_groups
         known = ~np.isnan(recorded.reward) & ~np.isnan(recorded.group)
         # Answers without a counted token have no advantage, yet their rewards may be in the mean of their group.
         self.data = recorded.select(known)
@@ -462,6 +472,8 @@ class _Comparison:
             return self._unlike_reward()
         if self.is_exact:
             return self._compared_with_the_batch()
+        if not self.whole_groups:
+            return self._unlike_reward()
         searches: tuple[Callable[[], _Departure | None], ...] = (
             self._of_ties,
             self._of_all_sequences,
@@ -760,13 +772,17 @@ class _Comparison:
     def _unlike_reward(self) -> _Departure | None:
         """Find advantages that fall as the reward rises, or have nothing to do with it."""
         count = int(self.has_advantage.sum())
-        if count < FEWEST_CORRELATED:
+        are_few = count < FEWEST_CORRELATED
+        # A critic's advantages of few sequences may fall as the reward rises by chance.
+        if count < FEWEST_SEQUENCES or (are_few and self.of_tokens):
             return None
         error = 1 / math.sqrt(count)
         correlation = self.correlation
-        if correlation < -max(0.3, 4 * error):
+        if correlation < -(OPPOSITE if are_few else max(0.3, 4 * error)):
             cause = f"better answers have lower advantages (correlation {correlation:.2f})"
             return _Departure("reward-sign", cause)
+        if are_few:
+            return None
         if not self.of_tokens and abs(correlation) < UNRELATED and 4 * error < MANY:
             cause = (
                 f"advantages have nothing to do with the reward (correlation {correlation:.2f} within groups)"
@@ -795,10 +811,16 @@ def _line_residuals(x: Floats, y: Floats, group: Integers) -> tuple[float, float
     return float(np.square(dy - slope[group] * dx).sum()), float(np.square(y_mean[group]).sum())
 
 
-def check_advantages(recorded: RecordedAdvantages) -> Finding:
-    """Check that advantages are those that reward and group give under a known estimator, or at least follow reward."""
+def check_advantages(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> Finding:
+    """Check that advantages are those that reward and group give under a known estimator, or at least follow reward.
+
+    Args:
+        recorded: Rewards, advantages and masks of the sequences.
+        whole_groups: Whether it has all answers to each prompt. A micro-batch of a shuffled batch has some of them, and
+            its advantages are then compared with the reward alone where no estimator fits.
+    """
     tested = "advantages are those that reward and group give"
-    comparison = _Comparison(recorded)
+    comparison = _Comparison(recorded, whole_groups)
     if comparison.missing:
         return Finding("ok", None, tested, advice=comparison.missing)
     count = int(comparison.has_advantage.sum())

@@ -304,18 +304,21 @@ def diagnose_record(
     return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
 
 
-def record_findings(first_pass: FirstPass, advantages: RecordedAdvantages) -> list[Finding]:
+def record_findings(
+    first_pass: FirstPass, advantages: RecordedAdvantages, *, whole_groups: bool = True
+) -> list[Finding]:
     """Run all checks of a record's tokens, advantages, rewards and masks, causes before their effects.
 
     Args:
         first_pass: The tokens of every sequence when it was first recorded.
         advantages: Rewards, advantages and masks of the sequences.
+        whole_groups: Whether they have all answers to each prompt, as a micro-batch that is watched does not.
     """
     from bandpo.doctor.advantage_checks import advantage_findings
     from bandpo.doctor.token_checks import token_findings
 
     numbers, *of_probabilities, updates = token_findings(first_pass)
-    of_advantages = advantage_findings(advantages)
+    of_advantages = advantage_findings(advantages, whole_groups=whole_groups)
     # Advantages are not those of their groups where a part of each batch is missing.
     if updates.code == "micro-batch-lost":
         return [numbers, updates, *of_advantages, *of_probabilities]
