@@ -330,7 +330,7 @@ def test_a_study_runs_and_resumes(tmp_path):
     shutil.rmtree(tmp_path / "out" / "runs")
     assert run() == first  # nothing is run again: the results are enough
     assert said == ["2 of 2 runs were done before"]
-    assert json.loads((tmp_path / "out" / "results.json").read_text()) == json.loads(json.dumps(first))
+    assert read_results(tmp_path / "out") == json.loads(json.dumps(first))
 
 
 @pytest.mark.exhaustive
