@@ -186,21 +186,33 @@ class Tab:
         files = [str(path) for path in paths]
         self.call("DOM.setFileInputFiles", files=files, objectId=node["result"]["objectId"])
 
-    def worker(self):
-        """Return the session of the newest worker."""
+    def worker(self, seconds=30):
+        """Return the session of the newest worker, and wait for one: the browser announces it after it was started."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            sessions = self._running_workers()
+            if sessions:
+                return sessions[-1]
+            # Events are taken in while an answer is waited for.
+            self.evaluate("1")
+            time.sleep(0.05)
+        raise AssertionError(f"no worker within {seconds} s")
+
+    def _running_workers(self):
+        """Return the sessions of the page's workers that have not ended, in the order of their start."""
         ended = {
-            e["params"]["sessionId"]
-            for e in self.browser.events
-            if e["method"] == "Target.detachedFromTarget"
+            event["params"]["sessionId"]
+            for event in self.browser.events
+            if event["method"] == "Target.detachedFromTarget"
         }
-        sessions = [
+        return [
             event["params"]["sessionId"]
             for event in self.browser.events
             if event["method"] == "Target.attachedToTarget"
             and event.get("sessionId") == self.session
             and event["params"]["targetInfo"]["type"] == "worker"
+            and event["params"]["sessionId"] not in ended
         ]
-        return [session for session in sessions if session not in ended][-1]
 
     def complaints(self):
         """Return errors that the page logged or did not catch."""
