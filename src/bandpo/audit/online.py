@@ -175,11 +175,7 @@ class RunWatch:
         checks = record_findings(
             FirstPass.of(self._batches), RecordedAdvantages.of(self._batches), whole_groups=False
         )
-        findings = [
-            finding
-            for finding in Diagnosis(checks, self._setup).findings
-            if finding.code != "micro-batch-lost"
-        ]
+        findings = Diagnosis(checks, self._setup).findings
         if len(self._batches) < FEWEST_BATCHES:
             findings = [finding for finding in findings if finding.code not in TOKEN_CHECKS_OF_REWARDS]
         faults = [finding for finding in findings if finding.ok is False]

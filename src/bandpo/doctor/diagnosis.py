@@ -317,7 +317,7 @@ def record_findings(
     from bandpo.doctor.advantage_checks import advantage_findings
     from bandpo.doctor.token_checks import token_findings
 
-    numbers, *of_probabilities, updates = token_findings(first_pass)
+    numbers, *of_probabilities, updates = token_findings(first_pass, whole_groups=whole_groups)
     of_advantages = advantage_findings(advantages, whole_groups=whole_groups)
     # Advantages are not those of their groups where a part of each batch is missing.
     if updates.code == "micro-batch-lost":

@@ -99,11 +99,15 @@ LOG_WEIGHT_LIMIT = 20.0
 """Absolute log-weight (nats) at which weights are clamped, so that none overflows."""
 
 
-def token_findings(first_pass: FirstPass) -> list[Finding]:
+def token_findings(first_pass: FirstPass, *, whole_groups: bool = True) -> list[Finding]:
     """Run all checks of tokens, causes before their effects.
 
     The first failure among the ratio, the engine and the surprisal makes the later of these fail as well, so these are
     then left out.
+
+    Args:
+        first_pass: The tokens of every sequence when it was first recorded.
+        whole_groups: Whether it has all answers to each prompt.
 
     Returns:
         One finding per check.
@@ -114,7 +118,7 @@ def token_findings(first_pass: FirstPass) -> list[Finding]:
         findings.append(finding)
         if finding.ok is False:
             break
-    findings.append(check_updates(first_pass))
+    findings.append(check_updates(first_pass, whole_groups=whole_groups))
     return findings
 
 
@@ -687,8 +691,13 @@ def _part_of_answers(first_pass: FirstPass, where: Flags) -> str:
     return ""
 
 
-def check_updates(first_pass: FirstPass) -> Finding:
-    """Check that updates move the policy, and that no part of a batch is left out of them."""
+def check_updates(first_pass: FirstPass, *, whole_groups: bool = True) -> Finding:
+    """Check that updates move the policy, and that no part of a batch is left out of them.
+
+    Args:
+        first_pass: The tokens of every sequence when it was first recorded.
+        whole_groups: Whether it has all answers to each prompt. Otherwise nothing can be said to be left out.
+    """
     tested = "updates move the policy"
     before = []
     after = []
@@ -726,7 +735,7 @@ def check_updates(first_pass: FirstPass) -> Finding:
         return passed.failed("hardly-moves", cause)
 
     missing, group_size = _missing_of_groups(first_pass)
-    if missing:
+    if missing and whole_groups:
         cause = (
             f"in nearly every batch one group has {missing} of {group_size} answers fewer than the others: the last "
             "micro-batch, or the rest of a division, is lost"
