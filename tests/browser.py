@@ -187,15 +187,24 @@ class Tab:
         self.call("DOM.setFileInputFiles", files=files, objectId=node["result"]["objectId"])
 
     def worker(self, seconds=30):
-        """Return the session of the newest worker, and wait for one: the browser announces it after it was started."""
+        """Return the session of the newest worker that the page made from a text, and wait for one.
+
+        The site's search runs in a worker too, which was made from an address.
+        """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
+            # A worker that started while the page changed its process is not always announced. Attaching anew announces
+            # all workers that run.
+            for attach in (False, True):
+                self.call(
+                    "Target.setAutoAttach", autoAttach=attach, waitForDebuggerOnStart=False, flatten=True
+                )
+            # Events are taken in while an answer is waited for.
+            self.evaluate("1")
             sessions = self._running_workers()
             if sessions:
                 return sessions[-1]
-            # Events are taken in while an answer is waited for.
-            self.evaluate("1")
-            time.sleep(0.05)
+            time.sleep(0.5)
         raise AssertionError(f"no worker within {seconds} s")
 
     def _running_workers(self):
@@ -211,6 +220,7 @@ class Tab:
             if event["method"] == "Target.attachedToTarget"
             and event.get("sessionId") == self.session
             and event["params"]["targetInfo"]["type"] == "worker"
+            and event["params"]["targetInfo"]["url"].startswith("blob:")
             and event["params"]["sessionId"] not in ended
         ]
 
