@@ -1,7 +1,8 @@
-"""The map: clip rules over starts, tails, batch sizes, updates and lags in the worlds of `bandpo_lab.study.tabular`.
+"""The map: arms under four optimizers, over starts, luck, batch sizes, updates and lags in the worlds of
+`bandpo_lab.study.tabular`.
 
-A cell is one place under one rule, at all learning rates and seeds. Cells run side by side, and each is a line of
-one file as soon as it ends, so a map that was interrupted goes on where it was.
+A cell is one arm in one place under one optimizer, at all learning rates and seeds. Cells run side by side, and each is
+a line of one file as soon as it ends, so a map that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,42 +22,95 @@ import torch
 import bandpo
 from bandpo.divergences import TotalVariation
 from bandpo.errors import InvalidValue, RunProblem
-from bandpo.methods import BandAbove
-from bandpo.rules import Band, FixedClip, Loosest, TwoSided
+from bandpo.methods import BandAbove, Method
+from bandpo.objectives import DualClip
+from bandpo.rules import Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.interval import Interval
 from bandpo_lab.study.jobs import on_cores
+from bandpo_lab.study.optimizers import OPTIMIZERS
+from bandpo_lab.study.provenance import commit, machine, now
 from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
-from bandpo_lab.study.tabular import RATES, World, dominant, rare_arm, simulate, two_stages, zipf
+from bandpo_lab.study.tabular import (
+    WRONG,
+    Outcome,
+    World,
+    constant_rate,
+    dominant,
+    falling_rate,
+    positions,
+    random_rewards,
+    rare_arm,
+    simulate,
+    two_stages,
+    zipf,
+)
 
 Size = Literal["quick", "full"]
 
 _CLIP = FixedClip(0.2)
-BASELINE, BAND, ABOVE = "clip 0.2", "Band", "BandAbove"
-RULES = {
-    BASELINE: _CLIP,
-    BAND: Band(),
-    "Clip-Higher": FixedClip(0.2, 0.28),
-    "clip [.8, 2]": FixedClip(0.2, 1.0),
-    ABOVE: BandAbove().clip,
-    "room by mass": TwoSided(lower=_CLIP, upper=Loosest(_CLIP, Band(TotalVariation(), 0.02))),
-    "no upper bound": FixedClip(0.2, float("inf")),
+_INFINITY = float("inf")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method and a schedule of the learning rate.
+
+    Attributes:
+        method: What `simulate` takes.
+        kind: ``"constant"`` if its bounds are the same for every probability, ``"schedule"`` if the learning rate has
+            a schedule besides, and ``"shape"`` if its bounds depend on the probability.
+        rate_schedule: The factor of the learning rate by the share of the training that is done.
+    """
+
+    method: Method | ClipRule
+    kind: Literal["constant", "schedule", "shape"] = "constant"
+    rate_schedule: Callable[[float], float] = constant_rate
+
+
+BASELINE = "clip 0.2"
+ABOVE = "BandAbove"
+BEST_CONSTANT = "the best constant"
+"""The best of all arms with constant bounds, chosen with its learning rate on other seeds than it is scored on."""
+RANDOM_REWARDS = "random rewards"
+"""The world where no answer is better than another."""
+ARMS: Mapping[str, Arm] = {
+    BASELINE: Arm(_CLIP),
+    "Clip-Higher": Arm(FixedClip(0.2, 0.28)),
+    "clip [.8, 2]": Arm(FixedClip(0.2, 1.0)),
+    "clip [.8, 5]": Arm(FixedClip(0.2, 4.0)),
+    "no upper bound": Arm(FixedClip(0.2, _INFINITY)),
+    "clip [.5, 1.2]": Arm(FixedClip(0.5, 0.2)),
+    "clip [.5, 2]": Arm(FixedClip(0.5, 1.0)),
+    "no lower bound": Arm(FixedClip(1.0, 0.2)),
+    "no bound": Arm(Unclipped()),
+    "dual clip 3": Arm(Method(_CLIP, DualClip(3.0))),
+    "clip 0.2, falling rate": Arm(_CLIP, kind="schedule", rate_schedule=falling_rate),
+    "Band": Arm(Band(), kind="shape"),
+    ABOVE: Arm(BandAbove().clip, kind="shape"),
+    "room by mass": Arm(
+        TwoSided(lower=_CLIP, upper=Loosest(_CLIP, Band(TotalVariation(), 0.02))), kind="shape"
+    ),
+    "clip above, Band below": Arm(TwoSided(lower=Band(), upper=_CLIP), kind="shape"),
 }
-"""What is compared everywhere: the paper's rule against the clip first. Room by mass lets an answer rise by 20 %, or by
-0.02 of probability if that is more, at most tenfold."""
-WORLDS: Mapping[str, Callable[[float], World]] = {
-    "uniform": rare_arm,
+"""What is compared everywhere. Room by mass lets an answer rise by 20 %, or by 0.02 of probability if that is more, at most
+tenfold."""
+WORLDS: Mapping[str, Callable[[float, float], World]] = {
+    "uniform": lambda p, luck: rare_arm(p, luck=luck),
     "dominant": dominant,
     "Zipf": zipf,
-    "two stages": two_stages,
+    "eight positions": positions,
+    "two stages": lambda p, luck: two_stages(p),
+    RANDOM_REWARDS: lambda p, luck: random_rewards(luck),
 }
-"""By how the wrong answers start."""
+"""By how the wrong answers start, and by what is rewarded: from the probability of the right answer at the start and the
+chance of a wrong one to be rewarded."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the map rules are compared."""
+    """Where in the map arms are compared."""
 
     world: str
     """One of `WORLDS`."""
@@ -67,39 +121,133 @@ class Place:
     minibatches: int
     lag: int
     """Batches between drawing a batch and training on it."""
+    luck: float = WRONG
+    """How often a wrong answer is rewarded."""
 
     @property
     def data(self) -> str:
         """How they are when they are trained on."""
-        return "stale" if self.lag else "fresh, used once" if self.epochs == 1 else "fresh, used more often"
+        if self.lag:
+            return "stale"
+        return "fresh, used once" if self.epochs == 1 else "fresh, used more often"
 
     def __str__(self) -> str:
         shape = f"{self.samples} samples, {self.epochs} × {self.minibatches} updates, lag {self.lag}"
-        return f"{self.world}, p = {self.p:g}, {shape}"
+        if self.world == RANDOM_REWARDS:
+            return f"{self.world}, {shape}"
+        return f"{self.world}, p = {self.p:g}, luck {self.luck:g}, {shape}"
+
+
+class Key(NamedTuple):
+    """What names a cell."""
+
+    place: Place
+    optimizer: str
+    arm: str
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A place under a rule, and what came of it at each learning rate."""
+    """An arm in a place under an optimizer: for each learning rate and seed what it came to.
 
-    setting: Place
-    """The file has it under this name."""
-    rule: str
+    Shapes are ``(rates, seeds)``. A value that there is none of is None in the file and NaN here.
+    """
+
+    place: Place
+    optimizer: str
+    arm: str
     rates: Sequence[float]
-    auc: Sequence[Sequence[float]]
-    """For each rate and seed: mean reward over all batches."""
-    blocked: Sequence[float]
-    """For each rate the share of rare winners' gradient that the rule blocked: mean over seeds that had any."""
+    auc: np.ndarray
+    """Mean reward over all batches."""
+    end: np.ndarray
+    """Mean reward over the last tenth of the batches."""
+    batches_to_half: np.ndarray
+    """Batches until the right answer has a probability of one half; NaN if it never has."""
+    right_at_end: np.ndarray
+    """Probability of the right answer at the end."""
+    entropy_at_half: np.ndarray
+    """Entropy when the right answer first has a probability of one half, in nats a decision."""
+    entropy_at_end: np.ndarray
+    """Entropy at the end, in nats a decision."""
+    broken: np.ndarray
+    """1 where the right answer has less than half of the greatest probability it had."""
+    blocked: np.ndarray
+    """Share of the gradient of rare winners that the method dropped."""
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return Key(self.place, self.optimizer, self.arm)
 
     @cached_property
     def curve(self) -> Curve:
         """AUC over the rates."""
-        return Curve(self.rates, np.array(self.auc, dtype=float))
+        return self.curve_of("auc")
+
+    def curve_of(self, outcome: str) -> Curve:
+        """Return an outcome over the rates, by the name of its attribute."""
+        return Curve(self.rates, getattr(self, outcome))
+
+    @classmethod
+    def from_outcome(cls, key: Key, rates: Sequence[float], outcome: Outcome) -> Cell:
+        """Take from a simulation what a cell keeps."""
+        half = outcome.batches_to(0.5)
+        return cls(
+            *key,
+            rates,
+            auc=_array(outcome.auc),
+            end=_array(outcome.end),
+            batches_to_half=_array(torch.where(half.isinf(), torch.nan, half)),
+            right_at_end=_array(outcome.right[..., -1]),
+            entropy_at_half=_array(outcome.entropy_at(0.5)),
+            entropy_at_end=_array(outcome.entropy[..., -1]),
+            broken=_array(outcome.broken),
+            blocked=_array(outcome.blocked),
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the cell as a line of the file has it: outcomes in thousandths, as whole numbers."""
+        row: dict[str, Any] = {
+            "place": asdict(self.place),
+            "optimizer": self.optimizer,
+            "arm": self.arm,
+            "rates": list(self.rates),
+        }
+        for name in OUTCOMES:
+            row[name] = [
+                [None if np.isnan(value) else round(1000 * float(value)) for value in values]
+                for values in getattr(self, name)
+            ]
+        return row
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Cell:
+        """Read a line of the file."""
+        outcomes = {name: np.array(row[name], dtype=float) / 1000 for name in OUTCOMES}
+        return cls(Place(**row["place"]), row["optimizer"], row["arm"], row["rates"], **outcomes)
+
+
+OUTCOMES = (
+    "auc",
+    "end",
+    "batches_to_half",
+    "right_at_end",
+    "entropy_at_half",
+    "entropy_at_end",
+    "broken",
+    "blocked",
+)
+"""Attributes of a cell that have a value for each rate and seed."""
+
+
+def _array(values: torch.Tensor) -> np.ndarray:
+    """Return values as the file keeps them, so that a cell is the same before it is written and after it is read."""
+    return np.round(values.numpy().astype(float) * 1000) / 1000
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which cells, and how many seeds and rates each has."""
+    """Which cells, and how many seeds each has."""
 
     size: Size
     seeds: int
@@ -108,60 +256,82 @@ class Plan:
 
     @classmethod
     def of_size(cls, size: Size) -> Plan:
-        """The quick map, or the full one.
+        """Return the plan of the quick map, or of the full one.
 
         >>> len(Plan.of_size("quick").todo) < len(Plan.of_size("full").todo)
         True
         """
-        starts, lags = ("uniform", "dominant", "Zipf"), (0, 4, 8)
         if size == "quick":
-            return cls(size, 40, [Place(w, 0.002, 128, 1, 4, lag) for w in starts for lag in lags[:2]])
-        shapes = ((1, 4), (1, 1), (4, 4))
-        places = [Place(w, 0.002, 128, *shape, lag) for shape, w, lag in product(shapes, starts, lags)]
-        places += [Place(w, 0.01, 128, 1, 4, lag) for w in starts for lag in lags]
-        places += [Place(w, 0.002, n, 1, 4, lag) for w in starts for n in (32, 512) for lag in (0, 4)]
-        places += [Place(w, 0.002, 128, *shape, 0) for w in starts for shape in ((1, 16), (16, 1))]
-        places += [
-            Place("two stages", 0.01, 128, *shape, lag) for shape in ((1, 4), (4, 4)) for lag in (0, 4)
+            starts = ("uniform", "Zipf")
+            return cls(size, 16, [Place(world, 0.002, 128, 1, 4, lag) for world in starts for lag in (0, 4)])
+        shapes = ((1, 4), (4, 4))
+        starts = ("uniform", "dominant", "Zipf")
+        places = [
+            Place(world, 0.002, 128, *shape, lag)
+            for shape, world, lag in product(shapes, starts, (0, 4, 8))
         ]
-        return cls(size, 80, places)
+        reused_and_stale = (((4, 4), 0), ((1, 4), 4))
+        # Luck: none, and four times as much. Where no wrong answer is rewarded, groups without the right one teach nothing.
+        places += [
+            Place(world, 0.01, 128, *shape, lag, luck)
+            for world in ("uniform", "Zipf")
+            for shape, lag in reused_and_stale
+            for luck in (0.0, WRONG, 0.2)
+        ]
+        places += [
+            Place("uniform", 0.002, samples, *shape, lag)
+            for samples in (32, 512)
+            for shape, lag in reused_and_stale
+        ]
+        places += [Place("two stages", 0.01, 128, *shape, lag) for shape, lag in reused_and_stale]
+        places += [
+            Place("eight positions", 0.01, 128, *shape, lag, luck)
+            for shape, lag in reused_and_stale
+            for luck in (WRONG, 0.2)
+        ]
+        places += [Place(RANDOM_REWARDS, 0.0, 128, *shape, lag, 0.5) for shape, lag in reused_and_stale]
+        return cls(size, 40, places)
 
     @property
-    def todo(self) -> list[tuple[Place, str]]:
+    def todo(self) -> list[Key]:
         """Every cell."""
-        return [*product(self.places, RULES)]
+        return [Key(*key) for key in product(self.places, OPTIMIZERS, ARMS)]
 
     @property
     def header(self) -> dict[str, Any]:
         """The terms of the map: the first line of its file, apart from versions."""
-        terms = {name: getattr(self, name) for name in ("size", "seeds", "batches")}
-        return {**terms, "cells": len(self.todo)}
+        return {
+            "size": self.size,
+            "seeds": self.seeds,
+            "batches": self.batches,
+            "cells": len(self.todo),
+        }
 
 
-def run_cell(plan: Plan, place: Place, rule: str) -> Cell:
+def run_cell(plan: Plan, key: Key) -> Cell:
     """Simulate one cell."""
-    found = simulate(
-        WORLDS[place.world](place.p),
-        RULES[rule],
-        RATES,
+    place, optimizer, arm = key
+    rates = OPTIMIZERS[optimizer].rates
+    outcome = simulate(
+        WORLDS[place.world](place.p, place.luck),
+        ARMS[arm].method,
+        rates,
         seeds=plan.seeds,
         samples=place.samples,
         epochs=place.epochs,
         minibatches=place.minibatches,
         batches=plan.batches,
         lag=place.lag,
+        optimizer=optimizer,
+        rate_schedule=ARMS[arm].rate_schedule,
     )
-    return Cell(place, rule, RATES, _rounded(found.auc), _rounded(found.blocked.nanmean(1)))
+    return Cell.from_outcome(key, rates, outcome)
 
 
-def _rounded(values: torch.Tensor) -> Any:
-    return np.round(values.numpy().astype(float), 4).tolist()
-
-
-def _run_alone(plan: Plan, place: Place, rule: str) -> Cell:
+def _run_alone(plan: Plan, key: Key) -> Cell:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it, and says so
-    return run_cell(plan, place, rule)
+    return run_cell(plan, key)
 
 
 def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
@@ -174,7 +344,7 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
         ValueError: the file holds a map on other terms, or none.
         RunProblem: a cell failed.
     """
-    done: Mapping[tuple[Place, str], Cell] = {}
+    done: Mapping[Key, Cell] = {}
     if file.exists():
         known = Map.from_file(file)
         if {name: known.terms.get(name) for name in plan.header} != plan.header:
@@ -189,15 +359,17 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
         versions = {"bandpo": bandpo.__version__, "torch": torch.__version__, "numpy": np.__version__}
         file.write_text(_line({**plan.header, "versions": versions}), encoding="utf-8")
     todo = [key for key in plan.todo if key not in done]
-    calls = [partial(_run_alone, plan, *key) for key in todo]
+    calls = [partial(_run_alone, plan, key) for key in todo]
     with file.open("a", encoding="utf-8") as lines:
         ended = on_cores(calls, workers, preload=[__name__])
-        for count, (place, outcome) in enumerate(ended, len(done) + 1):
+        for count, (number, outcome) in enumerate(ended, len(done) + 1):
             if outcome.code:
+                key = todo[number]
                 raise RunProblem(
-                    f"{todo[place][0]} failed under {todo[place][1]}, with status {outcome.code}"
+                    f"{key.place} failed under {key.arm}, {key.optimizer}, with status {outcome.code}"
                 )
-            lines.write(_line(asdict(outcome.value)))
+            made = {"commit": commit(), "time": now(), "machine": machine(), "seconds": round(outcome.seconds, 1)}
+            lines.write(_line({**outcome.value.as_row(), **made}))
             lines.flush()
             yield count, outcome.value
 
@@ -214,39 +386,70 @@ class Map:
     """A map, or what there is of it so far."""
 
     terms: Mapping[str, Any]
-    cells: Mapping[tuple[Place, str], Cell]
-    """By place and rule."""
+    cells: Mapping[Key, Cell]
 
     @classmethod
     def from_file(cls, file: Path) -> Map:
-        """Read it.
+        """Read a map from its file.
 
         Raises:
             ValueError: the file is no map.
         """
-        lines = [line for _, line in read_jsonl(file)]
-        if not lines or "versions" not in lines[0]:
+        rows = [row for _, row in read_jsonl(file)]
+        if not rows or "versions" not in rows[0]:
             raise InvalidValue(f"{file} is no map that `bandpo-lab study map` has written")
-        cells = [Cell(**{**line, "setting": Place(**line["setting"])}) for line in lines[1:]]
-        return cls(lines[0], {(cell.setting, cell.rule): cell for cell in cells})
+        cells = map(Cell.from_row, rows[1:])
+        return cls(rows[0], {cell.key: cell for cell in cells})
 
     @property
     def places(self) -> list[Place]:
-        """Those that every rule has run in, in order."""
-        ran = dict.fromkeys(place for place, _ in self.cells)
-        return [place for place in ran if all((place, rule) in self.cells for rule in RULES)]
+        """Places in which every arm has run under every optimizer, in order."""
+        begun = dict.fromkeys(key.place for key in self.cells)
+        return [
+            place
+            for place in begun
+            if all(Key(place, optimizer, arm) in self.cells for optimizer, arm in product(OPTIMIZERS, ARMS))
+        ]
 
-    def blocked(self, place: Place) -> float:
-        """The share of rare winners' gradient that clip 0.2 blocks, at its best rate."""
-        cell = self.cells[place, BASELINE]
-        return cell.blocked[cell.curve.best]
+    @property
+    def places_to_learn(self) -> list[Place]:
+        """`places` where an answer is better than others."""
+        return [place for place in self.places if place.world != RANDOM_REWARDS]
 
-    def difference(self, place: Place, rule: str, minus: str = BASELINE) -> Interval:
-        """One rule's AUC minus another's, each at its own best rate."""
-        ours, theirs = (self.cells[place, name].curve for name in (rule, minus))
-        return difference(ours.drawn, theirs.drawn, [0] * ours.scores.shape[1])
+    def curve(self, place: Place, optimizer: str, arm: str) -> Curve:
+        """Return the AUC of an arm over its rates; of `BEST_CONSTANT` over its bounds and rates."""
+        names = [arm]
+        if arm == BEST_CONSTANT:
+            names = [name for name in ARMS if ARMS[name].kind == "constant"]
+        curves = [self.cells[Key(place, optimizer, name)].curve for name in names]
+        rates = [rate for curve in curves for rate in curve.rates]
+        return Curve(rates, np.concatenate([curve.scores for curve in curves]))
 
-    def coverage(self, place: Place, rule: str) -> float:
-        """How often the interval of `difference` holds the truth in a simulation of that place."""
-        ours, theirs = (self.cells[place, name].curve for name in (rule, BASELINE))
+    def blocked(self, place: Place, optimizer: str) -> float:
+        """Return the share of rare winners' gradient that clip 0.2 blocks, at its best rate."""
+        cell = self.cells[Key(place, optimizer, BASELINE)]
+        return float(np.nanmean(cell.blocked[cell.curve.best]))
+
+    def score(self, place: Place, optimizer: str, arm: str) -> float:
+        """Return the AUC of an arm at its best rate, which is chosen on other seeds."""
+        curve = self.curve(place, optimizer, arm)
+        return float(curve.drawn(np.ones((1, curve.scores.shape[1])))[0])
+
+    def difference(
+        self, place: Place, optimizer: str, arm: str, minus: str = BASELINE, draws: int = 300
+    ) -> Interval:
+        """Return an interval of one arm's AUC minus another's, each at its best rate."""
+        ours = self.curve(place, optimizer, arm)
+        theirs = self.curve(place, optimizer, minus)
+        return difference(ours.drawn, theirs.drawn, [0] * ours.scores.shape[1], draws=draws)
+
+    def coverage(self, place: Place, optimizer: str, arm: str, minus: str = BASELINE) -> float:
+        """Return how often the interval of `difference` holds the truth in a simulation of that place."""
+        ours = self.curve(place, optimizer, arm)
+        theirs = self.curve(place, optimizer, minus)
         return simulated_coverage(ours, theirs, [0] * ours.scores.shape[1])
+
+    def at_best_rate(self, place: Place, optimizer: str, arm: str, outcome: str) -> np.ndarray:
+        """Return an outcome for each seed, at the rate with the best AUC."""
+        cell = self.cells[Key(place, optimizer, arm)]
+        return getattr(cell, outcome)[cell.curve.best]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from bandpo_lab.files import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
 from bandpo_lab.study.jobs import Job, Outcome
 from bandpo_lab.study.plan import PlannedRun, Study
+from bandpo_lab.study.provenance import commit
 from bandpo_lab.study.statistics import Results
 
 Say = Callable[[str], None]
@@ -163,7 +162,7 @@ class Execution:
         self._results |= {
             "study": self.text,
             "versions": versions(folder),
-            "commit": ", ".join(dict.fromkeys(filter(None, [*commits, _commit()]))),
+            "commit": ", ".join(dict.fromkeys(filter(None, [*commits, commit()]))),
             "unfinished": True,
             "runs": list(self._ended.values()),
         }
@@ -211,14 +210,3 @@ def _last_line(log: Path) -> str:
         if line.strip()
     ]
     return lines[-1].strip() if lines else "it printed nothing"
-
-
-@functools.cache
-def _commit() -> str | None:
-    """The commit of bandpo's own checkout, where it runs from one."""
-    place = Path(__file__).parent
-    git = ["git", "-C", str(place), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -1,14 +1,14 @@
 """Tables in place of networks: small worlds of one decision or two, where a method meets `policy_loss` and no more.
 
 A policy is a table of logits, one row for each decision; a completion takes one answer at each. Rewards are 0 or 1,
-advantages those of GRPO. All seeds and learning rates of a cell are rows of one tensor, so a cell takes seconds.
+advantages those of GRPO. All seeds and learning rates are rows of one tensor, so a simulation takes seconds.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 from bandpo.schedules import TrainingState
+from bandpo_lab.study.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,10 +32,10 @@ RIGHT, WRONG = 0.97, 0.05
 """How often the good answer is rewarded, and any other."""
 RARE = 0.1
 """Probability below which an answer is rare, as the audit has it."""
-BETA1, BETA2 = 0.9, 0.99
-"""Of Adam, as the studies of networks have them."""
-RATES = [0.01 * 2**k for k in range(8)]
-"""Learning rates: the size of a step in logits. The best lies within them."""
+POSITIONS = 8
+"""Decisions of a completion where a reward depends on one of them, or on none."""
+VOCABULARY = 200
+"""Answers of a decision where rewards are random."""
 _STD_EPSILON = 1e-4  # TRL adds it to a group's standard deviation
 
 
@@ -59,11 +60,12 @@ class World:
     """Of equal length, one after the other."""
 
 
-def rare_arm(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> World:
+def rare_arm(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1), luck: float = WRONG) -> World:
     """One decision among 16 answers. One of them is right 97 times in 100, and has probability ``p`` at the start.
 
     Args:
         others: What the probabilities of the wrong answers are in proportion to.
+        luck: How often a wrong answer is rewarded.
 
     Raises:
         ValueError: ``p`` is no probability.
@@ -71,25 +73,25 @@ def rare_arm(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> World:
     >>> rare_arm(0.01).start[0][:2]
     (0.01, 0.066)
     """
-    return World([_one_rare(p, others)], [Stage(0, _FIRST_IS_GOOD)])
+    return World([_one_rare(p, others)], [Stage(0, _first_is_right(luck))])
 
 
-def dominant(p: float) -> World:
+def dominant(p: float, luck: float = WRONG) -> World:
     """`rare_arm`, where one wrong answer has probability 0.98.
 
     >>> [round(x, 4) for x in dominant(0.01).start[0][:3]]
     [0.01, 0.98, 0.0007]
     """
-    return rare_arm(p, [0.98, *[(0.02 - p) / (ANSWERS - 2)] * (ANSWERS - 2)])
+    return rare_arm(p, [0.98, *[(0.02 - p) / (ANSWERS - 2)] * (ANSWERS - 2)], luck)
 
 
-def zipf(p: float) -> World:
+def zipf(p: float, luck: float = WRONG) -> World:
     """`rare_arm`, where the wrong answer of rank k is in proportion to k^-1.5.
 
     >>> [round(x, 3) for x in zipf(0.01).start[0][:3]]
     [0.01, 0.47, 0.166]
     """
-    return rare_arm(p, [rank**-1.5 for rank in range(1, ANSWERS)])
+    return rare_arm(p, [rank**-1.5 for rank in range(1, ANSWERS)], luck)
 
 
 def two_stages(p: float) -> World:
@@ -101,7 +103,32 @@ def two_stages(p: float) -> World:
     Raises:
         ValueError: ``p`` is no probability.
     """
-    return World([_one_rare(0.05), _one_rare(p)], [Stage(0, _FIRST_IS_GOOD), Stage(1, _FIRST_IS_GOOD)])
+    chances = _first_is_right(WRONG)
+    return World([_one_rare(0.05), _one_rare(p)], [Stage(0, chances), Stage(1, chances)])
+
+
+def positions(p: float, luck: float = WRONG) -> World:
+    """Eight decisions, of which the reward depends on the first alone, as in `rare_arm`.
+
+    The credit for a reward is spread over all eight, as over the tokens of a sequence.
+
+    Raises:
+        ValueError: ``p`` is no probability.
+    """
+    return World([_one_rare(p)] * POSITIONS, [Stage(0, _first_is_right(luck))])
+
+
+def random_rewards(chance: float = 0.5) -> World:
+    """Eight decisions among 200 answers, the one of rank k in proportion to k^-2. No answer is better than another.
+
+    The entropy at the start is 1.69 nats a decision.
+
+    Args:
+        chance: How often a completion is rewarded.
+    """
+    shares = [rank**-2.0 for rank in range(1, VOCABULARY + 1)]
+    start = tuple(share / sum(shares) for share in shares)
+    return World([start] * POSITIONS, [Stage(0, (chance,) * VOCABULARY)])
 
 
 def _one_rare(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> tuple[float, ...]:
@@ -110,35 +137,20 @@ def _one_rare(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> tuple
     return (p, *((1 - p) * share / sum(others) for share in others))
 
 
-_FIRST_IS_GOOD = (RIGHT, *[WRONG] * (ANSWERS - 1))
-
-
-class _Adam:
-    """Adam at work on tables, each of them on its own, without a learning rate.
-
-    It has one second moment here for the whole table: the mean square of its gradient. With one for each logit, as a
-    network has for each weight, an answer that is hardly ever drawn would move as fast as any other. A network's
-    answers share their weights; those of a table do not.
-    """
-
-    def __init__(self, tables: Tensor):
-        self.mean, self.square, self.count = torch.zeros_like(tables), tables.new_zeros(len(tables), 1, 1), 0
-
-    def next(self, gradient: Tensor) -> Tensor:
-        """What to subtract, at learning rate 1."""
-        self.count += 1
-        self.mean.lerp_(gradient, 1 - BETA1)
-        self.square.lerp_(gradient.square().mean((1, 2), keepdim=True), 1 - BETA2)
-        scale = (self.square / (1 - BETA2**self.count)).sqrt() + 1e-8
-        return self.mean / (1 - BETA1**self.count) / scale
+def _first_is_right(luck: float) -> tuple[float, ...]:
+    return (RIGHT, *[luck] * (ANSWERS - 1))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a cell, for every learning rate and seed."""
+    """Results of a simulation, for every learning rate and seed."""
 
     rewards: Float[Tensor, "rates seeds batches"]
     """Mean reward of each batch."""
+    right: Float[Tensor, "rates seeds batches"]
+    """Probability of the right answer when a batch was drawn."""
+    entropy: Float[Tensor, "rates seeds batches"]
+    """Entropy of the policy when a batch was drawn, in nats a decision."""
     blocked: Float[Tensor, "rates seeds"]
     """Share of the gradient of rare winners (p < 0.1, A > 0) that the method dropped, of all updates together."""
 
@@ -146,6 +158,47 @@ class Outcome:
     def auc(self) -> Float[Tensor, "rates seeds"]:
         """Mean reward over all batches."""
         return self.rewards.mean(-1)
+
+    @property
+    def end(self) -> Float[Tensor, "rates seeds"]:
+        """Mean reward over the last tenth of the batches."""
+        return self.rewards[..., -max(1, self.rewards.shape[-1] // 10) :].mean(-1)
+
+    def pass_at(self, k: int) -> Float[Tensor, "rates seeds"]:
+        """Return the probability that one of ``k`` completions is right at the end."""
+        return 1 - (1 - self.right[..., -1]) ** k
+
+    def batches_to(self, level: float) -> Float[Tensor, "rates seeds"]:
+        """Return the number of batches until the right answer has a probability; infinity if it never has."""
+        reached = self.right >= level
+        batches = reached.float().argmax(-1) + 1.0
+        return torch.where(reached.any(-1), batches, math.inf)
+
+    def entropy_at(self, level: float) -> Float[Tensor, "rates seeds"]:
+        """Return the entropy when the right answer first has a probability; NaN if it never has."""
+        reached = self.right >= level
+        first = reached.float().argmax(-1, keepdim=True)
+        entropy = self.entropy.gather(-1, first).squeeze(-1)
+        return torch.where(reached.any(-1), entropy, math.nan)
+
+    @property
+    def broken(self) -> Float[Tensor, "rates seeds"]:
+        """1 where the right answer has less than half of the greatest probability it had, and 0 elsewhere."""
+        return (self.right[..., -1] < self.right.amax(-1) / 2).float()
+
+
+def constant_rate(progress: float) -> float:
+    """Return 1: the learning rate does not change."""
+    return 1.0
+
+
+def falling_rate(progress: float) -> float:
+    """Return the share of the learning rate that is left, which falls from 1 to 0 in a line.
+
+    >>> falling_rate(0.25)
+    0.75
+    """
+    return 1 - progress
 
 
 def simulate(
@@ -159,10 +212,12 @@ def simulate(
     minibatches: int = 4,
     batches: int = 80,
     lag: int = 0,
+    optimizer: str = "adam",
+    rate_schedule: Callable[[float], float] = constant_rate,
 ) -> Outcome:
     """Train tables with a method, GRPO's advantages and `bandpo.policy_loss`.
 
-    A seed draws the same random numbers for every method and learning rate.
+    A seed draws the same random numbers for every method, learning rate and optimizer.
 
     Each learning rate is run with every seed. The optimizer's state goes on from batch to batch.
 
@@ -172,12 +227,14 @@ def simulate(
         minibatches: Parts of a batch, with an optimizer step each.
         lag: So many batches are drawn before a batch is trained on; nothing is trained before the first, nor after the
             last is drawn.
+        optimizer: A name of `bandpo_lab.study.optimizers.OPTIMIZERS`.
+        rate_schedule: From the share of the training that is done to a factor of the learning rate.
 
     Raises:
-        ValueError: a number that does not fit.
+        ValueError: a number that does not fit, or an optimizer without such a name.
 
-    >>> found = simulate(rare_arm(0.05), FixedClip(0.2), [0.05], seeds=4, batches=30)
-    >>> found.rewards.shape, bool((found.auc > 0.5).all())
+    >>> outcome = simulate(rare_arm(0.05), FixedClip(0.2), [0.05], seeds=4, batches=30)
+    >>> outcome.rewards.shape, bool((outcome.auc > 0.5).all())
     (torch.Size([1, 4, 30]), True)
     """
     if samples % GROUP or samples < GROUP:
@@ -186,16 +243,23 @@ def simulate(
         raise InvalidValue(
             f"must be above 0, lag at least 0: {seeds=} {epochs=} {minibatches=} {batches=} {learning_rates=} {lag=}"
         )
+    if optimizer not in OPTIMIZERS:
+        raise InvalidValue(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
     generator = torch.Generator().manual_seed(0)
-    rows, decisions = len(learning_rates) * seeds, len(world.start)
-    logits = torch.tensor(world.start).log().repeat(rows, 1, 1).requires_grad_()
+    rows = len(learning_rates) * seeds
+    decisions = len(world.start)
+    start = torch.tensor(world.start).log().repeat(rows, 1, 1)
+    policy = OPTIMIZERS[optimizer].build(start, seeds)
     rates = torch.tensor(learning_rates).repeat_interleave(seeds)[:, None, None]
-    steps = _Adam(logits.detach())
-    rewards, waiting, mass = [], deque(), torch.zeros(2, rows)
+    rewards: list[Tensor] = []
+    right: list[Tensor] = []
+    entropy: list[Tensor] = []
+    waiting: deque[tuple[Tensor, Tensor, Tensor]] = deque()
+    mass = torch.zeros(2, rows)
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
         with torch.no_grad():
-            logp_old = logits.log_softmax(-1)
+            logp_old = policy.logits.log_softmax(-1)
             draws = torch.rand(seeds, decisions + 1, samples, generator=generator)
             draws = draws.repeat(len(learning_rates), 1, 1)
             # The last answer lies beyond the last edge.
@@ -203,27 +267,33 @@ def simulate(
             answers = torch.searchsorted(edges, draws[:, :-1].contiguous())
             reward = (draws[:, -1] < torch.tensor(stage.chances)[answers[:, stage.decision]]).float()
             waiting.append((answers, logp_old.gather(-1, answers), _advantages(reward)))
-        rewards.append(reward.mean(-1))
+            rewards.append(reward.mean(-1))
+            right.append(logp_old[:, stage.decision, 0].exp())
+            entropy.append(-(logp_old.exp() * logp_old).sum(-1).mean(-1))
         if len(waiting) <= lag:
             continue
-        drawn, state = waiting.popleft(), TrainingState(progress=batch / batches)
+        drawn = waiting.popleft()
+        progress = batch / batches
+        state = TrainingState(progress=progress)
+        step_rates = rates * rate_schedule(progress)
         parts = [[x[..., part::minibatches] for x in drawn] for part in range(minibatches)]
         for answers, old, advantages in parts * epochs:
-            logp = logits.log_softmax(-1).gather(-1, answers)
+            logp = policy.logits.log_softmax(-1).gather(-1, answers)
             # Of shape (samples of all tables, decisions): a sample's tokens are its answers.
             tokens = [x.transpose(1, 2).flatten(0, 1) for x in (logp, old)]
             loss, _ = policy_loss(
                 *tokens, advantages.flatten(), method=method, state=state, aggregation="sum"
             )
-            slope, gradient = torch.autograd.grad(loss, (logp, logits))
+            slope, gradient = torch.autograd.grad(loss, (logp, policy.logits))
             with torch.no_grad():
                 winners = (advantages[:, None] > 0) & (old < math.log(RARE))
                 pushed = (logp - old).exp() * advantages[:, None] * winners
                 mass += torch.stack([pushed.sum((1, 2)), (pushed * (slope >= 0)).sum((1, 2))])
-                logits -= rates * steps.next(gradient / advantages.shape[-1])
+            policy.step(gradient / advantages.shape[-1], step_rates)
     shape = (len(learning_rates), seeds)
     every, blocked = mass.view(2, *shape)
-    return Outcome(torch.stack(rewards, -1).view(*shape, batches), blocked / every)
+    by_batch = [torch.stack(values, -1).view(*shape, batches) for values in (rewards, right, entropy)]
+    return Outcome(*by_batch, blocked=blocked / every)
 
 
 def _advantages(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows samples"]:
