@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -24,9 +23,10 @@ from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Picture
+from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference, student
-from bandpo_lab.study.tabular import RATES, Outcome, World, rare_arm, simulate
-from bandpo_lab.style import add_legend, house_style, looks_of, spread
+from bandpo_lab.study.tabular import Outcome, World, rare_arm, simulate
+from bandpo_lab.style import add_legend, house_style, looks_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,11 +36,13 @@ MethodLike = Method | ClipRule | Objective | str
 WORLD = rare_arm(0.002)
 EQUAL = 0.02
 """Mean rewards that surely differ by less are called equal: one answer in fifty."""
-OPTIMIZER = "Adam with one second moment a table"
-"""How the optimizer is named in a sentence; the standard Adam, with one per parameter, may give another order."""
 WRONG = 0.05
-"""How often a sentence makes any false claim."""
+"""How often any difference under one optimizer is claimed falsely."""
 GAP = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+DISAGREE = "depends on the optimizer"
+"""The verdict where optimizers contradict each other."""
+OPEN = "is left open"
+"""The verdict where an interval holds 0 and more than a small difference."""
 
 
 def compare(
@@ -48,38 +50,42 @@ def compare(
     *,
     baseline: Method | ClipRule | Objective | str | None = None,
     lags: Sequence[int] = (0, 4),
-    seeds: int = 128,
-    rates: Sequence[float] = RATES,
+    optimizers: Sequence[str] = tuple(OPTIMIZERS),
+    seeds: int = 64,
+    rates: Sequence[float] | None = None,
     samples: int = 128,
     world: World = WORLD,
 ) -> Comparison:
-    """Train tables with each method and say which learns more: a screening in seconds, before any model is trained.
+    """Train tables with each method and return which learns more: a screening of a minute, before a model is trained.
 
     A table is a policy of one decision: it chooses among 16 answers. One of them is rewarded 97 times in 100 and starts
     at p = 0.002, so it is a rare winner; the others are rewarded 5 times in 100. Training has 80 batches, each used
     once in 4 minibatches, with GRPO's advantages in groups of 16 and `bandpo.policy_loss`. Every method runs at every
     learning rate with every seed, which draws the same random numbers for all. It runs on fresh data and on data 4
-    batches old, as asynchronous training has them.
+    batches old, as asynchronous training has them, and under several optimizers, because which method wins depends on
+    the optimizer. A method gains where it gains under all of them.
 
-    The optimizer is an Adam with one second moment for the whole table, not the standard Adam with one per parameter.
-    Which method wins can depend on that, and what holds in a table need not hold in a network: see docs/when.md.
+    What holds in a table need not hold in a network: see docs/when.md.
 
     Args:
         methods: Whatever ``method=`` takes, and objectives alone, which get no clip. What a notebook defines will do.
         baseline: One of them, with which the others are compared; by default the last.
         lags: Ages of the data in batches; each is a comparison of its own.
+        optimizers: Names of `bandpo_lab.study.optimizers.OPTIMIZERS`; by default all: ``adam``, ``head-and-trunk``,
+            ``shared-moment`` and ``momentum``.
         seeds: Of each method at each rate, at least 4.
-        rates: Learning rates, at least one.
+        rates: Learning rates, at least one, where one optimizer is given; by default eight that go with each optimizer.
         samples: In a batch, a multiple of 16.
         world: Another task, such as ``zipf(0.002)`` or ``dominant(0.01)`` of `bandpo_lab.study.tabular`.
 
     Raises:
         ValueError: a method breaks `bandpo.check`, or needs what a table does not have: other tokens, a longer
-            sequence, entropy, a controller. Or there are fewer than two methods, or a number does not fit.
+            sequence, entropy, a controller. Or there are fewer than two methods, or a number does not fit, or rates are
+            given for several optimizers.
 
     >>> from bandpo_lab import compare
-    >>> comparison = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], seeds=16, rates=[0.08, 0.16])
-    >>> comparison.table[0]["verdict"]
+    >>> comparison = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], optimizers=["momentum"], seeds=16)
+    >>> comparison.verdicts[4, "Unclipped()"]
     'gains'
     """
     by_name = {_name(setting): _method(setting) for setting in methods}
@@ -95,21 +101,46 @@ def compare(
         )
     if seeds < 4 or not lags:
         raise InvalidValue(f"compare takes at least 4 seeds and one lag, got {seeds=}, {lags=}")
+    unknown = [name for name in optimizers if name not in OPTIMIZERS]
+    if unknown or not optimizers:
+        listed = ", ".join(map(repr, unknown)) or "none"
+        raise InvalidValue(f"optimizers must be of {', '.join(OPTIMIZERS)}, got {listed}")
+    if rates is not None and len(optimizers) > 1:
+        raise InvalidValue(
+            f"learning rates mean another thing for each optimizer; give one optimizer with rates, got "
+            f"{', '.join(optimizers)}"
+        )
     for name, method in by_name.items():
         _check_alone(name, method)
-    outcomes: dict[tuple[int, str], Outcome] = {}
+    grids = {name: sorted(rates or OPTIMIZERS[name].rates) for name in optimizers}
+    outcomes: dict[Case, Outcome] = {}
     # The tensors are small, so that several threads would wait for each other.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         # The progress bar is shown on a terminal only.
-        for lag, name in tqdm([*product(lags, names)], disable=None, leave=False):
-            outcomes[lag, name] = simulate(
-                world, by_name[name], sorted(rates), seeds=seeds, samples=samples, epochs=1, lag=lag
+        for case in tqdm([Case(*key) for key in product(lags, optimizers, names)], disable=None, leave=False):
+            outcomes[case] = simulate(
+                world,
+                by_name[case.method],
+                grids[case.optimizer],
+                seeds=seeds,
+                samples=samples,
+                epochs=1,
+                lag=case.lag,
+                optimizer=case.optimizer,
             )
     finally:
         torch.set_num_threads(threads)
-    return Comparison(reference, sorted(rates), outcomes)
+    return Comparison(reference, grids, outcomes)
+
+
+class Case(NamedTuple):
+    """What names a simulation of a comparison."""
+
+    lag: int
+    optimizer: str
+    method: str
 
 
 def _name(method: MethodLike) -> str:
@@ -148,15 +179,18 @@ def _check_alone(name: str, method: Method) -> None:
 
 
 class Row(TypedDict):
-    """Results of one method at one lag and learning rate."""
+    """Results of one method at one lag and learning rate, under one optimizer."""
 
     lag: int
+    optimizer: str
     method: str
     rate: float
     reward: float
     """Mean over all batches and seeds."""
+    end: float
+    """Mean over the last tenth of the batches and all seeds."""
     blocked: float
-    """Share of tokens that the method blocked."""
+    """Share of the gradient of rare winners that the method dropped."""
     difference: float
     """Mean reward minus the baseline's."""
     low: float
@@ -168,103 +202,160 @@ class Row(TypedDict):
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The result of `compare`: shown in a notebook, printed, or read by `sentence`, `table`, `by_rate` and `figure`."""
+    """The result of `compare`: shown in a notebook, printed, or read by its properties.
+
+    Attributes:
+        baseline: The method with which the others are compared.
+        rates: Learning rates of each optimizer.
+        outcomes: Results of each simulation.
+    """
 
     baseline: str
-    rates: Sequence[float]
-    outcomes: Mapping[tuple[int, str], Outcome]
-    """By lag and method."""
+    rates: Mapping[str, Sequence[float]]
+    outcomes: Mapping[Case, Outcome]
 
     @cached_property
-    def curves(self) -> dict[tuple[int, str], Curve]:
+    def curves(self) -> dict[Case, Curve]:
         """Mean reward over all batches, by rate and seed."""
-        return {key: Curve(self.rates, found.auc.double().numpy()) for key, found in self.outcomes.items()}
+        return {
+            case: Curve(self.rates[case.optimizer], outcome.auc.double().numpy())
+            for case, outcome in self.outcomes.items()
+        }
 
     @cached_property
     def table(self) -> list[Row]:
-        """A row for each lag and method, each at the rate that is best for it on other seeds than it is scored on.
+        """A row for each lag, optimizer and method, each at the rate that is best on other seeds than it is scored on.
 
         ``difference`` is the mean reward minus the baseline's on the same seeds. Its interval, from ``low`` to
-        ``high``, is a nested bootstrap's: seeds are drawn anew, and rates chosen anew each time. All intervals together
-        hold the truth in 95 % of cases.
+        ``high``, is a nested bootstrap's: seeds are drawn anew, and rates chosen anew each time. All intervals of one
+        optimizer together hold the truth in 95 % of cases.
         """
-        level = 1 - WRONG / sum(name != self.baseline for _, name in self.curves)
-        return [self._row(*key, curve.best, curve, level, draws=4000) for key, curve in self.curves.items()]
+        compared = {(case.lag, case.method) for case in self.curves if case.method != self.baseline}
+        level = 1 - WRONG / len(compared)
+        return [self._row(case, curve.best, curve, level, draws=4000) for case, curve in self.curves.items()]
 
     @cached_property
     def by_rate(self) -> list[Row]:
-        """A row for each lag, method and rate: the difference at that rate, with an interval of 95 % of its own."""
-        places = range(len(self.rates))
-        return [self._row(*key, k, curve.at(k)) for key, curve in self.curves.items() for k in places]
+        """A row for each lag, optimizer, method and rate: the difference at that rate, with its own 95 % interval."""
+        return [
+            self._row(case, place, curve.at(place))
+            for case, curve in self.curves.items()
+            for place in range(len(curve.rates))
+        ]
 
-    def _row(
-        self, lag: int, name: str, place: int, curve: Curve, level: float = 0.95, draws: int = 1000
-    ) -> Row:
-        """Return the row of a method, by all of its curve or by one rate alone."""
-        base, seeds = self.curves[lag, self.baseline], curve.scores.shape[1]
-        base = base if len(curve.rates) == len(self.rates) else base.at(place)
+    @cached_property
+    def verdicts(self) -> dict[tuple[int, str], str]:
+        """The verdict on each lag and method but the baseline, under all optimizers together.
+
+        ``"gains"`` and ``"loses"`` only where they hold under every optimizer, and ``"depends on the optimizer"`` where
+        one optimizer has a gain and another a loss.
+        """
+        by_method: dict[tuple[int, str], list[str]] = {}
+        for row in self.table:
+            if row["method"] != self.baseline:
+                by_method.setdefault((row["lag"], row["method"]), []).append(row["verdict"])
+        return {key: _common_verdict(verdicts) for key, verdicts in by_method.items()}
+
+    def _row(self, case: Case, place: int, curve: Curve, level: float = 0.95, draws: int = 1000) -> Row:
+        """Return the row of a simulation, by all of its curve or by one rate alone."""
+        base = self.curves[case._replace(method=self.baseline)]
+        seeds = curve.scores.shape[1]
+        if len(curve.rates) < len(base.rates):
+            base = base.at(place)
         gap = difference(curve.drawn, base.drawn, [0] * seeds, draws=draws, level=level)
+        outcome = self.outcomes[case]
         return {
-            "lag": lag,
-            "method": name,
-            "rate": self.rates[place],
+            "lag": case.lag,
+            "optimizer": case.optimizer,
+            "method": case.method,
+            "rate": self.rates[case.optimizer][place],
             "reward": float(curve.drawn(np.ones((1, seeds)))[0]),
-            "blocked": float(self.outcomes[lag, name].blocked[place].nanmean()),
+            "end": float(outcome.end[place].mean()),
+            "blocked": float(outcome.blocked[place].nanmean()),
             "difference": gap.value,
             "low": gap.low,
             "high": gap.high,
             "verdict": verdict(gap),
         }
 
-    def _said(self, lag: int, form: str) -> str:
-        """Of each method but the baseline, at one lag."""
-        rows = (row for row in self.table if row["lag"] == lag and row["method"] != self.baseline)
-        return ", ".join(form.format(**row) for row in rows)
+    def _rows(self, lag: int, method: str) -> list[Row]:
+        """Return the rows of a method at one lag, one for each optimizer."""
+        return [row for row in self.table if (row["lag"], row["method"]) == (lag, method)]
+
+    def _clause(self, lag: int, method: str) -> str:
+        """Return what the intervals say of a method at one lag."""
+        rows = self._rows(lag, method)
+        if self.verdicts[lag, method] != DISAGREE:
+            under = f"{rows[0]['optimizer']} " if len(rows) == 1 else ""
+            gaps = ", ".join((GAP if len(rows) == 1 else "{optimizer} " + GAP).format(**row) for row in rows)
+            return f"{method} {self.verdicts[lag, method]} ({under}{gaps})"
+        parts = ", ".join(("{verdict} under {optimizer} (" + GAP + ")").format(**row) for row in rows)
+        return f"{method} {DISAGREE}: it {parts}"
 
     @property
     def sentence(self) -> str:
-        """What was found. It claims a difference, or that there is none, where the interval does."""
-        form, lags = "{method} {verdict} (" + GAP + ")", dict.fromkeys(lag for lag, _ in self.curves)
-        found = "; ".join(f"on {data_name(lag)} {self._said(lag, form)}" for lag in lags)
-        rates, seeds, _ = next(iter(self.outcomes.values())).rewards.shape
-        terms = f"each at its best of {rates} learning rates, {seeds} seeds, {OPTIMIZER}"
-        return f"Mean reward against {self.baseline}, {terms}: {found}."
+        """The result in words. It claims a difference, or that there is none, where the intervals do."""
+        lags = dict.fromkeys(case.lag for case in self.curves)
+        clauses: list[str] = []
+        for lag in lags:
+            of_lag = [self._clause(lag, method) for age, method in self.verdicts if age == lag]
+            clauses.append(f"on {data_name(lag)} {', '.join(of_lag)}")
+        first = next(iter(self.outcomes.values()))
+        rates, seeds, _ = first.rewards.shape
+        titles = ", ".join(OPTIMIZERS[name].title for name in self.rates)
+        terms = f"each at its best of {rates} learning rates, {seeds} seeds, trained by {titles}"
+        return f"Mean reward against {self.baseline}, {terms}: {'; '.join(clauses)}."
 
     @house_style()
     def figure(self) -> Figure:
-        """For each lag: mean reward by learning rate, and the course of training at each method's best rate."""
+        """Draw mean reward by learning rate, a row of panels for each lag and a column for each optimizer."""
         from matplotlib.figure import Figure
 
-        lags, names = (list(dict.fromkeys(part)) for part in zip(*self.curves, strict=True))
-        figure, looks = Figure(figsize=(6.4, 1 + 2.8 * len(lags))), looks_of(names)
+        lags = list(dict.fromkeys(case.lag for case in self.curves))
+        methods = list(dict.fromkeys(case.method for case in self.curves))
+        optimizers = list(self.rates)
+        looks = looks_of(methods)
         seeds = next(iter(self.outcomes.values())).rewards.shape[1]
-        for lag, (left, right) in zip(lags, figure.subplots(len(lags), 2, squeeze=False), strict=True):
-            ends: list[float] = []
-            for name in names:
-                curve, look = self.curves[lag, name], looks[name].options()
-                means, low, high = np.transpose([student(scores) for scores in curve.scores])
-                left.errorbar(self.rates, means, [means - low, high - means], **look, capsize=2, label=name)
-                course = self.outcomes[lag, name].rewards[curve.best].double().numpy().T
-                means, low, high = np.transpose([student(rewards) for rewards in course])
-                batches, ends = np.arange(1, len(means) + 1), [*ends, means[-1]]
-                right.plot(batches, means, **look, markevery=0.2)
-                right.fill_between(batches, low, high, color=look["color"], alpha=0.15, linewidth=0)
-            left.set_title(textwrap.fill(f"{data_name(lag)}: {self._said(lag, '{method} {verdict}')}", 36))
-            left.set(xscale="log", xlabel="learning rate", ylabel=f"mean reward (n = {seeds} seeds)")
-            right.set_title(f"at its best rate\neach ends at {spread(ends)}")
-            right.set(xlabel="batch", ylabel="reward", ylim=(0, 1))
+        width = max(4.2, 2.6 * len(optimizers))
+        figure = Figure(figsize=(width, 1 + 2.6 * len(lags)))
+        panels = figure.subplots(len(lags), len(optimizers), squeeze=False, sharey=True)
+        for lag, row in zip(lags, panels, strict=True):
+            for optimizer, axes in zip(optimizers, row, strict=True):
+                for method in methods:
+                    curve = self.curves[Case(lag, optimizer, method)]
+                    intervals = [student(scores) for scores in curve.scores]
+                    means, low, high = np.transpose(intervals)
+                    options = looks[method].options()
+                    axes.errorbar(
+                        curve.rates, means, [means - low, high - means], **options, capsize=2, label=method
+                    )
+                axes.set_title(f"{optimizer}\n{data_name(lag)}")
+                axes.set(xscale="log", xlabel="learning rate")
+            row[0].set_ylabel(f"mean reward (n = {seeds} seeds)")
         add_legend(figure, 2)
         return figure
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        """The table as text: its header and its rows."""
+        """Return the table as text: its header and its rows."""
         rows: list[list[str]] = []
         for row in self.table:
-            edge = ", at the edge" if self.curves[row["lag"], row["method"]].at_edge else ""
-            gap = "baseline" if row["method"] == self.baseline else GAP.format(**row)
-            texts = (str(row["lag"]), row["method"], f"{row['reward']:.3f}", gap)
-            rows.append([*texts, f"{row['rate']:.2g}{edge}", f"{row['blocked']:.0%}"])
-        return ["lag", "method", "reward", "difference", "best rate", "blocked"], rows
+            case = Case(row["lag"], row["optimizer"], row["method"])
+            edge = ", at the edge" if self.curves[case].at_edge else ""
+            gap = "baseline" if case.method == self.baseline else GAP.format(**row)
+            rows.append(
+                [
+                    str(case.lag),
+                    case.optimizer,
+                    case.method,
+                    f"{row['reward']:.3f}",
+                    gap,
+                    f"{row['end']:.3f}",
+                    f"{row['rate']:.2g}{edge}",
+                    f"{row['blocked']:.0%}",
+                ]
+            )
+        header = ["lag", "optimizer", "method", "reward", "difference", "end", "best rate", "blocked"]
+        return header, rows
 
     def __repr__(self) -> str:
         header, rows = self._cells()
@@ -277,17 +368,28 @@ class Comparison:
         return f'<div><img src="{picture}" alt="">{as_html(self.sentence, *self._cells())}</div>'
 
 
+def _common_verdict(verdicts: Sequence[str]) -> str:
+    """Return the verdict that holds under every optimizer.
+
+    >>> _common_verdict(["gains", "gains"]), _common_verdict(["gains", "loses"]), _common_verdict(["gains", OPEN])
+    ('gains', 'depends on the optimizer', 'is left open')
+    """
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return DISAGREE if {"gains", "loses"} <= set(verdicts) else OPEN
+
+
 def verdict(gap: Interval) -> str:
-    """What an interval of a difference lets one say.
+    """Return what an interval of a difference lets one say.
 
     >>> [verdict(Interval(0.0, *ends)) for ends in ((0.01, 0.1), (-0.2, -0.1), (-0.01, 0.01), (-0.1, 0.1))]
     ['gains', 'loses', 'equals it within 0.02', 'is left open']
     """
     if gap.low > 0 or gap.high < 0:
         return "gains" if gap.low > 0 else "loses"
-    return f"equals it within {EQUAL}" if gap.low >= -EQUAL and gap.high <= EQUAL else "is left open"
+    return f"equals it within {EQUAL}" if gap.low >= -EQUAL and gap.high <= EQUAL else OPEN
 
 
 def data_name(lag: int) -> str:
-    """How old the data are when they are trained on."""
+    """Return how old the data are when they are trained on, in words."""
     return f"data {lag} batches old" if lag else "fresh data"

@@ -17,10 +17,10 @@ import bandpo_lab
 from bandpo import ClipRule, Method, Objective, RatioBounds
 from bandpo.objectives import SigmoidGate
 from bandpo_lab.cli.app import app
-from bandpo_lab.comparison import Comparison, compare
+from bandpo_lab.comparison import Case, Comparison, compare
 from bandpo_lab.study.tabular import Outcome
 
-QUICK = {"lags": [4], "seeds": 16, "rates": [0.16, 0.08], "samples": 64}
+QUICK = {"lags": [4], "optimizers": ["shared-moment"], "seeds": 16, "rates": [0.16, 0.08], "samples": 64}
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,20 @@ class Closed(ClipRule):
         return RatioBounds(torch.zeros_like(logp_old), torch.zeros_like(logp_old))
 
 
-def made(scores, baseline="b"):
+def made(scores, baseline="b", optimizer="adam"):
     """A comparison of curves that are given, as (rates, seeds) by method."""
-    outcomes = {
-        (0, name): Outcome(torch.tensor(of_one)[..., None].expand(-1, -1, 3), torch.zeros(np.shape(of_one)))
-        for name, of_one in scores.items()
-    }
-    return Comparison(baseline, [0.1 * 2**k for k in range(len(scores[baseline]))], outcomes)
+    outcomes = {}
+    for name, of_one in scores.items():
+        batches = torch.tensor(of_one)[..., None].expand(-1, -1, 3)
+        outcomes[Case(0, optimizer, name)] = Outcome(batches, batches, batches, torch.zeros(np.shape(of_one)))
+    return Comparison(baseline, {optimizer: [0.1 * 2**k for k in range(len(scores[baseline]))]}, outcomes)
+
+
+def joined(*comparisons):
+    """Comparisons of different optimizers as one."""
+    rates = {name: grid for one in comparisons for name, grid in one.rates.items()}
+    outcomes = {case: outcome for one in comparisons for case, outcome in one.outcomes.items()}
+    return Comparison(comparisons[0].baseline, rates, outcomes)
 
 
 def test_differences_and_their_intervals_by_hand():
@@ -51,7 +58,7 @@ def test_differences_and_their_intervals_by_hand():
     assert (row["low"], row["high"]) == pytest.approx((means[0], means[-1]))
     # Seeds are paired: with what both share made a hundred times larger, nothing changes.
     shared = 100 * np.array([[0.3, -0.2, 0.9, -0.5]])
-    far = made({name: curve.scores + shared for (_, name), curve in found.curves.items()})
+    far = made({case.method: curve.scores + shared for case, curve in found.curves.items()})
     assert [r["high"] for r in far.by_rate] == pytest.approx([r["high"] for r in found.by_rate], abs=1e-3)
 
 
@@ -67,6 +74,21 @@ def test_of_equal_methods_few_are_called_different_and_a_shift_is_found():
     assert [row["verdict"] for row in shifted.table] == ["gains", "loses", "equals it within 0.02"]
 
 
+def test_a_gain_is_claimed_where_every_optimizer_has_it():
+    noise = np.random.default_rng(0).normal(0.5, 0.1, (2, 24)).astype(np.float32)
+    gains = {"a": noise + 0.1, "b": noise}
+    loses = {"a": noise - 0.1, "b": noise}
+    both = joined(made(gains), made(gains, optimizer="momentum"))
+    assert both.verdicts == {(0, "a"): "gains"}
+    assert "a gains (adam +0.100 [+0.100, +0.100], momentum +0.100" in both.sentence
+    against = joined(made(gains), made(loses, optimizer="momentum"))
+    assert against.verdicts == {(0, "a"): "depends on the optimizer"}
+    assert "a depends on the optimizer: it gains under adam (+0.100" in against.sentence
+    assert "loses under momentum (-0.100" in against.sentence
+    wide = {"a": noise + np.random.default_rng(1).normal(0, 0.3, (2, 24)).astype(np.float32), "b": noise}
+    assert joined(made(gains), made(wide, optimizer="momentum")).verdicts == {(0, "a"): "is left open"}
+
+
 def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_same():
     threads = torch.get_num_threads()
     methods = [Closed(), SigmoidGate(), "GRPO()", "FixedClip(0.2)"]
@@ -78,13 +100,15 @@ def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_
     assert json.loads(json.dumps(found.table)) == compare(methods, **QUICK).table
     assert torch.get_num_threads() == threads
     assert found._repr_html_().startswith('<div><img src="data:image/svg+xml;base64,')
-    assert "Closed() loses" in found.figure().axes[0].get_title()
+    assert found.figure().axes[0].get_title() == "shared-moment\ndata 4 batches old"
 
 
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
         (["FixedClip(0.2)"], {}, "two or more methods"),
+        (["DAPO()", "GRPO()"], {"optimizers": ["lion"]}, "optimizers must be of adam, .*, got 'lion'"),
+        (["DAPO()", "GRPO()"], {"rates": [0.1]}, "give one optimizer with rates, got adam, head-and-trunk"),
         (["DAPO()", "GRPO()"], {"baseline": "PPO()"}, "baseline 'PPO"),
         (["DAPO()", "GRPO()"], {"seeds": 3}, "at least 4 seeds"),
         (["GSPO()", "GRPO()"], {}, r"GSPO\(\) weights a token by others"),
@@ -118,20 +142,24 @@ def test_the_command_prints_the_table_and_the_sentence_and_writes_the_figure(tmp
         "4",
         "--seeds",
         "16",
+        "--optimizers",
+        "shared-moment",
         "--rates",
         "0.08,0.16",
     ]
     result = CliRunner().invoke(app, [*words, "--output", str(figure)])
     assert result.exit_code == 0, result.output
     header, *rows = result.output.splitlines()
-    assert header.split() == ["lag", "method", "reward", "difference", "best", "rate", "blocked"]
-    assert [row.split()[1] for row in rows[:2]] == ["Unclipped()", "FixedClip(0.2)"]
+    columns = ["lag", "optimizer", "method", "reward", "difference", "end", "best", "rate", "blocked"]
+    assert header.split() == columns
+    assert [row.split()[2] for row in rows[:2]] == ["Unclipped()", "FixedClip(0.2)"]
     assert "Mean reward against FixedClip(0.2)" in result.output
     assert figure.read_bytes().startswith(b"\x89PNG")
     content = json.loads(CliRunner().invoke(app, [*words, "--baseline", "Unclipped()", "--json"]).output)
     assert content["baseline"] == "Unclipped()"
     assert [row["verdict"] for row in content["table"]][1] == "loses"
     assert len(content["by_rate"]) == 4
+    assert content["verdicts"] == [{"lag": 4, "method": "FixedClip(0.2)", "verdict": "loses"}]
 
 
 @pytest.mark.parametrize(

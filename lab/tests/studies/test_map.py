@@ -1,9 +1,9 @@
-"""The map of clip rules: its tables against a loop over samples, its file, and what it says."""
+"""Tables, their optimizers and the map of arms: against a loop over samples, against torch, its file, and its page."""
 
 import json
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,25 +16,84 @@ import when_tables
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
 from bandpo_lab.cli.app import app
-from bandpo_lab.study.cells import ABOVE, BASELINE, RULES, WORLDS, Cell, Map, Place, Plan, run_cell, run_map
+from bandpo_lab.study.cells import (
+    ABOVE,
+    ARMS,
+    BASELINE,
+    BEST_CONSTANT,
+    OUTCOMES,
+    RANDOM_REWARDS,
+    Cell,
+    Key,
+    Map,
+    Place,
+    Plan,
+    run_cell,
+    run_map,
+)
 from bandpo_lab.study.map_page import draw_map, map_text
+from bandpo_lab.study.optimizers import OPTIMIZERS, HeadAndTrunk
 from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
-from bandpo_lab.study.tabular import rare_arm, simulate, two_stages, zipf
+from bandpo_lab.study.tabular import (
+    falling_rate,
+    positions,
+    random_rewards,
+    rare_arm,
+    simulate,
+    two_stages,
+    zipf,
+)
 from pages import ROOT
 
 TINY = Plan("quick", seeds=4, batches=3, places=[Place("uniform", 0.05, 32, 2, 1, 0)])
 
 
-def by_hand(world, low, high, rate, samples, epochs, minibatches, batches, lag):
+class AdamByHand:
+    """Adam of the logits as its paper has it, in numpy."""
+
+    def __init__(self, theta, shared):
+        self.theta, self.shared = theta, shared
+        self.mean, self.square, self.count = np.zeros_like(theta), np.zeros_like(theta), 0
+
+    def step(self, gradient, rate):
+        self.count += 1
+        squares = (gradient**2).mean() if self.shared else gradient**2
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.99 * self.square + 0.01 * squares
+        scale = np.sqrt(self.square / (1 - 0.99**self.count)) + 1e-8
+        self.theta = self.theta - rate * self.mean / (1 - 0.9**self.count) / scale
+
+
+class MomentumByHand:
+    """Gradient descent with momentum 0.9, in numpy."""
+
+    def __init__(self, theta):
+        self.theta, self.velocity = theta, np.zeros_like(theta)
+
+    def step(self, gradient, rate):
+        self.velocity = 0.9 * self.velocity + gradient
+        self.theta = self.theta - rate * self.velocity
+
+
+BY_HAND = {
+    "adam": lambda theta: AdamByHand(theta, shared=False),
+    "shared-moment": lambda theta: AdamByHand(theta, shared=True),
+    "momentum": MomentumByHand,
+}
+
+
+def by_hand(world, low, high, rate, optimizer, samples, epochs, minibatches, batches, lag):
     """One seed under a fixed clip, sample by sample, in numpy: gradients from p alone, no autograd, no shared code."""
     generator = torch.Generator().manual_seed(0)
     theta = np.log(np.array(world.start))
     decisions, answers = theta.shape
-    mean, square, rewards, count, drawn = np.zeros_like(theta), 0.0, [], 0, []
+    policy = BY_HAND[optimizer](theta)
+    rewards, drawn = [], []
     mass, blocked = 0.0, 0.0
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
         draws = torch.rand(1, decisions + 1, samples, generator=generator)[0].double().numpy()
+        theta = policy.theta
         old = np.exp(theta) / np.exp(theta).sum(-1, keepdims=True)
         taken = [np.searchsorted(old[d].cumsum()[:-1], draws[d]).tolist() for d in range(decisions)]
         chances = np.array(stage.chances)[taken[stage.decision]]
@@ -46,6 +105,7 @@ def by_hand(world, low, high, rate, samples, epochs, minibatches, batches, lag):
             continue
         old, taken, advantage = drawn[batch - lag]
         for update in range(epochs * minibatches):
+            theta = policy.theta
             p = np.exp(theta) / np.exp(theta).sum(-1, keepdims=True)
             gradient = np.zeros_like(theta)
             mine = range(update % minibatches, samples, minibatches)
@@ -60,40 +120,108 @@ def by_hand(world, low, high, rate, samples, epochs, minibatches, batches, lag):
                     if not (up or down):
                         one = np.eye(answers)[a]
                         gradient[d] -= ratio * advantage[i] * (one - p[d]) / len(mine)
-            count += 1
-            mean = 0.9 * mean + 0.1 * gradient
-            square = 0.99 * square + 0.01 * (gradient**2).mean()
-            scale = math.sqrt(square / (1 - 0.99**count)) + 1e-8
-            theta = theta - rate * mean / (1 - 0.9**count) / scale
+            policy.step(gradient, rate)
     return rewards, blocked / mass
 
 
 @pytest.mark.parametrize(
-    ("world", "rule", "rate", "lag"),
+    ("world", "rule", "optimizer", "rate", "lag"),
     [
-        (zipf(0.1), FixedClip(0.2, 0.28), 0.1, 0),
-        (two_stages(0.1), FixedClip(0.2), 0.1, 0),
-        (zipf(0.05), Unclipped(), 0.2, 0),
-        (rare_arm(0.09), FixedClip(0.2), 0.1, 2),
+        (zipf(0.1), FixedClip(0.2, 0.28), "shared-moment", 0.1, 0),
+        (two_stages(0.1), FixedClip(0.2), "shared-moment", 0.1, 0),
+        (zipf(0.05), Unclipped(), "adam", 0.2, 0),
+        (rare_arm(0.09), FixedClip(0.2), "adam", 0.1, 2),
+        (positions(0.1), FixedClip(0.2), "adam", 0.05, 0),
+        (zipf(0.05), FixedClip(0.2), "momentum", 0.5, 1),
     ],
-    ids=["Zipf", "two stages", "no clip", "stale"],
 )
-def test_a_table_learns_as_a_loop_over_its_samples_does(world, rule, rate, lag):
+def test_a_table_learns_as_a_loop_over_its_samples_does(world, rule, optimizer, rate, lag):
     low, high = (rule.low, rule.high) if isinstance(rule, FixedClip) else (1.0, math.inf)
     sizes = {"samples": 64, "epochs": 3, "minibatches": 2, "batches": 5, "lag": lag}
-    found = simulate(world, rule, [rate], seeds=1, **sizes)
-    rewards, blocked = by_hand(world, low, high, rate, **sizes)
-    assert found.rewards[0, 0].tolist() == pytest.approx(rewards)
-    assert found.blocked.item() == pytest.approx(blocked, abs=1e-5)
+    outcome = simulate(world, rule, [rate], seeds=1, optimizer=optimizer, **sizes)
+    rewards, blocked = by_hand(world, low, high, rate, optimizer, **sizes)
+    assert outcome.rewards[0, 0].tolist() == pytest.approx(rewards)
+    assert outcome.blocked.item() == pytest.approx(blocked, abs=1e-5)
+
+
+def test_a_head_and_a_trunk_are_trained_by_the_adam_of_torch():
+    start = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(2))
+    policy = HeadAndTrunk(start, seeds=2)
+    # Both learning rates of a seed begin with the same parameters, and with the logits given.
+    hidden = policy._hidden[:2].repeat(2, 1, 1)
+    assert torch.equal(hidden, policy._hidden)
+    assert torch.equal(policy.logits, start)
+    offset = (start - policy._hidden @ policy._head).double()
+    parameters = [policy._hidden.double().requires_grad_(), policy._head.double().requires_grad_()]
+    rates = torch.tensor([0.1, 0.1, 0.3, 0.3])[:, None, None]
+    optimizers = [
+        torch.optim.Adam([parameters[0]], lr=0.1, betas=(0.9, 0.99)),
+        torch.optim.Adam([parameters[1]], lr=0.1, betas=(0.9, 0.99)),
+    ]
+    draws = torch.Generator().manual_seed(3)
+    for _ in range(4):
+        gradient = torch.randn(start.shape, generator=draws)
+        policy.step(gradient, rates)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (parameters[0] @ parameters[1]).backward(gradient.double())
+        for optimizer in optimizers:
+            optimizer.step()
+    # torch's optimizers have one learning rate, that of the first two rows.
+    expected = offset + parameters[0] @ parameters[1]
+    assert torch.allclose(policy.logits[:2].double(), expected[:2], atol=1e-4)
+    assert not torch.allclose(policy.logits[2:].double(), expected[2:], atol=1e-2)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_learns_within_its_rates(optimizer):
+    rates = OPTIMIZERS[optimizer].rates
+    scores = simulate(rare_arm(0.01), FixedClip(0.2), rates, seeds=4, epochs=1, optimizer=optimizer).auc.mean(
+        1
+    )
+    assert scores.max() > 0.5
+    assert 0 < scores.argmax() < len(rates) - 1
+
+
+def test_outcomes_are_of_the_policy_that_draws_a_batch():
+    outcome = simulate(rare_arm(0.1), FixedClip(0.2), [0.2], seeds=3, batches=40)
+    assert torch.allclose(outcome.right[..., 0], torch.tensor(0.1))
+    uniform = -(0.1 * math.log(0.1) + 0.9 * math.log(0.06))
+    assert outcome.entropy[..., 0].tolist() == [[pytest.approx(uniform, abs=1e-5)] * 3]
+    # Rewards are 0.97 for the right answer and 0.05 for others.
+    assert torch.allclose(outcome.rewards, 0.05 + 0.92 * outcome.right, atol=0.2)
+    [batches] = outcome.batches_to(0.5).tolist()
+    for seed, count in enumerate(batches):
+        before = outcome.right[0, seed, : int(count) - 1]
+        assert (before < 0.5).all()
+        assert outcome.right[0, seed, int(count) - 1] >= 0.5
+        assert outcome.entropy_at(0.5)[0, seed] == outcome.entropy[0, seed, int(count) - 1]
+    assert outcome.batches_to(2.0).isinf().all()
+    assert outcome.entropy_at(2.0).isnan().all()
+    assert torch.allclose(outcome.pass_at(2), 1 - (1 - outcome.right[..., -1]) ** 2)
+    assert not outcome.broken.any()
+
+
+def test_a_falling_rate_ends_at_nothing_and_random_rewards_start_at_the_entropy_they_say():
+    sizes = {"seeds": 2, "batches": 40, "samples": 32}
+    constant = simulate(rare_arm(0.1), FixedClip(0.2), [0.2], **sizes)
+    falling = simulate(rare_arm(0.1), FixedClip(0.2), [0.2], rate_schedule=falling_rate, **sizes)
+    moved = [(outcome.right[..., -1] - outcome.right[..., -3]).abs().max() for outcome in (constant, falling)]
+    assert moved[1] < moved[0]
+    entropy = simulate(random_rewards(), FixedClip(0.2), [0.1], seeds=1, batches=1).entropy
+    assert entropy.item() == pytest.approx(1.60, abs=0.01)
+    with pytest.raises(ValueError, match=r"optimizer must be one of adam, .*, got 'adagrad'"):
+        simulate(rare_arm(0.1), FixedClip(0.2), [0.1], seeds=1, optimizer="adagrad")
 
 
 def test_a_seed_means_the_same_draws_and_with_one_update_no_rule_acts():
     once = {"seeds": 3, "epochs": 1, "minibatches": 1, "batches": 10}
     for rule in (FixedClip(0.2), Band()):
-        found = simulate(rare_arm(0.1), rule, [1e-9, 1e-8], **once)
-        assert torch.equal(found.rewards[0], found.rewards[1])
-    assert len(set(found.auc[0].tolist())) > 1
-    first, *others = [simulate(rare_arm(0.1), rule, [0.1], **once) for rule in RULES.values()]
+        outcome = simulate(rare_arm(0.1), rule, [1e-9, 1e-8], **once)
+        assert torch.equal(outcome.rewards[0], outcome.rewards[1])
+    assert len(set(outcome.auc[0].tolist())) > 1
+    arms = [arm for arm in ARMS.values() if arm.kind != "schedule"]
+    first, *others = [simulate(rare_arm(0.1), arm.method, [0.1], **once) for arm in arms]
     assert all(torch.equal(first.rewards, table.rewards) for table in others)
 
 
@@ -110,31 +238,42 @@ def test_the_map_agrees_with_one_made_by_another_program():
     """That one, with 80 seeds: clip 0.2 blocks .70 of rare winners' gradient in stale data; BandAbove gains .18."""
     place = Place("uniform", 0.002, 128, 1, 4, 4)
     plan = Plan("quick", seeds=48, places=[place])
-    found = of_cells([run_cell(plan, place, rule) for rule in (BASELINE, ABOVE)])
-    assert 0.5 < found.blocked(place) < 0.9
-    assert 0.05 < found.difference(place, ABOVE).value < 0.25
+    keys = [Key(place, "shared-moment", arm) for arm in (BASELINE, ABOVE)]
+    results = of_cells([run_cell(plan, key) for key in keys])
+    assert 0.5 < results.blocked(place, "shared-moment") < 0.9
+    assert 0.05 < results.difference(*keys[1]).value < 0.25
 
 
 # The file -------------------------------------------------------------------------------------------------------------
 
 
 def of_cells(cells, **terms):
-    return Map(terms, {(cell.setting, cell.rule): cell for cell in cells})
+    return Map({"batches": 80, "cells": len(cells), **terms}, {cell.key: cell for cell in cells})
+
+
+def without_provenance(file):
+    """The rows of a map, without when they were made and how long it took."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("time", "seconds")} for row in rows]
 
 
 @pytest.mark.slow
 def test_a_map_is_resumed_to_the_same_file_and_refuses_other_terms(tmp_path):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    assert [count for count, _ in run_map(TINY, whole, workers=1)] == list(range(1, len(TINY.todo) + 1))
+    count = len(TINY.todo)
+    assert [number for number, _ in run_map(TINY, whole, workers=1)] == list(range(1, count + 1))
     lines = whole.read_text().splitlines(keepends=True)
-    cut.write_text("".join(lines[:4]) + lines[4][:30])  # killed while it wrote
+    assert json.loads(lines[1]).keys() >= {"commit", "time", "machine", "seconds"}
+    cut.write_text("".join(lines[: count - 2]) + lines[count - 2][:30])  # killed while it wrote
     with pytest.warns(UserWarning, match="cut off"):
-        assert [count for count, _ in run_map(TINY, cut, workers=1)] == [4, 5, 6, 7]
-    assert cut.read_text() == whole.read_text()
-    found = Map.from_file(whole)
-    assert found.terms["versions"]["bandpo"]
-    place = TINY.places[0]
-    assert found.cells[place, BASELINE] == run_cell(TINY, place, BASELINE)  # the same whoever runs it
+        assert [number for number, _ in run_map(TINY, cut, workers=1)] == [count - 2, count - 1, count]
+    assert without_provenance(cut) == without_provenance(whole)
+    results = Map.from_file(whole)
+    assert results.terms["versions"]["bandpo"]
+    key = Key(TINY.places[0], "adam", BASELINE)
+    again = run_cell(TINY, key)  # the same whoever runs it
+    for outcome in OUTCOMES:
+        assert np.array_equal(getattr(results.cells[key], outcome), getattr(again, outcome), equal_nan=True)
     with pytest.raises(ValueError, match=r"other terms \(quick, 4 seeds\)"):
         next(run_map(replace(TINY, seeds=5), whole, workers=1))
     (tmp_path / "other.jsonl").write_text('{"reward": 1}\n')
@@ -162,11 +301,14 @@ def test_no_cell_is_planned_twice(size):
 # What it says ---------------------------------------------------------------------------------------------------------
 
 
-def made_up(setting, rule, level):
+def made_up(key, level):
     """A cell whose seeds score ``level``, ± 0.1 by turns, at the better of two rates."""
     good = [level + 0.1 * (-1) ** seed for seed in range(8)]
     bad = [x - 0.2 for x in good]
-    return Cell(setting, rule, [0.16, 0.32, 0.64], [bad, good, bad], [0.1, 0.2 + 0.1 * setting.lag, 0.3])
+    auc = np.array([bad, good, bad])
+    blocked = np.full((3, 8), 0.2 + 0.1 * key.place.lag)
+    others = {name: auc for name in OUTCOMES if name not in ("auc", "blocked")}
+    return Cell(*key, [0.16, 0.32, 0.64], auc=auc, blocked=blocked, **others)
 
 
 def test_the_rate_is_chosen_on_other_seeds_than_it_is_scored_on():
@@ -188,29 +330,71 @@ def test_intervals_are_paired_hold_the_truth_and_draw_seeds_within_their_groups(
     assert spread[0] < 1 < spread[1]
 
 
-@pytest.fixture
-def drawn():
-    places = [Place(world, 0.002, 128, 1, 4, lag) for world in WORLDS for lag in (0, 4)]
-    return [made_up(p, rule, 0.4 + 0.05 * k * (p.lag + 1)) for p in places for k, rule in enumerate(RULES)]
+PLACES = [
+    *(Place(world, 0.002, 128, 1, 4, lag) for world in ("uniform", "Zipf") for lag in (0, 4)),
+    Place("uniform", 0.002, 128, 1, 4, 4, luck=0.2),
+    Place(RANDOM_REWARDS, 0.0, 128, 1, 4, 4, 0.5),
+]
 
 
-def test_the_figure_and_the_table_show_every_place(drawn):
-    assert [len(axes.containers) for axes in draw_map(of_cells(drawn, seeds=8)).axes] == [3, 3, 3]
-    text = map_text(of_cells(drawn, seeds=8))
-    gains = " | ".join(f"{0.25 * k:+.2f} ± 0.00" for k in range(1, 7))
-    assert (
-        f"| uniform, p = 0.002, 128 samples, 1 × 4 updates, lag 4 | 0.60 | 0.40 | {gains} | +0.25 | none |"
-        in text
-    )
-    assert "rank correlation of 1.00" in text
+@pytest.fixture(scope="module")
+def cells():
+    """Cells in which all constants are equal, and each other arm is better by 0.05 more, but worse under momentum."""
+    made: list[Cell] = []
+    for place in PLACES:
+        for optimizer in OPTIMIZERS:
+            step = -0.05 if optimizer == "momentum" else 0.05
+            others = 0
+            for arm in ARMS:
+                others += ARMS[arm].kind != "constant"
+                level = 0.4 + (step * others if ARMS[arm].kind != "constant" else 0)
+                made.append(made_up(Key(place, optimizer, arm), level))
+    return made
+
+
+def test_the_page_says_where_all_optimizers_agree(cells):
+    text = map_text(of_cells(cells, seeds=8))
+    by_optimizer = re.findall(r"^\| stale \(3\) \| ([a-z-]+) \| (.*) \|$", text, re.M)
+    assert [name for name, _ in by_optimizer] == list(OPTIMIZERS)
+    for name, row in by_optimizer:
+        sign, counts = ("-", "(0, 3)") if name == "momentum" else ("+", "(3, 0)")
+        assert row.split(" | ") == [f"{sign}{0.05 * k:.3f} {counts}" for k in range(1, 6)]
+    # No optimizer's gain is every optimizer's.
+    assert re.findall(r"^\| stale \(3\) \| (0, 0 .*) \|$", text, re.M) == ["0, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0"]
+    assert "| uniform, p = 0.002, luck 0.2, 128 samples, 1 × 4 updates, lag 4 | momentum | -0.150 ± " in text
+    assert "## Entropy under random rewards" in text
+    assert "So far" not in text
+    assert "So far 360 of 361 cells have run." in map_text(of_cells(cells, seeds=8, cells=361))
+
+
+def test_the_best_constant_is_chosen_on_other_seeds_than_it_is_scored_on(cells):
+    results = of_cells(cells, seeds=8)
+    curve = results.curve(PLACES[0], "adam", BEST_CONSTANT)
+    constants = [arm for arm in ARMS.values() if arm.kind == "constant"]
+    assert curve.scores.shape == (3 * len(constants), 8)
+    assert results.score(PLACES[0], "adam", BEST_CONSTANT) == pytest.approx(0.4)
+
+
+def test_the_figure_shows_every_place_where_there_is_something_to_learn(cells):
+    panels = draw_map(of_cells(cells, seeds=8)).axes
+    assert len(panels) == 2 * len(OPTIMIZERS)
+    assert panels[0].get_title() == "adam\nabove in 5, below in 0 of 5"
+
+
+def test_a_cell_is_the_same_after_it_was_written_and_read():
+    cell = run_cell(TINY, Key(TINY.places[0], "momentum", "room by mass"))
+    again = Cell.from_row(json.loads(json.dumps(cell.as_row())))
+    assert again.key == cell.key
+    for outcome in OUTCOMES:
+        assert np.array_equal(getattr(cell, outcome), getattr(again, outcome), equal_nan=True), outcome
 
 
 # The commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, drawn):
+def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, cells):
     def some(plan, file, workers):
-        yield 1, drawn[0]
+        yield 1, cells[0]
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bandpo_lab.study.cells.run_map", some)
@@ -218,16 +402,18 @@ def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, dr
     assert result.exit_code == 1
     assert "interrupted; the same command goes on" in str(result.exception) + result.output
 
+    header = {"versions": {}, "seeds": 8, "batches": 80, "cells": len(cells)}
+
     def whole(plan, file, workers):
-        lines = [{"versions": {}, "seeds": 8}, *map(asdict, drawn)]
+        lines = [header, *(cell.as_row() for cell in cells)]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        yield from enumerate(drawn, 1)
+        yield from enumerate(cells, 1)
 
     monkeypatch.setattr("bandpo_lab.study.cells.run_map", whole)
     result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "map.md").read_text() == map_text(of_cells(drawn, seeds=8))
+    assert (tmp_path / "map.md").read_text() == map_text(Map.from_file(tmp_path / "map.jsonl"))
 
 
 def test_a_study_file_needs_no_subcommand(tmp_path):

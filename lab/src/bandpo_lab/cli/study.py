@@ -81,7 +81,7 @@ def page_command(
 def map_command(
     size: Annotated[
         Literal["quick", "full"],
-        typer.Option(help="quick, about a minute on two idle cores, or full, about a quarter of an hour."),
+        typer.Option(help="quick, a few minutes on two idle cores, or full, about two hours."),
     ] = "quick",
     output_dir: Annotated[
         Path | None,
@@ -106,7 +106,7 @@ def map_command(
         with locked(folder), tqdm(total=len(plan.todo), unit="cell") as bar:
             for count, cell in run_map(plan, file, workers):
                 bar.update(count - bar.n)
-                bar.set_postfix_str(f"{cell.setting}; {cell.rule}")
+                bar.set_postfix_str(f"{cell.place}; {cell.optimizer}; {cell.arm}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; the same command goes on with what is in {file}")
     found = Map.from_file(file)

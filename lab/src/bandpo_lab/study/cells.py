@@ -94,8 +94,10 @@ ARMS: Mapping[str, Arm] = {
     ),
     "clip above, Band below": Arm(TwoSided(lower=Band(), upper=_CLIP), kind="shape"),
 }
-"""What is compared everywhere. Room by mass lets an answer rise by 20 %, or by 0.02 of probability if that is more, at most
-tenfold."""
+"""What is compared everywhere.
+
+Room by mass lets an answer rise by 20 %, or by 0.02 of probability if that is more, at most tenfold.
+"""
 WORLDS: Mapping[str, Callable[[float, float], World]] = {
     "uniform": lambda p, luck: rare_arm(p, luck=luck),
     "dominant": dominant,
@@ -104,8 +106,10 @@ WORLDS: Mapping[str, Callable[[float, float], World]] = {
     "two stages": lambda p, luck: two_stages(p),
     RANDOM_REWARDS: lambda p, luck: random_rewards(luck),
 }
-"""By how the wrong answers start, and by what is rewarded: from the probability of the right answer at the start and the
-chance of a wrong one to be rewarded."""
+"""Worlds by name.
+
+Each is made from the probability of the right answer at the start and the chance of a wrong one to be rewarded.
+"""
 
 
 @dataclass(frozen=True)
@@ -264,33 +268,30 @@ class Plan:
         if size == "quick":
             starts = ("uniform", "Zipf")
             return cls(size, 16, [Place(world, 0.002, 128, 1, 4, lag) for world in starts for lag in (0, 4)])
-        shapes = ((1, 4), (4, 4))
-        starts = ("uniform", "dominant", "Zipf")
-        places = [
-            Place(world, 0.002, 128, *shape, lag)
-            for shape, world, lag in product(shapes, starts, (0, 4, 8))
-        ]
+        starts = ("uniform", "Zipf", "dominant")
         reused_and_stale = (((4, 4), 0), ((1, 4), 4))
-        # Luck: none, and four times as much. Where no wrong answer is rewarded, groups without the right one teach nothing.
+        # The places that answer most come first, so that a map that is cut off says something.
+        places = [
+            Place(world, 0.002, 128, *shape, lag) for world, (shape, lag) in product(starts, reused_and_stale)
+        ]
+        places += [Place(RANDOM_REWARDS, 0.0, 128, *shape, lag, 0.5) for shape, lag in reused_and_stale]
+        # Where no wrong answer is rewarded, groups without the right one teach nothing.
         places += [
             Place(world, 0.01, 128, *shape, lag, luck)
-            for world in ("uniform", "Zipf")
-            for shape, lag in reused_and_stale
-            for luck in (0.0, WRONG, 0.2)
+            for world, (shape, lag), luck in product(("uniform", "Zipf"), reused_and_stale, (0.0, WRONG, 0.2))
         ]
         places += [
-            Place("uniform", 0.002, samples, *shape, lag)
-            for samples in (32, 512)
-            for shape, lag in reused_and_stale
+            Place("eight positions", 0.01, 128, *shape, lag, luck)
+            for (shape, lag), luck in product(reused_and_stale, (WRONG, 0.2))
         ]
         places += [Place("two stages", 0.01, 128, *shape, lag) for shape, lag in reused_and_stale]
         places += [
-            Place("eight positions", 0.01, 128, *shape, lag, luck)
-            for shape, lag in reused_and_stale
-            for luck in (WRONG, 0.2)
+            Place("uniform", 0.002, samples, *shape, lag)
+            for samples, (shape, lag) in product((32, 512), reused_and_stale)
         ]
-        places += [Place(RANDOM_REWARDS, 0.0, 128, *shape, lag, 0.5) for shape, lag in reused_and_stale]
-        return cls(size, 40, places)
+        others = (((1, 4), 0), ((1, 4), 8), ((4, 4), 4), ((4, 4), 8))
+        places += [Place(world, 0.002, 128, *shape, lag) for world, (shape, lag) in product(starts, others)]
+        return cls(size, 32, places)
 
     @property
     def todo(self) -> list[Key]:
@@ -368,7 +369,12 @@ def run_map(plan: Plan, file: Path, workers: int) -> Iterator[tuple[int, Cell]]:
                 raise RunProblem(
                     f"{key.place} failed under {key.arm}, {key.optimizer}, with status {outcome.code}"
                 )
-            made = {"commit": commit(), "time": now(), "machine": machine(), "seconds": round(outcome.seconds, 1)}
+            made = {
+                "commit": commit(),
+                "time": now(),
+                "machine": machine(),
+                "seconds": round(outcome.seconds, 1),
+            }
             lines.write(_line({**outcome.value.as_row(), **made}))
             lines.flush()
             yield count, outcome.value
@@ -442,6 +448,13 @@ class Map:
         ours = self.curve(place, optimizer, arm)
         theirs = self.curve(place, optimizer, minus)
         return difference(ours.drawn, theirs.drawn, [0] * ours.scores.shape[1], draws=draws)
+
+    @cached_property
+    def gains(self) -> Mapping[Key, Interval]:
+        """Difference from `BEST_CONSTANT` of each arm of another kind, in `places_to_learn`."""
+        arms = [name for name, arm in ARMS.items() if arm.kind != "constant"]
+        keys = [Key(*key) for key in product(self.places_to_learn, OPTIMIZERS, arms)]
+        return {key: self.difference(*key, minus=BEST_CONSTANT) for key in keys}
 
     def coverage(self, place: Place, optimizer: str, arm: str, minus: str = BASELINE) -> float:
         """Return how often the interval of `difference` holds the truth in a simulation of that place."""

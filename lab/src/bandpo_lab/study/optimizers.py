@@ -39,7 +39,9 @@ class TableOptimizer(ABC):
     logits: Float[Tensor, "rows decisions answers"]
 
     @abstractmethod
-    def step(self, gradient: Float[Tensor, "rows decisions answers"], rates: Float[Tensor, "rows 1 1"]) -> None:
+    def step(
+        self, gradient: Float[Tensor, "rows decisions answers"], rates: Float[Tensor, "rows 1 1"]
+    ) -> None:
         """Update ``logits``.
 
         Args:
@@ -96,8 +98,8 @@ class Adam(TableOptimizer):
 class HeadAndTrunk(TableOptimizer):
     """Adam whose parameters are a head, with a row for each answer, and a hidden state for each decision.
 
-    The logits are the start plus the change of ``head · hidden``. Answers share the hidden state and decisions share the
-    head, as the tokens of a network do.
+    The logits are the start plus the change of ``head · hidden``. Answers share the hidden state and decisions share
+    the head, as the tokens of a network do.
 
     Args:
         start: Logits at the start, of shape ``(rows, decisions, answers)``.
@@ -164,9 +166,11 @@ class Choice:
 
 
 OPTIMIZERS: Mapping[str, Choice] = {
-    "adam": Choice("Adam", Adam, [0.01 * 2**k for k in range(8)]),
+    "adam": Choice("Adam", Adam, [0.02 * 2**k for k in range(8)]),
     "head-and-trunk": Choice("Adam of a head and a trunk", HeadAndTrunk, [0.001 * 2**k for k in range(8)]),
-    "shared-moment": Choice("Adam with one second moment a table", _shared_adam, [0.01 * 2**k for k in range(8)]),
+    "shared-moment": Choice(
+        "Adam with one second moment a table", _shared_adam, [0.01 * 2**k for k in range(8)]
+    ),
     "momentum": Choice("SGD with momentum", Momentum, [0.0625 * 2**k for k in range(8)]),
 }
 """Optimizers by name. ``adam`` is the one of networks, with a second moment for each parameter."""

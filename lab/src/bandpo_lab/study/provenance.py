@@ -45,4 +45,4 @@ def now() -> str:
     >>> now().endswith("+00:00")
     True
     """
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
