@@ -96,7 +96,7 @@ def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_
     closed, _, alias, _ = found.table
     assert closed["verdict"] == "loses"
     assert alias["difference"] == alias["low"] == alias["high"] == 0
-    assert "GRPO() equals it within 0.02 (+0.000" in str(found)
+    assert "GRPO() equals it within 0.02 (shared-moment +0.000" in str(found)
     assert json.loads(json.dumps(found.table)) == compare(methods, **QUICK).table
     assert torch.get_num_threads() == threads
     assert found._repr_html_().startswith('<div><img src="data:image/svg+xml;base64,')

@@ -145,12 +145,14 @@ def interquartile_mean(values: np.ndarray) -> float:
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's.
+    """Return Spearman's rank correlation of pairs; NaN where the first or the second of all pairs are equal.
 
     >>> rank_correlation([(1, 3), (2, 7), (3, 8)])
     1.0
     """
     ranks = stats.rankdata(np.array(pairs), axis=0)
+    if (np.ptp(ranks, axis=0) == 0).any():
+        return float("nan")
     return round(float(np.corrcoef(ranks.T)[0, 1]), 9)
 
 
