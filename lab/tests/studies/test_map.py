@@ -425,19 +425,8 @@ def test_a_study_file_needs_no_subcommand(tmp_path):
 # What the pages say of it ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def found():
-    return Map.from_file(ROOT / "results/map/map.jsonl.gz")
-
-
-@pytest.mark.slow
-def test_the_committed_table_is_the_map_s(found):
-    assert found.cells.keys() == set(Plan.of_size("full").todo)
-    assert (ROOT / "docs/studies/map/map.md").read_text() == map_text(found)
-
-
-def test_every_place_on_the_page_is_the_map_s():
-    """Rows of docs/when.md, its counts, its ranges, and the coverage."""
+def test_every_place_on_the_page_is_the_older_map_s():
+    """Rows of docs/when.md, its counts, its ranges, and the coverage, of the map under one optimizer."""
     page, table = ((ROOT / name).read_text() for name in ("docs/when.md", "docs/studies/map/map.md"))
     cells = [row.split(" | ") for row in re.findall(r"^\| (.* updates, lag \d.*) \|$", table, re.M)]
     assert len(cells) == 58
