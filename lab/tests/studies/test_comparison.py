@@ -36,7 +36,8 @@ def made(scores, baseline="b", optimizer="adam"):
     outcomes = {}
     for name, of_one in scores.items():
         batches = torch.tensor(of_one)[..., None].expand(-1, -1, 3)
-        outcomes[Case(0, optimizer, name)] = Outcome(batches, batches, batches, torch.zeros(np.shape(of_one)))
+        shares = torch.zeros(np.shape(of_one))
+        outcomes[Case(0, optimizer, name)] = Outcome(batches, batches, batches, shares, shares)
     return Comparison(baseline, {optimizer: [0.1 * 2**k for k in range(len(scores[baseline]))]}, outcomes)
 
 

@@ -90,6 +90,7 @@ def by_hand(world, low, high, rate, optimizer, samples, epochs, minibatches, bat
     policy = BY_HAND[optimizer](theta)
     rewards, drawn = [], []
     mass, blocked = 0.0, 0.0
+    hard, common = 0.0, 0.0
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
         draws = torch.rand(1, decisions + 1, samples, generator=generator)[0].double().numpy()
@@ -101,6 +102,12 @@ def by_hand(world, low, high, rate, optimizer, samples, epochs, minibatches, bat
         advantage = np.concatenate([(g - g.mean()) / (g.std(ddof=1) + 1e-4) for g in reward.reshape(-1, 16)])
         rewards.append(reward.mean())
         drawn.append((old, taken, advantage))
+        for i in range(samples):
+            rewarded = sum(reward[i // 16 * 16 : i // 16 * 16 + 16])
+            if reward[i] and rewarded <= 4:
+                for d in range(decisions):
+                    hard += advantage[i]
+                    common += advantage[i] * (old[d, taken[d][i]] >= 0.1)
         if batch < lag:
             continue
         old, taken, advantage = drawn[batch - lag]
@@ -121,7 +128,7 @@ def by_hand(world, low, high, rate, optimizer, samples, epochs, minibatches, bat
                         one = np.eye(answers)[a]
                         gradient[d] -= ratio * advantage[i] * (one - p[d]) / len(mine)
             policy.step(gradient, rate)
-    return rewards, blocked / mass
+    return rewards, blocked / mass, common / hard
 
 
 @pytest.mark.parametrize(
@@ -139,9 +146,10 @@ def test_a_table_learns_as_a_loop_over_its_samples_does(world, rule, optimizer, 
     low, high = (rule.low, rule.high) if isinstance(rule, FixedClip) else (1.0, math.inf)
     sizes = {"samples": 64, "epochs": 3, "minibatches": 2, "batches": 5, "lag": lag}
     outcome = simulate(world, rule, [rate], seeds=1, optimizer=optimizer, **sizes)
-    rewards, blocked = by_hand(world, low, high, rate, optimizer, **sizes)
+    rewards, blocked, luck = by_hand(world, low, high, rate, optimizer, **sizes)
     assert outcome.rewards[0, 0].tolist() == pytest.approx(rewards)
     assert outcome.blocked.item() == pytest.approx(blocked, abs=1e-5)
+    assert outcome.luck.item() == pytest.approx(luck, abs=1e-5)
 
 
 def test_a_head_and_a_trunk_are_trained_by_the_adam_of_torch():

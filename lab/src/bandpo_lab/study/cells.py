@@ -177,6 +177,8 @@ class Cell:
     """1 where the right answer has less than half of the greatest probability it had."""
     blocked: np.ndarray
     """Share of the gradient of rare winners that the method dropped."""
+    luck: np.ndarray
+    """Share of the winners' advantages in hard groups that is on common answers, as `Outcome` has it."""
 
     @property
     def key(self) -> Key:
@@ -207,6 +209,7 @@ class Cell:
             entropy_at_end=_array(outcome.entropy[..., -1]),
             broken=_array(outcome.broken),
             blocked=_array(outcome.blocked),
+            luck=_array(outcome.luck),
         )
 
     def as_row(self) -> dict[str, Any]:
@@ -240,6 +243,7 @@ OUTCOMES = (
     "entropy_at_end",
     "broken",
     "blocked",
+    "luck",
 )
 """Attributes of a cell that have a value for each rate and seed."""
 
@@ -435,6 +439,11 @@ class Map:
         """Return the share of rare winners' gradient that clip 0.2 blocks, at its best rate."""
         cell = self.cells[Key(place, optimizer, BASELINE)]
         return float(np.nanmean(cell.blocked[cell.curve.best]))
+
+    def luck(self, place: Place, optimizer: str) -> float:
+        """Return the luck under clip 0.2, at its best rate."""
+        cell = self.cells[Key(place, optimizer, BASELINE)]
+        return float(np.nanmean(cell.luck[cell.curve.best]))
 
     def score(self, place: Place, optimizer: str, arm: str) -> float:
         """Return the AUC of an arm at its best rate, which is chosen on other seeds."""

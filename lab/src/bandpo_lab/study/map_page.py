@@ -210,25 +210,37 @@ def _each_place(results: Map, places: Sequence[Place]) -> Table:
 
 
 def _notes(results: Map, places: Sequence[Place]) -> str:
-    """Return a sentence on the coverage of the intervals and one on the blocked share."""
+    """Return sentences on the coverage of the intervals, and on what goes with a gain."""
     middle = sorted(places, key=lambda place: results.blocked(place, "adam"))[len(places) // 2]
     covered = {name: results.coverage(middle, name, ABOVE, BEST_CONSTANT) for name in OPTIMIZERS}
     coverage = ", ".join(f"{share:.0%} under {name}" for name, share in covered.items())
-    correlations: list[str] = []
-    for optimizer in OPTIMIZERS:
-        pairs = [
-            (
-                results.blocked(place, optimizer),
-                results.score(place, optimizer, ABOVE) - results.score(place, optimizer, BASELINE),
+    sentences = [
+        f"In a simulation of “{middle}” the intervals of {ABOVE} minus the best constant held the truth in {coverage}."
+    ]
+    measures = {
+        f"the share of the gradient on rare winners that {BASELINE} blocks": results.blocked,
+        "luck (the share on common answers of the winners' advantages in groups that mostly fail)": results.luck,
+    }
+    for name, measure in measures.items():
+        for arm in (ABOVE, "room by mass"):
+            correlations = [
+                rank_correlation(
+                    [
+                        (measure(place, optimizer), results.gains[Key(place, optimizer, arm)].value)
+                        for place in places
+                    ]
+                )
+                for optimizer in OPTIMIZERS
+            ]
+            listed = ", ".join(
+                f"{value:.2f} under {optimizer}"
+                for optimizer, value in zip(OPTIMIZERS, correlations, strict=True)
             )
-            for place in places
-        ]
-        correlations.append(f"{rank_correlation(pairs):.2f} under {optimizer}")
-    return (
-        f"In a simulation of “{middle}” the intervals of {ABOVE} minus the best constant held the truth in {coverage}. "
-        f"Over {len(places)} places the rank correlation of the share that {BASELINE} blocks and the gain of {ABOVE} "
-        f"over it is {', '.join(correlations)}."
-    )
+            sentences.append(
+                f"Over {len(places)} places the rank correlation of {name} and the gain of {arm} over the best "
+                f"constant is {listed}."
+            )
+    return "\n\n".join(sentences)
 
 
 @house_style()

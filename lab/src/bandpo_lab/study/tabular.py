@@ -32,6 +32,8 @@ RIGHT, WRONG = 0.97, 0.05
 """How often the good answer is rewarded, and any other."""
 RARE = 0.1
 """Probability below which an answer is rare, as the audit has it."""
+HARD = 0.25
+"""Share of a group that is rewarded, up to which the group is hard: most of its answers fail."""
 POSITIONS = 8
 """Decisions of a completion where a reward depends on one of them, or on none."""
 VOCABULARY = 200
@@ -153,6 +155,12 @@ class Outcome:
     """Entropy of the policy when a batch was drawn, in nats a decision."""
     blocked: Float[Tensor, "rates seeds"]
     """Share of the gradient of rare winners (p < 0.1, A > 0) that the method dropped, of all updates together."""
+    luck: Float[Tensor, "rates seeds"]
+    """Of the winners' advantages in groups of which at most a quarter is rewarded, the share on answers with p ≥ 0.1.
+
+    Such an answer is common and yet fails most of the time, so its reward was luck. Advantages are counted when a batch
+    is drawn, one for each decision.
+    """
 
     @property
     def auc(self) -> Float[Tensor, "rates seeds"]:
@@ -256,6 +264,7 @@ def simulate(
     entropy: list[Tensor] = []
     waiting: deque[tuple[Tensor, Tensor, Tensor]] = deque()
     mass = torch.zeros(2, rows)
+    hard_mass = torch.zeros(2, rows)
     for batch in range(batches):
         stage = world.stages[batch * len(world.stages) // batches]
         with torch.no_grad():
@@ -266,7 +275,12 @@ def simulate(
             edges = logp_old.exp().cumsum(-1)[..., :-1].contiguous()
             answers = torch.searchsorted(edges, draws[:, :-1].contiguous())
             reward = (draws[:, -1] < torch.tensor(stage.chances)[answers[:, stage.decision]]).float()
-            waiting.append((answers, logp_old.gather(-1, answers), _advantages(reward)))
+            logp_drawn = logp_old.gather(-1, answers)
+            advantages = _advantages(reward)
+            waiting.append((answers, logp_drawn, advantages))
+            winners = (advantages * (reward > 0) * _in_hard_group(reward))[:, None].expand_as(logp_drawn)
+            common = winners * (logp_drawn >= math.log(RARE))
+            hard_mass += torch.stack([winners.sum((1, 2)), common.sum((1, 2))])
             rewards.append(reward.mean(-1))
             right.append(logp_old[:, stage.decision, 0].exp())
             entropy.append(-(logp_old.exp() * logp_old).sum(-1).mean(-1))
@@ -292,11 +306,12 @@ def simulate(
             policy.step(gradient / advantages.shape[-1], step_rates)
     shape = (len(learning_rates), seeds)
     every, blocked = mass.view(2, *shape)
+    hard, common = hard_mass.view(2, *shape)
 
     def by_batch(values: list[Tensor]) -> Tensor:
         return torch.stack(values, -1).view(*shape, batches)
 
-    return Outcome(by_batch(rewards), by_batch(right), by_batch(entropy), blocked / every)
+    return Outcome(by_batch(rewards), by_batch(right), by_batch(entropy), blocked / every, common / hard)
 
 
 def _advantages(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows samples"]:
@@ -304,3 +319,10 @@ def _advantages(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows sa
     groups = reward.view(len(reward), -1, GROUP)
     apart = groups - groups.mean(-1, keepdim=True)
     return (apart / (groups.std(-1, keepdim=True) + _STD_EPSILON)).view_as(reward)
+
+
+def _in_hard_group(reward: Float[Tensor, "rows samples"]) -> Float[Tensor, "rows samples"]:
+    """Return 1 for samples of groups of which at most a quarter is rewarded, and 0 for others."""
+    groups = reward.view(len(reward), -1, GROUP)
+    hard = groups.mean(-1, keepdim=True) <= HARD
+    return hard.float().expand_as(groups).reshape_as(reward)
