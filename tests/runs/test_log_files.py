@@ -98,6 +98,41 @@ def test_a_trainer_s_rows_among_other_output():
     assert trl_rows(text)[0] == {"loss": 0.5, "reward": "NaN", "step": 1}
 
 
+PASTED = {
+    "the end is missing": ("{'loss': 0.5, 'reward': 0.25, 'reward_std': 0.5, 'kl': 0.01, 'epoch': 0.3", 0.01),
+    "the start is missing": ("'loss': 0.5, 'reward': 0.25, 'reward_std': 0.5, 'kl': 0.01}", 0.01),
+    "a number is broken off": (
+        "{'loss': 0.5, 'reward': 0.25, 'reward_std': 0.5, 'epoch': 0.3, 'kl': 1.234",
+        None,
+    ),
+    "JSON without its end": ('{"loss": 0.5, "reward": 0.25, "reward_std": 0.5, "kl": 0.01, "epoch": 0', 0.01),
+}
+
+
+@pytest.mark.parametrize(("line", "kl"), PASTED.values(), ids=PASTED)
+def test_a_part_of_a_row_is_read_up_to_where_it_is_whole(line, kl):
+    (row,) = trl_rows(f"the log of my run:\n{line}\nWhy is the loss 0?")
+    assert (row["reward"], row.get("kl")) == (0.25, kl)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "config = {'loss': 'grpo', 'reward': 'accuracy'",
+        "{'reward': 0.5, 'kl': 0.1",
+        "'model': 'a', 'lr': 1, 'steps': 2, 'batch': 3, 'seed': 4",
+    ],
+)
+def test_parts_of_other_dictionaries_are_no_rows(line):
+    assert trl_rows(line) == []
+
+
+def test_a_row_that_names_its_step_has_it():
+    text = """{"loss": 0.0, "reward": 0.5, "kl": 0.0, "global_step/max_steps": "7/100"}"""
+    assert "step" not in trl_rows(text)[0]
+    assert trl_rows(text)[0]["global_step/max_steps"] == 7
+
+
 @pytest.mark.parametrize(
     ("name", "content", "code", "message"),
     [

@@ -131,6 +131,15 @@ def _rewards_differ(course: Course) -> bool:
     return not rewards or len(set(rewards)) > 1 or any(course.series("reward_std").values)
 
 
+def _has_signal_without_gradient(course: Course) -> bool:
+    """Check whether every gradient is 0 though it is known that rewards of a group differ."""
+    dead = course.series("dead").values
+    spreads = course.series("reward_std").values
+    known = min(dead) < 1 if dead else bool(spreads) and min(spreads) > 0
+    norms = course.series("grad_norm").values
+    return known and bool(norms) and not any(norms)
+
+
 def _check_movement(course: Course) -> Finding:
     """Check that the learning rate is above 0, and the gradient too unless no reward could make one."""
     tested = "weights move"
@@ -139,6 +148,10 @@ def _check_movement(course: Course) -> Finding:
         metric = course.series(name)
         # A warm-up begins at 0, so a few steps say nothing.
         if len(metric.values) < FEW_STEPS:
+            if name == "grad_norm" and _has_signal_without_gradient(course):
+                cause = f"the gradient norm is 0 in all {len(metric.values)} log steps, though rewards of a group differ"
+                finding = _passed(tested, metric, 0.0)
+                return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
             continue
         largest = max(metric.values)
         finding = _passed(tested, metric, largest)
@@ -173,6 +186,9 @@ TOO_FAR = 2.5
 """Mean abs log-ratio (nats) at the last update on a batch: tokens twelve times as likely or unlikely as when they were
 sampled, so that the effective sample is next to nothing."""
 
+LATE_EPOCH = 0.1
+"""Epoch from which a few rows are of the middle of a run, whose first row has a number that is not its step."""
+
 LARGE_RATE = 1e-4
 """Learning rate from which it is named beside steps that are too large."""
 
@@ -184,6 +200,9 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
         return Finding("ok", None, tested)
     finding = _passed(tested, kl, kl.values[0])
     begins = kl.steps[0] <= 1 or (len(kl.steps) > 1 and kl.steps[0] <= kl.steps[1] - kl.steps[0] == 1)
+    epochs = course.series("epoch").values
+    if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
+        begins = False
     early = kl.values[:EARLY_ROWS]
     # A mean over several steps at the start is above 0 by itself, unless it is as large as ever after.
     level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL

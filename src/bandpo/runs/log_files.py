@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import BandpoError, InvalidValue
-from bandpo.runs.consoles import ROUNDED_AWAY, console_rows, own_loop_rows
+from bandpo.runs.consoles import LONGEST_ROW, ROUNDED_AWAY, console_rows, own_loop_rows, table_rows
 from bandpo.runs.files import check_size, read_jsonl
+from bandpo.runs.quantities import STEP_KEYS
 from bandpo.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
 RawRows = Sequence[Mapping[str, Any]]
@@ -209,10 +210,12 @@ def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
     for key, text in row.items():
         if not isinstance(key, str) or not isinstance(text, str) or not text.strip():
             continue
+        # A notebook's table has ``completions / mean_length``.
+        key = key.strip().replace(" / ", "/")
         try:
-            result[key.strip()] = float(text)
+            result[key] = float(text)
         except ValueError:
-            result[key.strip()] = text
+            result[key] = text
     return result
 
 
@@ -226,7 +229,7 @@ def _text_of(file: Path) -> str:
 def _read_text(file: Path) -> Mapping[str, RawRows]:
     """Read console output, or a table or JSON lines with another ending."""
     text = _text_of(file)
-    rows = verl_rows(text) or console_rows(text) or trl_rows(text) or own_loop_rows(text)
+    rows = verl_rows(text) or console_rows(text) or trl_rows(text) or table_rows(text) or own_loop_rows(text)
     if rows:
         return {"": rows}
     start = text.lstrip()[:1]
@@ -297,11 +300,17 @@ def verl_rows(text: str) -> list[dict[str, Any]]:
 TRL_ROW_OR_PROGRESS = re.compile(r"\{['\"][^{}\n]*\}|\b(\d+)/(\d+) \[")
 """A row that a trainer printed as a dictionary, or the steps on its progress bar."""
 
+PAIR_OF_ROW = re.compile(r"""(['"])[^'"\n]+\1: (?:'[^'\n]*'|"[^"\n]*"|[^\s,'"{}]+)(?=\s*[,}])""")
+"""A key and its value in a row; a last value that may be cut off is none, as neither a comma nor a brace follows it."""
+
+FEWEST_PAIRS = 4
+"""Pairs from which a line without a brace is a part of a row, as it is pasted where its start or its end was cut off."""
+
 
 def trl_rows(text: str) -> list[dict[str, Any]]:
     """Return the rows in the console output of TRL, ms-swift or another trainer of transformers.
 
-    A row has the step of the progress bar before it, where there is one that advances.
+    A row has the step that it names, or else that of the progress bar before it, where there is one that advances.
 
     >>> trl_rows("{'loss': '0.1', 'reward': nan}")
     [{'loss': 0.1, 'reward': 'NaN', 'step': 1}]
@@ -310,12 +319,19 @@ def trl_rows(text: str) -> list[dict[str, Any]]:
     steps: list[int] = []
     progress = 0
     total = 0
-    for match in TRL_ROW_OR_PROGRESS.finditer(text):
-        if match[1] is not None:
-            # Shards and data sets have bars of their own; that of training is the last that began before a row.
-            progress, total = int(match[1]), int(match[2])
-            continue
-        row = _parse_row(match[0])
+    for line in text.split("\n"):
+        has_row = False
+        for match in TRL_ROW_OR_PROGRESS.finditer(line):
+            if match[1] is not None:
+                # Shards and data sets have bars of their own; that of training is the last that began before a row.
+                progress, total = int(match[1]), int(match[2])
+                continue
+            has_row = True
+            row = _parse_row(match[0])
+            if row:
+                rows.append(row)
+                steps.append(progress if total > 1 else 0)
+        row = {} if has_row else _part_of_row(line)
         if row:
             rows.append(row)
             steps.append(progress if total > 1 else 0)
@@ -323,8 +339,18 @@ def trl_rows(text: str) -> list[dict[str, Any]]:
     if advances and steps[0] < 1:
         advances = False
     for number, row in enumerate(rows, 1):
-        row.setdefault("step", steps[number - 1] if advances else number)
+        if not any(key in row for key in STEP_KEYS):
+            row["step"] = steps[number - 1] if advances else number
     return rows
+
+
+def _part_of_row(line: str) -> dict[str, Any]:
+    """Return the metrics in a line that is a row without its start or its end; empty if it is none."""
+    if len(line) > LONGEST_ROW or not ("reward'" in line or 'reward"' in line or "loss" in line):
+        return {}
+    pairs = [match[0] for match in PAIR_OF_ROW.finditer(line)]
+    row = _parse_row("{" + ", ".join(pairs) + "}") if len(pairs) >= FEWEST_PAIRS else {}
+    return row if "reward" in row or "loss" in row else {}
 
 
 def _parse_row(text: str) -> dict[str, Any]:

@@ -37,6 +37,9 @@ OF_EVALUATION = re.compile(r"(^|/)(eval|val|test|validation)([-_/]|$)", re.I)
 OF_OTHERS = re.compile(r"(^|/)(critic|ref|reference|teacher|\w*length\w*|advantages?|returns|values)/[^/]*$")
 """Keys of other models than the policy, or of other things, which end like keys of the policy."""
 
+SUMS = re.compile(r"(^|/)objective/(kl|entropy)$")
+"""Keys of TRL's PPO trainer that are sums over an answer, and end like keys of means over tokens."""
+
 SCORE = re.compile(
     r"(^|[/_@-])(acc|accuracy|score|scores|reward|pass|pass@?\d+|correct|solve|success|mean@\d+)", re.I
 )
@@ -158,7 +161,7 @@ def sources(keys: tuple[str, ...], own_names: tuple[tuple[str, str], ...] = ()) 
     # A tracker's prefix may stand before a key. The first logged key wins, as rows keep the order of logging.
     by_ending: dict[str, str] = {}
     for key in keys:
-        if is_of_evaluation(key) or OF_OTHERS.search(key):
+        if is_of_evaluation(key) or OF_OTHERS.search(key) or SUMS.search(key):
             continue
         position = key.find("/")
         while position >= 0:
