@@ -1,7 +1,7 @@
 """Read the metrics that SkyRL, OpenRLHF, slime, miles, prime-rl, ROLL, AReaL and NeMo-RL print while they train.
 
-Each pattern is that of the framework's own source, which ``tests/runs/test_consoles.py`` names. Tables of a notebook and
-lines of a loop of one's own are read, too.
+Each pattern is that of the framework's own source, which ``tests/runs/test_consoles.py`` names. Tables of a notebook
+and lines of a loop of one's own are read, too.
 """
 
 from __future__ import annotations
@@ -176,9 +176,9 @@ TABLE_NAMES = {"Training Loss": "loss"}
 
 
 def table_rows(text: str) -> Rows:
-    """Return the rows of tables with a column ``Step``, such as those of a trainer in a notebook; empty if there are none.
+    """Return the rows of tables with a column ``Step``, such as a trainer's in a notebook; empty if there are none.
 
-    Cells are separated by ``|`` or by tabs. Rows of one step are put together, and cells that hold no number are left out.
+    Cells are separated by ``|`` or by tabs. Rows of one step are put together, and cells without a number are left out.
 
     >>> table_rows("Step | reward | completions / mean_length\\n-- | -- | --\\n1 | 0.5 | 12.0")
     [{'step': 1, 'reward': 0.5, 'completions/mean_length': 12.0}]

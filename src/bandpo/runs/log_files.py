@@ -7,6 +7,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -112,10 +113,35 @@ def _reader_of(file: Path) -> Callable[[Path], Mapping[str, RawRows]]:
     return _read_text
 
 
+def _finite(text: str) -> float | None:
+    """Return a whole number of a log as a float; None if it is beyond all floats.
+
+    Raises:
+        ValueError: if it has more digits than Python reads.
+    """
+    number = float(text)
+    if math.isfinite(number):
+        return number
+    int(text)  # which refuses thousands of digits
+    return None
+
+
+DECODER = json.JSONDecoder(parse_int=_finite)
+
+
+def _parse_line(line: bytes) -> Any:
+    """Parse a line in UTF-8; `json.loads` would look for the encoding of each."""
+    text = line.decode()
+    value, end = DECODER.raw_decode(text)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
 def _read_json_lines(file: Path) -> Mapping[str, RawRows]:
     """Read JSON lines, in which verl's file logger keeps the metrics of a line under ``data``."""
     rows = []
-    for number, row in read_jsonl(file):
+    for number, row in read_jsonl(file, parse=_parse_line):
         data: Any = row.get("data", row)
         if not isinstance(data, dict):
             raise InvalidValue(f"{file}, line {number}: data is a {type(data).__name__}, not an object")
@@ -129,7 +155,7 @@ def _read_json(file: Path) -> Mapping[str, RawRows]:
     """Read one JSON value: a trainer's state, a list of rows, or an object that holds rows or columns."""
     check_size(file, LARGEST_TEXT)
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes(), parse_int=_finite)
     except (ValueError, RecursionError) as error:
         if file.name == "trainer_state.json":
             raise InvalidValue(
@@ -304,7 +330,7 @@ PAIR_OF_ROW = re.compile(r"""(['"])[^'"\n]+\1: (?:'[^'\n]*'|"[^"\n]*"|[^\s,'"{}]
 """A key and its value in a row; a last value that may be cut off is none, as neither a comma nor a brace follows it."""
 
 FEWEST_PAIRS = 4
-"""Pairs from which a line without a brace is a part of a row, as it is pasted where its start or its end was cut off."""
+"""Pairs from which a line is a part of a row, as it is pasted where its start or its end was cut off."""
 
 
 def trl_rows(text: str) -> list[dict[str, Any]]:
@@ -391,23 +417,13 @@ RUN_KEYS = ("run", "run_id", "run_name", "run_number", "Run", "Name", "experimen
 """Keys by which a row names its run."""
 
 
-def _with_finite_integers(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row without the integers that are beyond all floats."""
-    beyond = [key for key, value in row.items() if type(value) is int and abs(value) > LARGEST_INTEGER]
-    return {key: value for key, value in row.items() if key not in beyond} if beyond else row
-
-
-LARGEST_INTEGER = 2**1000
-"""The largest integer that is a metric."""
-
-
 def by_run(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, RawRows]:
     """Return the rows of each run, by the name that the rows have for it.
 
     ms-swift writes its step as ``240/960``, of which the first number is kept.
     """
-    rows = list(map(_with_finite_integers, rows))
-    logged: set[str] = set().union(*rows)
+    rows = list(rows)
+    logged: set[str] = set().union(*set(map(tuple, rows)))
     for key in logged & set(RUN_KEYS):
         names = {str(row[key]) for row in rows if isinstance(row.get(key), str)}
         if len(names) > 1:
