@@ -144,7 +144,7 @@ def _read_json_lines(file: Path) -> Mapping[str, RawRows]:
     for number, row in read_jsonl(file, parse=_parse_line):
         data: Any = row.get("data", row)
         if not isinstance(data, dict):
-            raise InvalidValue(f"{file}, line {number}: data is a {type(data).__name__}, not an object")
+            raise InvalidValue(f"{file}, line {number}: data is no object")
         if data is not row and "step" in row:
             data = {**data, "step": row["step"]}
         rows.append(data)
