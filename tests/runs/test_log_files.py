@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -313,19 +314,24 @@ def test_over_what_was_not_read_nothing_is_called_ok(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_rows_take_seconds(tmp_path):
-    row = {f"other/{k}": 0.5 for k in range(25)} | {
-        "reward": 0.5,
-        "entropy": 1.0,
-        "kl": 0.01,
-        "grad_norm": 0.3,
-    }
-    line = json.dumps(row)[1:]
-    with (tmp_path / "metrics.jsonl").open("w") as file:
-        file.writelines(f'{{"step": {step}, {line}\n' for step in range(100_000))
-    start = time.process_time()
-    diagnose(tmp_path)
-    assert time.process_time() - start < 8  # 5 on a machine with nothing else to do
+def test_a_hundred_thousand_rows_take_little_more_than_their_parsing(tmp_path):
+    """5 seconds on a machine where the standard library parses them in 2.3, whatever else the machine does."""
+    draw = random.Random(1)
+    file = tmp_path / "metrics.jsonl"
+    keys = [f"other/{k}" for k in range(25)] + ["reward", "entropy", "kl", "grad_norm"]
+    with file.open("w") as opened:
+        for step in range(100_000):
+            opened.write(json.dumps({"step": step} | {key: draw.random() for key in keys}) + "\n")
+    ratios = []
+    for _ in range(2):  # the smaller counts: other programs share the caches of the machine
+        start = time.process_time()
+        with file.open("rb") as opened:
+            rows = [json.loads(line) for line in opened]
+        parsed = time.process_time()
+        del rows
+        diagnose(tmp_path)
+        ratios.append((time.process_time() - parsed) / (parsed - start))
+    assert min(ratios) < 5 / 2.3, ratios
 
 
 @pytest.mark.skipif(not LOGS.exists(), reason="BANDPO_TEST_DATA has no logs")
