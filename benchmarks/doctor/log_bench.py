@@ -47,6 +47,8 @@ BATCHES = {
     2: "more of them, read and kept apart until the end",
     3: "more, of 14 other authors, read before the tool was run on them",
     4: "more, of 4 other authors, read after what the 19 showed was mended, and before the tool was run on them",
+    5: "more, of 5 other authors, from repositories, read before the tool was run on them",
+    6: "excerpts that people pasted into issues, of 19 other authors, read before the tool was run on them",
 }
 """What the batches of `logs_by_others.json` are; an entry of a later batch has the result of its first try."""
 
@@ -233,7 +235,8 @@ def page_table(
             line += f"; at the first try {in_words(at_first)}"
         lines.append(f"{line} |")
     good = sum(reading.result in ("right", "fair") for reading in others)
-    authors = {reading.entry["from"].partition("/")[0] for reading in others}
+    # An excerpt in an issue is of the person who wrote it, not of the owner of the repository.
+    authors = {reading.entry.get("by") or reading.entry["from"].partition("/")[0] for reading in others}
     well = [reading for reading in others if reading.entry["reading"].startswith("healthy")]
     called_a_fault = sum(reading.fault for reading in well)
     lines += [
@@ -246,11 +249,11 @@ def page_table(
         "|---|---|---|---|",
     ]
     for entry, result, headline, _ in others:
-        repository = entry["from"].partition(",")[0]
+        place = entry["from"] if "by" in entry else entry["from"].partition(",")[0]
         code = headline.partition(":")[0] if entry["right"] != ["several-runs"] else "several runs, listed"
         code = "refused" if code.startswith(Path(entry["log"]).name) else code
         code = "refused: no log of RL" if entry["right"] == ["not-rl"] and result == "right" else code
-        lines.append(f"| {repository} ({entry['kind']}) | {entry['reading']} | {code} | {result} |")
+        lines.append(f"| {place} ({entry['kind']}) | {entry['reading']} | {code} | {result} |")
     return "\n".join(lines)
 
 

@@ -46,6 +46,24 @@ def test_no_step(name, value):
     assert codes(rows) == ["no-step"]
 
 
+@pytest.mark.parametrize("spread", [{"reward_std": 0.4}, {"dead": 0.5}])
+def test_a_gradient_of_0_in_few_rows_whose_rewards_differ(spread):
+    rows = course(2, grad_norm=lambda t: 0.0, **{name: lambda t, x=x: x for name, x in spread.items()})
+    assert codes(rows) == ["no-step"]
+
+
+@pytest.mark.parametrize("spread", [{}, {"reward_std": 0.0}, {"dead": 1.0}])
+def test_a_gradient_of_0_in_few_rows_that_may_be_right(spread):
+    rows = course(2, grad_norm=lambda t: 0.0, **{name: lambda t, x=x: x for name, x in spread.items()})
+    assert "no-step" not in codes(rows)
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(0.01, ["reference-kl"]), (0.4, [])])
+def test_few_rows_of_the_middle_of_a_run_say_nothing_of_its_start(epoch, expected):
+    rows = course(4, kl=lambda t: 0.5, epoch=lambda t: epoch)
+    assert codes(rows) == expected
+
+
 def test_entropy_rise():
     (finding,) = findings(course(entropy=lambda t: 1 + 3 * t))
     assert finding.code == "entropy-rise"

@@ -6,7 +6,7 @@ import pprint
 import pytest
 
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.runs.consoles import console_rows, own_loop_rows
+from bandpo.runs.consoles import console_rows, own_loop_rows, table_rows
 from bandpo.runs.logs import read_log
 
 STEPS = range(1, 13)
@@ -84,13 +84,27 @@ def areal(step):
     )
 
 
-@pytest.mark.parametrize("printed", [skyrl, openrlhf, slime, prime_rl, roll, areal])
+def nemo_rl(step):
+    """grpo_train of nemo_rl/algorithms/grpo.py, for runs of two epochs of six steps."""
+    epoch, number = divmod(step - 1, 6)
+    line = "=" * 25
+    title = f"\n{line} Epoch {epoch + 1}/2 {line}\n" if number == 0 else ""
+    return (
+        f"{title}\n{line} Step {number + 1}/6 {line}\n▶ Preparing batch...\n\n📊 Training Results:\n"
+        f"  • Loss: 0.0100\n  • Generation KL Error: 0.0010\n  • Avg Reward: {0.1 * step:.4f}\n"
+        "  • Mean Generation Length: 300.5000\n\n⏱️  Timing:\n  • Total step time: 35.70s\n"
+        "  • policy_training: 10.97s (30.7%)\n"
+    )
+
+
+@pytest.mark.parametrize("printed", [skyrl, openrlhf, slime, prime_rl, roll, areal, nemo_rl])
 def test_the_console_of_a_framework_is_a_log(printed, tmp_path):
     file = tmp_path / "train.log"
     file.write_text("loading the model 3/3 [00:01]\n" + "".join(f"{printed(step)}noise\n" for step in STEPS))
     log = read_log(file)
     assert [round(row["reward"], 4) for row in log.rows] == [round(0.1 * step, 4) for step in STEPS]
-    assert all(row["entropy"] == 0.5 for row in log.rows)
+    # NeMo-RL prints no entropy.
+    assert printed is nemo_rl or all(row["entropy"] == 0.5 for row in log.rows)
     expected = list(STEPS) if printed is not slime else [step - 1 for step in STEPS]
     assert [row["step"] for row in log.rows] == expected
     assert diagnose(file).healthy
@@ -108,6 +122,64 @@ def test_quantities_beside_reward_and_entropy(tmp_path):
         "optim/grad_norm": 0.25,
         "optim/lr": 1e-6,
     }
+
+
+def test_quantities_that_nemo_rl_prints():
+    (row,) = console_rows(nemo_rl(3))
+    assert row == {
+        "step": 3,
+        "loss": 0.01,
+        "gen_kl_error": 0.001,
+        "reward": 0.3,
+        "mean_gen_tokens_per_sample": 300.5,
+    }
+
+
+def test_colons_that_prime_rl_printed_in_2025():
+    """src/prime_rl/trainer/rl/train.py of version 0.3."""
+    (row,) = console_rows(
+        "[default0]:15:41:30 SUCCESS Step 9 | Time: 4.29s | Loss: 0.0000 | Entropy: 0.3571 | Mismatch KL: 0.0007 | "
+        "Grad. Norm: 0.0000 | LR: 3.00e-06 | Throughput: 3964 tokens/s | Peak Mem.: 17.4 GiB"
+    )
+    assert row["entropy/all/mean"] == 0.3571
+    assert row["mismatch_kl/all/mean"] == 0.0007
+    assert row["optim/lr"] == 3e-6
+    assert set(row) == {
+        "step",
+        "loss/mean",
+        "entropy/all/mean",
+        "mismatch_kl/all/mean",
+        "optim/grad_norm",
+        "optim/lr",
+    }
+
+
+# NotebookProgressCallback of transformers/utils/notebook.py, as browsers copy its table.
+NOTEBOOK = """the logs:
+
+Step {s} Training Loss {s} reward {s} completions / mean_length {s} kl {s} rewards / format / mean
+{line}1 {s} -0.283600 {s} 0.437500 {s} 1115.4 {s} nan {s} 0.1
+2 {s} -0.149100 {s} 0.931818 {s} 1203.2 {s} No Log {s} 0.2
+12 {s} 0.1 {s} 0.5 {s} 11
+"""
+
+
+@pytest.mark.parametrize(
+    ("separator", "line"), [("|", "-- | -- | -- | -- | -- | --\n"), ("\t", "")], ids=["markdown", "tabs"]
+)
+def test_a_table_of_a_notebook_is_a_log(separator, line, tmp_path):
+    file = tmp_path / "pasted.txt"
+    file.write_text(NOTEBOOK.format(s=separator, line=line))
+    log = read_log(file)
+    assert [row["step"] for row in log.rows] == [1, 2, 12]
+    assert [row["reward"] for row in log.rows] == [0.4375, 0.931818, 0.5]
+    assert [row.get("length") for row in log.rows] == [1115.4, 1203.2, None]
+    assert log.rows[0]["not_finite"]
+    assert log.rows[1]["rewards/format/mean"] == 0.2
+
+
+def test_a_table_without_steps_is_no_log():
+    assert table_rows("name | reward | kl\na | 0.5 | 0.1\n1 | 2 | 3\n") == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -96,6 +97,41 @@ def test_a_trainer_s_rows_among_other_output():
     text += "{'reward': 1.0, 'kl': inf}"
     assert [row["step"] for row in trl_rows(text)] == [1, 2]
     assert trl_rows(text)[0] == {"loss": 0.5, "reward": "NaN", "step": 1}
+
+
+PASTED = {
+    "the end is missing": ("{'loss': 0.5, 'reward': 0.25, 'reward_std': 0.5, 'kl': 0.01, 'epoch': 0.3", 0.01),
+    "the start is missing": ("'loss': 0.5, 'reward': 0.25, 'reward_std': 0.5, 'kl': 0.01}", 0.01),
+    "a number is broken off": (
+        "{'loss': 0.5, 'reward': 0.25, 'reward_std': 0.5, 'epoch': 0.3, 'kl': 1.234",
+        None,
+    ),
+    "JSON without its end": ('{"loss": 0.5, "reward": 0.25, "reward_std": 0.5, "kl": 0.01, "epoch": 0', 0.01),
+}
+
+
+@pytest.mark.parametrize(("line", "kl"), PASTED.values(), ids=PASTED)
+def test_a_part_of_a_row_is_read_up_to_where_it_is_whole(line, kl):
+    (row,) = trl_rows(f"the log of my run:\n{line}\nWhy is the loss 0?")
+    assert (row["reward"], row.get("kl")) == (0.25, kl)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "config = {'loss': 'grpo', 'reward': 'accuracy'",
+        "{'reward': 0.5, 'kl': 0.1",
+        "'model': 'a', 'lr': 1, 'steps': 2, 'batch': 3, 'seed': 4",
+    ],
+)
+def test_parts_of_other_dictionaries_are_no_rows(line):
+    assert trl_rows(line) == []
+
+
+def test_a_row_that_names_its_step_has_it():
+    text = """{"loss": 0.0, "reward": 0.5, "kl": 0.0, "global_step/max_steps": "7/100"}"""
+    assert "step" not in trl_rows(text)[0]
+    assert trl_rows(text)[0]["global_step/max_steps"] == 7
 
 
 @pytest.mark.parametrize(
@@ -278,19 +314,24 @@ def test_over_what_was_not_read_nothing_is_called_ok(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_rows_take_seconds(tmp_path):
-    row = {f"other/{k}": 0.5 for k in range(25)} | {
-        "reward": 0.5,
-        "entropy": 1.0,
-        "kl": 0.01,
-        "grad_norm": 0.3,
-    }
-    line = json.dumps(row)[1:]
-    with (tmp_path / "metrics.jsonl").open("w") as file:
-        file.writelines(f'{{"step": {step}, {line}\n' for step in range(100_000))
-    start = time.process_time()
-    diagnose(tmp_path)
-    assert time.process_time() - start < 8  # 5 on a machine with nothing else to do
+def test_a_hundred_thousand_rows_take_little_more_than_their_parsing(tmp_path):
+    """5 seconds on a machine where the standard library parses them in 2.3, whatever else the machine does."""
+    draw = random.Random(1)
+    file = tmp_path / "metrics.jsonl"
+    keys = [f"other/{k}" for k in range(25)] + ["reward", "entropy", "kl", "grad_norm"]
+    with file.open("w") as opened:
+        for step in range(100_000):
+            opened.write(json.dumps({"step": step} | {key: draw.random() for key in keys}) + "\n")
+    ratios = []
+    for _ in range(2):  # the smaller counts: other programs share the caches of the machine
+        start = time.process_time()
+        with file.open("rb") as opened:
+            rows = [json.loads(line) for line in opened]
+        parsed = time.process_time()
+        del rows
+        diagnose(tmp_path)
+        ratios.append((time.process_time() - parsed) / (parsed - start))
+    assert min(ratios) < 5 / 2.3, ratios
 
 
 @pytest.mark.skipif(not LOGS.exists(), reason="BANDPO_TEST_DATA has no logs")

@@ -59,7 +59,7 @@ def test_reads_three_formats_alike(tmp_path):
     [
         ("trainer_state.json", '{"log_history": [{"step": 1', "is no trainer_state.json, or only a part"),
         ("metrics.jsonl", None, "is no log of a run: there is nothing of that name; give the folder"),
-        ("metrics.jsonl", '{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is a int, not an object"),
+        ("metrics.jsonl", '{"step": 1, "data": 2}\n', "metrics.jsonl, line 1: data is no object"),
         ("metrics.jsonl", '{"step": 1, "loss": 2.0}\n', "it is thought to be of supervised training"),
     ],
 )

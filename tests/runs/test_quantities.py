@@ -335,3 +335,22 @@ def test_an_integer_beyond_all_floats_is_no_number():
     assert "reward" not in rows[0]
     assert rows[0]["not_finite"] == 1.0
     assert rows[1] == {"step": 2.0, "reward": 0.5}
+
+
+@pytest.mark.parametrize("prefix", ["", "train/"])
+def test_sums_of_trl_s_ppo_trainer_are_no_means(prefix):
+    """trl/trainer/ppo_trainer.py: sums over an answer, beside means over its tokens."""
+    keys = (
+        "objective/kl",
+        "objective/entropy",
+        "objective/scores",
+        "policy/entropy_avg",
+        "policy/clipfrac_avg",
+    )
+    read = {source.quantity: source.key for source in sources(tuple(prefix + key for key in keys))}
+    assert "kl" not in read
+    assert read == {
+        "reward": f"{prefix}objective/scores",
+        "entropy": f"{prefix}policy/entropy_avg",
+        "clip": f"{prefix}policy/clipfrac_avg",
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -57,7 +58,8 @@ class Course:
     def series(self, name: str) -> Series:
         """Return the steps and values of a metric, of the rows that have it."""
         if name not in self._series:
-            logged = [row for row in self.rows if name in row]
+            # Most quantities are logged by no run, and a pass over 100,000 rows takes a while.
+            logged = [row for row in self.rows if name in row] if name in self.names else []
             self._series[name] = Series([row["step"] for row in logged], [row[name] for row in logged])
         return self._series[name]
 
@@ -79,8 +81,8 @@ def deviation(values: Sequence[float]) -> float:
     >>> deviation([1.0, 3.0])
     1.0
     """
-    mean = fmean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    n = len(values)
+    return math.dist(values, [fmean(values)] * n) / math.sqrt(n)
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -90,7 +92,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 def noise_of_differences(values: Sequence[float]) -> float:
     """Compute the standard deviation of the differences between neighbouring values."""
-    return deviation([after - before for before, after in pairwise(values)]) if len(values) > 1 else 0.0
+    return deviation(list(map(operator.sub, values[1:], values))) if len(values) > 1 else 0.0
 
 
 def tenth_blocks(values: Sequence[float]) -> list[Sequence[float]]:
@@ -167,7 +169,9 @@ def find_change_point(values: Sequence[float]) -> ChangePoint:
     mean = fmean(values)
     centred = [value - mean for value in values]
     variance = fmean(value * value for value in centred)
-    best = ChangePoint(0, 0.0, math.sqrt(variance))
+    best_turn = 0
+    best_rise = 0.0
+    most_explained = 0.0  # of the variance
 
     weighted_before = 0.0  # Σ t·v_t over the rows before the turn
     sum_before = 0.0  # Σ v_t over them
@@ -184,11 +188,10 @@ def find_change_point(values: Sequence[float]) -> ChangePoint:
         hinge_variance = hinge_square - hinge_mean**2
         # The centred values sum to 0, so those from the turn on sum to −sum_before.
         covariance = (weighted_before / turn - sum_before) / n
-        rise = covariance / hinge_variance
-        noise = math.sqrt(max(0.0, variance - covariance * rise))
-        if noise < best.noise:
-            best = ChangePoint(turn, rise, noise)
-    return best
+        explained = covariance * covariance / hinge_variance
+        if explained > most_explained:
+            best_turn, best_rise, most_explained = turn, covariance / hinge_variance, explained
+    return ChangePoint(best_turn, best_rise, math.sqrt(max(0.0, variance - most_explained)))
 
 
 class Jump(NamedTuple):

@@ -47,7 +47,8 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     setup = setup or Setup()
     course = Course(rows)
     fall = _check_fall(course)
-    flat_since = _flat_since(course)
+    flat = _flat_part(course)
+    flat_since = -math.inf if flat is None else flat[0].steps[flat[1]]
     solved = _is_solved(course)
     constant_reward = _check_constant_reward(course)
     findings = [
@@ -72,7 +73,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     ]
     found = {finding.code for finding in findings if finding.cause}
     findings.append(_check_last_tenth(course, found))
-    plateau = _check_plateau(course, fell=fall.ok is False, solved=solved)
+    plateau = _check_plateau(course, flat, fell=fall.ok is False, solved=solved)
     findings.append(plateau)
     if all(finding.ok is not False for finding in findings):
         findings.append(_check_clip(course, setup.updates))
@@ -131,6 +132,15 @@ def _rewards_differ(course: Course) -> bool:
     return not rewards or len(set(rewards)) > 1 or any(course.series("reward_std").values)
 
 
+def _has_signal_without_gradient(course: Course) -> bool:
+    """Check whether every gradient is 0 though it is known that rewards of a group differ."""
+    dead = course.series("dead").values
+    spreads = course.series("reward_std").values
+    known = min(dead) < 1 if dead else bool(spreads) and min(spreads) > 0
+    norms = course.series("grad_norm").values
+    return known and bool(norms) and not any(norms)
+
+
 def _check_movement(course: Course) -> Finding:
     """Check that the learning rate is above 0, and the gradient too unless no reward could make one."""
     tested = "weights move"
@@ -139,6 +149,12 @@ def _check_movement(course: Course) -> Finding:
         metric = course.series(name)
         # A warm-up begins at 0, so a few steps say nothing.
         if len(metric.values) < FEW_STEPS:
+            if name == "grad_norm" and _has_signal_without_gradient(course):
+                cause = (
+                    f"grad_norm is 0 in all {len(metric.values)} log steps, though rewards of a group differ"
+                )
+                finding = _passed(tested, metric, 0.0)
+                return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
             continue
         largest = max(metric.values)
         finding = _passed(tested, metric, largest)
@@ -173,6 +189,9 @@ TOO_FAR = 2.5
 """Mean abs log-ratio (nats) at the last update on a batch: tokens twelve times as likely or unlikely as when they were
 sampled, so that the effective sample is next to nothing."""
 
+LATE_EPOCH = 0.1
+"""Epoch from which a few rows are of the middle of a run, whose first row has a number that is not its step."""
+
 LARGE_RATE = 1e-4
 """Learning rate from which it is named beside steps that are too large."""
 
@@ -184,6 +203,9 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
         return Finding("ok", None, tested)
     finding = _passed(tested, kl, kl.values[0])
     begins = kl.steps[0] <= 1 or (len(kl.steps) > 1 and kl.steps[0] <= kl.steps[1] - kl.steps[0] == 1)
+    epochs = course.series("epoch").values
+    if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
+        begins = False
     early = kl.values[:EARLY_ROWS]
     # A mean over several steps at the start is above 0 by itself, unless it is as large as ever after.
     level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
@@ -331,9 +353,11 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
 
 def _clip_shares(course: Course) -> Series:
     """Return the share of tokens that was clipped on either side."""
-    if any("clip" in row for row in course.rows):
+    if "clip" in course.names:
         return course.series("clip")
-    names = ("clip_high", "clip_low")
+    names = [name for name in ("clip_high", "clip_low") if name in course.names]
+    if not names:
+        return Series([], [])
     both = [
         (row["step"], sum(row.get(name, 0.0) for name in names))
         for row in course.rows
@@ -997,14 +1021,15 @@ def _flat_part(course: Course) -> tuple[Series, int] | None:
     return reward, turn
 
 
-def _flat_since(course: Course) -> float:
-    """Return the step from which the reward is flat; minus infinity if it is not."""
-    part = _flat_part(course)
-    return -math.inf if part is None else part[0].steps[part[1]]
+def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: bool, solved: bool) -> Finding:
+    """Describe where the reward is flat, which is no fault by itself.
 
-
-def _check_plateau(course: Course, *, fell: bool, solved: bool) -> Finding:
-    """Describe where the reward is flat, which is no fault by itself."""
+    Args:
+        course: The metrics.
+        flat: What `_flat_part` returns of them.
+        fell: Whether the reward fell at the end.
+        solved: Whether the prompts are solved.
+    """
     tested = "the reward still rises"
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
@@ -1013,10 +1038,9 @@ def _check_plateau(course: Course, *, fell: bool, solved: bool) -> Finding:
         # The check of the fall has said so.
         return Finding("ok", None, tested)
     finding = _passed(tested, reward, fmean(reward.later_half))
-    part = _flat_part(course)
-    if part is None:
+    if flat is None:
         return finding
-    _, turn = part
+    _, turn = flat
     late = reward.values[turn:]
     slope = fit_slope(late)
     missed = max(0.0, slope.rise) + 2 * slope.error
@@ -1028,7 +1052,7 @@ def _check_plateau(course: Course, *, fell: bool, solved: bool) -> Finding:
     if solved:
         cause = f"{cause}; these prompts are solved"
     else:
-        unlogged = [words for name, words in UNLOGGED.items() if not any(name in row for row in course.rows)]
+        unlogged = [words for name, words in UNLOGGED.items() if name not in course.names]
         if unlogged:
             cause = f"{cause}; not logged, so not excluded: {', '.join(unlogged)}"
     return finding.failed("plateau", cause, onset=start, quantities=["reward"])

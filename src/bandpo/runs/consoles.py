@@ -1,6 +1,7 @@
-"""Read the metrics that SkyRL, OpenRLHF, slime, miles, prime-rl, ROLL and AReaL print while they train.
+"""Read the metrics that SkyRL, OpenRLHF, slime, miles, prime-rl, ROLL, AReaL and NeMo-RL print while they train.
 
-Each pattern is that of the framework's own source, which ``tests/runs/test_consoles.py`` names.
+Each pattern is that of the framework's own source, which ``tests/runs/test_consoles.py`` names. Tables of a notebook
+and lines of a loop of one's own are read, too.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def _prime_rl_rows(text: str) -> StepMetrics:
     for match in re.finditer(r"\bStep (\d+) \| ([^\n]*)", text):
         metrics: dict[str, Any] = {}
         for part in match[2].split(" | "):
-            named = re.match(r"([A-Za-z. ]+?) (-?[\d.]+(?:e[+-]?\d+)?|nan|inf)(%?)(?=\s|$)", part.strip())
+            # Versions of 2025 print a colon after the name.
+            named = re.match(r"([A-Za-z. ]+?):? (-?[\d.]+(?:e[+-]?\d+)?|nan|inf)(%?)(?=\s|$)", part.strip())
             if named is not None and named[1] in PRIME_RL_NAMES:
                 value = _number(named[2])
                 if named[3] and isinstance(value, float):
@@ -125,6 +127,35 @@ def _areal_rows(text: str) -> StepMetrics:
         yield int(number), metrics
 
 
+NEMO_RL_NAMES = {
+    "Loss": "loss",
+    "Generation KL Error": "gen_kl_error",
+    "Avg Reward": "reward",
+    "Mean Generation Length": "mean_gen_tokens_per_sample",
+}
+"""For each name in NeMo-RL's results of a step the key that its trackers have."""
+
+
+def _nemo_rl_rows(text: str) -> StepMetrics:
+    """Read NeMo-RL's ``===== Step 3/100 =====`` and the results that are printed below it, a line each.
+
+    Steps are counted anew in each epoch.
+    """
+    epoch = 1
+    parts = re.split(r"={5,} (Epoch|Step) (\d+)/(\d+) ={5,}", text)
+    for title, number, of, printed in zip(parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True):
+        if title == "Epoch":
+            epoch = int(number)
+            continue
+        _, is_there, results = printed.partition("Training Results:")
+        metrics: dict[str, Any] = {}
+        for name, value in re.findall(r"• ([\w ]+): (-?[\d.]+|nan|-?inf)\s*$", results, re.M):
+            if name in NEMO_RL_NAMES:
+                metrics.setdefault(NEMO_RL_NAMES[name], _number(value))
+        if is_there:
+            yield (epoch - 1) * int(of) + int(number), metrics
+
+
 READERS: tuple[Callable[[str], StepMetrics], ...] = (
     _skyrl_rows,
     _openrlhf_rows,
@@ -132,7 +163,41 @@ READERS: tuple[Callable[[str], StepMetrics], ...] = (
     _prime_rl_rows,
     _roll_rows,
     _areal_rows,
+    _nemo_rl_rows,
 )
+
+
+# --- Tables of a notebook ---
+
+FEWEST_COLUMNS = 3
+
+TABLE_NAMES = {"Training Loss": "loss"}
+"""For each name in the table of a notebook the key that the trainer's other logs have."""
+
+
+def table_rows(text: str) -> Rows:
+    """Return the rows of tables with a column ``Step``, such as a trainer's in a notebook; empty if there are none.
+
+    Cells are separated by ``|`` or by tabs. Rows of one step are put together, and cells without a number are left out.
+
+    >>> table_rows("Step | reward | completions / mean_length\\n-- | -- | --\\n1 | 0.5 | 12.0")
+    [{'step': 1, 'reward': 0.5, 'completions/mean_length': 12.0}]
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    keys: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"[|\t]", line.strip().strip("|"))]
+        if len(cells) < FEWEST_COLUMNS:
+            keys = []
+        elif cells[0].lower() == "step":
+            keys = [TABLE_NAMES.get(cell, cell.replace(" / ", "/")) for cell in cells]
+        elif keys and re.fullmatch(r"\d+", cells[0]):
+            # The last cell of a row that was cut off may be a part of a number.
+            whole = len(cells) if len(cells) == len(keys) else len(cells) - 1
+            numbers = {key: _number(cell) for key, cell in zip(keys[1:whole], cells[1:whole], strict=True)}
+            row = by_step.setdefault(int(cells[0]), {"step": int(cells[0])})
+            row.update({key: number for key, number in numbers.items() if number is not None})
+    return [row for row in by_step.values() if len(row) > 1]
 
 
 # --- Loops of one's own ---

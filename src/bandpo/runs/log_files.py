@@ -7,14 +7,16 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import BandpoError, InvalidValue
-from bandpo.runs.consoles import ROUNDED_AWAY, console_rows, own_loop_rows
+from bandpo.runs.consoles import LONGEST_ROW, ROUNDED_AWAY, console_rows, own_loop_rows, table_rows
 from bandpo.runs.files import check_size, read_jsonl
+from bandpo.runs.quantities import STEP_KEYS
 from bandpo.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
 RawRows = Sequence[Mapping[str, Any]]
@@ -111,13 +113,38 @@ def _reader_of(file: Path) -> Callable[[Path], Mapping[str, RawRows]]:
     return _read_text
 
 
+def _finite(text: str) -> float | None:
+    """Return a whole number of a log as a float; None if it is beyond all floats.
+
+    Raises:
+        ValueError: if it has more digits than Python reads.
+    """
+    number = float(text)
+    if math.isfinite(number):
+        return number
+    int(text)  # which refuses thousands of digits
+    return None
+
+
+DECODER = json.JSONDecoder(parse_int=_finite)
+
+
+def _parse_line(line: bytes) -> Any:
+    """Parse a line in UTF-8; `json.loads` would look for the encoding of each."""
+    text = line.decode()
+    value, end = DECODER.raw_decode(text)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
 def _read_json_lines(file: Path) -> Mapping[str, RawRows]:
     """Read JSON lines, in which verl's file logger keeps the metrics of a line under ``data``."""
     rows = []
-    for number, row in read_jsonl(file):
+    for number, row in read_jsonl(file, parse=_parse_line):
         data: Any = row.get("data", row)
         if not isinstance(data, dict):
-            raise InvalidValue(f"{file}, line {number}: data is a {type(data).__name__}, not an object")
+            raise InvalidValue(f"{file}, line {number}: data is no object")
         if data is not row and "step" in row:
             data = {**data, "step": row["step"]}
         rows.append(data)
@@ -128,7 +155,7 @@ def _read_json(file: Path) -> Mapping[str, RawRows]:
     """Read one JSON value: a trainer's state, a list of rows, or an object that holds rows or columns."""
     check_size(file, LARGEST_TEXT)
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes(), parse_int=_finite)
     except (ValueError, RecursionError) as error:
         if file.name == "trainer_state.json":
             raise InvalidValue(
@@ -209,10 +236,12 @@ def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
     for key, text in row.items():
         if not isinstance(key, str) or not isinstance(text, str) or not text.strip():
             continue
+        # A notebook's table has ``completions / mean_length``.
+        key = key.strip().replace(" / ", "/")
         try:
-            result[key.strip()] = float(text)
+            result[key] = float(text)
         except ValueError:
-            result[key.strip()] = text
+            result[key] = text
     return result
 
 
@@ -226,7 +255,7 @@ def _text_of(file: Path) -> str:
 def _read_text(file: Path) -> Mapping[str, RawRows]:
     """Read console output, or a table or JSON lines with another ending."""
     text = _text_of(file)
-    rows = verl_rows(text) or console_rows(text) or trl_rows(text) or own_loop_rows(text)
+    rows = verl_rows(text) or console_rows(text) or trl_rows(text) or table_rows(text) or own_loop_rows(text)
     if rows:
         return {"": rows}
     start = text.lstrip()[:1]
@@ -297,11 +326,17 @@ def verl_rows(text: str) -> list[dict[str, Any]]:
 TRL_ROW_OR_PROGRESS = re.compile(r"\{['\"][^{}\n]*\}|\b(\d+)/(\d+) \[")
 """A row that a trainer printed as a dictionary, or the steps on its progress bar."""
 
+PAIR_OF_ROW = re.compile(r"""(['"])[^'"\n]+\1: (?:'[^'\n]*'|"[^"\n]*"|[^\s,'"{}]+)(?=\s*[,}])""")
+"""A key and its value in a row; a last value that may be cut off is none, as neither a comma nor a brace follows it."""
+
+FEWEST_PAIRS = 4
+"""Pairs from which a line is a part of a row, as it is pasted where its start or its end was cut off."""
+
 
 def trl_rows(text: str) -> list[dict[str, Any]]:
     """Return the rows in the console output of TRL, ms-swift or another trainer of transformers.
 
-    A row has the step of the progress bar before it, where there is one that advances.
+    A row has the step that it names, or else that of the progress bar before it, where there is one that advances.
 
     >>> trl_rows("{'loss': '0.1', 'reward': nan}")
     [{'loss': 0.1, 'reward': 'NaN', 'step': 1}]
@@ -310,12 +345,19 @@ def trl_rows(text: str) -> list[dict[str, Any]]:
     steps: list[int] = []
     progress = 0
     total = 0
-    for match in TRL_ROW_OR_PROGRESS.finditer(text):
-        if match[1] is not None:
-            # Shards and data sets have bars of their own; that of training is the last that began before a row.
-            progress, total = int(match[1]), int(match[2])
-            continue
-        row = _parse_row(match[0])
+    for line in text.split("\n"):
+        has_row = False
+        for match in TRL_ROW_OR_PROGRESS.finditer(line):
+            if match[1] is not None:
+                # Shards and data sets have bars of their own; that of training is the last that began before a row.
+                progress, total = int(match[1]), int(match[2])
+                continue
+            has_row = True
+            row = _parse_row(match[0])
+            if row:
+                rows.append(row)
+                steps.append(progress if total > 1 else 0)
+        row = {} if has_row else _part_of_row(line)
         if row:
             rows.append(row)
             steps.append(progress if total > 1 else 0)
@@ -323,8 +365,18 @@ def trl_rows(text: str) -> list[dict[str, Any]]:
     if advances and steps[0] < 1:
         advances = False
     for number, row in enumerate(rows, 1):
-        row.setdefault("step", steps[number - 1] if advances else number)
+        if not any(key in row for key in STEP_KEYS):
+            row["step"] = steps[number - 1] if advances else number
     return rows
+
+
+def _part_of_row(line: str) -> dict[str, Any]:
+    """Return the metrics in a line that is a row without its start or its end; empty if it is none."""
+    if len(line) > LONGEST_ROW or not ("reward'" in line or 'reward"' in line or "loss" in line):
+        return {}
+    pairs = [match[0] for match in PAIR_OF_ROW.finditer(line)]
+    row = _parse_row("{" + ", ".join(pairs) + "}") if len(pairs) >= FEWEST_PAIRS else {}
+    return row if "reward" in row or "loss" in row else {}
 
 
 def _parse_row(text: str) -> dict[str, Any]:
@@ -365,23 +417,13 @@ RUN_KEYS = ("run", "run_id", "run_name", "run_number", "Run", "Name", "experimen
 """Keys by which a row names its run."""
 
 
-def _with_finite_integers(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row without the integers that are beyond all floats."""
-    beyond = [key for key, value in row.items() if type(value) is int and abs(value) > LARGEST_INTEGER]
-    return {key: value for key, value in row.items() if key not in beyond} if beyond else row
-
-
-LARGEST_INTEGER = 2**1000
-"""The largest integer that is a metric."""
-
-
 def by_run(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, RawRows]:
     """Return the rows of each run, by the name that the rows have for it.
 
     ms-swift writes its step as ``240/960``, of which the first number is kept.
     """
-    rows = list(map(_with_finite_integers, rows))
-    logged: set[str] = set().union(*rows)
+    rows = list(rows)
+    logged: set[str] = set().union(*set(map(tuple, rows)))
     for key in logged & set(RUN_KEYS):
         names = {str(row[key]) for row in rows if isinstance(row.get(key), str)}
         if len(names) > 1:

@@ -131,11 +131,14 @@ def _coverage(
     return {quantity: tuple(keys) for quantity, keys in read.items()}, tuple(unread)
 
 
-def _in_order(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+def _in_order(rows: Sequence[dict[str, float]]) -> tuple[list[Row], list[str]]:
     """Return one row per step in the order of steps, and what was done for it.
 
     Rows of one step that follow each other are put together: a metric that several of them hold is averaged. What is
     logged again after a restart replaces what was logged before.
+
+    Args:
+        rows: The rows, of which some are changed.
     """
     by_step: dict[float, dict[str, float]] = {}
     counts: dict[tuple[float, str], int] = {}
@@ -145,7 +148,7 @@ def _in_order(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         step = row["step"]
         present = by_step.get(step)
         if present is None:
-            by_step[step] = dict(row)
+            by_step[step] = row
         elif last_step == step:
             for key, value in row.items():
                 if key in present and key != "step":

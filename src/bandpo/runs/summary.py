@@ -118,24 +118,27 @@ def summarize(rows: Sequence[Row]) -> Summary:
     >>> round(summarize(rows).clipped, 6)
     0.2
     """
-    logged: set[str] = set().union(*rows)
+    logged: set[str] = set().union(*set(map(tuple, rows)))
     metrics: dict[str, float | None] = {}
     for name, over in _WEIGHTS.items():
         key = name if name in QUANTITIES else f"audit/{name}"
         # Most logs have no audit, and a pass over 100,000 rows for each of its metrics takes seconds.
         metrics[name] = _weighted_mean(rows, key, over) if key in logged else None
-    if metrics["clip_high"] is None and metrics["clip_low"] is None:
+    if metrics["clip_high"] is None and metrics["clip_low"] is None and "clip" in logged:
         metrics["clip_high"] = _weighted_mean(rows, "clip", "tokens")  # a rate of both sides
     if "audit/tokens" in logged:
         for name in _WEIGHTS.values():
             metrics[name] = sum(_column(rows, name))
 
-    shares = _column(rows, "blocked_mass_below_0.1")
-    masses = _column(rows, "mass_positive_below_0.1")
+    blocked = []
+    if "audit/mass_positive_below_0.1" in logged:
+        shares = _column(rows, "blocked_mass_below_0.1")
+        masses = _column(rows, "mass_positive_below_0.1")
+        blocked = [(share * mass, mass) for share, mass in zip(shares, masses, strict=True) if mass]
     return Summary(
         steps=int(rows[-1]["step"]),
         metrics={name: value for name, value in metrics.items() if value is not None},
-        blocked=[(share * mass, mass) for share, mass in zip(shares, masses, strict=True) if mass],
+        blocked=blocked,
     )
 
 
