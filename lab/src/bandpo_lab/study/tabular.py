@@ -294,9 +294,13 @@ def simulate(
         for answers, old, advantages in parts * epochs:
             logp = policy.logits.log_softmax(-1).gather(-1, answers)
             # Of shape (samples of all tables, decisions): a sample's tokens are its answers.
-            tokens = [x.transpose(1, 2).flatten(0, 1) for x in (logp, old)]
             loss, _ = policy_loss(
-                *tokens, advantages.flatten(), method=method, state=state, aggregation="sum"
+                logp.transpose(1, 2).flatten(0, 1),
+                old.transpose(1, 2).flatten(0, 1),
+                advantages.flatten(),
+                method=method,
+                state=state,
+                aggregation="sum",
             )
             slope, gradient = torch.autograd.grad(loss, (logp, policy.logits))
             with torch.no_grad():
