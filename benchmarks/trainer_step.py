@@ -130,7 +130,9 @@ def main():
         default="embedded",
         help="335 thousand parameters, or 30 million",
     )
-    parser.add_argument("--batch-size", type=int, help="answers in a loss; by default 32, of 30M parameters 8")
+    parser.add_argument(
+        "--batch-size", type=int, help="answers in a loss; by default 32, of 30M parameters 8"
+    )
     parser.add_argument("--record", action="store_true", help="a stock trainer, audited and recorded, alone")
     options = parser.parse_args()
     if options.record:
