@@ -72,7 +72,7 @@ nightly: rehearsals node-rehearsal mutation coverage
 	$(BIN)/python scripts/fuzz.py --cases 10000000 --output build/fuzz.json
 
 # Each adapter against its framework, and the oldest and newest torch, TRL and verl, each in an environment of its own under
-# build/matrix: about 20 GB the first time.
+# build/matrix: about 27 GB the first time.
 test-matrix: $(DEMO)
 	$(BIN)/python scripts/matrix.py build/matrix
 

@@ -1,6 +1,6 @@
 """What Band adds to a TRL step: BandGRPOTrainer against GRPOTrainer on the embedded task.
 
-    python benchmarks/trainer_step.py [--rounds 20] [--model embedded|30M] [--record]
+    python benchmarks/trainer_step.py [--rounds 20] [--model embedded|30M] [--batch-size 8] [--record]
 
 The trainers do whole batches in turn (generation, scoring and 8 updates each), from the same weights and seed, so a
 machine whose speed drifts slows all. Prints the median processor time of a batch and the ratio, pair by pair.
@@ -130,6 +130,9 @@ def main():
         default="embedded",
         help="335 thousand parameters, or 30 million",
     )
+    parser.add_argument(
+        "--batch-size", type=int, help="answers in a loss; by default 32, of 30M parameters 8"
+    )
     parser.add_argument("--record", action="store_true", help="a stock trainer, audited and recorded, alone")
     options = parser.parse_args()
     if options.record:
@@ -145,6 +148,8 @@ def main():
             {"per_device_train_batch_size": 8, "max_completion_length": 64, "num_generations": 8},
         ),
     }[options.model]
+    if options.batch_size is not None:
+        settings = settings | {"per_device_train_batch_size": options.batch_size, "num_generations": 8}
     *_, found = in_turn(options.rounds, 4, make_model=make_model, reward=varied, **settings)
     stock, *_ = seconds = [[sum(updates) for updates in found[arm]] for arm in ARMS]
     for arm, own in zip(ARMS, seconds, strict=True):

@@ -1,5 +1,6 @@
 """Run the tests of each adapter against its real framework; those of the core, TRL and verl at both ends of the
-versions that pyproject.toml admits; those of the core and TRL on the newest Python. Write the docs' table.
+versions that pyproject.toml admits; those of TRL on each minor version between; those of the core and TRL on the newest
+Python. Write the docs' table.
 
     python scripts/matrix.py build/matrix                 # all of them
     python scripts/matrix.py build/matrix skyrl tinker    # some
@@ -77,7 +78,9 @@ def oldest(name: str) -> str:
 
 CORE_TESTS = ("tests/core", "tests/audit/test_audit.py")
 TRL = ("trl", "transformers", "datasets")
-TRL_TESTS = (
+TRL_BETWEEN = ("1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0")
+"""The last release of each minor version between the oldest and the newest."""
+ADAPTER_TESTS = (
     "tests/integrations/test_trl.py",
     "tests/integrations/test_trl_card.py",
     "tests/integrations/test_trl_draws.py",
@@ -85,8 +88,8 @@ TRL_TESTS = (
     "tests/integrations/test_trl_hook.py",
     "tests/integrations/test_trl_radius.py",
     "tests/integrations/test_trl_record.py",
-    "lab/tests/training/test_training.py",
 )
+TRL_TESTS = (*ADAPTER_TESTS, "lab/tests/training/test_training.py")
 VERL_TESTS = (
     "tests/integrations/test_verl.py",
     "tests/integrations/test_verl_announcement.py",
@@ -126,6 +129,12 @@ ENVIRONMENTS = {
     "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),
     "torch, newest": Environment(tests=CORE_TESTS, torch=admitted("torch"), about="torch", against="the core"),
     "trl, oldest": Environment((*map(oldest, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
+    **{
+        f"trl, {version}": Environment(
+            (f"trl=={version}", *map(admitted, TRL[1:]), SHELLCHECK), ADAPTER_TESTS, extras="trl", about="trl"
+        )
+        for version in TRL_BETWEEN
+    },
     "trl, newest": Environment((*map(admitted, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
     "verl, oldest": Environment((oldest("verl"), SHELLCHECK), VERL_TESTS, extras="verl", about="verl"),
     "verl, newest": Environment((admitted("verl"), SHELLCHECK), VERL_TESTS, extras="verl", about="verl"),
@@ -137,7 +146,7 @@ ENVIRONMENTS = {
 CANARIES = {
     "trl, next": Environment(
         ("trl", "transformers", "datasets", "peft", "filelock", "scipy", "pydantic", "rich", "typer"),
-        tuple(path for path in TRL_TESTS if path.startswith("tests/")),
+        ADAPTER_TESTS,
         bare=(f"{ROOT}/lab",), about="trl",
     ),
 }  # fmt: skip

@@ -500,13 +500,13 @@ def test_the_method_of_a_stock_trainer(settings, method, trained, monkeypatch):
 
 def test_warns_when_the_old_policy_is_of_other_tokens(tmp_path, monkeypatch):
     trainer = make(AuditedGRPOTrainer, GRPOConfig, tmp_path, **LOG | {"steps_per_generation": 4})
-    original = type(trainer)._write
+    original = type(trainer)._test_and_record
 
-    def write(self, inputs, logp, entropy):
+    def test_and_record(self, inputs, logp, entropy):
         inputs["old_per_token_logps"] = inputs["old_per_token_logps"].roll(1, 1)
         original(self, inputs, logp, entropy)
 
-    monkeypatch.setattr(type(trainer), "_write", write)
+    monkeypatch.setattr(type(trainer), "_test_and_record", test_and_record)
     with pytest.warns(BandWarning, match=r"shift: logp_old is \+1 tokens from logp"):
         trainer.train()
 
@@ -686,8 +686,10 @@ def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="anchor='rollout' needs use_vllm, or a rollout_func"):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, anchor="rollout", **LOG)
-    seen, weigh = [], BandGRPOTrainer._weigh
-    monkeypatch.setattr(BandGRPOTrainer, "_weigh", lambda *given: seen.append(given[3]) or weigh(*given))
+    seen, weigh = [], BandGRPOTrainer._set_token_weights
+    monkeypatch.setattr(
+        BandGRPOTrainer, "_set_token_weights", lambda *given: seen.append(given[3]) or weigh(*given)
+    )
     trainer.train()
     counted = seen[-1].mask != 0
     anchor, old = (logp[counted].exp() for logp in (seen[-1].logp_anchor, seen[-1].logp_old))

@@ -669,7 +669,7 @@ from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 out, said = Path(sys.argv[1]), []
 accumulated = {"gradient_accumulation_steps": int(sys.argv[2]), "steps_per_generation": 4}
 trainer = make(BandGRPOTrainer, BandGRPOConfig, out, **LOG | accumulated | {"entropy_coef": 0.01, "beta": 0.02})
-trainer._say = said.append
+trainer._announce = said.append
 trainer.train()
 (out / f"{trainer.accelerator.process_index}.txt").write_text(chr(10).join(said))
 """

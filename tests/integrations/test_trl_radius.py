@@ -43,7 +43,7 @@ def test_schedules_move_between_batches(tmp_path):
     assert lower == pytest.approx(thirds)
     assert upper == pytest.approx([0.05, 0.05, 0.06, 0.06, 0.07, 0.07])
     assert spread == [None] * 6
-    radius = trainer.method.clip.lower.radius.resolve(trainer._batch.state)
+    radius = trainer.method.clip.lower.radius.resolve(trainer._generated.state)
     assert trainer.audited_method().clip.lower == Band(KL(), radius)
 
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
 
 
 def test_a_batch_that_measures_nothing_leaves_the_radius(tmp_path, monkeypatch):
-    monkeypatch.setattr(BandGRPOTrainer, "_read", lambda self, seen: {"tokens": 0.0})
+    monkeypatch.setattr(BandGRPOTrainer, "_read_metrics", lambda self, seen: {"tokens": 0.0})
     trainer = trained(tmp_path, "Band(KL(), ClipRateController(0.02, 0.05))")
     assert list(trainer._controller_state.values()) == [0.05]
 

@@ -69,13 +69,13 @@ class _Loss:
     """The object that the loss reads: what is put into it, the loss takes."""
     scoring: Scoring | None = None
     """How it asked for the log-probabilities, where its gradient may be compared."""
-    seen: bool = False
+    asked: bool = False
     """Whether TRL has asked for the log-probabilities."""
-    computed: bool = False
+    returned: bool = False
     """Whether `_compute_loss` has returned: log-probabilities that are asked for after are of another term."""
 
 
-class _KeepDetail(TrainerCallback):
+class _LogDetail(TrainerCallback):
     """Puts what is not logged into the log's history, where `bandpo audit` finds it, and no console or tracker does."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class AuditMixin(GRPOTrainer):
     _loss: _Loss | None = None
     _rewards: Tensor | None = None
     """What each reward function gave each sequence of the batch that is being made, in all processes."""
-    _since_log: Audit | None = None
+    _audit_since_log: Audit | None = None
     _watch: Watch | None = None
     _recorder: Recorder | None = None
 
@@ -174,10 +174,10 @@ class AuditMixin(GRPOTrainer):
         super().__init__(model, reward_funcs, args, *arguments, **named)
         sampler = self.loss_method().old_policy == "rollout"
         anchor = "rollout" if sampler else getattr(self.args, "anchor", "trainer")
-        self._kept = _KeepDetail()
-        self.add_callback(self._kept)
+        self._log_detail = _LogDetail()
+        self.add_callback(self._log_detail)
         self._watch = self._add_watch(anchor)
-        self.add_callback(_EndOfTraining(self._say_whether_compared))
+        self.add_callback(_EndOfTraining(self._announce_if_nothing_was_compared))
         if self.record is not None:
             self._recorder = Recorder(
                 self.record,
@@ -206,7 +206,7 @@ class AuditMixin(GRPOTrainer):
         if self.watched == "off":
             return None
         if watch is not None:
-            # Callbacks are called in their order, and this one reads what `_KeepDetail` adds to the log.
+            # Callbacks are called in their order, and this one reads what `_LogDetail` adds to the log.
             self.remove_callback(watch)
         else:
             watch = Watch(stop_on="fix" if self.watched == "stop" else None)
@@ -246,17 +246,17 @@ class AuditMixin(GRPOTrainer):
     ) -> Tensor:
         # A subclass may compute a loss of its own here, without TRL's `_compute_loss`.
         inputs = dict(inputs)  # a batch comes back in the next iteration
-        with self._observed(inputs):
+        with self._logps_of(inputs):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         # A subclass may hand on another object than `compute_loss` got. This one is what TRL's loss reads.
         inputs = dict(inputs)
-        with self._observed(inputs):
+        with self._logps_of(inputs):
             return super()._compute_loss(model, inputs)
 
     @contextmanager
-    def _observed(self, inputs: dict[str, Any]) -> Generator[None, None, None]:
+    def _logps_of(self, inputs: dict[str, Any]) -> Generator[None, None, None]:
         """Take the log-probabilities that a loss asks for to be those of ``inputs``.
 
         Raises:
@@ -268,18 +268,18 @@ class AuditMixin(GRPOTrainer):
             yield
         finally:
             self._loss = outer
-        if not loss.seen:
+        if not loss.asked:
             raise RunProblem(
                 "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could"
                 " act; is the trainer's loss replaced by a fused one?"
             )
         if outer is not None:
-            outer.seen = outer.computed = True
+            outer.asked = outer.returned = True
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         # The old policy's log-probabilities are computed outside of the loss.
         loss = self._loss
-        if loss is None or loss.computed:
+        if loss is None or loss.returned:
             return super()._get_per_token_logps_and_entropies(*arguments, **named)
         loss.scoring = self._certifier.scoring(self, arguments, named)
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **named)
@@ -288,19 +288,19 @@ class AuditMixin(GRPOTrainer):
                 "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
                 "neither a clip rule nor the audit can act; train without it"
             )
-        loss.seen = True
+        loss.asked = True
         if self.training:
-            self._write(loss.inputs, outputs[0], outputs[1])
+            self._test_and_record(loss.inputs, outputs[0], outputs[1])
         with torch.no_grad():
-            self._see(loss.inputs, outputs[0], outputs[1])
+            self._on_logps(loss.inputs, outputs[0], outputs[1])
         return outputs
 
-    def _write(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        """Record and test a loss as it is before anything steers it."""
+    def _test_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        """Test the tokens of a loss, and record them, as they are before anything steers it."""
         generation, losses = divmod(self._step, self.losses_per_batch)
-        given = {
+        tokens = {
             "logp": logp,
-            "logp_old": self._old(inputs, logp),
+            "logp_old": self._logp_old(inputs, logp),
             "logp_rollout": inputs.get("sampling_per_token_logps"),
             "advantages": inputs["advantages"],
             "mask": counted_tokens(inputs),
@@ -316,9 +316,9 @@ class AuditMixin(GRPOTrainer):
         # Of data that are known to be stale no ratio is 1.
         is_fresh = version is None or bool((version >= step).all())
         if self._watch is not None and self.is_world_process_zero() and is_fresh:
-            self._watch.run_watch.look(**given)
+            self._watch.run_watch.look(**tokens)
         if self._recorder is not None:
-            self._recorder.add(**given, step=step, version=version, method=self.audited_method())
+            self._recorder.add(**tokens, step=step, version=version, method=self.audited_method())
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> Tensor:
         rewards = cast("Tensor", super()._calculate_rewards(*arguments, **named))
@@ -344,8 +344,8 @@ class AuditMixin(GRPOTrainer):
             weights = self.reward_weights.to(self._rewards)
             total = (self._rewards * weights).nansum(dim=1).masked_fill(unknown, torch.nan)
             # Rewards are those of all processes, one process after the other.
-            own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
-            outputs[REWARD] = total[own]
+            first = self.accelerator.process_index * rows
+            outputs[REWARD] = total[first : first + rows]
         tokenizer = self._tokenizer
         ends = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL before 1.16 has one
         ends = torch.tensor([*ends, tokenizer.pad_token_id], device=ids.device)
@@ -353,18 +353,20 @@ class AuditMixin(GRPOTrainer):
         # TRL's mask_truncated_completions leaves no token of a sequence that was cut off.
         outputs[TRUNCATED] = ~torch.isin(last.squeeze(1), ends) | (mask.sum(1) == 0)
 
-    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+    def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Called in every loss, once its log-probabilities are known and before they are used."""
-        run, batch = self.audited_method(), self._batch_of(inputs, logp, entropy)
+        batch = self._batch_of(inputs, logp, entropy)
         self._watch_gradient(inputs, batch, logp, entropy)
         if self._audits_this_step():
-            self._record(Audit.of(batch, run, run.tokens(batch), counted=by_entropy(self, batch, entropy)))
+            method = self.audited_method()
+            counted = by_entropy(self, batch, entropy)
+            self._add_to_audit(Audit.of(batch, method, method.tokens(batch), counted=counted))
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)
         # After the backward pass, to which subclasses may have added, and before the optimiser's step.
         for line in self._certifier.settle(self, self.loss_method()):
-            self._say(line)
+            self._announce(line)
         return loss
 
     def _watch_gradient(
@@ -374,13 +376,13 @@ class AuditMixin(GRPOTrainer):
         scoring = None if self._loss is None else self._loss.scoring
         self._certifier.watch(self, inputs, batch, logp, entropy, scoring)
 
-    def _say_whether_compared(self) -> None:
+    def _announce_if_nothing_was_compared(self) -> None:
         """Say at the end of training if no gradient was compared with the method's."""
         line = self._certifier.summary(self, self.loss_method())
         if line:
-            self._say(line)
+            self._announce(line)
 
-    def _say(self, line: str) -> None:
+    def _announce(self, line: str) -> None:
         self.accelerator.print(f"bandpo: {line}", file=sys.stderr)
 
     def _audits_this_step(self) -> bool:
@@ -390,50 +392,53 @@ class AuditMixin(GRPOTrainer):
         """The batch as the loss gets it."""
         return Batch.read(
             logp,
-            self._old(inputs, logp),
+            self._logp_old(inputs, logp),
             inputs["advantages"],
             counted_tokens(inputs),
-            logp_anchor=self._anchor(inputs, logp),
+            logp_anchor=self._logp_anchor(inputs, logp),
             entropy=entropy,
             weights=inputs.get("importance_sampling_ratio"),
-            state=self._state(inputs),
+            state=self._training_state(inputs),
         )
 
-    def _record(self, audit: Audit) -> None:
-        self._since_log = audit if self._since_log is None else self._since_log + audit
+    def _add_to_audit(self, audit: Audit) -> None:
+        """Add an audit to what the next log shows."""
+        self._audit_since_log = audit if self._audit_since_log is None else self._audit_since_log + audit
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics: dict[str, float] = {}
-        if self.training and self._since_log is not None:
-            metrics = self._read(self._since_log)
+        if self.training and self._audit_since_log is not None:
+            metrics = self._read_metrics(self._audit_since_log)
             everything, shown = logged(metrics, detail=True), logged(metrics, detail=self.audit_detail)
             logs |= shown
-            self._kept.detail = {name: value for name, value in everything.items() if name not in shown}
+            self._log_detail.detail = {name: value for name, value in everything.items() if name not in shown}
         super().log(logs, start_time)
         if metrics:
-            self._since_log = None
+            self._audit_since_log = None
 
     @property
     def losses_per_batch(self) -> int:
         """Losses that each process makes of one generated batch."""
         return (cast("Any", self.args).steps_per_generation or 1) * self.num_iterations
 
-    def _read(self, seen: Audit) -> dict[str, float]:
+    def _read_metrics(self, audit: Audit) -> dict[str, float]:
+        """Return the metrics of an audit, summed over processes."""
+
         def over_processes(sums: Tensor) -> Tensor:
             return cast("Tensor", self.accelerator.reduce(sums, reduction="sum"))
 
-        return seen.reduced(over_processes).metrics()
+        return audit.reduced(over_processes).metrics()
 
-    def _old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
+    def _logp_old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
         """The log-probabilities that the ratio refers to; TRL leaves them out where they are the current ones."""
         old = inputs.get("old_per_token_logps")
         return logp.detach() if old is None else old
 
-    def _anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
+    def _logp_anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
         """What the bounds surround, if not what the ratio refers to."""
         return None
 
-    def _state(self, inputs: dict[str, Any]) -> TrainingState | None:
+    def _training_state(self, inputs: dict[str, Any]) -> TrainingState | None:
         """What numbers of the method may depend on."""
         return None
 

@@ -18,8 +18,6 @@ from bandpo.text import as_method, as_text
 
 LOSS_TYPES = {average: name for name, average in TRL_LOSS_TYPES.items()}
 """TRL's name of an average; of two, the one whose denominator is that of the whole update."""
-
-
 AVERAGES = {"cispo": "dapo", "vespo": "dapo", "sapo": "grpo"}
 """The average of each of TRL's objectives of their own, by the ``loss_type`` that has it alone."""
 
@@ -87,8 +85,8 @@ class _Replaced(float):
         cls()._refuse()
 
 
-def _setting(default: Any, told: str) -> Any:
-    return field(default=default, metadata={"help": told})
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass
@@ -210,36 +208,24 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         method = read_method(method=self.method, moves=True, whole=True)
         self.method = as_text(method)
         self._settle_level(method)
-        if self.loss_type is None:
-            average = known_aggregation(method.aggregation or "token-mean")
-            if average not in LOSS_TYPES:
-                raise InvalidValue(
-                    f"TRL has no average {average!r}, which {self.method} has; name a loss_type"
-                )
-            self.loss_type = LOSS_TYPES[average]  # pyright: ignore[reportIncompatibleVariableOverride]
-        native = self.native_settings
-        self._replace_epsilons(native or {})
-        self._replace_parameters_of_objectives(native or {})
+        self._settle_average(method)
+        native = self.native_settings or {}
+        self._replace_epsilons(native)
+        self._replace_parameters_of_objectives(native)
         super().__post_init__()
         if method.whole_batch and self.gradient_accumulation_steps > 1:
             raise InvalidValue(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} run over "
                 "all tokens of an update; set it to 1, and per_device_train_batch_size as much higher"
             )
-        if self.loss_type not in (*TRL_CLIPS, "cispo") and native is None:
+        if self.loss_type not in (*TRL_CLIPS, "cispo") and not native:
             raise InvalidValue(
                 f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {self.method}, "
                 f"one of {', '.join(TRL_CLIPS)}, or for {self.loss_type} its method, e.g. "
                 f"method='{self.loss_type.upper()}()'"
             )
-        beside = {"loss_type": self.loss_type == "cispo", "delta": self.delta is not None}
-        of_method = {name: (native or {}).get(name) for name in beside}
-        for name in [name for name, given in beside.items() if given and not method.only_rule]:
-            if getattr(self, name) == of_method[name]:
-                continue
-            raise InvalidValue(
-                f"{self.method} and {name}={getattr(self, name)!r} both say how to clip; leave one out"
-            )
+        if not method.only_rule:
+            self._refuse_another_clip(native)
         if self.delta is not None and self.loss_type == "cispo":
             raise InvalidValue(f"delta={self.delta} has no effect with loss_type='cispo'; leave it out")
         if self.delta is not None and not self.delta > 1:
@@ -266,6 +252,26 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         for name in ("loss_type", "delta"):
             if name in native:
                 setattr(self, name, native[name])
+
+    def _refuse_another_clip(self, native: dict[str, Any]) -> None:
+        """Refuse settings of TRL by which it clips, beside a whole method of which they are no part."""
+        clips: dict[str, Any] = {}
+        if self.loss_type == "cispo":
+            clips["loss_type"] = self.loss_type
+        if self.delta is not None:
+            clips["delta"] = self.delta
+        for name, value in clips.items():
+            if value != native.get(name):
+                raise InvalidValue(f"{self.method} and {name}={value!r} both say how to clip; leave one out")
+
+    def _settle_average(self, method: Method) -> None:
+        """Put the average of the method into ``loss_type``, unless one is named."""
+        if self.loss_type is not None:
+            return
+        average = known_aggregation(method.aggregation or "token-mean")
+        if average not in LOSS_TYPES:
+            raise InvalidValue(f"TRL has no average {average!r}, which {self.method} has; name a loss_type")
+        self.loss_type = LOSS_TYPES[average]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _settle_level(self, method: Method) -> None:
         """Put the level of the method's ratios into ``importance_sampling_level``, and refuse another."""
@@ -321,6 +327,6 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     @property
     def other_average(self) -> bool:
         """Whether ``loss_type`` is another average than the method's own."""
-        own = as_method(self.method).aggregation
+        of_method = as_method(self.method).aggregation
         average = AVERAGES.get(str(self.loss_type), str(self.loss_type))
-        return own is not None and known_aggregation(own) != TRL_LOSS_TYPES.get(average)
+        return of_method is not None and known_aggregation(of_method) != TRL_LOSS_TYPES.get(average)

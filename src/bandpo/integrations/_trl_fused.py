@@ -60,9 +60,9 @@ class FusedLogits(GRPOTrainer):
             def score(hidden: Tensor, ids: Tensor = ids, counted: Tensor = counted) -> Tensor:
                 rows = hidden[:, -logits_to_keep - 1 : -1][counted]
                 settings = {"temperature": self.temperature, "logit_softcap": softcap, "bias": head.bias}
-                found = linear_logp(rows, head.weight, ids[counted], entropy=compute_entropy, **settings)
-                asked = torch.stack(found if compute_entropy else [found], dim=-1)
-                return asked.new_zeros(*counted.shape, asked.shape[-1]).index_put((counted,), asked)
+                outputs = linear_logp(rows, head.weight, ids[counted], entropy=compute_entropy, **settings)
+                columns = torch.stack(outputs if compute_entropy else [outputs], dim=-1)
+                return columns.new_zeros(*counted.shape, columns.shape[-1]).index_put((counted,), columns)
 
             # The head is still called as a module, so that what shards a model gathers the head's weight as ever.
             without_cap = _replaced(config, "final_logit_softcapping", None)
@@ -100,8 +100,8 @@ def _refuse_unless_plain(model: Any, head: Any, softcap: float | None, tokens: T
         expected.append(logits if softcap is None else softcap * (logits / softcap).tanh())
 
     with torch.no_grad(), head.register_forward_hook(look):
-        found = model(input_ids=tokens, use_cache=False).logits[..., :PROBED].float()
-    apart = ((found - expected[0]).abs().max() / expected[0].abs().max()).item()
+        logits = model(input_ids=tokens, use_cache=False).logits[..., :PROBED].float()
+    apart = ((logits - expected[0]).abs().max() / expected[0].abs().max()).item()
     if not apart < 2**-4:  # bfloat16 has 8 binary digits; half of them are left for its rounding
         raise InvalidValue(
             f"{needed} the model's logits differ from weight @ hidden by {apart:.1%} of the largest; leave it out"

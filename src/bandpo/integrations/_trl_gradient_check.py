@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TESTED_LOSSES = {
     "75bd01badfb43ed6": "1.10 to 1.14",
-    "80295546bbdbf6f7": "1.16.0",
+    "80295546bbdbf6f7": "1.15 and 1.16",
 }
 """TRL's losses that bandpo was tested with, by the hash of their source."""
 MOVED = 1e-6
@@ -115,18 +115,18 @@ class Watched:
     def entropy_problem(self, trainer: Any) -> str:
         """Return what differs in the gradient of the entropies; empty if it is that of TRL's entropy bonus."""
         if self.entropy_gradient is None:
-            found = torch.zeros_like(self.entropy_bonus)
+            gradient = torch.zeros_like(self.entropy_bonus)
         else:
-            found = self.entropy_gradient.double() / loss_scale(trainer)
+            gradient = self.entropy_gradient.double() / loss_scale(trainer)
         average = _average(trainer, self.inputs, self.batch.mask.double())
         unit = average.max() * self.batch.advantages.abs().max()
         unit = torch.maximum(unit, self.entropy_bonus.abs().max()).clamp(min=1e-300)
-        error = ((found - self.entropy_bonus).abs().max() / unit).nan_to_num(nan=torch.inf).item()
+        error = ((gradient - self.entropy_bonus).abs().max() / unit).nan_to_num(nan=torch.inf).item()
         if error <= TOLERANCE:
             return ""
         return (
             f"gradient of the entropies differs from that of entropy_coef={_entropy_coefficient(trainer):g} by "
-            f"{error:.2g} of the largest: it adds up to {found.sum():.4g}, expected {self.entropy_bonus.sum():.4g}"
+            f"{error:.2g} of the largest: it adds up to {gradient.sum():.4g}, expected {self.entropy_bonus.sum():.4g}"
         )
 
     def expected_through_the_model(self, trainer: Any, method: Method) -> Expected:

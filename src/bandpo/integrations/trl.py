@@ -52,13 +52,13 @@ HOOK = "vespo"
 
 
 @dataclass
-class _Batch:
+class _GeneratedBatch:
     """What belongs to one generated batch."""
 
     state: TrainingState
     """When it was generated."""
     audit: Audit | None = None
-    """What the rule's controllers will be told of it."""
+    """What the method's controllers measure of it."""
 
 
 class BandGRPOTrainer(AuditMixin, FusedLogits):
@@ -86,10 +86,10 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
     _token_weights: Tensor | None = None
     """φ of each token of the loss that is being computed, until TRL has asked for it."""
-    _average = ""
-    """The ``loss_type`` of the loss that is being computed, from φ on."""
-    _weighed = False
+    _weights_taken = False
     """Whether TRL's loss has asked for φ, since `compute_loss` was called."""
+    _configured_loss_type = ""
+    """The ``loss_type`` that the hook stands in for while a loss is computed."""
 
     def __init__(
         self,
@@ -102,111 +102,53 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         args = BandGRPOConfig() if args is None else args
         if not isinstance(args, BandGRPOConfig):
             raise InvalidType(f"args must be a BandGRPOConfig, got {type(args).__name__}")
-        self.method, self.record = args.whole_method, args.record
+        self.method = args.whole_method
         self.hooked = args.native_settings is None
-        engine = "rollout" in (args.anchor, self.method.old_policy)
-        if not args.ratio_moves and not engine:
+        needs_rollout = "rollout" in (args.anchor, self.method.old_policy)
+        if not args.ratio_moves and not needs_rollout:
             warnings.warn(
                 "each batch is used for one optimiser step, so the ratio is always 1 and no clip rule can act: set "
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        self.certify = args.certify
         warn_of_an_unknown_loss()
-        self.audit_steps, self.audit_detail, self.watched = args.audit_steps, args.audit_detail, args.watched
-        self._batch = _Batch(TrainingState(progress=0.0, controller_state={}))
+        # What the mixin has as attributes of its class, a config has as settings.
+        self.certify = args.certify
+        self.record = args.record
+        self.watched = args.watched
+        self.audit_steps = args.audit_steps
+        self.audit_detail = args.audit_detail
+        self._generated = _GeneratedBatch(TrainingState(progress=0.0, controller_state={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         super().__init__(model, reward_funcs, args, *arguments, **named)
-        if engine and not self.use_vllm and self.rollout_func is None:
-            own = replace(self.method, old_policy="trainer")
-            remedy = f"write method={str(own)!r}" if own != self.method else "leave anchor out"
+
+        if needs_rollout and not self.use_vllm and self.rollout_func is None:
+            of_trainer = replace(self.method, old_policy="trainer")
+            remedy = "leave anchor out" if of_trainer == self.method else f"write method={str(of_trainer)!r}"
             raise InvalidValue(
-                f"{self._of_rollout} needs use_vllm, or a rollout_func that returns log-probabilities: else the "
+                f"{self._rollout_setting} needs use_vllm, or a rollout_func that returns log-probabilities: else the "
                 f"trainer's are the only ones, and to use these {remedy}"
             )
         if self.method.old_policy == "rollout" and self.use_vllm and self.vllm_importance_sampling_correction:
             self.vllm_importance_sampling_correction = False
-            self._say(
-                f"vllm_importance_sampling_correction is off: {self._of_rollout} has vLLM's log-probabilities in its "
-                "ratio already"
+            self._announce(
+                f"vllm_importance_sampling_correction is off: {self._rollout_setting} has vLLM's log-probabilities in "
+                "its ratio already"
             )
         if args.other_average:
-            self._say(f"loss_type={args.loss_type!r} is another average than that of {args.method}")
-        for line in sampling_lines(args, self._of_rollout if engine else "", self.use_vllm):
-            self._say(line)
-        self._stock_settings = self._clip_settings()
+            self._announce(f"loss_type={args.loss_type!r} is another average than that of {args.method}")
+        for line in sampling_lines(args, self._rollout_setting if needs_rollout else "", self.use_vllm):
+            self._announce(line)
+        self._settings_at_start = self._clip_settings()
 
-    @property
-    def _of_rollout(self) -> str:
-        """The setting that asks for the rollout's log-probabilities."""
-        rollout = self.method.old_policy == "rollout"
-        return f"method={self.args.method!r}" if rollout else "anchor='rollout'"
-
-    def _clip_settings(self) -> dict[str, Any]:
-        """Settings of TRL's own loss that a method replaces, with their values now."""
-        names = ("epsilon_low", "epsilon_high", "loss_type", "importance_sampling_level")
-        return {name: getattr(self, name) for name in names} | {"args.delta": self.args.delta}
-
-    def _refuse_changed_settings(self) -> None:
-        """Refuse a setting that a callback has changed since construction: the method stands in its place.
-
-        Raises:
-            ValueError: it would have no effect, or another one than in TRL.
-        """
-        for name, value in self._clip_settings().items():
-            if value != self._stock_settings[name]:
-                raise InvalidValue(
-                    f"trainer.{name} was changed from {self._stock_settings[name]} to {value} during training; "
-                    f"method={self.args.method!r} stands in its place. A bound that changes is written with a "
-                    "schedule, as in method='FixedClip(0.2, Linear(0.2, 0.28))'"
-                )
-
-    def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        """Write TRL's model card, with the method and its paper in the place of GRPO and DeepSeekMath."""
-        self._name, self._paper = card_entries(self.args)
-        super().create_model_card(*arguments, **named)
-
-    @property
-    def _controllers(self) -> bool:
-        return any(isinstance(number, Controller) for number in self.method.varying().values())
-
-    @property
-    def _controller_state(self) -> dict[str, float]:
-        """The state of the method's controllers, an entry of the state that transformers saves and restores."""
-        entries = cast("dict[str, Any]", self.state.stateful_callbacks)
-        return entries.setdefault("ControllerState", {"args": {"values": {}}, "attributes": {}})["args"][
-            "values"
-        ]
-
-    def loss_method(self) -> Method:
-        """Return the method for the batch in use, with the numbers that this batch has."""
-        return self.method.resolve(self._batch.state, strict=False)
-
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        if self.training:
-            progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            controller_state = dict(self._controller_state) if self._controllers else {}
-            self._batch = _Batch(
-                TrainingState(progress=progress, controller_state=controller_state), self._batch.audit
-            )
-        return super()._generate_and_score_completions(inputs)
-
-    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
-        self._refuse_changed_settings()
-        loss = super().training_step(*arguments, **named)
-        if self._batch.audit is not None and self._step % self.losses_per_batch == 0:
-            # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
-            metrics = defaultdict(lambda: math.nan, self._read(self._batch.audit))
-            self._controller_state.update(self.method.update_controllers(self._controller_state, metrics))
-            self._batch.audit = None
-        return loss
+    # The hook, in the order in which a loss goes through it.
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        self._weighed = False
+        self._weights_taken = False
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self.hooked and not self._weighed:
+        if self.hooked and not self._weights_taken:
             raise RunProblem(
                 f"the loss of {type(self).__name__} is not TRL's, so {self.args.method} cannot act; call "
                 "super()._compute_loss, or leave the loss to TRL"
@@ -216,8 +158,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.hooked:
             return super()._compute_loss(model, inputs)
-        stock = self.epsilon_low, self.epsilon_high, self.loss_type
-        self._average = self.loss_type
+        configured = self.epsilon_low, self.epsilon_high, self.loss_type
+        self._configured_loss_type = self.loss_type
         self.loss_type = HOOK
         try:
             loss = super()._compute_loss(model, inputs)
@@ -227,9 +169,49 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                     "of TRL is not supported, or a subclass replaces get_gamma_weights"
                 )
         finally:
-            self.epsilon_low, self.epsilon_high, self.loss_type = stock
+            self.epsilon_low, self.epsilon_high, self.loss_type = configured
             self._token_weights = None
         return loss
+
+    def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        if self.hooked and self.loss_type != HOOK:
+            # A subclass scores tokens outside of TRL's loss.
+            return
+        batch = self._batch_of(inputs, logp, entropy)
+        if self.method.old_policy == "rollout":
+            inputs["old_per_token_logps"] = batch.logp_old
+        self._watch_gradient(inputs, batch, logp, entropy)
+        tokens = self.method.tokens(batch)
+        if self.training:
+            self._measure(batch, tokens, entropy)
+        if self.hooked:
+            self._set_token_weights(inputs, batch, tokens)
+
+    def _set_token_weights(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens) -> None:
+        """Compute φ of each token, and put into ``inputs`` the signs of the advantages in place of the advantages."""
+        objective = self.method.objective.resolve(batch.state)
+        weight = objective.weight(tokens)
+        slope = weight * tokens.advantages
+        bias = objective.bias(tokens)
+        if bias is not None:
+            slope = slope + bias
+
+        signs = torch.where(inputs["advantages"] < 0, -1.0, 1.0).to(inputs["advantages"].dtype)
+        inputs["advantages"] = signs
+        by_token = signs.dim() == 2
+        self._token_weights = slope * (signs if by_token else signs.unsqueeze(1))
+        if objective.weights_inside and batch.weights is not None:
+            inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+
+        # TRL's clip metrics count the tokens whose ratio is beyond these bounds, by the sign of the advantage.
+        if self._configured_loss_type == "cispo":
+            clipped = tokens.clip_mask.clipped_high
+        else:
+            clipped = (weight == 0) & (tokens.advantages != 0)
+        if self.method.level == "sequence" and not by_token:
+            first = tokens.mask.argmax(1, keepdim=True)
+            clipped = clipped.gather(1, first)
+        self.epsilon_low = self.epsilon_high = torch.where(clipped, -math.inf, math.inf)
 
     def get_gamma_weights(self, *arguments: Any, **named: Any) -> Tensor:
         """Return φ of each token, the slope of the method times the sign that stands for the advantage.
@@ -240,76 +222,124 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             return super().get_gamma_weights(*arguments, **named)
         token_weights = self._token_weights
         self._token_weights = None
-        self._weighed = True
+        self._weights_taken = True
         # From here on the loss averages and reports as without the hook.
-        self.loss_type = self._average
+        self.loss_type = self._configured_loss_type
         return token_weights
 
-    def _see(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        if self.hooked and self.loss_type != HOOK:
-            # A subclass scores tokens outside of TRL's loss.
-            return
-        batch = self._batch_of(inputs, logp, entropy)
-        if self.method.old_policy == "rollout":
-            inputs["old_per_token_logps"] = batch.logp_old
-        self._watch_gradient(inputs, batch, logp, entropy)
-        tokens = self.method.tokens(batch)
-        self._record_all(batch, tokens, entropy)
-        if self.hooked:
-            self._weigh(inputs, batch, tokens)
+    # What the ratio refers to, and what the bounds surround.
 
-    def _state(self, inputs: dict[str, Any]) -> TrainingState:
+    @property
+    def _rollout_setting(self) -> str:
+        """The setting that asks for the rollout's log-probabilities."""
+        rollout = self.method.old_policy == "rollout"
+        return f"method={self.args.method!r}" if rollout else "anchor='rollout'"
+
+    def _logp_old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
+        if self.method.old_policy == "rollout":
+            return self._logp_rollout(inputs, logp)
+        return super()._logp_old(inputs, logp)
+
+    def _logp_anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
+        return self._logp_rollout(inputs, logp) if self.args.anchor == "rollout" else None
+
+    def _logp_rollout(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
+        """Return the log-probabilities of the engine that sampled; the trainer's where vLLM could not score a token."""
+        if "sampling_per_token_logps" not in inputs:
+            raise InvalidValue(
+                f"{self._rollout_setting}, but the rollout gave no log-probabilities; return them from rollout_func"
+            )
+        sampled = inputs["sampling_per_token_logps"]
+        return torch.where(sampled.isnan(), super()._logp_old(inputs, logp), sampled)
+
+    # Numbers of the method that change during training.
+
+    def loss_method(self) -> Method:
+        """Return the method for the batch in use, with the numbers that this batch has."""
+        return self.method.resolve(self._generated.state, strict=False)
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        if self.training:
+            progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
+            controller_state = dict(self._controller_state) if self._controllers else {}
+            self._generated = _GeneratedBatch(
+                TrainingState(progress=progress, controller_state=controller_state), self._generated.audit
+            )
+        return super()._generate_and_score_completions(inputs)
+
+    def _training_state(self, inputs: dict[str, Any]) -> TrainingState:
         everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         age = None if "version" not in inputs else self.state.global_step - inputs["version"]
-        return replace(self._batch.state, age=age, processes=everyone)
+        return replace(self._generated.state, age=age, processes=everyone)
 
-    def _record_all(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
-        """The audit, the radii that are logged, and what controllers measure."""
-        if not self.training:
-            return
+    @property
+    def _controllers(self) -> bool:
+        """Whether a number of the method is set by a controller."""
+        return any(isinstance(number, Controller) for number in self.method.varying().values())
+
+    @property
+    def _controller_state(self) -> dict[str, float]:
+        """The state of the method's controllers, an entry of the state that transformers saves and restores."""
+        entries = cast("dict[str, Any]", self.state.stateful_callbacks)
+        entry = entries.setdefault("ControllerState", {"args": {"values": {}}, "attributes": {}})
+        return entry["args"]["values"]
+
+    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
+        self._refuse_changed_settings()
+        loss = super().training_step(*arguments, **named)
+        if self._generated.audit is not None and self._step % self.losses_per_batch == 0:
+            # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
+            metrics = defaultdict(lambda: math.nan, self._read_metrics(self._generated.audit))
+            self._controller_state.update(self.method.update_controllers(self._controller_state, metrics))
+            self._generated.audit = None
+        return loss
+
+    def _refuse_changed_settings(self) -> None:
+        """Refuse a setting that a callback has changed since construction: the method stands in its place.
+
+        Raises:
+            ValueError: it would have no effect, or another one than in TRL.
+        """
+        for name, value in self._clip_settings().items():
+            at_start = self._settings_at_start[name]
+            if value != at_start:
+                raise InvalidValue(
+                    f"trainer.{name} was changed from {at_start} to {value} during training; "
+                    f"method={self.args.method!r} stands in its place. A bound that changes is written with a "
+                    "schedule, as in method='FixedClip(0.2, Linear(0.2, 0.28))'"
+                )
+
+    def _clip_settings(self) -> dict[str, Any]:
+        """Return the settings of TRL's own loss that a method replaces, with their values now."""
+        names = ("epsilon_low", "epsilon_high", "loss_type", "importance_sampling_level")
+        return {name: getattr(self, name) for name in names} | {"args.delta": self.args.delta}
+
+    # What is logged.
+
+    def _measure(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
+        """Collect the radii that are logged, the audit, and what controllers measure."""
         for path, band in bands(tokens.rule).items():
             self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
-        if not (self._audits_this_step() or self._controllers):
+        audited = self._audits_this_step()
+        if not audited and not self._controllers:
             return
-        run, own, counted = self.audited_method(), None, by_entropy(self, batch, entropy)
-        if self._audits_this_step():
-            seen = Audit.of(batch, run, tokens, counted=counted)
-            self._record(seen)
-            own = seen.without_counterfactuals
-        if self._controllers:
-            own = Audit.of(batch, run, tokens, {}, counted) if own is None else own
-            self._batch.audit = own if self._batch.audit is None else self._batch.audit + own
-
-    def _weigh(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens) -> None:
-        """Compute φ of each token, and put the signs of the advantages into the place of the advantages."""
-        objective = self.method.objective.resolve(batch.state)
-        weight = objective.weight(tokens)
-        slope = weight * tokens.advantages
-        bias = objective.bias(tokens)
-        if bias is not None:
-            slope = slope + bias
-
-        signs = torch.where(inputs["advantages"] < 0, -1.0, 1.0).to(inputs["advantages"].dtype)
-        inputs["advantages"] = signs
-        self._token_weights = slope * (signs if signs.dim() == 2 else signs.unsqueeze(1))
-        if objective.weights_inside and batch.weights is not None:
-            inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
-
-        # TRL's clip metrics compare the ratio with these bounds, and count by the sign of the advantage.
-        if self._average == "cispo":
-            clipped = tokens.clip_mask.clipped_high
+        method = self.audited_method()
+        counted = by_entropy(self, batch, entropy)
+        if audited:
+            audit = Audit.of(batch, method, tokens, counted=counted)
+            self._add_to_audit(audit)
+            of_method = audit.without_counterfactuals
         else:
-            clipped = (weight == 0) & (tokens.advantages != 0)
-        if self.method.level == "sequence" and signs.dim() == 1:
-            first = tokens.mask.argmax(1, keepdim=True)
-            clipped = clipped.gather(1, first)
-        self.epsilon_low = self.epsilon_high = torch.where(clipped, -math.inf, math.inf)
+            of_method = Audit.of(batch, method, tokens, {}, counted)
+        if self._controllers:
+            earlier = self._generated.audit
+            self._generated.audit = of_method if earlier is None else earlier + of_method
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.training:
-            for path, seen in self._radii.items():
-                everywhere = cast("Tensor", self.accelerator.gather(torch.stack(seen)))
-                total, tokens, least, greatest = everywhere.unbind(-1)
+            for path, radii in self._radii.items():
+                of_processes = cast("Tensor", self.accelerator.gather(torch.stack(radii)))
+                total, tokens, least, greatest = of_processes.unbind(-1)
                 smallest, largest = least.min().item(), greatest.max().item()
                 values = {"radius": (total.sum() / tokens.sum()).item()}
                 if smallest < largest:
@@ -321,22 +351,10 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                 torch.cuda.reset_peak_memory_stats()
         super().log(logs, start_time)
 
-    def _old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
-        return (
-            self._rollout(inputs, logp) if self.method.old_policy == "rollout" else super()._old(inputs, logp)
-        )
-
-    def _anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
-        return self._rollout(inputs, logp) if self.args.anchor == "rollout" else None
-
-    def _rollout(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
-        """The log-probabilities of the engine that sampled; the trainer's where vLLM could not score a token."""
-        if "sampling_per_token_logps" not in inputs:
-            raise InvalidValue(
-                f"{self._of_rollout}, but the rollout gave no log-probabilities; return them from rollout_func"
-            )
-        sampled = inputs["sampling_per_token_logps"]
-        return torch.where(sampled.isnan(), super()._old(inputs, logp), sampled)
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        """Write TRL's model card, with the method and its paper in the place of GRPO and DeepSeekMath."""
+        self._name, self._paper = card_entries(self.args)
+        super().create_model_card(*arguments, **named)
 
 
 def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:
