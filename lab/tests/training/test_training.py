@@ -237,17 +237,19 @@ def make_unloadable(checkpoint, name):
 def test_a_whole_checkpoint_that_cannot_be_loaded_stops_the_run(name, copied):
     """With that error, and it stays where it is: an older one is not taken in its place."""
     unfinish(copied)
-    make_unloadable(copied / "checkpoint-6", name)
+    # With steps left to make: transformers 5.0 loads no random numbers for a run that has made all.
+    shutil.rmtree(copied / "checkpoint-6")
+    make_unloadable(copied / "checkpoint-4", name)
     before = {path: path.stat().st_mtime_ns for path in copied.glob("checkpoint-*/*")}
     for _ in range(2):
         with pytest.raises(
-            RunProblem, match=r"checkpoint-6 is whole, but loading it raised \S+: .*"
+            RunProblem, match=r"checkpoint-4 is whole, but loading it raised \S+: .*"
         ) as caught:
             run_training(small(copied, "--resume"))
         assert "\n" not in str(caught.value)
         assert {path: path.stat().st_mtime_ns for path in copied.glob("checkpoint-*/*")} == before
     assert not (copied / "damaged").exists()
-    assert "checkpoint-6 is whole, but" in (copied / "error.log").read_text()
+    assert "checkpoint-4 is whole, but" in (copied / "error.log").read_text()
 
 
 def test_the_command_says_in_one_line_which_checkpoint_cannot_be_loaded(copied):
