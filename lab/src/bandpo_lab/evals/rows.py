@@ -109,7 +109,7 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     """
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
-    _check_prepared(path)
+    check_prepared(path)
     if path.suffix in (".jsonl", ".json"):  # verl's name for the same
         return [row for _, row in islice(read_jsonl(path, growing=False, parse=_parse), limit)]
     if path.suffix != ".parquet":
@@ -123,7 +123,7 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
         raise InvalidValue(f"{path} cannot be read as parquet: {error!s:.300}") from error
 
 
-def _check_prepared(path: Path) -> None:
+def check_prepared(path: Path) -> None:
     """Compare a file in a folder of `bandpo-lab data prepare` with the digest in the manifest there.
 
     Raises:
