@@ -183,9 +183,13 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
         check_size(file, LARGEST_DUMP)
         try:
             batch = _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
-        except (BandpoError, OSError, ImportError):
+        except (BandpoError, ImportError):
             raise
         except Exception as error:  # whatever damaged bytes, or those of another kind, lead to
+            if (
+                isinstance(error, OSError) and error.filename is not None
+            ):  # the disk's; torch seeks beyond the file's end
+                raise
             raise InvalidValue(
                 f"{file} is no batch of NeMo-RL, slime, miles, SkyRL or prime-rl, or a damaged one ({error!r:.300})"
             ) from error
