@@ -112,7 +112,9 @@ def test_comparison_of_a_stranger_s_evaluations(folder):
 
 
 def test_comparison_of_methods_in_a_stranger_s_folder(folder):
-    result = lab(folder, "compare", "DAPO()", "GSPO()", "--seeds", "4", "--lags", "0", "--rates", "0.1")
+    result = lab(
+        folder, "compare", "DAPO()", "FixedClip(0.2)", "--seeds", "4", "--lags", "0", "--rates", "0.1"
+    )
     check_nothing_ran(folder, result, FONTS)
     assert "error" not in result["output"]
 
