@@ -64,6 +64,7 @@ def test_a_changed_byte_of_prepared_data_is_refused_before_the_run_begins(name, 
     assert not output.exists()
 
 
+@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step:UserWarning")
 def test_weights_that_are_a_pickle_are_not_loaded(tmp_path, monkeypatch):
     model = tmp_path / "model"
     shutil.copytree(base_model_path(), model)

@@ -186,9 +186,8 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
         except (BandpoError, ImportError):
             raise
         except Exception as error:  # whatever damaged bytes, or those of another kind, lead to
-            if (
-                isinstance(error, OSError) and error.filename is not None
-            ):  # the disk's; torch seeks beyond the file's end
+            # An error of the disk names its file. Where torch seeks beyond the end of a file, none is named.
+            if isinstance(error, OSError) and error.filename is not None:
                 raise
             raise InvalidValue(
                 f"{file} is no batch of NeMo-RL, slime, miles, SkyRL or prime-rl, or a damaged one ({error!r:.300})"
