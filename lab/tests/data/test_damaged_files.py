@@ -145,11 +145,11 @@ def large_once_decompressed(file):
 
 
 def one_text_in_all_rows(file):
-    """A text of 4 MiB that is stored once and stands in 100,000 rows: 400 GB."""
-    indices = pa.array(np.zeros(100_000, np.int32))
-    column = pa.DictionaryArray.from_arrays(indices, pa.array(["0" * 2**22]))
-    pq.write_table(pa.table({"c": column}), file, compression="zstd")
-    return "has more than 1,024 MiB in its rows, the limit"
+    """A text of 1 MiB that is stored once and stands in 20,000 rows: 20 GB."""
+    indices = pa.array(np.zeros(20_000, np.int32))
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(["0" * 2**20]))
+    pq.write_table(pa.table({"c": column}), file, compression="zstd", store_schema=False)
+    return "has more than 128 MiB in its rows, the limit for a file with 1.. MiB in its columns"
 
 
 HOSTILE = (many_columns, many_rows, large_once_decompressed, one_text_in_all_rows)
@@ -161,13 +161,13 @@ from pathlib import Path
 from bandpo_lab.evals.rows import read_rows
 import pyarrow.parquet
 
-start = time.perf_counter()
+start = time.process_time()  # of the clock, a busy machine takes longer
 try:
     read_rows(Path(sys.argv[1]))
     said = "read"
 except ValueError as error:
     said = str(error)
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 with open("/proc/self/status") as status:
     peak = re.search(r"VmHWM:\\s*(\\d+)", status.read())[1]
 print(said, seconds, peak, sep="\\n")

@@ -169,16 +169,22 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         )
     # A text that is stored once may stand in any number of rows.
     largest = max(sizes, default=1)
-    rows_at_once = max(1, min(2**16, 2**27 // max(largest, 1)))
+    rows_at_once = max(1, min(2**16, 2**26 // max(largest, 1)))
+    most = min(LARGEST_PARQUET, max(2**27, MOST_REPETITION * sum(sizes)))
     total = 0
     for batch in file.iter_batches(rows_at_once):
         total += batch.nbytes
-        if total > LARGEST_PARQUET:
+        if total > most:
             raise InvalidValue(
-                f"{path} has more than {LARGEST_PARQUET / 2**20:,.0f} MiB in its rows, the limit; give a part of it"
+                f"{path} has more than {most / 2**20:,.0f} MiB in its rows, the limit for a file with "
+                f"{sum(sizes) / 2**20:,.1f} MiB in its columns; give a part of it"
             )
         yield from batch.to_pylist()
 
+
+MOST_REPETITION = 16
+"""How many times the bytes of its columns a file may hold in its rows, beyond 128 MiB: a text may be stored once for
+many rows."""
 
 LARGEST_FOOTER = 2**24
 """Bytes of a text, and entries of a list, in the footer of a parquet file."""
