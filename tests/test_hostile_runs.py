@@ -11,16 +11,11 @@ import torch
 
 from bandpo import Recorder, parse
 from bandpo.runs.record_format import META
+from helpers.hostile import check_nothing_ran, planted, result_of
 from helpers.records import write_digests
 
 pytest.importorskip("typer")
 pa = pytest.importorskip("pyarrow")
-
-PLANTED = (
-    *("evilmod", "cuda", "pynvml", "opt_einsum", "mlx", "trl", "tokenizers_extra"),
-    *("yaml", "numpy", "pyarrow", "rich", "typer", "json", "sqlite3"),
-)
-"""Modules that lie in the stranger's folder: one that its texts name, and some that libraries try to import."""
 
 TEXTS = (
     "evilmod.__doc__()",
@@ -32,54 +27,6 @@ TEXTS = (
     "os.system('touch ran')",
     "bandpo.cli.stop('x', 0)",
 )
-
-LOADED = """
-import json, os, sys
-
-opened = []
-
-
-def hook(event, arguments):
-    if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"):
-        opened.append(event)
-    if event in ("socket.bind", "socket.getaddrinfo"):
-        opened.append(event)
-    if event == "exec" and arguments[0].co_filename.startswith(folder):
-        opened.append(f"exec {arguments[0].co_filename}")
-    if event == "open" and isinstance(arguments[0], str):
-        path, mode, flags = arguments
-        writes = set(mode or "") & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        outside = not os.path.abspath(path).startswith(folder)
-        if writes and outside and not path.startswith("/dev/") and not path.endswith(".pyc"):
-            # Python caches what it has compiled under a name with a number.
-            if ".pyc." not in path:
-                opened.append(f"open {path}")
-
-
-folder = os.getcwd()
-sys.addaudithook(hook)
-from bandpo.cli import main
-
-sys.argv = ["bandpo", *json.loads(os.environ["COMMAND"])]
-try:
-    main()
-except SystemExit:
-    pass
-inside = [
-    name
-    for name, module in sys.modules.items()
-    if str(getattr(module, "__file__", None) or "").startswith(os.getcwd())
-]
-print("RESULT", json.dumps({"events": opened, "modules": inside, "path": os.getcwd() in sys.path or "" in sys.path}))
-"""
-
-
-def planted(folder: Path) -> Path:
-    """Put modules into the folder that leave a file behind when they are imported."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in PLANTED:
-        (folder / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()\n")
-    return folder
 
 
 def with_log(folder: Path, method: str) -> None:
@@ -110,29 +57,6 @@ def with_record(folder: Path, method: str) -> None:
     write_digests(file)
 
 
-def result_of(folder: Path, command: list[str], **environment: str) -> dict:
-    """Run a command of `bandpo` within the folder; return what it imported and started."""
-    temporary = folder / "temporary"
-    temporary.mkdir(exist_ok=True)
-    run = subprocess.run(
-        [sys.executable, "-P", "-c", LOADED],
-        cwd=folder,
-        env={
-            "COMMAND": json.dumps(command),
-            "PATH": "",
-            "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
-            "TMPDIR": str(temporary),
-        }
-        | environment,
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, run.stdout + run.stderr
-    assert "Traceback" not in run.stderr
-    return json.loads(lines[0].removeprefix("RESULT "))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [with_log, with_record])
 @pytest.mark.parametrize("command", ["diagnose", "audit", "report", "lint"])
@@ -143,8 +67,7 @@ def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
     if command == "lint":
         (folder / "config.yaml").write_text(f"loss_type: dapo\nnum_generations: 1\nmethod: {TEXTS[0]}\n")
     result = result_of(folder, [command, "config.yaml" if command == "lint" else "."])
-    assert result == {"events": [], "modules": [], "path": False}
-    assert [file.name for file in folder.glob("ran*")] == []
+    check_nothing_ran(folder, result)
 
 
 @pytest.mark.parametrize("kind", [with_log, with_record])

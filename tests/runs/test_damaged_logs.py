@@ -1,17 +1,27 @@
-"""Damage to a log ends in a diagnosis or in one line: no signal and no traceback, for any bytes."""
+"""Damage to a file of a run ends in a result or in one line: no signal and no traceback, for any bytes.
 
+Where a file has checksums, damage changes no figure without a warning.
+"""
+
+import argparse
 import faulthandler
 import json
 import random
 import sqlite3
 import warnings
+from collections import Counter
 from contextlib import closing, suppress
 
 import pytest
+import torch
 
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.errors import InvalidValue
+from bandpo.runs.configs import newest_configuration
+from bandpo.runs.log_files import read_raw
+from bandpo.runs.trackers import read_tensorboard, read_wandb
 from helpers.damage import damaged
+from helpers.run_files import batch, nemo_rl, skyrl, slime, tensorboard, wandb
 
 faulthandler.enable()
 
@@ -59,10 +69,123 @@ def check_damages(name, folder, count):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_log_gives_no_traceback(name, tmp_path):
-    check_damages(name, tmp_path, 50)
+    check_damages(name, tmp_path, 200)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", KINDS)
 def test_two_thousand_damages_of_a_log(name, tmp_path):
     check_damages(name, tmp_path, 2000)
+
+
+# --- Files with checksums ---
+
+TRACKERS = {"events.out.tfevents.*": (tensorboard, read_tensorboard), "*.wandb": (wandb, read_wandb)}
+"""For each pattern of files its writer and its reader."""
+
+
+@pytest.fixture(scope="module")
+def tracked(request, tmp_path_factory):
+    """A pattern, and a file that the tracker itself wrote."""
+    folder = tmp_path_factory.mktemp("tracked") / "run"
+    TRACKERS[request.param][0](folder)
+    (file,) = (file for file in folder.rglob(request.param) if file.is_file() and not file.is_symlink())
+    return request.param, file
+
+
+def figures(file, read):
+    """Return the metrics of each row, as texts that equal themselves where a number is NaN."""
+    return [{name: repr(value) for name, value in row.items()} for row in read(file)]
+
+
+def check_tracker_damages(tracked, folder, count):
+    """Return how often each outcome came about."""
+    pattern, whole_file = tracked
+    read = TRACKERS[pattern][1]
+    whole = figures(whole_file, read)
+    assert len(whole) >= 60
+    content = whole_file.read_bytes()
+    file = folder / whole_file.name
+    outcomes = Counter()
+    for seed in range(count):
+        changed = damaged(content, random.Random(seed))
+        file.write_bytes(changed)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            log = None
+            with suppress(InvalidValue):
+                log = read_raw(file)[""]
+        if log is None:
+            outcomes["refused"] += 1
+            continue
+        rows = [{name: repr(value) for name, value in row.items()} for row in log]
+        if rows == whole:
+            outcomes["the same"] += 1
+        elif said:
+            assert all(any(row.items() <= other.items() for other in whole) for row in rows), seed
+            outcomes["left out, and said"] += 1
+        else:
+            # A file that ends where a record ends is a shorter one.
+            assert content.startswith(changed), f"other figures in silence, of seed {seed}"
+            outcomes["a shorter file"] += 1
+    return outcomes
+
+
+@pytest.mark.parametrize("tracked", TRACKERS, indirect=True)
+def test_damage_of_a_tracker_s_file_makes_no_other_figure_in_silence(tracked, tmp_path):
+    outcomes = check_tracker_damages(tracked, tmp_path, 200)
+    assert outcomes["left out, and said"] > 100
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("tracked", TRACKERS, indirect=True)
+def test_two_thousand_damages_of_a_tracker_s_file(tracked, tmp_path):
+    check_tracker_damages(tracked, tmp_path, 2000)
+
+
+# --- Batches that frameworks write, and configurations ---
+
+
+def one_dump(write):
+    def written(folder):
+        write(folder, 3, batch(3))
+        (file,) = folder.iterdir()
+        return file
+
+    return written
+
+
+def training_arguments(folder):
+    arguments = {"epsilon": 0.2, "loss_type": "dapo", "learning_rate": 1e-6, "num_iterations": 2}
+    torch.save(argparse.Namespace(**arguments), folder / "training_args.bin")
+    return folder / "training_args.bin"
+
+
+OTHERS = {
+    "training_args.bin": (training_arguments, lambda file: newest_configuration(file.parent)),
+    **{write.__name__: (one_dump(write), diagnose) for write in (nemo_rl, slime, skyrl)},
+}
+"""For each kind of file its writer, and what reads it."""
+
+
+def check_other_damages(kind, folder, count):
+    write, read = OTHERS[kind]
+    file = write(folder)
+    content = file.read_bytes()
+    str(read(file))
+    for seed in range(count):
+        file.write_bytes(damaged(content, random.Random(seed)))
+        with warnings.catch_warnings(), suppress(InvalidValue):
+            warnings.simplefilter("ignore")
+            str(read(file))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_damage_of_another_file_gives_no_traceback(kind, tmp_path):
+    check_other_damages(kind, tmp_path, 200)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", OTHERS)
+def test_two_thousand_damages_of_another_file(kind, tmp_path):
+    check_other_damages(kind, tmp_path, 2000)

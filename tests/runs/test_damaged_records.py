@@ -136,6 +136,7 @@ def test_a_forged_record_ends_no_process_and_gives_no_traceback(digests, tmp_pat
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)  # each record that is read is diagnosed and replayed
 @pytest.mark.parametrize("digests", [True, False])
 def test_two_thousand_forged_records(digests, tmp_path):
     check_forgeries(tmp_path, 2000, digests=digests)

@@ -1,4 +1,6 @@
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -6,6 +8,7 @@ from typer.testing import CliRunner
 
 from bandpo.audit.replay import method_of
 from bandpo.cli.app import app
+from bandpo.doctor.diagnosis import diagnose
 from bandpo.runs.configs import read_setup
 from bandpo.runs.logs import read_log
 from bandpo.runs.setup import Setup
@@ -81,6 +84,28 @@ def test_a_log_that_is_cut_off_or_still_being_written_is_read_up_to_there(tmp_pa
         result = CliRunner().invoke(app, ["audit", "run"])
     assert result.exit_code == 0, result.output
     assert "run, 2 steps" in result.output
+
+
+@pytest.mark.filterwarnings("ignore:.*the last line is cut off:UserWarning")
+def test_the_diagnosis_says_that_a_run_is_still_at_work(tmp_path):
+    """In the text and in JSON."""
+    path = write(tmp_path / "metrics.jsonl", [row(1), row(2)])
+    incomplete = "the last line of metrics.jsonl is incomplete"
+    assert incomplete not in str(diagnose(path))
+    with path.open("a") as file:
+        file.write(json.dumps(row(3))[:30])
+    printed = CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
+    assert re.search(rf"{incomplete} and is left out: the run is thought to be still at work", printed)
+    as_json = diagnose(path).as_json()
+    assert any(note.startswith(incomplete) for note in as_json["log"]["notes"])
+    os.utime(path, (1e9, 1e9))
+    assert "the run was killed, or this is not the whole file; it was last written to on 2001-09-0" in str(
+        diagnose(path)
+    )
+    # A whole line without its end is read.
+    write(path, [row(1), row(2)])
+    path.write_text(path.read_text().rstrip("\n"))
+    assert incomplete not in str(diagnose(path))
 
 
 def test_the_command_compares_runs(tmp_path, monkeypatch):

@@ -12,7 +12,9 @@ import zipfile
 from contextlib import closing
 
 import pytest
+import torch
 
+from bandpo.doctor.diagnosis import diagnose
 from bandpo.errors import InvalidValue
 from bandpo.runs.configs import newest_configuration
 from bandpo.runs.files import unpickled
@@ -137,3 +139,67 @@ def test_an_archive_with_a_forged_size_is_not_decompressed_as_a_whole(tmp_path):
     configuration = newest_configuration(tmp_path)
     assert configuration.framework is None
     assert len(configuration.unread) == 1
+
+
+def wide_table(folder):
+    names = ",".join(f"c{number}" for number in range(2**16 + 1))
+    (folder / "table.csv").write_text(f"step,{names}\n1,2\n")
+    return r"table.csv has 65,538 columns, and at most 65,536 are read"
+
+
+def table_of_many_runs(folder):
+    """The columns of steps are those of each run."""
+    header = [f"step{number}" for number in range(20_000)] + [
+        f"run{number} - loss" for number in range(20_000)
+    ]
+    (folder / "table.csv").write_text(",".join(header) + "\n" + ",".join(["1"] * len(header)) + "\n")
+    return r"table.csv has 20,000 runs with 400,040,000 cells, and at most 67,108,864 are read"
+
+
+@pytest.mark.parametrize("write", [wide_table, table_of_many_runs])
+def test_a_table_of_too_many_columns_is_refused(write, tmp_path):
+    message = write(tmp_path)
+    with pytest.raises(InvalidValue, match=message):
+        read_log(tmp_path / "table.csv")
+
+
+def sparse_batch(folder):
+    with (folder / "1_0.pt").open("wb") as file:
+        file.truncate(10 * 2**30)
+    return "1_0.pt has 10,240 MiB, and at most 4,096 are read"
+
+
+def tensor_of_one_place(folder):
+    """A tensor of 2**40 elements that all lie at one place, in a file of a kilobyte."""
+    row = {name: torch.zeros(1).expand(2**40) for name in ("log_probs", "advantages", "loss_masks")}
+    torch.save({"samples": [row], "rollout_id": 1}, folder / "1_0.pt")
+    return "a tensor has 1,099,511,627,776 elements, and at most 134,217,728 are read"
+
+
+def compressed_archive(folder):
+    row = {name: torch.zeros(2**20) for name in ("log_probs", "advantages", "loss_masks")}
+    torch.save({"samples": [row], "rollout_id": 1}, folder / "stored")
+    with zipfile.ZipFile(folder / "stored") as stored, zipfile.ZipFile(folder / "1_0.pt", "w") as packed:
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, stored.read(entry), zipfile.ZIP_DEFLATED)
+    (folder / "stored").unlink()
+    return "1_0.pt is compressed, as no file of torch is"
+
+
+def ragged_sequences(folder):
+    """Two thousand sequences of one token beside one of 100,000: 200 million tokens with their padding."""
+    rows = [
+        {"log_probs": torch.zeros(n), "advantages": torch.ones(n), "loss_masks": torch.ones(n)}
+        for n in (*[1] * 2_000, 100_000)
+    ]
+    torch.save({"samples": rows, "rollout_id": 1}, folder / "1_0.pt")
+    return "1_0.pt has 2,001 sequences of up to 100,000 tokens, and at most 134,217,728 tokens are read"
+
+
+@pytest.mark.parametrize("write", [sparse_batch, tensor_of_one_place, compressed_archive, ragged_sequences])
+def test_a_batch_that_takes_a_machine_s_memory_is_refused(write, tmp_path):
+    message = write(tmp_path)
+    start = time.process_time()
+    with pytest.raises(InvalidValue, match=message):
+        diagnose(tmp_path)
+    assert time.process_time() - start < 2

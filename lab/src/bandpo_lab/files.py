@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from bandpo._atomic import naming, sync
 from bandpo.errors import FileProblem, InvalidValue
 
 LOCK = ".lock"
@@ -80,33 +81,11 @@ def _is_running(process: int) -> bool:
     return True
 
 
-@contextmanager
-def naming(path: Path) -> Generator[None, None, None]:
-    """Add a path to errors of the disk that name no file, as those of writing do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
 def put_in_place(unfinished: Path, path: Path) -> None:
     """Rename a file or a folder, once all of it is on the disk; then have the disk take the new name."""
     sync(*unfinished.rglob("*"), unfinished)
     unfinished.replace(path)
     sync(path.parent)
-
-
-def sync(*paths: Path) -> None:
-    """Have the disk take files and folders: a power cut loses what is in memory only."""
-    for path in paths if os.name == "posix" else ():  # Windows opens no folders
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            with naming(path):
-                os.fsync(opened)
-        finally:
-            os.close(opened)
 
 
 def remove(path: Path) -> None:

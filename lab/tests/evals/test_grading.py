@@ -393,3 +393,28 @@ def test_gold_answers_of_the_real_sets_are_right_and_others_wrong(grader, real_d
         assert {grader.grade(right % gold, gold).score for gold in golds} == {1.0}
     for wrong in (r"So it is \boxed{%s1}.", r"%s \boxed{0.5}", r"\boxed{%s", r"\boxed{%s \text{ or } 0.5}"):
         assert {grader.grade(wrong % gold, gold).score for gold in golds} == {0.0}
+
+
+@pytest.mark.slow
+def test_a_batch_of_hostile_answers_has_a_limit_of_time(grader, monkeypatch):
+    """Of 40 answers that would each take all of their time, six do; honest answers among them keep their scores."""
+    asked, ask = [], MathGrader._ask
+    monkeypatch.setattr(
+        MathGrader, "_ask", lambda self, *question: asked.append(question) or ask(self, *question)
+    )
+    monkeypatch.setattr(grading, "shared_grader", lambda pid: grader)
+    monkeypatch.setattr(grading, "CORES", 1)
+    monkeypatch.setattr(grading, "SLOW_ANSWERS", 2)
+    monkeypatch.setattr(grading, "SLOW_ANSWERS_AT_SHORT_LIMIT", 2)
+    hostile = [rf"\boxed{{9^{{9^{{9^{{{k}}}}}}}}}" for k in range(10, 50)]
+    honest = [r"\boxed{42}", r"\boxed{41}", r"\boxed{42.0}"]
+    with pytest.warns(UserWarning, match="answers had less time in the grader, as 2 others"):
+        scores = grading.reward([r"\boxed{42.0}", *hostile, *honest], ["42"] * 44)
+    assert scores == [1.0, *[0.0] * 40, 1.0, 0.0, 0.0]
+    limits = [question[-1] for question in asked]
+    assert set(limits) == {TIME_LIMIT, grading.SHORT_LIMIT}
+    assert len(limits) <= 9  # a process that runs out of memory is asked twice
+
+
+def test_a_batch_without_hostile_answers_gives_no_warning(one_grader):
+    assert reward([r"\boxed{42.0}"] * 30, ["42"] * 30) == [1.0] * 30

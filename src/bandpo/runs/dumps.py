@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bandpo.errors import InvalidValue
-from bandpo.runs.files import read_jsonl, unpickled
+from bandpo.errors import BandpoError, InvalidValue
+from bandpo.runs.files import check_size, read_jsonl, unpickled
 from bandpo.runs.record import LossBatch
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ COLUMNS = {
 """For each column of a batch, what NeMo-RL, slime (miles alike), SkyRL, prime-rl and miles' losses call it.
 
 The ratio of prime-rl's loss refers to the engine's log-probabilities."""
+
+LARGEST_DUMP = 2**32
+"""Bytes of a batch that are read, also once it is decompressed."""
+
+MOST_TOKENS = 2**27
+"""Tokens of a batch that are read, with its padding: 4,096 answers of 32,768 tokens."""
 
 REQUIRED = ("old", "advantages", "mask")
 """The columns without which a batch tells nothing."""
@@ -61,20 +68,43 @@ def _read_token_export(path: Path) -> Columns:
     return columns
 
 
-def _read_policy_loss(path: Path) -> Columns:
-    """Read miles' file of one loss of one process, which holds a dict a sequence."""
+def _load_tensors(path: Path) -> Any:
+    """Read a file of torch without unpickling what it names.
+
+    Raises:
+        ValueError: if it states more bytes than are read, or is compressed, which torch never writes.
+    """
     import torch
 
-    samples = torch.load(path, map_location="cpu", weights_only=True)["samples"]
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise InvalidValue(f"{path} is compressed, as no file of torch is")
+        _check_bytes(path, sum(entry.file_size for entry in entries))
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _check_bytes(path: Path, stated: int) -> None:
+    """Check the bytes that the parts of an archive state.
+
+    Raises:
+        ValueError: if they are more than are read.
+    """
+    if stated > LARGEST_DUMP:
+        raise InvalidValue(f"{path} states {stated:,} bytes, and at most {LARGEST_DUMP:,} are read")
+
+
+def _read_policy_loss(path: Path) -> Columns:
+    """Read miles' file of one loss of one process, which holds a dict a sequence."""
+    samples = _load_tensors(path)["samples"]
     names = [name for name in samples[0] if all(name in sample for sample in samples)] if samples else []
     return {name: [sample[name] for sample in samples] for name in names}
 
 
 def _read_saved(path: Path) -> Columns:
     """Read slime's file, which holds a dict a sample, or that of miles and older slime, a list of each column."""
-    import torch
-
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    content = _load_tensors(path)
     if "samples" not in content:
         return content.get("rollout_data", {})
     samples = content["samples"]
@@ -150,12 +180,19 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
         if kind is None:
             raise InvalidValue(f"{file} is no batch that a framework wrote")
         framework, read = kind
+        check_size(file, LARGEST_DUMP)
         try:
-            yield _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
-        except (LookupError, AttributeError, TypeError, RuntimeError, EOFError) as error:
+            batch = _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
+        except (BandpoError, ImportError):
+            raise
+        except Exception as error:  # whatever damaged bytes, or those of another kind, lead to
+            # An error of the disk names its file. Where torch seeks beyond the end of a file, none is named.
+            if isinstance(error, OSError) and error.filename is not None:
+                raise
             raise InvalidValue(
-                f"{file} is no batch of NeMo-RL, slime, miles, SkyRL or prime-rl ({error!r})"
+                f"{file} is no batch of NeMo-RL, slime, miles, SkyRL or prime-rl, or a damaged one ({error!r:.300})"
             ) from error
+        yield batch
 
 
 def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
@@ -176,6 +213,11 @@ def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
     for tokens_mask, counts in zip(columns["mask"], sequence_mask, strict=True):
         masks.append(_as_array(tokens_mask).astype(bool) & bool(counts))
     lengths = np.array([int(mask.sum()) for mask in masks])
+    if len(lengths) * int(lengths.max()) > MOST_TOKENS:
+        raise InvalidValue(
+            f"{file} has {len(lengths):,} sequences of up to {int(lengths.max()):,} tokens, and at most "
+            f"{MOST_TOKENS:,} tokens are read with their padding"
+        )
     mask = np.arange(int(lengths.max())) < lengths[:, None]
 
     def padded(name: str, dtype: Any) -> Array | None:
@@ -230,6 +272,11 @@ def _as_array(values: Any) -> Array:
     import numpy as np
 
     if hasattr(values, "detach"):
+        # A few bytes can state a tensor of any size, all of whose elements lie at one place.
+        if values.numel() > MOST_TOKENS:
+            raise InvalidValue(
+                f"a tensor has {values.numel():,} elements, and at most {MOST_TOKENS:,} are read"
+            )
         tensor = values.detach()
         values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return np.asarray(values)

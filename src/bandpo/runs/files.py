@@ -119,6 +119,36 @@ def read_jsonl(
                 return  # what is written later belongs to this line
 
 
+STILL_WRITING = 600.0
+"""Seconds since a file was last written to, up to which its run is thought to be still at work."""
+
+
+def note_of_incomplete_line(path: Path) -> str:
+    """Return in a sentence that the last line of a JSONL file is incomplete, and why; empty if it is not.
+
+    A process that writes the file at this moment leaves such a line, and so does one that was killed.
+    """
+    if path.suffix == ".gz":
+        return ""
+    with path.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - LONGEST_LINE))
+        line = file.read().rpartition(b"\n")[2].strip()
+    if not line:
+        return ""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        seconds = time.time() - path.stat().st_mtime
+        if seconds <= STILL_WRITING:
+            why = f"the run is thought to be still at work, as it wrote {max(0.0, seconds):.0f} seconds ago"
+        else:
+            written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+            why = f"the run was killed, or this is not the whole file; it was last written to on {written}"
+        return f"the last line of {path.name} is incomplete and is left out: {why}"
+    return ""
+
+
 class Foreign(dict[Any, Any]):
     """A stand-in for an object, class or function that a pickle names, with its arguments and its state."""
 

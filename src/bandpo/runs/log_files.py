@@ -25,6 +25,12 @@ RawRows = Sequence[Mapping[str, Any]]
 LARGEST_TEXT = 2**28
 """Bytes above which a text that is held as a whole is not read."""
 
+MOST_COLUMNS = 2**16
+"""Columns of a table that are read."""
+
+MOST_CELLS = 2**26
+"""Cells that the runs of a table may have together; each run has the columns of steps."""
+
 MAGIC = {
     b"\x89PNG": "an image (PNG)",
     b"\xff\xd8\xff": "an image (JPEG)",
@@ -209,6 +215,11 @@ def _read_table(file: Path) -> Mapping[str, RawRows]:
     text = _text_of(file)
     first_line = text.partition("\n")[0]
     delimiter = max(",;\t", key=first_line.count)
+    if first_line.count(delimiter) >= MOST_COLUMNS:
+        raise InvalidValue(
+            f"{file} has {first_line.count(delimiter) + 1:,} columns, and at most {MOST_COLUMNS:,} are read; give the "
+            "part with the metrics"
+        )
     table = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     rows = [_numbers_of(row) for row in table]
     if not rows:
@@ -218,10 +229,20 @@ def _read_table(file: Path) -> Mapping[str, RawRows]:
         return by_run(rows)
 
     runs: dict[str, list[dict[str, Any]]] = {}
-    names = {match[1] for match in exported if match}
-    for name in sorted(names):
-        columns = {match[0]: match[2] for match in exported if match and match[1] == name and not match[3]}
-        steps = {key: key for key in rows[0] if " - " not in key}
+    by_run_name: dict[str, dict[str, str]] = {}
+    for match in exported:
+        if match:
+            columns = by_run_name.setdefault(match[1], {})
+            if not match[3]:
+                columns[match[0]] = match[2]
+    steps = {key: key for key in rows[0] if " - " not in key}
+    cells = len(rows) * (len(exported) + len(by_run_name) * len(steps))
+    if cells > MOST_CELLS:
+        raise InvalidValue(
+            f"{file} has {len(by_run_name):,} runs with {cells:,} cells, and at most {MOST_CELLS:,} are read; give the "
+            "part with the runs that you mean"
+        )
+    for name, columns in sorted(by_run_name.items()):
         runs[name] = [
             {to: row[key] for key, to in (columns | steps).items() if key in row}
             for row in rows

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+from bandpo.runs.files import note_of_incomplete_line
 from bandpo.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from bandpo.runs.log_files import KINDS, WHAT_TO_GIVE, RawRows, kind_of, read_raw
 from bandpo.runs.quantities import (
@@ -250,7 +251,8 @@ def _log_of(
         ValueError: the rows are not of RL, or none of their keys is known.
     """
     log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
-    log = replace(log, notes=(*notes, *log.notes))
+    incomplete = note_of_incomplete_line(file) if kind_of(file) == "JSON lines" else ""
+    log = replace(log, notes=(*notes, *log.notes, *([incomplete] if incomplete else [])))
     kind = kind_of_training(log, raw)
     if kind is not None:
         raise UnreadableLog(

@@ -10,9 +10,12 @@ import json
 import sqlite3
 import struct
 import time
+import warnings
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +34,15 @@ HEADER_SIZE = 7
 WHOLE_RECORD = 1
 """The type of a record that is stored in one part."""
 
+FIRST_PART = 2
+"""The type of the first part of a record that is stored in several."""
+
 LAST_PART = 4
 """The type of the last part of a record that is stored in several."""
+
+LARGEST_SCALARS = 2**16
+"""Bytes of an event up to which its checksum is computed in any case. Larger ones hold images, texts or graphs, so
+theirs is computed only where they hold a scalar too."""
 
 # Wire types of a protocol buffer. The value of any other is a length and as many bytes.
 VARINT = 0
@@ -86,7 +96,7 @@ def _fields(message: bytes, number: int) -> list[Any]:
 
 def read_wandb(file: Path) -> Raw:
     """Read the history of a run from a file ``run-….wandb``, which wandb writes offline and online."""
-    for record in _leveldb_records(file.read_bytes()):
+    for record in _leveldb_records(file):
         for history in _fields(record, 2):
             row = {}
             for item in _fields(history, 1):
@@ -96,22 +106,48 @@ def read_wandb(file: Path) -> Raw:
             yield row
 
 
-def _leveldb_records(data: bytes) -> Iterator[bytes]:
-    """Read the records of a LevelDB log, whose parts never cross the end of a block."""
+def _leveldb_records(file: Path) -> Iterator[bytes]:
+    """Read the records of a LevelDB log, whose parts never cross the end of a block, and check them.
+
+    A record whose checksum does not fit is left out with a warning. As its size may be wrong, reading goes on at the
+    next block.
+    """
+    data = file.read_bytes()
     position = HEADER_SIZE
     parts: list[bytes] = []
+    damaged = False
     while position + HEADER_SIZE <= len(data):
         left_in_block = BLOCK_SIZE - position % BLOCK_SIZE
         if left_in_block < HEADER_SIZE:
             position += left_in_block
             continue
-        _, size, part = struct.unpack_from("<IHB", data, position)
-        position += HEADER_SIZE
-        parts.append(data[position : position + size])
-        position += size
+        checksum, size, part = struct.unpack_from("<IHB", data, position)
+        content = data[position + HEADER_SIZE : position + HEADER_SIZE + size]
+        if len(content) < size and position + left_in_block >= len(data):
+            _warn_of(file, "the last record is cut off and is left out")
+            return
+        if zlib.crc32(content, zlib.crc32(bytes([part]))) != checksum:
+            if not damaged:
+                _warn_of(
+                    file, f"a record at byte {position} is damaged, and what follows in its block is left out"
+                )
+            damaged = True
+            parts.clear()
+            position += left_in_block
+            continue
+        position += HEADER_SIZE + size
+        if part in (WHOLE_RECORD, FIRST_PART):
+            parts.clear()
+        elif not parts:
+            continue  # the rest of a record whose beginning was left out
+        parts.append(content)
         if part in (WHOLE_RECORD, LAST_PART):
             yield b"".join(parts)
             parts.clear()
+
+
+def _warn_of(file: Path, fault: str) -> None:
+    warnings.warn(f"{file}: {fault}", stacklevel=2)
 
 
 def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -143,16 +179,30 @@ def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
 def read_tensorboard(file: Path) -> Raw:
     """Read the scalars of one event file, a row for each step."""
     rows: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for event in _tfrecords(file.read_bytes()):
-        step = next(iter(_fields(event, 2)), 0)
-        for summary in _fields(event, 5):
-            for message in _fields(summary, 1):
-                value = dict(parse_protobuf(message))
-                scalar = _scalar(value)
-                if scalar is not None:
-                    rows[step][value[1].decode()] = scalar
+    for event, checksum in _tfrecords(file):
+        if len(event) <= LARGEST_SCALARS and _masked_crc32c(event) != checksum:
+            _warn_of(file, "an event is damaged and is left out")
+            continue
+        step, scalars = _scalars_of(event)
+        if scalars and len(event) > LARGEST_SCALARS and _masked_crc32c(event) != checksum:
+            _warn_of(file, "an event is damaged and is left out")
+            continue
+        if scalars:
+            rows[step].update(scalars)
     for step in sorted(rows):
         yield {**rows[step], "step": step}
+
+
+def _scalars_of(event: bytes) -> tuple[int, dict[str, float]]:
+    """Return the step of an event and its scalars by their names."""
+    scalars = {}
+    for summary in _fields(event, 5):
+        for message in _fields(summary, 1):
+            value = dict(parse_protobuf(message))
+            scalar = _scalar(value)
+            if scalar is not None:
+                scalars[value[1].decode()] = scalar
+    return next(iter(_fields(event, 2)), 0), scalars
 
 
 def _scalar(value: Mapping[int, Any]) -> float | None:
@@ -169,13 +219,48 @@ def _scalar(value: Mapping[int, Any]) -> float | None:
     return struct.unpack("<f", content)[0] if isinstance(content, bytes) and len(content) == 4 else None
 
 
-def _tfrecords(data: bytes) -> Iterator[bytes]:
-    """Read the records of a TFRecord file: a length and its checksum, the data and their checksum."""
+def _tfrecords(file: Path) -> Iterator[tuple[bytes, int]]:
+    """Read the records of a TFRecord file, each with its checksum: a length and its checksum, the data and theirs.
+
+    A length whose checksum does not fit ends the reading with a warning, as nothing tells where the next record is.
+    """
+    data = file.read_bytes()
     position = 0
-    while position + 12 <= len(data):
-        (size,) = struct.unpack_from("<Q", data, position)
+    while position < len(data):
+        header = data[position : position + 12]
+        size, of_size = struct.unpack("<QI", header) if len(header) == 12 else (0, 0)
+        if len(header) == 12 and _masked_crc32c(header[:8]) != of_size:
+            _warn_of(file, f"the record at byte {position} is damaged, and all from there is left out")
+            return
         record = data[position + 12 : position + 12 + size]
-        if len(record) < size:
-            return  # the file was cut off
-        yield record
+        checksum = data[position + 12 + size : position + 16 + size]
+        if len(header) < 12 or len(checksum) < 4:
+            _warn_of(file, "the last record is cut off and is left out")
+            return
+        yield record, int.from_bytes(checksum, "little")
         position += 16 + size
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """Return the checksum that TFRecord has for bytes: CRC-32C, rotated and shifted.
+
+    >>> hex(_masked_crc32c(b"123456789"))
+    '0xc78ab0e5'
+    """
+    table = _crc32c_table()
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@cache
+def _crc32c_table() -> tuple[int, ...]:
+    """Return the checksum of each byte, by Castagnoli's polynomial."""
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return tuple(table)

@@ -10,6 +10,7 @@ import typer
 
 from bandpo.cli import read_method
 from bandpo.errors import InvalidValue
+from bandpo_lab.console import echo
 
 
 def compare_command(
@@ -93,9 +94,9 @@ def compare_command(
         }
         print(json.dumps(content, indent=1))
         return
-    print(comparison)
+    echo(comparison)
     if output is not None:
-        print(f"\nwrote {output}")
+        echo(f"\nwrote {output}")
 
 
 def _parse_lags(text: str) -> list[int]:

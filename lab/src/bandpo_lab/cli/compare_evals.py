@@ -24,9 +24,7 @@ def compare_evals_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say whether one evaluation is better than another, by mean@n of the same problems (and seeds)."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from bandpo_lab.console import echo, print_table
     from bandpo_lab.evals.compare import compare_scores
     from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import SETTINGS, read_samples
@@ -46,17 +44,13 @@ def compare_evals_command(
         rows = [vars(d) | {"verdict": d.verdict} for d in differences]
         print(json.dumps({"differences": rows}, indent=1))
         return
-    table = Table("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
+    header = ("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
+    lines = []
     for d in differences:
         e = d.interval
         figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
         name = f"{d.metric} *" if d.primary else d.metric
-        table.add_row(d.data_source, name, *figures, f"{d.p:.3f}", d.verdict)
-    console = Console()
-    console.print(f"first: {first}\nsecond: {second}", highlight=False, soft_wrap=True)
-    console.print(table)
-    console.print(
-        "* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).",
-        highlight=False,
-        soft_wrap=True,
-    )
+        lines.append((d.data_source, name, *figures, f"{d.p:.3f}", d.verdict))
+    echo(f"first: {first}\nsecond: {second}")
+    print_table(header, lines)
+    echo("* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).")

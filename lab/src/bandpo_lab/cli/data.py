@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bandpo_lab.console import echo, print_table
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Golds, Role
 
 app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
@@ -61,9 +62,6 @@ def prepare_command(
     ] = False,
 ) -> None:
     """Write problem sets in verl's and TRL's form, with a manifest and what was dropped, and why."""
-    from rich.console import Console
-    from rich.table import Table
-
     from bandpo_lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
 
     form = PromptForm(INSTRUCTION if instruction is None else instruction)
@@ -79,14 +77,14 @@ def prepare_command(
         overwrite=overwrite,
         authors=authors,
     )
-    table = Table("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
+    header = ("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
+    rows = []
     for name, entry in manifest.items():
         bad = entry["unreadable golds"]
         for id, reason in bad.items():
-            typer.echo(f"kept {id}: {reason}", err=True)
-        counts = str(entry["rows"]), str(entry["dropped"]), str(len(bad))
-        table.add_row(name, entry["role"], *counts, entry["licence"], entry["origin"]["revision"][:20])
-    console = Console()
-    console.print(table)
+            echo(f"kept {id}: {reason}", err=True)
+        counts = entry["rows"], entry["dropped"], len(bad)
+        rows.append((name, entry["role"], *counts, entry["licence"], entry["origin"]["revision"][:20]))
+    print_table(header, rows)
     written = f"for TRL  {output_dir / 'trl'}\nfor verl {output_dir / 'verl'}\ndropped  {output_dir / 'dropped.jsonl'}"
-    console.print(written, highlight=False, soft_wrap=True)
+    echo(written)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bandpo._terminal import printable_lines
 from bandpo.cli import INTERRUPTED, stop
 from bandpo.errors import InvalidValue
+from bandpo_lab.console import echo
 from bandpo_lab.data.sets import Golds
 from bandpo_lab.files import SEAL, check_writable, digest, sealed
 
@@ -92,7 +94,7 @@ def eval_command(
     problems = (read_problems(data) if data else embedded_problems())[:limit]
     bad = unreadable([Gold(p.id, p.answer, p.data_source) for p in problems])
     for gold in bad:
-        typer.echo(f"{gold.gold.id}: {gold.reason} ({golds})", err=True)
+        echo(f"{gold.gold.id}: {gold.reason} ({golds})", err=True)
     if golds == "drop":
         ids = {gold.gold.id for gold in bad}
         problems = [p for p in problems if p.id not in ids]
@@ -158,13 +160,8 @@ def _report(folder: Path, scores: Mapping[str, Scores]) -> None:
     report = as_markdown(scores)
     (folder / "report.json").write_text(json.dumps(as_json(scores), indent=2) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(report, encoding="utf-8")
-    console = Console()
-    console.print(Markdown(report))
-    console.print(
-        f"\nsamples  {folder / 'samples.jsonl'}\nreport   {folder / 'report.md'}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    Console().print(Markdown(printable_lines(report), hyperlinks=False))
+    echo(f"\nsamples  {folder / 'samples.jsonl'}\nreport   {folder / 'report.md'}")
 
 
 def _generator(
@@ -189,8 +186,11 @@ def _generator(
     from bandpo_lab.evals.generate import TransformersSampler
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+        # Without a value for trust_remote_code, transformers asks on the terminal whether to run a model's code.
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model, dtype="auto", trust_remote_code=False, use_safetensors=True
+        )
     except Exception as error:  # of several packages
         where = "" if Path(model).is_dir() else "there is no such folder, and the hub's answer is: "
         raise InvalidValue(

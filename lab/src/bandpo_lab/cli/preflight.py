@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bandpo.errors import InvalidValue, did_you_mean
+from bandpo_lab.console import echo
 
 KEPT = 3
 """Checkpoints that the recommended recipes keep."""
@@ -35,8 +36,8 @@ def preflight_command(
                 f"{model!r} is none of {', '.join(PARAMETERS)}{did_you_mean(model, PARAMETERS)}"
             )
         checkpoints = KEPT * CHECKPOINT * PARAMETERS[model][0] / 1e9
-        typer.echo(f"{model}: {estimate_of(model, gpus * nodes)}\n")
+        echo(f"{model}: {estimate_of(model, gpus * nodes)}\n")
     text, ready = report(examine_node(output_dir), gpus, nodes, checkpoints)
-    typer.echo(text)
+    echo(text)
     if not ready:
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from bandpo.errors import InvalidValue
+from bandpo_lab.console import echo
 from bandpo_lab.files import check_writable, replacing
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
@@ -41,7 +42,7 @@ def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to make.")]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as unfinished:
         shutil.copytree(SHIPPED, unfinished, ignore=shutil.ignore_patterns("__pycache__"))
-    typer.echo(folder / "README.md")
+    echo(folder / "README.md")
 
 
 @app.command("summary")
@@ -54,6 +55,6 @@ def summary_command(
     from bandpo_lab.cost import beside_authors, read_steps, summed_up
 
     steps = read_steps(log)
-    typer.echo(summed_up(steps))
+    echo(summed_up(steps))
     if 1 in steps:
-        typer.echo(f"\n{beside_authors(steps)}")
+        echo(f"\n{beside_authors(steps)}")

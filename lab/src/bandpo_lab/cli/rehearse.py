@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.console import echo
 
 
 def rehearse_command(
@@ -44,7 +45,7 @@ def rehearse_command(
         timeout=timeout,
         stand_in=stand_in,
         folder=output_dir,
-        say=typer.echo,
+        say=echo,
         **form,
     )
     lines = [found.verdict]
@@ -60,6 +61,6 @@ def rehearse_command(
         )
     lines += ["Not covered", *(f"  {part}" for part in NOT_COVERED)]
     lines.append(f"{time.monotonic() - started:.0f} s; logs and metrics are in {found.folder}")
-    typer.echo("\n".join([*lines, found.verdict]))
+    echo("\n".join([*lines, found.verdict]))
     if not found.ok:
         raise typer.Exit(1)

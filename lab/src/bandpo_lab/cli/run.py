@@ -17,6 +17,7 @@ from bandpo.cli import read_method
 from bandpo.errors import InvalidValue, did_you_mean
 from bandpo.runs.legs import CONSOLE, new_leg
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.console import echo
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
 METHOD = "A rule of the recipes; any method, as 'GSPO(0.01)'; or vanilla, which is verl's own loss."
@@ -70,19 +71,19 @@ def run_command(
     if one_step:
         from bandpo_lab.rehearsal import gpu
 
-        typer.echo(gpu.tried(command, config, output))
+        echo(gpu.tried(command, config, output))
         return
 
     _check_ready(config)
     leg = new_leg(Path(config.trainer.default_local_dir).resolve())
     command.append(_environment(leg))
-    typer.echo(f"bandpo: leg {leg}")
+    echo(f"bandpo: leg {leg}")
     _print_command(command)
     train_into(leg, command)
 
 
 def _print_command(command: list[str]) -> None:
-    typer.echo(shlex.join(command))
+    echo(shlex.join(command))
     sys.stdout.flush()
 
 
@@ -151,7 +152,7 @@ def _check_ready(config: Any) -> None:
         raise InvalidValue(f"not started: {'; '.join(lacks)}")
     model = config.actor_rollout_ref.model.path
     if not Path(model).expanduser().is_dir():
-        typer.echo(
+        echo(
             f"bandpo: model       {model}, in the revision that the hub has as its newest, or this node in its cache; "
             "`bandpo-lab setup` downloads the one that the recipe names",
             err=True,

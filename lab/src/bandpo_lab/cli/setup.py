@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.console import echo
 
 if TYPE_CHECKING:
     from bandpo_lab.downloads import DataSet
@@ -56,7 +57,7 @@ def setup_command(
         rows.append(("data", one.name, *downloads.state_of_data(one)))
     _print_environment(data)
     for kind, name, revision, origin, state in rows:
-        typer.echo(f"{kind:5} {name}: {state}\n      revision {revision} ({origin})")
+        echo(f"{kind:5} {name}: {state}\n      revision {revision} ({origin})")
     if dry_run:
         return
 
@@ -64,22 +65,22 @@ def setup_command(
         check_writable(folder)
         folder.mkdir(parents=True, exist_ok=True)
     folder = downloads.download(on_hub, data) if on_hub else Path(model)
-    typer.echo(f"model {folder}")
+    echo(f"model {folder}")
     _prepare(sets)
-    typer.echo(f"export BANDPO_DATA={data} BANDPO_OUTPUT={output_dir}")
-    typer.echo("next: bandpo-lab run verl --rehearse with the same options, and a --method")
+    echo(f"export BANDPO_DATA={data} BANDPO_OUTPUT={output_dir}")
+    echo("next: bandpo-lab run verl --rehearse with the same options, and a --method")
 
 
 def _print_environment(data: Path) -> None:
     """Print the versions of the packages that a node needs, and the space for models and checkpoints."""
-    typer.echo(f"python {platform.python_version()}")
+    echo(f"python {platform.python_version()}")
     for package in PACKAGES:
         try:
-            typer.echo(f"{package} {version(package)}")
+            echo(f"{package} {version(package)}")
         except PackageNotFoundError:
-            typer.echo(f"{package} is not installed: docs/install.md has the environment of a node")
+            echo(f"{package} is not installed: docs/install.md has the environment of a node")
     place = next(folder for folder in (data, *data.parents) if folder.is_dir())
-    typer.echo(f"{shutil.disk_usage(place).free / 1e9:.0f} GB are free in {place}")
+    echo(f"{shutil.disk_usage(place).free / 1e9:.0f} GB are free in {place}")
 
 
 def _prepare(sets: list[DataSet]) -> None:
@@ -95,4 +96,4 @@ def _prepare(sets: list[DataSet]) -> None:
     if changed := changed_files([str(one.folder / "verl" / f"{one.name}.parquet") for one in sets]):
         raise FileProblem("; ".join(changed))
     for one in sets:
-        typer.echo(f"data  {one.folder / 'verl' / one.name}.parquet")
+        echo(f"data  {one.folder / 'verl' / one.name}.parquet")

@@ -12,6 +12,7 @@ import typer
 
 from bandpo.cli import INTERRUPTED, stop
 from bandpo_lab.cli.recipes import DefaultCommandGroup
+from bandpo_lab.console import echo
 
 CORES = os.cpu_count() or 1
 
@@ -34,8 +35,6 @@ def run_command(
     workers: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = CORES,
 ) -> None:
     """Compare clip rules: arms × seeds × settings, each run a `bandpo-lab train`; the same command again resumes."""
-    from rich.console import Console
-
     from bandpo_lab.study.execute import Execution
     from bandpo_lab.study.jobs import on_cores
     from bandpo_lab.study.plan import parse_study, study_text
@@ -43,17 +42,16 @@ def run_command(
     text = study_text(file)
     plan = parse_study(text)
     folder = output_dir or Path("runs") / f"study-{Path(file).stem}"
-    console = Console()
-    console.print(f"[bold]{plan.title}[/bold]\n{plan.question}", highlight=False)
-    console.print(f"decided by {plan.primary}, against {plan.baseline}; {plan.stopping}", highlight=False)
+    echo(f"{plan.title}\n{plan.question}")
+    echo(f"decided by {plan.primary}, against {plan.baseline}; {plan.stopping}")
     try:
         run_jobs = partial(on_cores, workers=workers)
-        results = Execution(plan, text, folder, run_jobs, say=partial(print, flush=True))()
+        results = Execution(plan, text, folder, run_jobs, say=echo)()
     except KeyboardInterrupt:
         stop(f"interrupted; the same command goes on with what is in {folder}", INTERRUPTED)
     for failure in results["failed"]:
-        console.print(f"[red]failed[/red] {failure}", highlight=False)
-    console.print(f"results  {folder / 'results.json'}", highlight=False, soft_wrap=True)
+        echo(f"failed {failure}")
+    echo(f"results  {folder / 'results.json'}")
     if results["failed"]:
         sys.exit(f"error: {len(results['failed'])} runs failed; the same command tries them again")
 
@@ -74,7 +72,7 @@ def page_command(
 
     folder = study.parent if study.name == "results.json" else study
     for path in study_page(read_results(folder)).save(output or folder / "report.html"):
-        typer.echo(path)
+        echo(path)
 
 
 @app.command("map")
@@ -90,7 +88,6 @@ def map_command(
     workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
 ) -> None:
     """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags; again, it resumes."""
-    from rich.console import Console
     from tqdm import tqdm
 
     from bandpo_lab.files import locked, replacing
@@ -114,7 +111,6 @@ def map_command(
     tables = map_text(found)
     with replacing(folder / "map.md") as unfinished:
         unfinished.write_text(tables, encoding="utf-8")
-    console = Console()
-    console.print(tables, highlight=False, markup=False, soft_wrap=True)
+    echo(tables)
     for name in ("map.png", "map.md", "map.jsonl"):
-        console.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
+        echo(f"wrote {folder / name}")

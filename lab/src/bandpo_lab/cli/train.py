@@ -8,13 +8,11 @@ from itertools import pairwise
 import typer
 
 from bandpo.cli import INTERRUPTED, stop
+from bandpo_lab.console import echo, print_table
 
 
 def train_command(context: typer.Context) -> None:
     """Train with GRPO and a clip rule; without arguments, the embedded task with Band."""
-    from rich.console import Console
-    from rich.table import Table
-
     from bandpo.text import importable_current_folder, parse
     from bandpo_lab.files import PATHS, check_path
 
@@ -43,12 +41,11 @@ def train_command(context: typer.Context) -> None:
             f"interrupted; add --resume to go on from the last checkpoint in {arguments.training.output_dir}",
             INTERRUPTED,
         )
-    console = Console()
     if folder.evaluations:
-        table = Table("", *folder.evaluations)
-        for score in next(iter(folder.evaluations.values())):
-            table.add_row(score, *(f"{scores[score]:.3f}" for scores in folder.evaluations.values()))
-        console.print(table)
+        scores = folder.evaluations.values()
+        names = next(iter(scores))
+        rows = [(name, *(f"{figures[name]:.3f}" for figures in scores)) for name in names]
+        print_table(("", *folder.evaluations), rows)
     said = {"method": arguments.training.method, "model": folder.model, "report": folder.report}
     for what, value in {**said, "metrics": folder.metrics}.items():
-        console.print(f"{what:8} {value}", highlight=False, soft_wrap=True)
+        echo(f"{what:8} {value}")

@@ -13,7 +13,9 @@ import queue
 import re
 import subprocess
 import sys
+import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,42 @@ class Grade:
 
 
 CORES = os.cpu_count() or 1
+
+SLOW_ANSWERS = 24
+"""Answers of a batch that may meet the grader's limit of time. The others then have `SHORT_LIMIT` each."""
+SHORT_LIMIT = 0.5
+"""Seconds of processor time. Answers that are no attack take a few hundredths."""
+SLOW_ANSWERS_AT_SHORT_LIMIT = 96
+"""Answers of a batch that may meet `SHORT_LIMIT` too. The others are then compared as texts."""
+
+
+class _BatchTime:
+    """What the answers of one batch may still take of the grader, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slow = 0
+        self._slow_at_short_limit = 0
+        self.hurried = 0
+        """Answers that had less time than the first."""
+
+    def limit_of_next(self, usual: float) -> float:
+        """Return the seconds that the next answer has; 0 if it is compared as a text."""
+        with self._lock:
+            if self._slow < SLOW_ANSWERS:
+                return usual
+            self.hurried += 1
+            return min(usual, SHORT_LIMIT) if self._slow_at_short_limit < SLOW_ANSWERS_AT_SHORT_LIMIT else 0.0
+
+    def count_slow(self, limit: float, usual: float) -> None:
+        """Count an answer that ended a process of the grader."""
+        with self._lock:
+            if limit < usual:
+                self._slow_at_short_limit += 1
+            else:
+                self._slow += 1
+
+
 DECIDING = ("extraction", "grading", "math_worker", "normalize", "question")
 
 
@@ -88,11 +127,13 @@ class MathGrader:
         # A model repeats its answers, the costly ones too.
         self._compare = lru_cache(maxsize=100_000)(self._verdict)
 
-    def grade(self, completion: str, gold: str, problem: str | None = None) -> Grade:
+    def grade(
+        self, completion: str, gold: str, problem: str | None = None, batch_time: _BatchTime | None = None
+    ) -> Grade:
         """Grades one completion, within about the time limit whatever it holds.
 
         The gold, the right answer, is LaTeX or a plain number, without a box. With the problem, as in training, an
-        answer must say more than it.
+        answer must say more than it. `reward` gives the time that its batch may take.
         """
         extracted = extract(completion)
         if extracted is None:
@@ -100,7 +141,18 @@ class MathGrader:
         if len(extracted.text) > LONGEST_ANSWER:
             return Grade(0.0, None, "too long")
         normal = normal_form if extracted.boxed else normal_prose
-        verdict = self._compare(normal(extracted.text), extracted.boxed, normal_form(gold))
+        answer, gold_form = normal(extracted.text), normal_form(gold)
+        usual = self._settings[0]
+        limit = usual if batch_time is None else batch_time.limit_of_next(usual)
+        if limit:
+            started = time.monotonic()
+            verdict = self._compare(answer, extracted.boxed, gold_form, limit)
+            # An answer that was given before takes no time.
+            if batch_time and verdict.reason and time.monotonic() - started >= limit / 2:
+                batch_time.count_slow(limit, usual)
+        else:
+            is_equal = answer == gold_form
+            verdict = _Verdict(right=is_equal, answer=answer, reason=None if is_equal else "timeout")
         if verdict.reason is not None:
             return Grade(0.0, None, verdict.reason)
         if verdict.right:
@@ -111,7 +163,7 @@ class MathGrader:
     def reads(self, gold: str) -> bool:
         """Whether math-verify reads a gold as mathematics, and not as a text that only itself can match."""
         normal = normal_form(gold)
-        return self._compare(normal, True, normal).read
+        return self._compare(normal, True, normal, self._settings[0]).read
 
     def close(self) -> None:
         """Ends the processes; the grader can be used again and starts new ones."""
@@ -127,7 +179,7 @@ class MathGrader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _verdict(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
+    def _verdict(self, answer: str, boxed: bool, gold: str, limit: float) -> "_Verdict":
         bases = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
         if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify ignores bases
             return _Verdict(answer=answer)
@@ -135,17 +187,17 @@ class MathGrader:
             return _Verdict(answer=answer)
         if re.fullmatch(r"-?\d+", gold) and gold not in ("0", "1"):
             answer = answer.removesuffix("\\%")  # a unit, and no share
-        verdict = self._ask(answer, boxed, gold)
+        verdict = self._ask(answer, boxed, gold, limit)
         # Something else than this answer may have ended the process.
-        return self._ask(answer, boxed, gold) if verdict.reason == "failed" else verdict
+        return self._ask(answer, boxed, gold, limit) if verdict.reason == "failed" else verdict
 
-    def _ask(self, answer: str, boxed: bool, gold: str) -> "_Verdict":
+    def _ask(self, answer: str, boxed: bool, gold: str, limit: float) -> "_Verdict":
         worker = self._slots.get()
         survivor = None
         try:
             if worker is None or worker.process.poll() is not None:
                 worker = _Worker(*self._settings)
-            verdict = worker.ask({"answer": answer, "boxed": boxed, "gold": gold})
+            verdict = worker.ask({"answer": answer, "boxed": boxed, "gold": gold}, limit)
             survivor = None if verdict.reason else worker
             return verdict
         finally:
@@ -164,7 +216,6 @@ class _Verdict:
 
 class _Worker:
     def __init__(self, time_limit: float, memory: int) -> None:
-        self.time_limit = time_limit
         script = Path(__file__).with_name("math_worker.py")
         self.process = subprocess.Popen(
             [sys.executable, str(script), str(time_limit), str(memory)],
@@ -179,17 +230,17 @@ class _Worker:
                 f"the grading process does not start; try: {sys.executable} {script} 5 4000000000"
             )
 
-    def ask(self, question: dict[str, Any]) -> _Verdict:
+    def ask(self, question: dict[str, Any], limit: float) -> _Verdict:
         started = time.monotonic()
         try:
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.write(json.dumps(question | {"seconds": limit}) + "\n")
             self.process.stdin.flush()
             line = self._line()
         except BrokenPipeError:
             line = ""
         if not line.endswith("\n"):
-            return _Verdict(reason="timeout" if time.monotonic() - started >= self.time_limit else "failed")
+            return _Verdict(reason="timeout" if time.monotonic() - started >= limit else "failed")
         return _Verdict(**json.loads(line))
 
     def _line(self) -> str:
@@ -232,7 +283,13 @@ RULES: Mapping[str, Callable[[str, str], Grade]] = {"multiplication": _grade_mul
 """How completions of the package's own tasks are graded, by `data_source`; everything else is mathematics."""
 
 
-def grade(completion: str, gold: str, data_source: str = "math", problem: str | None = None) -> Grade:
+def grade(
+    completion: str,
+    gold: str,
+    data_source: str = "math",
+    problem: str | None = None,
+    batch_time: _BatchTime | None = None,
+) -> Grade:
     """Grade one completion against a gold of `bandpo-lab data prepare`, by the rule of its data source (`RULES`).
 
     With the problem, an answer that only restates it is wrong, and so is one that it asks to simplify.
@@ -241,7 +298,9 @@ def grade(completion: str, gold: str, data_source: str = "math", problem: str | 
     1.0
     """
     rule = RULES.get(data_source)
-    return rule(completion, gold) if rule else shared_grader(os.getpid()).grade(completion, gold, problem)
+    if rule:
+        return rule(completion, gold)
+    return shared_grader(os.getpid()).grade(completion, gold, problem, batch_time)
 
 
 def reward(
@@ -255,6 +314,10 @@ def reward(
 
     Prompts and completions are texts, or messages of which the last counts. Without data sources all are mathematics,
     and without prompts a restated problem may be right.
+
+    Once `SLOW_ANSWERS` of a batch have met the grader's limit of time, the others have `SHORT_LIMIT` each, and once
+    `SLOW_ANSWERS_AT_SHORT_LIMIT` have met that, the others are right only if their text is the answer's. A warning says
+    so.
 
     Raises:
         ValueError: The sequences differ in length.
@@ -271,8 +334,16 @@ def reward(
         [text if isinstance(text, str) else text[-1]["content"] for text in column]
         for column in (completions, prompts or [""] * len(completions))
     )
+    batch_time = _BatchTime()
     with ThreadPoolExecutor(CORES) as executor:
-        return [verdict.score for verdict in executor.map(grade, texts, answer, sources, problems)]
+        verdicts = list(executor.map(grade, texts, answer, sources, problems, repeat(batch_time)))
+    if batch_time.hurried:
+        warnings.warn(
+            f"{batch_time.hurried} of {len(texts)} answers had less time in the grader, as {SLOW_ANSWERS} others of "
+            "their batch met its limit: right answers among them may have scored 0",
+            stacklevel=2,
+        )
+    return [verdict.score for verdict in verdicts]
 
 
 def compute_score(

@@ -168,9 +168,10 @@ def main() -> None:
     grade_pair("\\frac{1}{2}", True, "0.5")  # loads modules that the first answer's time should not include
     print("ready", flush=True)
     for line in sys.stdin:
-        limit_time(time_limit)
+        question = json.loads(line)
+        limit_time(question.pop("seconds", time_limit))
         try:
-            verdict = grade_pair(**json.loads(line))
+            verdict = grade_pair(**question)
         except Exception:
             verdict = {"right": False, "answer": None, "read": False}
         limit_time(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -109,7 +109,7 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     """
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
-    _check_prepared(path)
+    check_prepared(path)
     if path.suffix in (".jsonl", ".json"):  # verl's name for the same
         return [row for _, row in islice(read_jsonl(path, growing=False, parse=_parse), limit)]
     if path.suffix != ".parquet":
@@ -117,13 +117,80 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
-        return list(islice((row for batch in file.iter_batches() for row in batch.to_pylist()), limit))
+        return list(islice(_parquet_rows(path), limit))
     except (pyarrow.ArrowException, OSError, ArithmeticError, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} cannot be read as parquet: {error!s:.300}") from error
 
 
-def _check_prepared(path: Path) -> None:
+LARGEST_PARQUET = 2**30
+"""Bytes of a parquet file's columns that are read, once they are decompressed."""
+
+MOST_PARQUET_ROWS = 2**21
+"""Rows of a parquet file that are read."""
+
+MOST_PARQUET_COLUMNS = 1000
+"""Columns of a parquet file that are read."""
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the rows of a parquet file within the limits.
+
+    Raises:
+        ValueError: if a limit is met; the message names it.
+    """
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(
+        path,
+        page_checksum_verification=True,
+        thrift_string_size_limit=LARGEST_FOOTER,
+        thrift_container_size_limit=LARGEST_FOOTER,
+    )
+    metadata = file.metadata
+    chunks = metadata.num_row_groups * metadata.num_columns
+    limit = ""
+    if metadata.num_columns > MOST_PARQUET_COLUMNS:
+        limit = f"{metadata.num_columns:,} columns, and at most {MOST_PARQUET_COLUMNS:,} are read"
+    elif metadata.num_rows > MOST_PARQUET_ROWS:
+        limit = f"{metadata.num_rows:,} rows, and at most {MOST_PARQUET_ROWS:,} are read"
+    elif chunks > MOST_PARQUET_ROWS:
+        limit = f"{chunks:,} parts of columns, and at most {MOST_PARQUET_ROWS:,} are read"
+    if limit:
+        raise InvalidValue(f"{path} has {limit}; give a part of it")
+    sizes = [
+        metadata.row_group(group).column(column).total_uncompressed_size
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    ]
+    if sum(sizes) > LARGEST_PARQUET:
+        raise InvalidValue(
+            f"{path} has {sum(sizes) / 2**20:,.0f} MiB once it is decompressed, and at most "
+            f"{LARGEST_PARQUET / 2**20:,.0f} are read; give a part of it"
+        )
+    # A text that is stored once may stand in any number of rows.
+    largest = max(sizes, default=1)
+    rows_at_once = max(1, min(2**16, 2**26 // max(largest, 1)))
+    most = min(LARGEST_PARQUET, max(2**27, MOST_REPETITION * sum(sizes)))
+    total = 0
+    for batch in file.iter_batches(rows_at_once):
+        total += batch.nbytes
+        if total > most:
+            raise InvalidValue(
+                f"{path} has more than {most / 2**20:,.0f} MiB in its rows, the limit for a file with "
+                f"{sum(sizes) / 2**20:,.1f} MiB in its columns; give a part of it"
+            )
+        yield from batch.to_pylist()
+
+
+MOST_REPETITION = 16
+"""How many times the bytes of its columns a file may hold in its rows, beyond 128 MiB: a text may be stored once for
+many rows."""
+
+LARGEST_FOOTER = 2**24
+"""Bytes of a text, and entries of a list, in the footer of a parquet file."""
+
+
+def check_prepared(path: Path) -> None:
     """Compare a file in a folder of `bandpo-lab data prepare` with the digest in the manifest there.
 
     Raises:

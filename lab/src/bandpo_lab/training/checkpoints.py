@@ -26,13 +26,18 @@ def damage(folder: Path) -> str | None:
     if not digests:
         return f"{SEAL} cannot be read"
     for name, expected in digests.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"{SEAL} names a file elsewhere"
         if not (folder / name).is_file():
             return f"{name} is missing"
         if digest(folder / name) != expected:
             return f"{name} has changed"
     state = folder / "trainer_state.json"
     if state.name in digests:
-        step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
+        try:
+            step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return f"{state.name} tells no step"
         if step != step_of(folder):
             return f"it is of step {step}"
     return None

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from transformers import SchedulerType
 
+from bandpo._terminal import printable
 from bandpo.errors import FileProblem, InvalidValue, RunProblem
 from bandpo.report.page import write_report
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.quantities import named_rows
+from bandpo_lab.file_models import checked, read_json, read_yaml
 from bandpo_lab.files import (
     LOCK,
     UNFINISHED,
@@ -139,7 +141,13 @@ class RunFolder:
         """The content of config.yaml; None if it is damaged."""
         if sealed(self.path).get(self._config.name) != digest(self._config):
             return None
-        return yaml.safe_load(self._config.read_text(encoding="utf-8"))
+        # Whoever made the folder can have sealed anything.
+        config = read_yaml(self._config.read_bytes(), str(self._config))
+        if not isinstance(config.get("processes"), int) or not isinstance(config.get("arguments"), dict):
+            raise InvalidValue(
+                f"{self._config} holds no settings of a run: choose another output_dir, or restore the file"
+            )
+        return config
 
     def begin(self) -> Path | None:
         """Write the settings that were checked, remove what was never finished, and set damaged checkpoints aside.
@@ -244,7 +252,8 @@ class RunFolder:
         if sealed(self.path).get(self.evaluation.name) != digest(self.evaluation):
             _say(f"{self.evaluation} has changed; evaluating again")
             return {}
-        return json.loads(self.evaluation.read_text(encoding="utf-8"))
+        scores = dict[str, dict[str, float]]
+        return checked(scores, read_json(self.evaluation), str(self.evaluation))
 
     def record_evaluation(self, when: str, scores: dict[str, float]) -> None:
         self.evaluations[when] = scores
@@ -336,7 +345,7 @@ def reason_against_more_steps(arguments: Arguments, steps: int) -> str | None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def _within(path: str | None, output_dir: str | None) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,7 @@ from bandpo.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
+from bandpo_lab.evals.rows import check_prepared
 from bandpo_lab.files import check_writable
 from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
@@ -56,6 +58,7 @@ def run_training(arguments: Arguments) -> RunFolder:
             where they are. Or another process of this training does not answer.
     """
     run, training, _, _ = arguments
+    check_prepared_data(arguments)
     rewards = reward_functions(run)
     per_batch = training.updates_per_batch
     if training.save_strategy == "steps" and training.save_steps % per_batch:
@@ -134,6 +137,8 @@ def _trainer(
     training.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,
+        # Other files of weights are pickles.
+        "use_safetensors": True,
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
         **cast("dict[str, Any]", training.model_init_kwargs or {}),
@@ -163,6 +168,35 @@ def _trainer(
             except Exception as error:  # each service has errors of its own
                 raise InvalidValue(f"report_to: {type(callback).__name__} cannot begin: {error}") from error
     return trainer, tokenizer
+
+
+def check_prepared_data(arguments: Arguments) -> None:
+    """Compare the files of `bandpo-lab data prepare` that a run trains on with their digests; others are not judged.
+
+    Raises:
+        ValueError: a file has changed since it was prepared; the message names it.
+    """
+    run, _, _, mixture = arguments
+    for file in _data_files(run.dataset_name or ""):
+        check_prepared(file)
+    for part in mixture.datasets:
+        named = part.data_files or "*"
+        by_split = named.values() if isinstance(named, Mapping) else [named]
+        patterns = [text for texts in by_split for text in ([texts] if isinstance(texts, str) else texts)]
+        folder = Path(part.data_dir or (part.path if Path(part.path).is_dir() else "."))
+        if part.data_files is None and not (part.data_dir or Path(part.path).is_dir()):
+            continue
+        for pattern in patterns:
+            for file in glob.glob(str(folder / pattern), recursive=True):
+                check_prepared(Path(file))
+
+
+def _data_files(name: str) -> list[Path]:
+    """Return the Parquet files that the name of a data set leads to, where it is a path."""
+    path = Path(name)
+    if path.is_dir():
+        return sorted(path.rglob("*.parquet"))
+    return [path] if path.is_file() else []
 
 
 def load_data(arguments: Arguments) -> tuple[Any, Any]:

@@ -1,0 +1,55 @@
+"""What the lab's commands print: text of others is shown as it is, and is neither obeyed nor taken for markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from bandpo._terminal import printable, printable_lines
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    r"""Print text, with each character that a terminal would obey or hide as a visible escape.
+
+    Args:
+        text: Any object; its ``str`` is taken. It may have several lines.
+        err: Whether it goes to standard error.
+
+    >>> echo("a folder\x1b[31m")
+    a folder\x1b[31m
+    """
+    typer.echo(printable_lines(text), err=err)
+
+
+def cell(text: object) -> Text:
+    """Return text as a cell of a table of rich, which reads markup in a plain ``str``.
+
+    >>> cell("[red]a").plain
+    '[red]a'
+    """
+    from rich.text import Text
+
+    return Text(printable(text))
+
+
+def print_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table.
+
+    Args:
+        header: The names of the columns.
+        rows: Their cells.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in header:
+        table.add_column(cell(name))
+    for row in rows:
+        table.add_row(*map(cell, row))
+    Console().print(table)

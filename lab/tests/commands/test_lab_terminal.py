@@ -1,0 +1,81 @@
+"""What the lab's commands print: text of others is neither obeyed by the terminal nor taken for markup."""
+
+import hashlib
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("math_verify")
+
+from bandpo_lab.cli.app import app
+from bandpo_lab.evals.run import SAMPLES, SETTINGS
+from bandpo_lab.file_models import with_seal
+from bandpo_lab.study.execute import Execution
+
+HOSTILE = "[red]x[/red]\x1b[31m\x1b]0;t\x07\u202e\u2066\x9b"
+SHOWN = r"[red]x[/red]\x1b[31m\x1b]0;t\x07\u202e\u2066\x9b"
+
+STUDY = {
+    "title": HOSTILE,
+    "question": HOSTILE,
+    "primary": HOSTILE,
+    "stopping": HOSTILE,
+    "baseline": "a",
+    "arms": {"a": {"method": "DAPO()"}},
+    "options": {},
+    "experiments": {"main": {"question": "?", "seeds": [0]}},
+}
+
+
+def printed(*arguments) -> str:
+    """Run a command in this process; return all that it printed."""
+    return CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False).output
+
+
+def check(output: str) -> None:
+    """Check that no character of the hostile text reached the terminal as such."""
+    assert not any(letter in output for letter in "\x1b\x07\x9b\u202e\u2066"), ascii(output)
+
+
+def test_a_study_s_texts(tmp_path, monkeypatch):
+    results = {"failed": [HOSTILE]}
+    monkeypatch.setattr(Execution, "__call__", lambda self: self.say(HOSTILE) or results)
+    file = tmp_path / "study.yaml"
+    file.write_text(json.dumps(STUDY))
+    output = printed("study", "run", file, "--output-dir", tmp_path / f"out{HOSTILE.replace('/', '')}")
+    check(output)
+    assert output.count(SHOWN) == 6  # title, question, metric, stopping rule, what it says and what failed
+    assert r"out[red]x[red]\x1b[31m" in output
+
+
+def evaluation(folder):
+    folder.mkdir()
+    lines = []
+    for k, score in enumerate((1.0, 0.0)):
+        row = {
+            "problem": f"{k}{HOSTILE}", "sample": 0, "data_source": f"{HOSTILE} [a](https://b.example)", "score": score,
+            "answer": HOSTILE, "reason": "right", "finish": "stop", "tokens": 3, "completion": HOSTILE, "gold": HOSTILE,
+        }  # fmt: skip
+        digest = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+        lines.append(json.dumps({**row, "sha256": digest}) + "\n")
+    (folder / SAMPLES).write_text("".join(lines))
+    (folder / SETTINGS).write_text(json.dumps(with_seal({"n": 1, "problems": 2})))
+    return folder
+
+
+def test_the_names_of_evaluated_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    first, second = (evaluation(tmp_path / name) for name in ("a", "b"))
+    output = printed("compare-evals", first, second)
+    check(output)
+    assert SHOWN in output
+
+
+@pytest.mark.usefixtures("one_grader")
+def test_a_report_on_a_terminal_with_colours(tmp_path, monkeypatch):
+    """Rich writes its own colours there, and no link, title or writing direction of others."""
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    output = printed("eval", "--regrade", "--output-dir", evaluation(tmp_path / "a"))
+    assert not any(text in output for text in ("\x1b]", "\x07", "\x9b", "\u202e", "\u2066")), ascii(output)
