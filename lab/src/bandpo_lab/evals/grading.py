@@ -57,8 +57,8 @@ CORES = os.cpu_count() or 1
 
 SLOW_ANSWERS = 24
 """Answers of a batch that may meet the grader's limit of time. The others then have `SHORT_LIMIT` each."""
-SHORT_LIMIT = 0.5
-"""Seconds of processor time. Answers that are no attack take a few hundredths."""
+SHORT_LIMIT = 1.0
+"""Seconds of processor time. Ordinary answers take hundredths of a second, and the slowest of them some tenths."""
 SLOW_ANSWERS_AT_SHORT_LIMIT = 96
 """Answers of a batch that may meet `SHORT_LIMIT` too. The others are then compared as texts."""
 
