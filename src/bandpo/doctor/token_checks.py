@@ -92,6 +92,9 @@ OTHER_PROMPT = 0.3
 LARGER_AT_START = 1.25
 """Times the distance at later tokens that another prompt gives at the first ones, at least."""
 
+LOST_P = 1e-3
+"""Probability up to which the last loss of updates does not follow its advantages least by chance."""
+
 FEWEST_BATCHES = 3
 """Batches from which something is said of how figures follow each other."""
 
@@ -164,9 +167,10 @@ class _Course:
         values = self.values[max(0, self.start - 1) :]
         if len(values) < 2:
             return False
-        begins_low = float(values[0]) < min(REMAINDER * float(values.max()), NEAR_LIMIT * self.limit)
-        # A fault that begins at once has its full size in its first batch.
-        at_once = self.start > 0 and float(values[1]) > MAJORITY * float(np.median(values[1:]))
+        begins_low = float(values[0]) < min(REMAINDER * float(values.max()), self.limit)
+        # A fault that begins within the run has its full size at once. Weights that are not pushed differ from the
+        # second batch on, and may do so by as much as one large first update.
+        at_once = self.start > 1 and float(values[1]) > MAJORITY * float(np.median(values[1:]))
         return begins_low and not (at_once and len(values) > FEWEST_BATCHES)
 
 
@@ -468,11 +472,14 @@ def _cause_of_mismatch(
     mean_surplus, z = first_pass.mean_and_z(surplus, where)
     is_surer = mean_surplus < 0 and -z > Z_LIMIT and _drawn_from_a_part(log_weight, where)
     if is_surer and _stands_at_the_start(first_pass, log_weight, where, silent=ROUNDING_DISTANCE / 2):
+        place = f"the engine is surer than the trainer at the first tokens of answers alone{since}"
+        if _has_silent_open_tokens(first_pass, log_weight, where):
+            return passed.failed("edited-logits", f"{place}: it edits their logits, as min_tokens does")
         cause = (
-            f"the engine is surer than the trainer at the first tokens of answers alone: it edits their logits, "
-            f"as min_tokens does{since}"
+            f"{place}: it draws from a part of the vocabulary, or edits their logits as min_tokens does; the policy "
+            "is sure of later tokens, so that they do not tell"
         )
-        return passed.failed("edited-logits", cause)
+        return passed.failed("top-p", cause, "edited-logits")
     if is_surer and not quotient:
         cause = (
             f"π_old/π_rollout is {1 + mean_surplus:.3f} on average and hardly ever above 1: "
@@ -567,6 +574,30 @@ def _stands_at_the_start(
         return early_distance > max(OTHER_PROMPT, LARGER_AT_START * _mean(distance[late]))
     late = where & (first_pass.position > (2 * longest) // 3)
     return bool(late.any()) and _mean(distance[late]) < min(silent, MAJORITY * early_distance)
+
+
+def _has_silent_open_tokens(first_pass: FirstPass, log_weight: Floats, where: Flags) -> bool:
+    """Return whether late tokens agree of which the policy is as unsure as of early ones that do not.
+
+    A part of the vocabulary is missing wherever the policy is unsure, min_tokens shows at the first tokens alone.
+
+    Args:
+        first_pass: The first pass.
+        log_weight: The trainer's log-probability of each token, less the engine's, (tokens,).
+        where: Tokens to look at, (tokens,).
+    """
+    longest = int(first_pass.position[where].max(initial=0))
+    known = where & ~np.isnan(first_pass.entropy)
+    off = known & (first_pass.position <= longest // 2) & (-log_weight > ROUNDING_DISTANCE)
+    if not off.any():
+        return False
+    unsure = first_pass.entropy >= float(np.median(first_pass.entropy[off]))
+    late = known & (first_pass.position > (2 * longest) // 3) & unsure
+    if int(late.sum()) < FEWEST_TOKENS:
+        return False
+    return float((-log_weight[late] > ROUNDING_DISTANCE).mean()) < MAJORITY * float(
+        (-log_weight[known & unsure & (first_pass.position <= longest // 3)] > ROUNDING_DISTANCE).mean()
+    )
 
 
 def _drawn_from_a_part(log_weight: Floats, where: Flags) -> bool:
@@ -734,6 +765,9 @@ def check_updates(first_pass: FirstPass, *, whole_groups: bool = True) -> Findin
         )
         return passed.failed("hardly-moves", cause)
 
+    cause = _lost_gradient(first_pass)
+    if cause and has_signal:
+        return passed.failed("micro-batch-lost", cause)
     missing, group_size = _missing_of_groups(first_pass)
     if missing and whole_groups:
         cause = (
@@ -742,6 +776,34 @@ def check_updates(first_pass: FirstPass, *, whole_groups: bool = True) -> Findin
         )
         return passed.failed("micro-batch-lost", cause)
     return passed
+
+
+def _lost_gradient(first_pass: FirstPass) -> str:
+    """Return that the last micro-batch of updates is without effect, as a cause; "" if it is not.
+
+    Were all alike, each loss of an update would be as likely as the others to follow its advantages least.
+
+    Args:
+        first_pass: The first pass.
+    """
+    followed = first_pass.followed
+    if len(followed) < FEWEST_BATCHES:
+        return ""
+    last = float(np.median([of_batch.last for of_batch in followed]))
+    others = float(np.median([of_batch.others for of_batch in followed]))
+    lowest = sum(of_batch.is_lowest for of_batch in followed)
+    # The probability of each number of batches in which the last is the lowest by chance.
+    chances = np.ones(1)
+    for of_batch in followed:
+        chance = 1 / of_batch.losses
+        chances = np.convolve(chances, [1 - chance, chance])
+    if float(chances[lowest:].sum()) > LOST_P or last > 2 * REMAINDER * others:
+        return ""
+    return (
+        f"log-probabilities of the last of {followed[0].losses} micro-batches follow their advantages by {last:.2g} nats "
+        f"per unit, those of the others by {others:.2g}, and in {lowest} of {len(followed)} batches they follow least: "
+        "its gradient is lost"
+    )
 
 
 def _missing_of_groups(first_pass: FirstPass) -> tuple[int, int]:
