@@ -7,7 +7,7 @@ pass over each batch, and of each sequence a few numbers, so that a whole run fi
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +136,7 @@ class AdvantageCollector:
 
         # For the newest batch of the file, the update at which each sequence was first recorded, and its size so far.
         self._newest: tuple[int, int] | None = None
+        self._place = (0, 0)
         self._first_updates: dict[int, int] = {}
         self._rows = 0
 
@@ -143,6 +144,8 @@ class AdvantageCollector:
         self._update: int | None = None
         self._has_new = False
         self._undecided: list[dict[str, NDArray[Any]]] = []
+        self._groups: Counter[float] = Counter()
+        self._largest_group = 0
 
         self._token_counts = _no_numbers()
         self._end_counts = _no_numbers()
@@ -163,12 +166,15 @@ class AdvantageCollector:
         if self._newest != (process, number):
             self._newest = (process, number)
             self._first_updates = {}
+            self._decide()
+            self._place = number, process
+            self._groups.clear()
             self._rows = 0
             self._update = None
         if batch.update is None or batch.update != self._update:
+            self._decide()
             self._update = batch.update
             self._has_new = False
-            self._undecided = []
         repeated = self._is_repeated(batch)
         if ordinal % self._stride:
             return
@@ -186,6 +192,15 @@ class AdvantageCollector:
         if self._count > SEQUENCES:
             self._thin_out()
 
+    def _decide(self) -> None:
+        """Append the sequences of an update that are all equal to earlier ones if groups lack as many."""
+        undecided, self._undecided = self._undecided, []
+        groups = Counter(group for columns in undecided for group in columns["group"].tolist())
+        lacking = all(self._groups[group] + count <= self._largest_group for group, count in groups.items())
+        if undecided and lacking and not any(map(math.isnan, groups)):
+            for columns in undecided:
+                self._append(columns, *self._place)
+
     def _append(self, columns: dict[str, NDArray[Any]], number: int, process: int) -> None:
         """Append the sequences of a loss.
 
@@ -202,9 +217,12 @@ class AdvantageCollector:
             self._columns[name].append(values)
         self._rows += rows
         self._count += rows
+        self._groups.update(columns["group"].tolist())
+        self._largest_group = max(self._largest_group, *self._groups.values(), 0)
 
     def result(self) -> RecordedAdvantages:
         """Return what was recorded in the losses that were added so far."""
+        self._decide()
         columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
         if columns:
             steps = [self._first_steps[number] for number in columns["batch"].tolist()]

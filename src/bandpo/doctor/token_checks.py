@@ -118,11 +118,34 @@ def token_findings(first_pass: FirstPass, *, whole_groups: bool = True) -> list[
     findings = [check_numbers(first_pass)]
     for check in (check_ratio, check_engine, check_surprisal):
         finding = check(first_pass)
+        if check is check_engine and finding.ok is False and _is_effect_of_sampling(first_pass, finding):
+            finding = finding._replace(
+                code="ok", ok=None, cause="", or_else=(), severity="", onset=None, advice=""
+            )
         findings.append(finding)
         if finding.ok is False:
             break
     findings.append(check_updates(first_pass, whole_groups=whole_groups))
     return findings
+
+
+def _is_effect_of_sampling(first_pass: FirstPass, finding: Finding) -> bool:
+    """Return whether a distance of an engine is small beside that of its tokens from those that it would draw.
+
+    Rounding is larger where tokens are rare. If the sampler draws rare ones, it does not draw as the engine reports.
+
+    Args:
+        first_pass: The first pass.
+        finding: That the engine is not the trainer.
+    """
+    where = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy + first_pass.logp_rollout)
+    if finding.code not in ("engine-mismatch", "top-p") or (finding.figure or math.inf) > MODERATE_KL:
+        return False
+    mean, z = first_pass.mean_and_z(first_pass.excess_surprisal, where)
+    distance = _mean(np.abs(first_pass.logp_old - first_pass.logp_rollout)[where])
+    # A part of the vocabulary gives tokens that are surer, never rarer ones.
+    is_rarer = finding.code != "top-p" or mean > 0
+    return is_rarer and abs(z) > LATE_Z_LIMIT and abs(mean) > 10 * distance
 
 
 def check_numbers(first_pass: FirstPass) -> Finding:
@@ -464,6 +487,11 @@ def _cause_of_mismatch(
         return passed.failed("mask", cause)
 
     few_share, mean_weight = _few_far_tokens(log_weight[where])
+    if not few_share or mean_weight >= UNSAMPLED_WEIGHT:
+        # Beside rounding in half precision, tokens that nobody sampled are a nat and more away.
+        far_share, far_weight = _few_far_tokens(log_weight[where], farther_than=1.0)
+        if far_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
+            few_share, mean_weight = far_share, far_weight
     if few_share and mean_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
         cause = f"{few_share:.1%} of tokens are far off, rarer for the trainer; sequences without them agree{since}"
         return passed.failed("retokenised", cause)
@@ -471,6 +499,15 @@ def _cause_of_mismatch(
     quotient, r_squared = _temperature(first_pass, old, engine, where)
     mean_surplus, z = first_pass.mean_and_z(surplus, where)
     is_surer = mean_surplus < 0 and -z > Z_LIMIT and _drawn_from_a_part(log_weight, where)
+    # Rounding hides on which side of the trainer's single probabilities lie. Their mean weight is below 1 only if the
+    # engine cannot draw some tokens.
+    lacks_tokens = mean_surplus < -NEGLIGIBLE and -z > Z_LIMIT and course.figure <= MODERATE_KL
+    if lacks_tokens and not is_surer and not quotient and _is_mostly_surer(log_weight, where):
+        cause = (
+            f"π_old/π_rollout is {1 + mean_surplus:.3f} on average (z {z:.1f}), which rounding does not give: the "
+            f"engine drew from a part of the vocabulary{since}"
+        )
+        return passed.failed("top-p", cause)
     if is_surer and _stands_at_the_start(first_pass, log_weight, where, silent=ROUNDING_DISTANCE / 2):
         place = f"the engine is surer than the trainer at the first tokens of answers alone{since}"
         if _has_silent_open_tokens(first_pass, log_weight, where):
@@ -528,22 +565,43 @@ def _cause_of_mismatch(
     cause = f"they are far apart from the first batch on, to both sides and all along the answers{since}"
     if course.step is not None:
         cause = f"they are far apart, to both sides and all along the answers{since}"
+    # Weights that were not pushed are no farther away than the policy has moved since.
+    if course.step is not None and _is_within_movement(first_pass, course, log_weight):
+        cause = f"{cause}, and no farther than updates moved the policy since: weights that were not pushed would do so"
+        return passed.failed("weight-sync", cause, "engine-mismatch", *age_unknown, *undetectable)
     return passed.failed("engine-mismatch", cause, *age_unknown, "prompt", *undetectable)
 
 
-def _few_far_tokens(log_weight: Floats) -> tuple[float, float]:
+def _is_within_movement(first_pass: FirstPass, course: _Course, log_weight: Floats) -> bool:
+    """Return whether the first batch that is off is no farther than the updates before it moved the policy.
+
+    Args:
+        first_pass: The first pass.
+        course: The figure by batch.
+        log_weight: The trainer's log-probability of each token, less the engine's, (tokens,).
+    """
+    numbers = np.unique(first_pass.batch)
+    moved = [first_pass.last_distance.get(int(number), math.nan) for number in numbers]
+    if len(numbers) != len(course.values) or not course.start or not moved[course.start - 1] > 0:
+        return False
+    in_batch = (first_pass.batch == numbers[course.start])[first_pass.sequence] & course.where
+    return _mean(np.abs(log_weight[in_batch])) < 2 * moved[course.start - 1]
+
+
+def _few_far_tokens(log_weight: Floats, farther_than: float = ROUNDING_DISTANCE) -> tuple[float, float]:
     """Return the share of tokens that are far off if nearly all the rest agree, else 0; and the mean of π_old/π_rollout
     over those far off.
 
     Args:
         log_weight: The trainer's log-probability of each token, less the engine's, (n,).
+        farther_than: Distance (nats) above which a token is far off.
     """
     distance = np.abs(log_weight)
     if not len(distance):
         return 0.0, 1.0
     # Rounding is the distance of the typical token.
     typical = float(np.median(distance))
-    far = distance > max(ROUNDING_DISTANCE, 10 * typical)
+    far = distance > max(farther_than, 10 * typical)
     share = float(far.mean())
     far_part = float(distance[far].sum()) / max(float(distance.sum()), 1e-30)
     if not 0 < share < FEW_TOKENS_SHARE or far_part < 1 - 2 * REMAINDER or typical > ROUNDING_DISTANCE:
@@ -573,7 +631,18 @@ def _stands_at_the_start(
     if silent is None:
         return early_distance > max(OTHER_PROMPT, LARGER_AT_START * _mean(distance[late]))
     late = where & (first_pass.position > (2 * longest) // 3)
-    return bool(late.any()) and _mean(distance[late]) < min(silent, MAJORITY * early_distance)
+    # Rounding of an engine in half precision is more than nothing, and less than what edits the first tokens.
+    limit = max(
+        min(silent, MAJORITY * early_distance), min(2 * ROUNDING_DISTANCE, NEGLIGIBLE * 10 * early_distance)
+    )
+    return bool(late.any()) and _mean(distance[late]) < limit
+
+
+def _is_mostly_surer(log_weight: Floats, where: Flags) -> bool:
+    """Return whether the engine's probabilities are above the trainer's twice as often as below."""
+    above = float((log_weight[where] > ROUNDING_DISTANCE).mean())
+    below = float((-log_weight[where] > ROUNDING_DISTANCE).mean())
+    return below > 2 * above
 
 
 def _has_silent_open_tokens(first_pass: FirstPass, log_weight: Floats, where: Flags) -> bool:
@@ -639,7 +708,9 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
 
     distance_of_engine = np.abs(first_pass.logp - first_pass.logp_rollout)[course.where]
     has_engine = bool((~np.isnan(distance_of_engine)).any())
-    engine_agrees = has_engine and float(np.nanmean(distance_of_engine)) <= ROUNDING_DISTANCE
+    # Rounding is larger where tokens are rare.
+    agreement = max(ROUNDING_DISTANCE, 0.1 * abs(mean))
+    engine_agrees = has_engine and float(np.nanmean(distance_of_engine)) <= agreement
     witness = ", though engine and trainer agree" if engine_agrees else ""
     direction = "surer" if z < 0 else "rarer"
     if part:
@@ -800,9 +871,9 @@ def _lost_gradient(first_pass: FirstPass) -> str:
     if float(chances[lowest:].sum()) > LOST_P or last > 2 * REMAINDER * others:
         return ""
     return (
-        f"log-probabilities of the last of {followed[0].losses} micro-batches follow their advantages by {last:.2g} nats "
-        f"per unit, those of the others by {others:.2g}, and in {lowest} of {len(followed)} batches they follow least: "
-        "its gradient is lost"
+        f"log-probabilities of the last of {followed[0].losses} micro-batches follow their advantages by {last:.2g} "
+        f"nats per unit, those of the others by {others:.2g}, and in {lowest} of {len(followed)} batches they follow "
+        "least: its gradient is lost"
     )
 
 
@@ -872,7 +943,7 @@ def _retokenised_share(first_pass: FirstPass, log_weight: Floats, where: Flags) 
     without_far_tokens = where & (largest[first_pass.sequence] < 1)
     if not without_far_tokens.any():
         return 0.0
-    if float(distance[without_far_tokens].mean()) >= ROUNDING_DISTANCE:
+    if float(distance[without_far_tokens].mean()) >= 2 * ROUNDING_DISTANCE:
         return 0.0
     return float((distance[where] >= 1).mean())
 
