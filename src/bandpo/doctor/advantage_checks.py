@@ -358,7 +358,8 @@ class _Comparison:
     @cached_property
     def of_tokens(self) -> bool:
         """Whether the tokens of most sequences have different advantages, as a critic's do."""
-        some = self.data.uniform[self.has_advantage]
+        # An answer of one token has one advantage, whoever gave it.
+        some = self.data.uniform[self.has_advantage & (self.data.length > 1)]
         return len(some) > 0 and float(some.mean()) < MAJORITY
 
     @cached_property
@@ -725,7 +726,8 @@ class _Comparison:
             informative = self.informative(expected)
             fit = self.fits(expected)
             whole, rest = informative & complete, informative & ~complete
-            if whole.sum() < FEWEST_SEQUENCES or not rest.any():
+            # One group may lack an answer that the record holds as a repetition of an equal one.
+            if whole.sum() < FEWEST_SEQUENCES or len(np.unique(group[rest])) < 2:
                 continue
             if float(fit[whole].mean()) > NEARLY_ALL and float(fit[rest].mean()) < 1 - MANY:
                 return self._left_out(f"those of {name} in groups of {sizes.max()}", group, sizes)
