@@ -568,6 +568,7 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
                         continue
                     loss = policy_loss(logp, old[rows], advantages[rows], mask[rows], method=METHOD).loss
                     (loss / len(chunks)).backward()
-                nn.utils.clip_grad_norm_(trainer.parameters(), 1.0)
-                if active.updates != "no-step":
+                norm = nn.utils.clip_grad_norm_(trainer.parameters(), 1.0)
+                # Permuted log-probabilities may give ratios that overflow. Trainers skip such an update.
+                if active.updates != "no-step" and norm.isfinite():
                     optimizer.step()

@@ -1,11 +1,18 @@
 """The tokens that a rule blocked: which cost most, and what other rules would have done to them."""
 
+import math
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from bandpo import Recorder, parse
-from bandpo.audit.blocked_tokens import BlockedTokens
+from bandpo.audit.blocked_tokens import (
+    BlockedTokens,
+    DisagreeingToken,
+    DisagreeingTokens,
+    format_disagreeing_tokens,
+)
 from bandpo.cli.app import app
 from bandpo.runs import open_run
 
@@ -62,3 +69,62 @@ def test_the_user_names_the_rule_of_a_record_that_names_none(tmp_path):
     assert [token.at for token in costliest(tmp_path / "named", wider)] == [2, 1]
     assert [token.at for token in costliest(tmp_path / "named", count=1)] == [2]
     assert list(costliest(tmp_path / "named", rules={"mine": "Unclipped()"})[0].kept) == ["the run", "mine"]
+
+
+def disagreeing_record(folder, bypass=False):
+    """Two answers of which the engine thinks otherwise at one token each."""
+    new = torch.tensor([[0.5, 0.01, 0.5], [0.5, 0.5, 0.2]]).log()
+    engine = torch.tensor([[0.5, 0.4, 0.5], [0.5, 0.5, 0.1]]).log()
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    with Recorder(folder, method="FixedClip(0.2)") as recorder:
+        for update in (0, 1):  # the second look holds the same tokens
+            moved = (new + 0.5 * update).clamp(max=-0.01)
+            recorder.add(
+                logp=moved,
+                logp_old=engine if bypass else new,
+                logp_rollout=engine,
+                advantages=torch.tensor([2.0, -1.0]),
+                mask=mask,
+                tokens=torch.tensor([[7, 8, 9], [4, 5, 6]]),
+                step=3,
+                generation=3,
+                update=update,
+            )
+    return folder
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_the_words_on_which_engine_and_trainer_disagree(tmp_path, bypass):
+    tokens = DisagreeingTokens()
+    open_run(disagreeing_record(tmp_path, bypass)).scan([tokens])
+    far, near = tokens.result()
+    assert (far.answer, far.at, far.step) == ([8, 9], 0, 3)
+    assert (far.p, far.p_engine) == pytest.approx((0.01, 0.4), rel=1e-4)
+    assert near.distance == pytest.approx(math.log(2), rel=1e-4)
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--words"])
+    assert "engine and trainer disagree, the farthest apart first:\n 1.  ⟦8⟧ 9\n" in result.output
+    assert "    step 3: p 0.01 in the trainer, 0.4 in the engine (-3.69 nats)" in result.output
+
+
+def test_words_that_disagree_are_escaped_in_a_terminal():
+    token = DisagreeingToken(1.0, None, [0, 1, 2], 1, 0.2, 0.1)
+    text = format_disagreeing_tokens([token], lambda ids: "\x1b[31m" * len(ids))
+    assert "\x1b" not in text
+    assert "\\x1b" in text
+
+
+def test_rounding_is_no_disagreement(tmp_path):
+    old = torch.tensor([[0.5, 0.01]]).log()
+    with Recorder(tmp_path, method="FixedClip(0.2)") as recorder:
+        recorder.add(
+            logp=old,
+            logp_old=old,
+            logp_rollout=old - 0.02,
+            advantages=torch.ones(1),
+            tokens=torch.tensor([[7, 8]]),
+        )
+    tokens = DisagreeingTokens()
+    open_run(tmp_path).scan([tokens])
+    assert tokens.result() == []
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--words"])
+    assert "no token whose id and engine are recorded is 0.1 nats apart" in result.output

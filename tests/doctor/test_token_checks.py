@@ -10,7 +10,7 @@ import pytest
 
 from bandpo.doctor import first_pass as first_pass_module
 from bandpo.doctor.findings import Coverage, Finding
-from bandpo.doctor.first_pass import FirstPass
+from bandpo.doctor.first_pass import FirstPass, Followed
 from bandpo.doctor.token_checks import (
     check_engine,
     check_numbers,
@@ -611,3 +611,20 @@ class TestStatistics:
     def test_fit_temperature_without_entropies(self):
         run = replace(healthy(), entropy=UNKNOWN)
         assert run.fit_temperature(run.logp, run.logp_old, np.ones(TOKENS, bool)) == (0.0, 0.0)
+
+
+class TestLostGradient:
+    def run(self, lost):
+        """Six batches of four losses each, of which the last follows its advantages or does not."""
+        batches = tuple(
+            Followed(0.001 * number if lost else 0.05 + 0.001 * number, 0.05, lost, 4) for number in range(6)
+        )
+        return replace(healthy(), movement={k: {0: 0.0, 1: 0.05} for k in range(6)}, followed=batches)
+
+    def test_a_last_loss_that_follows_least_in_every_batch(self):
+        finding = check_updates(self.run(lost=True))
+        assert finding.code == "micro-batch-lost"
+        assert "last of 4 micro-batches" in finding.cause
+
+    def test_losses_that_follow_alike(self):
+        assert check_updates(self.run(lost=False)).ok

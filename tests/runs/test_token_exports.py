@@ -9,6 +9,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from bandpo.audit.replay import replay_record
 from bandpo.doctor.diagnosis import diagnose
+from bandpo.report import write_report
 from bandpo.runs import open_run
 
 PROMPT, LENGTH, ROWS = 3, 9, 32
@@ -194,3 +196,19 @@ def test_it_is_diagnosed_and_audited(write, name, framework, tmp_path, monkeypat
     assert "temperature" in (cold.code, *cold.or_else), cold
     replayed = replay_record(tmp_path / "cold" / name, {"clip": "FixedClip(0.2)"})
     assert replayed is not None
+
+
+@pytest.mark.parametrize(("write", "name", "framework"), EXPORTS)
+def test_it_has_a_report(write, name, framework, tmp_path, monkeypatch):
+    """The page has the diagnosis, the figures of each rule, and the words of prime-rl's token ids."""
+    for step in range(8, 12):
+        write(tmp_path, step, batch(step, 0.7, moved=0.05), monkeypatch)
+    page = write_report([tmp_path / name], tmp_path / "report.html")
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
+    (run,) = json.loads(text)["runs"]
+    cold = diagnose(tmp_path / name).findings[0]
+    assert run["findings"][0]["cause"] == cold.cause
+    assert "clip 0.2" in run["rules"]
+    assert run["tokens"]
+    # miles has no token ids.
+    assert bool(run["apart"]) == (framework == "prime-rl")

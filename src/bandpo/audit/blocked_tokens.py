@@ -1,4 +1,4 @@
-"""The tokens that a rule blocked: the costliest, in their answers, and what other rules would have done to them."""
+"""Single tokens in their answers: those that a rule blocked, and those on which engine and trainer disagree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from bandpo._terminal import printable
 from bandpo.audit.metrics import tried_at
@@ -36,6 +38,10 @@ SHOWN = 10
 CONTEXT = 8
 """Tokens of the answer that are shown on either side of a blocked one."""
 
+DISAGREEMENT = 0.1
+"""Distance (nats) of engine and trainer at a token from which it is shown; rounding in bfloat16 gives a fifth of it on
+average."""
+
 RUN_FILES = ("metrics.jsonl", "trainer_state.json", "config.yaml")
 """Files by which a folder is known to be a run's."""
 
@@ -59,6 +65,23 @@ class BlockedToken(NamedTuple):
     """Its advantage."""
     kept: Mapping[str, float]
     """For the run's rule and each other, the share of its gradient that the rule keeps; 0 is blocked."""
+
+
+class DisagreeingToken(NamedTuple):
+    """A token to which engine and trainer gave different probabilities."""
+
+    distance: float
+    """The trainer's log-probability less the engine's (nats)."""
+    step: int | None
+    """The trainer's step."""
+    answer: Sequence[int]
+    """Ids of the counted tokens of its answer."""
+    at: int
+    """Its index among them."""
+    p: float
+    """Its probability in the trainer, before updates on its batch."""
+    p_engine: float
+    """Its probability in the engine that sampled it."""
 
 
 Decode = Callable[[Sequence[int]], str]
@@ -143,6 +166,53 @@ class BlockedTokens:
 
     def result(self) -> list[BlockedToken]:
         """Return the tokens, the costliest first."""
+        return [*self._tokens.values()]
+
+
+class DisagreeingTokens:
+    """Collects the tokens on which engine and trainer are farthest apart, of those whose ids are recorded.
+
+    Args:
+        count: How many tokens are kept.
+    """
+
+    def __init__(self, count: int = SHOWN):
+        self._count = count
+        self._tokens: dict[object, DisagreeingToken] = {}
+
+    def add(self, batch: LossBatch) -> None:
+        """Take one loss batch."""
+        if batch.token is None or batch.logp_rollout is None:
+            return
+        engine = np.where(batch.mask, batch.logp_rollout, np.nan)
+        trainer = batch.logp_old
+        # Where the old log-probabilities are the engine's, those of the policy in training are compared.
+        if np.array_equal(engine[batch.mask], trainer[batch.mask], equal_nan=True):
+            if not batch.has_logp or batch.update:
+                return
+            trainer = batch.logp
+        distance = np.nan_to_num(trainer - engine)
+        farthest = np.argsort(-np.abs(distance), axis=None)[: self._count]
+        for index in farthest.tolist():
+            row, column = divmod(index, distance.shape[1])
+            if abs(distance[row, column]) < DISAGREEMENT:
+                break
+            token = DisagreeingToken(
+                distance=float(distance[row, column]),
+                step=batch.step,
+                answer=batch.token[row][batch.mask[row]].tolist(),
+                at=int(batch.mask[row, :column].sum()),
+                p=float(np.exp(trainer[row, column])),
+                p_engine=float(np.exp(engine[row, column])),
+            )
+            self._tokens.setdefault((*token.answer, token.at, token.p, token.p_engine), token)
+        farthest_of_all = heapq.nlargest(
+            self._count, self._tokens.items(), key=lambda item: abs(item[1].distance)
+        )
+        self._tokens = dict(farthest_of_all)
+
+    def result(self) -> list[DisagreeingToken]:
+        """Return the tokens, the farthest apart first."""
         return [*self._tokens.values()]
 
 
@@ -236,7 +306,7 @@ def _checkpoint_step(folder: Path) -> int:
     return int(tail) if tail.isdecimal() else -1
 
 
-def in_context(token: BlockedToken, decode: Decode) -> tuple[str, str, str]:
+def in_context(token: BlockedToken | DisagreeingToken, decode: Decode) -> tuple[str, str, str]:
     """Return the text before a token in its answer, its own, and the text after it."""
     before = token.answer[max(0, token.at - CONTEXT) : token.at]
     after = token.answer[token.at + 1 :][:CONTEXT]
@@ -255,4 +325,18 @@ def format_tokens(tokens: Sequence[BlockedToken], decode: Decode) -> str:
         step = "" if token.step is None else f"step {token.step}: "
         figures = f"p {token.p:.2g}, ratio {token.ratio:.3g}, A {token.advantage:+.3g}"
         lines.append(printable(f"    {step}{figures}; gradient kept by {kept}"))
+    return "\n".join(lines)
+
+
+def format_disagreeing_tokens(tokens: Sequence[DisagreeingToken], decode: Decode) -> str:
+    """Return the tokens as text for a terminal, each in ⟦ ⟧; control characters in them are escaped."""
+    if not tokens:
+        return f"no token whose id and engine are recorded is {DISAGREEMENT} nats apart"
+    lines = []
+    for number, token in enumerate(tokens, 1):
+        before, word, after = map(printable, in_context(token, decode))
+        lines.append(f"{number:2d}. {before} ⟦{word}⟧ {after}")
+        step = "" if token.step is None else f"step {token.step}: "
+        figures = f"p {token.p:.2g} in the trainer, {token.p_engine:.2g} in the engine"
+        lines.append(f"    {step}{figures} ({token.distance:+.3g} nats)")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from bandpo.cli.severity import Severity
 from bandpo.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from bandpo.audit.blocked_tokens import BlockedTokens
+    from bandpo.audit.blocked_tokens import BlockedTokens, DisagreeingTokens
     from bandpo.methods import Method
 
 
@@ -42,7 +42,9 @@ def diagnose_command(
     words: Annotated[
         bool,
         typer.Option(
-            "--words", help="Of a record with token ids: show the ten costliest words that were blocked."
+            "--words",
+            help="Of a record with token ids: show the ten costliest words that were blocked, and the ten on which "
+            "engine and trainer disagree most.",
         ),
     ] = False,
     tokenizer: Annotated[
@@ -82,8 +84,10 @@ def diagnose_command(
     path = _local_path(run)
     method = read_method(run_method) if run_method else None
     blocked = _blocked_tokens(method) if words else None
+    disagreeing = _disagreeing_tokens() if words else None
+    collectors = [collector for collector in (blocked, disagreeing) if collector is not None]
     opened = open_run(path, method=run_method, names=_read_names(names or []), run_name=run_name)
-    diagnosis = diagnose(opened, method=method, collectors=() if blocked is None else [blocked])
+    diagnosis = diagnose(opened, method=method, collectors=collectors)
     if as_json:
         # In ASCII, so that no control character of a log's keys reaches the terminal.
         print(json.dumps(diagnosis.as_json(), indent=1))
@@ -91,11 +95,14 @@ def diagnose_command(
         print(diagnosis.as_markdown())
     else:
         print(diagnosis)
-        if blocked is not None:
-            from bandpo.audit.blocked_tokens import decoder, format_tokens
+        if blocked is not None and disagreeing is not None:
+            from bandpo.audit.blocked_tokens import decoder, format_disagreeing_tokens, format_tokens
 
+            decode = decoder(path, tokenizer)
+            print(f"\nblocked, the costliest first:\n{format_tokens(blocked.result(), decode)}")
             print(
-                f"\nblocked, the costliest first:\n{format_tokens(blocked.result(), decoder(path, tokenizer))}"
+                "\nengine and trainer disagree, the farthest apart first:\n"
+                f"{format_disagreeing_tokens(disagreeing.result(), decode)}"
             )
     if diagnosis.is_at_least(fail_on):
         sys.exit(1)
@@ -128,6 +135,12 @@ def _read_names(texts: list[str]) -> dict[str, str] | None:
             raise InvalidValue(f"--map takes QUANTITY=KEY, such as reward=iteration_reward, got {text!r}")
         names[quantity] = key
     return names or None
+
+
+def _disagreeing_tokens() -> DisagreeingTokens:
+    from bandpo.audit.blocked_tokens import DisagreeingTokens
+
+    return DisagreeingTokens()
 
 
 def _blocked_tokens(method: Method | str | None) -> BlockedTokens:

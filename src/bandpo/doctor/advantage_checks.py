@@ -30,6 +30,9 @@ NEARLY_ALL = 0.98
 MANY = 0.3
 """Share of the sequences of a batch or process from which these depart as a whole."""
 
+REORDERED_SHARE = 0.1
+"""Share of sequences with an advantage of another, up to which these are not called permuted."""
+
 FEWEST_SEQUENCES = 8
 """Sequences whose advantage is not 0, below which no formula is looked for."""
 
@@ -90,19 +93,34 @@ def advantage_findings(recorded: RecordedAdvantages, *, whole_groups: bool = Tru
     Returns:
         One finding per check.
     """
-    return [
+    return findings_and_notes(recorded, whole_groups=whole_groups)[0]
+
+
+def findings_and_notes(
+    recorded: RecordedAdvantages, *, whole_groups: bool = True
+) -> tuple[list[Finding], list[str]]:
+    """Return what `advantage_findings` and `advantage_notes` do, which rest on one comparison.
+
+    Args:
+        recorded: Rewards, advantages and masks of the sequences.
+        whole_groups: Whether it has all answers to each prompt.
+    """
+    comparison = _Comparison(recorded, whole_groups)
+    findings = [
         check_losses(recorded),
         check_ends(recorded),
         check_prompts(recorded),
         check_signal(recorded),
-        check_advantages(recorded, whole_groups=whole_groups),
+        _advantage_finding(comparison),
         check_rewards(recorded),
     ]
+    return findings, [comparison.note] if comparison.note else []
 
 
 def advantage_notes(recorded: RecordedAdvantages) -> list[str]:
     """Return which estimator the advantages are of, or why that cannot be told, as sentences."""
-    return [note for note in (_Comparison(recorded).note,) if note]
+    note = _Comparison(recorded).note
+    return [note] if note else []
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -340,7 +358,8 @@ class _Comparison:
     @cached_property
     def of_tokens(self) -> bool:
         """Whether the tokens of most sequences have different advantages, as a critic's do."""
-        some = self.data.uniform[self.has_advantage]
+        # An answer of one token has one advantage, whoever gave it.
+        some = self.data.uniform[self.has_advantage & (self.data.length > 1)]
         return len(some) > 0 and float(some.mean()) < MAJORITY
 
     @cached_property
@@ -678,6 +697,10 @@ class _Comparison:
                 if self._same_values(where, expected, index) < 0.9:
                     continue
                 share = self.share(expected)
+                # A column in another order differs for most sequences. A few are what an answer that was left out
+                # does to its group.
+                if share > 1 - REORDERED_SHARE:
+                    continue
                 cause = (
                     f"advantages are those of {name} in another order: {1 - share:.0%} belong to other {text}"
                 )
@@ -703,7 +726,8 @@ class _Comparison:
             informative = self.informative(expected)
             fit = self.fits(expected)
             whole, rest = informative & complete, informative & ~complete
-            if whole.sum() < FEWEST_SEQUENCES or not rest.any():
+            # One group may lack an answer that the record holds as a repetition of an equal one.
+            if whole.sum() < FEWEST_SEQUENCES or len(np.unique(group[rest])) < 2:
                 continue
             if float(fit[whole].mean()) > NEARLY_ALL and float(fit[rest].mean()) < 1 - MANY:
                 return self._left_out(f"those of {name} in groups of {sizes.max()}", group, sizes)
@@ -819,8 +843,12 @@ def check_advantages(recorded: RecordedAdvantages, *, whole_groups: bool = True)
         whole_groups: Whether it has all answers to each prompt. A micro-batch of a shuffled batch has some of them, and
             its advantages are then compared with the reward alone where no estimator fits.
     """
+    return _advantage_finding(_Comparison(recorded, whole_groups))
+
+
+def _advantage_finding(comparison: _Comparison) -> Finding:
+    """Return the finding of `check_advantages`."""
     tested = "advantages are those that reward and group give"
-    comparison = _Comparison(recorded, whole_groups)
     if comparison.missing:
         return Finding("ok", None, tested, advice=comparison.missing)
     count = int(comparison.has_advantage.sum())

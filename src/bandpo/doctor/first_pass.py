@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bandpo.doctor.findings import Coverage
+from bandpo.doctor.recorded_advantages import sequence_keys
 from bandpo.runs.record import LossBatch
 
 Floats = NDArray[np.float64]
@@ -37,6 +38,9 @@ WINDOWS = 16
 
 REMEMBERED = 2**18
 """Number of sequences among which a repeated one is recognised: the last that were recorded."""
+
+NEW_SHARE = 0.1
+"""Share of new sequences above which a loss is of the first pass over its batch, with answers that are equal."""
 
 ROUNDING_DISTANCE = 0.02
 """Mean abs log-ratio (nats) between passes of one policy with different kernels; bfloat16 gives up to half of it."""
@@ -107,6 +111,8 @@ class FirstPass:
     movement: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     """Mean abs log-ratio (nats) of each batch after each number of updates on it. Where these numbers were not
     recorded, 1 stands for a loss whose sequences all come again."""
+    followed: Sequence[Followed] = ()
+    """How far log-probabilities followed their advantages, for each batch whose updates consist of several losses."""
     repeats_sequences: bool = False
     """Whether losses after an update hold sequences of losses before it, with the same old log-probabilities."""
     first_step: Mapping[int, int] = field(default_factory=dict)
@@ -264,6 +270,19 @@ class FirstPass:
         return rows
 
 
+class Followed(NamedTuple):
+    """How far log-probabilities followed their advantages from one look at a sequence to the next, in one batch."""
+
+    last: float
+    """Those of the last loss of each update, in nats per unit of advantage."""
+    others: float
+    """Those of the other losses."""
+    is_lowest: bool
+    """Whether those of each other loss followed farther than those of the last."""
+    losses: int
+    """Losses of an update."""
+
+
 @dataclass
 class _BatchSample:
     """The sequences and tokens that are kept of one batch, in chunks of one loss each."""
@@ -329,8 +348,9 @@ class FirstPassCollector:
         self._every = 1
         self._next_id = 0
 
-        # The last sequences that were recorded, by the hash of their values, the oldest first.
-        self._sequence_hashes: dict[int, None] = {}
+        # The last sequences that were recorded, by the hash of their values, the oldest first: for each the batch and
+        # the update (−1 if that is not known) at which it was first recorded.
+        self._sequence_hashes: dict[int, tuple[int, int]] = {}
         self._recorded_sequences = 0
         self._repeated_sequences = 0
         self._repeats_after_update = False
@@ -340,6 +360,8 @@ class FirstPassCollector:
         self._first_step: dict[int, int] = {}
         self._last_distance: dict[int, float] = {}
         self._movement: defaultdict[int, dict[int, tuple[float, int]]] = defaultdict(dict)
+
+        self._looks = _Looks()
 
         # The whole record.
         self._losses = 0
@@ -364,7 +386,9 @@ class FirstPassCollector:
         self._bad_sequences += batch.bad_sequences
         self._anchored_at_rollout = batch.anchor == "rollout"
 
-        new = self._find_new_sequences(batch)
+        keys = sequence_keys(batch)
+        new = self._find_new_sequences(batch, keys, number)
+        self._looks.add(batch, keys, number)
         if batch.has_logp and batch.mask.any():
             self._add_distance(batch, number, comes_again=not new.any())
         if new.any():
@@ -394,6 +418,7 @@ class FirstPassCollector:
             anchored_at_rollout=self._anchored_at_rollout,
             last_distance=dict(self._last_distance),
             movement=self._mean_movement(),
+            followed=self._looks.result(),
             repeats_sequences=self._repeats_after_update,
             first_step=dict(self._first_step),
             coverage=Coverage(
@@ -427,13 +452,28 @@ class FirstPassCollector:
             for number, updates in self._movement.items()
         }
 
-    def _find_new_sequences(self, batch: LossBatch) -> Flags:
-        """Return which sequences have tokens and were in no earlier loss, (batch,), and remember them."""
-        rows = zip(batch.logp_old, batch.advantages, strict=True)
-        hashes = [hash((_bytes_without_padding(logp_old), _bytes_without_padding(a))) for logp_old, a in rows]
+    def _find_new_sequences(self, batch: LossBatch, keys: Sequence[int], number: int) -> Flags:
+        """Return which sequences have tokens and were in no earlier pass, (batch,), and remember them.
+
+        Args:
+            batch: The loss.
+            keys: A number for each of its sequences, (batch,).
+            number: Number of the generated batch.
+        """
         not_empty = batch.mask.any(1)
-        is_new = np.array([key not in self._sequence_hashes for key in hashes], np.bool_)
-        self._sequence_hashes.update(dict.fromkeys(hashes))
+        of_earlier = [self._sequence_hashes.get(key) for key in keys]
+        unknown = np.array([earlier is None for earlier in of_earlier], np.bool_)
+        # Answers of one pass over a batch may be equal. Those of one update are no repetition, and neither are those of
+        # a loss that holds new sequences of the same batch, more than damaged rows would explain.
+        update = -1 if batch.update is None else batch.update
+        has_new = int((unknown & not_empty).sum()) > NEW_SHARE * int(not_empty.sum())
+        same_pass = [
+            earlier is not None and earlier[0] == number and (has_new or 0 <= update == earlier[1])
+            for earlier in of_earlier
+        ]
+        is_new = unknown | np.array(same_pass, np.bool_)
+        for key in keys:
+            self._sequence_hashes.setdefault(key, (number, update))
         while len(self._sequence_hashes) > REMEMBERED:
             del self._sequence_hashes[next(iter(self._sequence_hashes))]
         repeated = int((not_empty & ~is_new).sum())
@@ -534,6 +574,84 @@ class FirstPassCollector:
         return before_updates
 
 
+class _Looks:
+    """How far log-probabilities follow their advantages between the looks at a sequence, by the place of its loss.
+
+    An update raises the log-probabilities of sequences with an advantage above 0 and lowers the others'. Where the
+    gradient of a loss is lost, its sequences move with the others' alone.
+    """
+
+    def __init__(self) -> None:
+        self._followed: list[Followed] = []
+        self._place: tuple[str, int] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._update = -1
+        self._slot = 0
+        # For each sequence its last look: the update, the loss in it, and the sum of A·log π over its tokens. The loss
+        # is None where equal sequences stand in several.
+        self._last_look: dict[int, tuple[int, int | None, float]] = {}
+        # For each update and loss in it the sums of A·Δlog π and of A².
+        self._sums: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def add(self, batch: LossBatch, keys: Sequence[int], number: int) -> None:
+        """Add the next loss.
+
+        Args:
+            batch: The loss.
+            keys: A number for each of its sequences, (batch,).
+            number: Number of the generated batch.
+        """
+        if batch.update is None or not batch.has_logp:
+            return
+        place = batch.location.rpartition(" ")[0], number
+        if place != self._place or batch.update < self._update:
+            self._finish_batch()
+            self._place = place
+        if batch.update != self._update:
+            self._update = batch.update
+            self._slot = 0
+        else:
+            self._slot += 1
+        advantages = np.where(batch.mask, batch.advantages, 0.0)
+        products = (advantages * np.where(batch.mask, batch.logp, 0.0)).sum(1, dtype=np.float64).tolist()
+        squares = np.square(advantages).sum(1, dtype=np.float64).tolist()
+        for key, product, square in zip(keys, products, squares, strict=True):
+            if not square:
+                continue
+            slot: int | None = self._slot
+            earlier = self._last_look.get(key)
+            if earlier is not None:
+                update, earlier_slot, earlier_product = earlier
+                if update == self._update:
+                    slot = slot if earlier_slot == slot else None
+                elif earlier_slot is not None:
+                    gain, energy = self._sums.get((update, earlier_slot), (0.0, 0.0))
+                    self._sums[update, earlier_slot] = gain + product - earlier_product, energy + square
+            self._last_look[key] = self._update, slot, product
+
+    def _finish_batch(self) -> None:
+        """Add what the batch shows to the result, and forget its sequences."""
+        losses = 1 + max((slot for _, slot in self._sums), default=0)
+        sums = np.zeros((losses, 2))
+        for (_, slot), of_loss in self._sums.items():
+            sums[slot] += of_loss
+        if losses > 1 and sums[:, 1].all():
+            slopes = sums[:, 0] / sums[:, 1]
+            others = sums[:-1].sum(0)
+            is_lowest = bool(slopes[-1] < slopes[:-1].min())
+            followed = Followed(float(slopes[-1]), float(others[0] / others[1]), is_lowest, losses)
+            self._followed.append(followed)
+        self._clear()
+
+    def result(self) -> list[Followed]:
+        """Return how far the sequences of each batch followed."""
+        self._finish_batch()
+        self._place = None
+        return self._followed
+
+
 def _batch_number(batch: LossBatch, step: int) -> int:
     """Return the number of the generated batch that a loss belongs to."""
     if batch.generation is not None:
@@ -541,11 +659,6 @@ def _batch_number(batch: LossBatch, step: int) -> int:
     if batch.update is None and batch.lag is not None and batch.mask.any():
         return step - int(batch.lag[batch.mask].min())  # the newest version that drew its tokens
     return step
-
-
-def _bytes_without_padding(values: NDArray[Any]) -> bytes:
-    """Return the bytes of a row, which are the same however far the row was padded."""
-    return values.tobytes().rstrip(b"\0")
 
 
 def _token_columns(batch: LossBatch, new: Flags) -> dict[str, NDArray[Any]]:

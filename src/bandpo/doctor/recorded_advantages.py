@@ -7,7 +7,7 @@ pass over each batch, and of each sequence a few numbers, so that a whole run fi
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,8 +136,16 @@ class AdvantageCollector:
 
         # For the newest batch of the file, the update at which each sequence was first recorded, and its size so far.
         self._newest: tuple[int, int] | None = None
+        self._place = (0, 0)
         self._first_updates: dict[int, int] = {}
         self._rows = 0
+
+        # The newest update on it, whether it holds new sequences, and the columns of its losses that hold none.
+        self._update: int | None = None
+        self._has_new = False
+        self._undecided: list[dict[str, NDArray[Any]]] = []
+        self._groups: Counter[float] = Counter()
+        self._largest_group = 0
 
         self._token_counts = _no_numbers()
         self._end_counts = _no_numbers()
@@ -158,10 +166,49 @@ class AdvantageCollector:
         if self._newest != (process, number):
             self._newest = (process, number)
             self._first_updates = {}
+            self._decide()
+            self._place = number, process
+            self._groups.clear()
             self._rows = 0
-        if self._is_repeated(batch) or ordinal % self._stride:
+            self._update = None
+        if batch.update is None or batch.update != self._update:
+            self._decide()
+            self._update = batch.update
+            self._has_new = False
+        repeated = self._is_repeated(batch)
+        if ordinal % self._stride:
             return
-        columns = _columns_of(batch)
+        if repeated and not self._has_new:
+            # All answers of a small loss may be equal to earlier ones. Other losses of the update tell whether it is
+            # one of the first pass.
+            if batch.update is not None:
+                self._undecided.append(_columns_of(batch))
+            return
+        self._has_new = batch.update is not None
+        for columns in (*self._undecided, _columns_of(batch)):
+            self._append(columns, number, process)
+        self._undecided = []
+        self._count_tokens(batch)
+        if self._count > SEQUENCES:
+            self._thin_out()
+
+    def _decide(self) -> None:
+        """Append the sequences of an update that are all equal to earlier ones if groups lack as many."""
+        undecided, self._undecided = self._undecided, []
+        groups = Counter(group for columns in undecided for group in columns["group"].tolist())
+        lacking = all(self._groups[group] + count <= self._largest_group for group, count in groups.items())
+        if undecided and lacking and not any(map(math.isnan, groups)):
+            for columns in undecided:
+                self._append(columns, *self._place)
+
+    def _append(self, columns: dict[str, NDArray[Any]], number: int, process: int) -> None:
+        """Append the sequences of a loss.
+
+        Args:
+            columns: Their columns, as `_columns_of` returns them.
+            number: Number of the generated batch.
+            process: Number of the process that recorded them.
+        """
         rows = len(columns["length"])
         columns["batch"] = np.full(rows, number, np.int64)
         columns["process"] = np.full(rows, process, np.int64)
@@ -170,12 +217,12 @@ class AdvantageCollector:
             self._columns[name].append(values)
         self._rows += rows
         self._count += rows
-        self._count_tokens(batch)
-        if self._count > SEQUENCES:
-            self._thin_out()
+        self._groups.update(columns["group"].tolist())
+        self._largest_group = max(self._largest_group, *self._groups.values(), 0)
 
     def result(self) -> RecordedAdvantages:
         """Return what was recorded in the losses that were added so far."""
+        self._decide()
         columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
         if columns:
             steps = [self._first_steps[number] for number in columns["batch"].tolist()]
@@ -201,10 +248,9 @@ class AdvantageCollector:
         else:
             repeated = bool(batch.update)
         update = batch.update or 0
-        for logp_old, advantages, mask in zip(batch.logp_old, batch.advantages, batch.mask, strict=True):
+        for key, mask in zip(sequence_keys(batch), batch.mask, strict=True):
             if not mask.any():
                 continue
-            key = hash((logp_old[mask].tobytes(), advantages[mask].tobytes()))
             is_new = key not in self._first_updates
             first_update = self._first_updates.setdefault(key, update)
             if is_new or (batch.update is not None and first_update == update):
@@ -246,6 +292,20 @@ class AdvantageCollector:
         for name, values in columns.items():
             self._columns[name].append(values[kept])
         self._count = int(kept.sum())
+
+
+def sequence_keys(batch: LossBatch) -> list[int]:
+    """Return a number for each sequence of a loss that is the same whenever a later loss holds the sequence again.
+
+    Short answers are often equal, also those to different prompts. Their log-probabilities tell them apart, unless what
+    is recorded as the old ones is wrong; then those of the engine do.
+    """
+    columns = [batch.logp_old, batch.advantages, batch.token, batch.logp_rollout]
+    recorded = [column for column in columns if column is not None]
+    keys = []
+    for row, mask in enumerate(batch.mask):
+        keys.append(hash(tuple(column[row][mask].tobytes() for column in recorded)))
+    return keys
 
 
 def _number_of(batch: LossBatch, step: int) -> int:

@@ -92,6 +92,9 @@ OTHER_PROMPT = 0.3
 LARGER_AT_START = 1.25
 """Times the distance at later tokens that another prompt gives at the first ones, at least."""
 
+LOST_P = 1e-3
+"""Probability up to which the last loss of updates does not follow its advantages least by chance."""
+
 FEWEST_BATCHES = 3
 """Batches from which something is said of how figures follow each other."""
 
@@ -115,11 +118,34 @@ def token_findings(first_pass: FirstPass, *, whole_groups: bool = True) -> list[
     findings = [check_numbers(first_pass)]
     for check in (check_ratio, check_engine, check_surprisal):
         finding = check(first_pass)
+        if check is check_engine and finding.ok is False and _is_effect_of_sampling(first_pass, finding):
+            finding = finding._replace(
+                code="ok", ok=None, cause="", or_else=(), severity="", onset=None, advice=""
+            )
         findings.append(finding)
         if finding.ok is False:
             break
     findings.append(check_updates(first_pass, whole_groups=whole_groups))
     return findings
+
+
+def _is_effect_of_sampling(first_pass: FirstPass, finding: Finding) -> bool:
+    """Return whether a distance of an engine is small beside that of its tokens from those that it would draw.
+
+    Rounding is larger where tokens are rare. If the sampler draws rare ones, it does not draw as the engine reports.
+
+    Args:
+        first_pass: The first pass.
+        finding: That the engine is not the trainer.
+    """
+    where = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy + first_pass.logp_rollout)
+    if finding.code not in ("engine-mismatch", "top-p") or (finding.figure or math.inf) > MODERATE_KL:
+        return False
+    mean, z = first_pass.mean_and_z(first_pass.excess_surprisal, where)
+    distance = _mean(np.abs(first_pass.logp_old - first_pass.logp_rollout)[where])
+    # A part of the vocabulary gives tokens that are surer, never rarer ones.
+    is_rarer = finding.code != "top-p" or mean > 0
+    return is_rarer and abs(z) > LATE_Z_LIMIT and abs(mean) > 10 * distance
 
 
 def check_numbers(first_pass: FirstPass) -> Finding:
@@ -164,9 +190,10 @@ class _Course:
         values = self.values[max(0, self.start - 1) :]
         if len(values) < 2:
             return False
-        begins_low = float(values[0]) < min(REMAINDER * float(values.max()), NEAR_LIMIT * self.limit)
-        # A fault that begins at once has its full size in its first batch.
-        at_once = self.start > 0 and float(values[1]) > MAJORITY * float(np.median(values[1:]))
+        begins_low = float(values[0]) < min(REMAINDER * float(values.max()), self.limit)
+        # A fault that begins within the run has its full size at once. Weights that are not pushed differ from the
+        # second batch on, and may do so by as much as one large first update.
+        at_once = self.start > 1 and float(values[1]) > MAJORITY * float(np.median(values[1:]))
         return begins_low and not (at_once and len(values) > FEWEST_BATCHES)
 
 
@@ -460,6 +487,11 @@ def _cause_of_mismatch(
         return passed.failed("mask", cause)
 
     few_share, mean_weight = _few_far_tokens(log_weight[where])
+    if not few_share or mean_weight >= UNSAMPLED_WEIGHT:
+        # Beside rounding in half precision, tokens that nobody sampled are a nat and more away.
+        far_share, far_weight = _few_far_tokens(log_weight[where], farther_than=1.0)
+        if far_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
+            few_share, mean_weight = far_share, far_weight
     if few_share and mean_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
         cause = f"{few_share:.1%} of tokens are far off, rarer for the trainer; sequences without them agree{since}"
         return passed.failed("retokenised", cause)
@@ -467,12 +499,24 @@ def _cause_of_mismatch(
     quotient, r_squared = _temperature(first_pass, old, engine, where)
     mean_surplus, z = first_pass.mean_and_z(surplus, where)
     is_surer = mean_surplus < 0 and -z > Z_LIMIT and _drawn_from_a_part(log_weight, where)
-    if is_surer and _stands_at_the_start(first_pass, log_weight, where, silent=ROUNDING_DISTANCE / 2):
+    # Rounding hides on which side of the trainer's single probabilities lie. Their mean weight is below 1 only if the
+    # engine cannot draw some tokens.
+    lacks_tokens = mean_surplus < -NEGLIGIBLE and -z > Z_LIMIT and course.figure <= MODERATE_KL
+    if lacks_tokens and not is_surer and not quotient and _is_mostly_surer(log_weight, where):
         cause = (
-            f"the engine is surer than the trainer at the first tokens of answers alone: it edits their logits, "
-            f"as min_tokens does{since}"
+            f"π_old/π_rollout is {1 + mean_surplus:.3f} on average (z {z:.1f}), which rounding does not give: the "
+            f"engine drew from a part of the vocabulary{since}"
         )
-        return passed.failed("edited-logits", cause)
+        return passed.failed("top-p", cause)
+    if is_surer and _stands_at_the_start(first_pass, log_weight, where, silent=ROUNDING_DISTANCE / 2):
+        place = f"the engine is surer than the trainer at the first tokens of answers alone{since}"
+        if _has_silent_open_tokens(first_pass, log_weight, where):
+            return passed.failed("edited-logits", f"{place}: it edits their logits, as min_tokens does")
+        cause = (
+            f"{place}: it draws from a part of the vocabulary, or edits their logits as min_tokens does; the policy "
+            "is sure of later tokens, so that they do not tell"
+        )
+        return passed.failed("top-p", cause, "edited-logits")
     if is_surer and not quotient:
         cause = (
             f"π_old/π_rollout is {1 + mean_surplus:.3f} on average and hardly ever above 1: "
@@ -521,22 +565,43 @@ def _cause_of_mismatch(
     cause = f"they are far apart from the first batch on, to both sides and all along the answers{since}"
     if course.step is not None:
         cause = f"they are far apart, to both sides and all along the answers{since}"
+    # Weights that were not pushed are no farther away than the policy has moved since.
+    if course.step is not None and _is_within_movement(first_pass, course, log_weight):
+        cause = f"{cause}, and no farther than updates moved the policy since: weights that were not pushed would do so"
+        return passed.failed("weight-sync", cause, "engine-mismatch", *age_unknown, *undetectable)
     return passed.failed("engine-mismatch", cause, *age_unknown, "prompt", *undetectable)
 
 
-def _few_far_tokens(log_weight: Floats) -> tuple[float, float]:
+def _is_within_movement(first_pass: FirstPass, course: _Course, log_weight: Floats) -> bool:
+    """Return whether the first batch that is off is no farther than the updates before it moved the policy.
+
+    Args:
+        first_pass: The first pass.
+        course: The figure by batch.
+        log_weight: The trainer's log-probability of each token, less the engine's, (tokens,).
+    """
+    numbers = np.unique(first_pass.batch)
+    moved = [first_pass.last_distance.get(int(number), math.nan) for number in numbers]
+    if len(numbers) != len(course.values) or not course.start or not moved[course.start - 1] > 0:
+        return False
+    in_batch = (first_pass.batch == numbers[course.start])[first_pass.sequence] & course.where
+    return _mean(np.abs(log_weight[in_batch])) < 2 * moved[course.start - 1]
+
+
+def _few_far_tokens(log_weight: Floats, farther_than: float = ROUNDING_DISTANCE) -> tuple[float, float]:
     """Return the share of tokens that are far off if nearly all the rest agree, else 0; and the mean of π_old/π_rollout
     over those far off.
 
     Args:
         log_weight: The trainer's log-probability of each token, less the engine's, (n,).
+        farther_than: Distance (nats) above which a token is far off.
     """
     distance = np.abs(log_weight)
     if not len(distance):
         return 0.0, 1.0
     # Rounding is the distance of the typical token.
     typical = float(np.median(distance))
-    far = distance > max(ROUNDING_DISTANCE, 10 * typical)
+    far = distance > max(farther_than, 10 * typical)
     share = float(far.mean())
     far_part = float(distance[far].sum()) / max(float(distance.sum()), 1e-30)
     if not 0 < share < FEW_TOKENS_SHARE or far_part < 1 - 2 * REMAINDER or typical > ROUNDING_DISTANCE:
@@ -566,7 +631,42 @@ def _stands_at_the_start(
     if silent is None:
         return early_distance > max(OTHER_PROMPT, LARGER_AT_START * _mean(distance[late]))
     late = where & (first_pass.position > (2 * longest) // 3)
-    return bool(late.any()) and _mean(distance[late]) < min(silent, MAJORITY * early_distance)
+    # Rounding of an engine in half precision is more than nothing, and less than what edits the first tokens.
+    limit = max(
+        min(silent, MAJORITY * early_distance), min(2 * ROUNDING_DISTANCE, NEGLIGIBLE * 10 * early_distance)
+    )
+    return bool(late.any()) and _mean(distance[late]) < limit
+
+
+def _is_mostly_surer(log_weight: Floats, where: Flags) -> bool:
+    """Return whether the engine's probabilities are above the trainer's twice as often as below."""
+    above = float((log_weight[where] > ROUNDING_DISTANCE).mean())
+    below = float((-log_weight[where] > ROUNDING_DISTANCE).mean())
+    return below > 2 * above
+
+
+def _has_silent_open_tokens(first_pass: FirstPass, log_weight: Floats, where: Flags) -> bool:
+    """Return whether late tokens agree of which the policy is as unsure as of early ones that do not.
+
+    A part of the vocabulary is missing wherever the policy is unsure, min_tokens shows at the first tokens alone.
+
+    Args:
+        first_pass: The first pass.
+        log_weight: The trainer's log-probability of each token, less the engine's, (tokens,).
+        where: Tokens to look at, (tokens,).
+    """
+    longest = int(first_pass.position[where].max(initial=0))
+    known = where & ~np.isnan(first_pass.entropy)
+    off = known & (first_pass.position <= longest // 2) & (-log_weight > ROUNDING_DISTANCE)
+    if not off.any():
+        return False
+    unsure = first_pass.entropy >= float(np.median(first_pass.entropy[off]))
+    late = known & (first_pass.position > (2 * longest) // 3) & unsure
+    if int(late.sum()) < FEWEST_TOKENS:
+        return False
+    return float((-log_weight[late] > ROUNDING_DISTANCE).mean()) < MAJORITY * float(
+        (-log_weight[known & unsure & (first_pass.position <= longest // 3)] > ROUNDING_DISTANCE).mean()
+    )
 
 
 def _drawn_from_a_part(log_weight: Floats, where: Flags) -> bool:
@@ -608,7 +708,9 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
 
     distance_of_engine = np.abs(first_pass.logp - first_pass.logp_rollout)[course.where]
     has_engine = bool((~np.isnan(distance_of_engine)).any())
-    engine_agrees = has_engine and float(np.nanmean(distance_of_engine)) <= ROUNDING_DISTANCE
+    # Rounding is larger where tokens are rare.
+    agreement = max(ROUNDING_DISTANCE, 0.1 * abs(mean))
+    engine_agrees = has_engine and float(np.nanmean(distance_of_engine)) <= agreement
     witness = ", though engine and trainer agree" if engine_agrees else ""
     direction = "surer" if z < 0 else "rarer"
     if part:
@@ -734,6 +836,9 @@ def check_updates(first_pass: FirstPass, *, whole_groups: bool = True) -> Findin
         )
         return passed.failed("hardly-moves", cause)
 
+    cause = _lost_gradient(first_pass)
+    if cause and has_signal:
+        return passed.failed("micro-batch-lost", cause)
     missing, group_size = _missing_of_groups(first_pass)
     if missing and whole_groups:
         cause = (
@@ -742,6 +847,34 @@ def check_updates(first_pass: FirstPass, *, whole_groups: bool = True) -> Findin
         )
         return passed.failed("micro-batch-lost", cause)
     return passed
+
+
+def _lost_gradient(first_pass: FirstPass) -> str:
+    """Return that the last micro-batch of updates is without effect, as a cause; "" if it is not.
+
+    Were all alike, each loss of an update would be as likely as the others to follow its advantages least.
+
+    Args:
+        first_pass: The first pass.
+    """
+    followed = first_pass.followed
+    if len(followed) < FEWEST_BATCHES:
+        return ""
+    last = float(np.median([of_batch.last for of_batch in followed]))
+    others = float(np.median([of_batch.others for of_batch in followed]))
+    lowest = sum(of_batch.is_lowest for of_batch in followed)
+    # The probability of each number of batches in which the last is the lowest by chance.
+    chances = np.ones(1)
+    for of_batch in followed:
+        chance = 1 / of_batch.losses
+        chances = np.convolve(chances, [1 - chance, chance])
+    if float(chances[lowest:].sum()) > LOST_P or last > 2 * REMAINDER * others:
+        return ""
+    return (
+        f"log-probabilities of the last of {followed[0].losses} micro-batches follow their advantages by {last:.2g} "
+        f"nats per unit, those of the others by {others:.2g}, and in {lowest} of {len(followed)} batches they follow "
+        "least: its gradient is lost"
+    )
 
 
 def _missing_of_groups(first_pass: FirstPass) -> tuple[int, int]:
@@ -810,7 +943,7 @@ def _retokenised_share(first_pass: FirstPass, log_weight: Floats, where: Flags) 
     without_far_tokens = where & (largest[first_pass.sequence] < 1)
     if not without_far_tokens.any():
         return 0.0
-    if float(distance[without_far_tokens].mean()) >= ROUNDING_DISTANCE:
+    if float(distance[without_far_tokens].mean()) >= 2 * ROUNDING_DISTANCE:
         return 0.0
     return float((distance[where] >= 1).mean())
 

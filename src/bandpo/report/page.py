@@ -60,7 +60,7 @@ def write_report(
     labelled = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
     opened = [open_run(path, method=None if method is None else str(method)) for path in runs]
     # The report of a log takes no torch, unless methods are named that must be checked.
-    needs_tokens = bool(labelled) or method is not None or any(run.record is not None for run in opened)
+    needs_tokens = bool(labelled) or method is not None or any(_losses_of(run) is not None for run in opened)
     tokens = _tokens(labelled, method, tokenizer) if needs_tokens else None
     bins = {name: name.replace("_", " ") for name in BINS}
     data: dict[str, Any] = {
@@ -126,6 +126,18 @@ class RunData:
         return {name for finding in self.data["findings"] for name in finding["quantities"]}
 
 
+def _losses_of(run: Run) -> Path | None:
+    """Return the record of a run's losses, or a framework's export that has the policy in training; None without one.
+
+    Raises:
+        ValueError: if the export cannot be read.
+    """
+    if not run.dumps:
+        return run.record
+    first = next(run.batches(), None)
+    return run.path if first is not None and first.has_logp else None
+
+
 def _run_data(run: Run, tokens: Tokens | None) -> RunData:
     """Return what the page holds of one run; ``lacks`` says why it holds no tokens, if so."""
     with warnings.catch_warnings(record=True) as caught:
@@ -135,9 +147,10 @@ def _run_data(run: Run, tokens: Tokens | None) -> RunData:
         of_log: Diagnosis | None = None
         finer_rows: list[Row] = []
         method = None
-        if run.record is not None and tokens is not None:
+        losses = _losses_of(run)
+        if losses is not None and tokens is not None:
             # The record names its own method, also where the folder around it has a configuration.
-            gathered = tokens.gather(open_run(run.record, method=run.method))
+            gathered = tokens.gather(open_run(losses, method=run.method))
             of_tokens = gathered.diagnosis
             finer_rows = [*gathered.diagnosis.rows]
             method = gathered.method
@@ -146,12 +159,12 @@ def _run_data(run: Run, tokens: Tokens | None) -> RunData:
             else:
                 finer_rows += gathered.rows
                 data |= gathered.data
-        elif run.record is not None:
+        elif losses is not None:
             data["lacks"] = "a record, whose tokens need torch, which is not installed"
         else:
             kind = "batches saved before their losses" if run.dumps else "a log"
             data["lacks"] = f"{kind}, without the tokens of losses, which a record of bandpo.Recorder has"
-        if of_tokens is None or run.record != run.path:
+        if of_tokens is None or losses != run.path:
             of_log = diagnose(run)
             method = method or of_log.setup.method
 

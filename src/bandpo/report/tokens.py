@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo.audit.blocked_tokens import RULES, BlockedTokens, decoder, in_context, kept_shares
+from bandpo.audit.blocked_tokens import (
+    RULES,
+    BlockedTokens,
+    DisagreeingTokens,
+    decoder,
+    in_context,
+    kept_shares,
+)
 from bandpo.audit.replay import RUN, RecordedMethod, ReplayCollector, method_of, no_losses
 from bandpo.doctor.diagnosis import Diagnosis, diagnose_record
 from bandpo.doctor.first_pass import FirstPass
@@ -134,8 +141,9 @@ class Tokens:
         replay = ReplayCollector(self._rules, self._method)
         moved = MovedTokens(self._method, self._rules)
         blocked = BlockedTokens(self._method, self._rules)
+        disagreeing = DisagreeingTokens()
         judged = TolerantCollector([replay, moved, blocked])
-        run.scan([first_pass, advantages, judged])
+        run.scan([first_pass, advantages, disagreeing, judged])
 
         replayed = replay.result()
         rows = [] if replayed is None else replayed.rows
@@ -147,7 +155,7 @@ class Tokens:
         elif replayed is None:
             gathered.lacks = str(no_losses(run.path))
         else:
-            gathered.data = self._data(run, list(replayed.by_step), method, moved, blocked)
+            gathered.data = self._data(run, list(replayed.by_step), method, moved, blocked, disagreeing)
         return gathered
 
     def _data(
@@ -157,6 +165,7 @@ class Tokens:
         method: Method | None,
         moved: MovedTokens,
         blocked: BlockedTokens,
+        disagreeing: DisagreeingTokens,
     ) -> dict[str, Any]:
         rules = {}
         for name in names:
@@ -165,7 +174,8 @@ class Tokens:
             rules[name] = {"method": str(rule), "limits": _limits(rule)}
         decode = decoder(run.record or run.path, self._tokenizer)
         words = [{**token._asdict(), "text": in_context(token, decode)} for token in blocked.result()]
-        return {"rules": rules, "tokens": moved.result(), "words": words}
+        apart = [{**token._asdict(), "text": in_context(token, decode)} for token in disagreeing.result()]
+        return {"rules": rules, "tokens": moved.result(), "words": words, "apart": apart}
 
 
 def _limits(method: Method) -> Any:

@@ -375,7 +375,11 @@ def trl_method(config: Config) -> str:
 
 
 def verl_method(loss_mode: str, actor: Any) -> str | None:
-    """Return the text of the method that verl's loss is under the actor's settings; None if it is none of bandpo's."""
+    """Return the text of the method that verl's loss is under the actor's settings; None if it is none of bandpo's.
+
+    ``clip_cov`` is none: it drops tokens that it draws anew at each loss, so `ClipCov` has the same share of them, but
+    others.
+    """
     low = actor["clip_ratio"] if actor["clip_ratio_low"] is None else actor["clip_ratio_low"]
     high = actor["clip_ratio"] if actor["clip_ratio_high"] is None else actor["clip_ratio_high"]
     if loss_mode == "vanilla":
@@ -407,7 +411,10 @@ def _verl_stock_method(config: Config) -> str | None:
 
 
 def _skyrl_stock_method(config: Config) -> str | None:
-    """Return the text of the method that SkyRL's own loss is; None for ``clip_cov`` and ``cross_entropy``."""
+    """Return the text of the method that SkyRL's own loss is; None for ``clip_cov`` and ``cross_entropy``.
+
+    ``clip_cov`` drops tokens that it draws anew at each loss, so `ClipCov` has the same share of them, but others.
+    """
     settings = lookup(config, "trainer.algorithm")
     ends = settings["eps_clip_low"], settings["eps_clip_high"]
     loss_type = settings["policy_loss_type"]

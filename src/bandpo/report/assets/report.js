@@ -6,4 +6,5 @@ diagnosis();
 curves();
 rules();
 words();
+wordsApart();
 main.append(withoutTokens(), element("p", { class: "soft" }, `Made by bandpo ${data.version}. This file loads nothing from elsewhere.`));

@@ -232,6 +232,20 @@ function words() {
     ...inside);
 }
 
+/** The tokens to which engine and trainer gave different probabilities, in their answers. */
+function wordsApart() {
+  const told = data.runs.map((run, number) => [run, number]).filter(([run]) => run.apart && run.apart.length);
+  if (!told.length) return;
+  const inside = told.flatMap(([run, number]) => [
+    told.length > 1 ? element("h3", {}, labels[number]) : "",
+    element("ol", { class: "words" }, ...run.apart.map((word) => element("li", {},
+      element("p", { class: "text" }, word.text[0], " ", element("mark", {}, word.text[1]), " ", word.text[2]),
+      element("p", { class: "soft" }, `${word.step === null ? "" : `step ${word.step}: `}p ${short(word.p)} in the trainer, ${short(word.p_engine)} in the engine`))))]);
+  section("Words on which engine and trainer disagree",
+    element("p", { class: "soft" }, "Those whose log-probabilities are farthest apart before updates, by 0.1 nats at least, in their answers."),
+    ...inside);
+}
+
 /** Why a page has no figures on single tokens, or no words, in a sentence. */
 function withoutTokens() {
   if (!data.runs.some((run) => rulesOf(run).length)) {
