@@ -15,6 +15,7 @@ from bandpo.doctor.advantage_checks import (
     advantage_notes,
     check_advantages,
     check_ends,
+    check_prompts,
     check_rewards,
     check_signal,
     estimators,
@@ -271,6 +272,35 @@ class TestEnds:
         assert check_ends(replace(data, truncated=np.ones(SEQUENCES))).ok is None
         # A writer may say of every answer that it was finished.
         assert check_ends(replace(data, truncated=np.zeros(SEQUENCES))).ok is None
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("probability", "code"),
+        [(0.01, "mask"), (0.3, "mask"), (0.6, "ok"), (0.94, "ok")],
+    )
+    def test_answers_that_begin_alike(self, probability, code):
+        """They do so by themselves where the policy is sure of the first token, in however many groups."""
+        first = np.repeat(np.arange(BATCHES * PROMPTS), GROUP)
+        data = recorded(first_token=first, first_logp=np.full(SEQUENCES, math.log(probability)))
+        # Evidence adds up over groups: as many as make it large at any probability.
+        copies = 40
+        columns = {
+            name: np.tile(getattr(data, name), copies) for name in ("process", "first_token", "first_logp")
+        }
+        for name in ("advantage", "uniform", "reward", "group", "truncated", "length", "row"):
+            columns[name] = np.tile(getattr(data, name), copies)
+        batch = np.concatenate([data.batch + BATCHES * copy for copy in range(copies)])
+        answer = np.arange(copies * SEQUENCES)
+        last_token = np.tile(data.last_token, copies)
+        many = recorded(batch=batch, step=10 * batch, answer=answer, last_token=last_token, **columns)
+        finding = check_prompts(many)
+        assert finding.code == code
+        if code == "mask":
+            assert f"drawn with {probability:.2g} each" in finding.cause
+
+    def test_answers_that_begin_with_other_tokens(self):
+        assert check_prompts(recorded()).ok
 
 
 def make_loss(values: list[float], *, generation: int = 0, update: int | None = 0, **columns) -> LossBatch:

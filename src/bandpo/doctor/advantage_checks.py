@@ -73,6 +73,9 @@ COMMON_ENDS = 3
 FORCED_EVIDENCE = 30.0
 """Nats by which the first tokens of groups are less probable, drawn anew for each answer, than a common prompt."""
 
+FORCED_PROBABILITY = 0.5
+"""Geometric mean of the probabilities of such first tokens, at most; answers begin alike where the policy is surer."""
+
 GROUP_ESTIMATORS = ("GRPO", "GRPO (standard deviation with n)", "Dr. GRPO", "RLOO")
 """The estimators that compare an answer with the answers to the same prompt alone."""
 
@@ -194,9 +197,12 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
     passed = Finding("ok", True, tested, 1 - share, None, int(judged.sum()))
     if share < NEARLY_ALL or evidence < FORCED_EVIDENCE:
         return passed
+    probability = float(np.exp(-surprisals[equal].mean()))
+    if probability > FORCED_PROBABILITY:
+        return passed
     cause = (
         f"the first token that counts is the same in all answers to a prompt, though they would be drawn with "
-        f"{float(np.exp(-surprisals[equal].mean())):.2g} each: the prompt is counted, or a beginning that was not drawn"
+        f"{probability:.2g} each: the prompt is counted, or a beginning that was not drawn"
     )
     return passed.failed("mask", cause)
 
