@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +126,7 @@ class Replay:
         return {name: functools.reduce(operator.add, steps.values()) for name, steps in self.by_step.items()}
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> Sequence[Row]:
         """One row for each step, as the run's log has it."""
         rows: dict[int, dict[str, float]] = {step: {"step": step} for step in self.by_step[self.judged]}
         for name, steps in self.by_step.items():

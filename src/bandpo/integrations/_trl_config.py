@@ -222,7 +222,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             raise InvalidValue(
                 f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {self.method}, "
                 f"one of {', '.join(TRL_CLIPS)}, or for {self.loss_type} its method, e.g. "
-                f"method='{self.loss_type.upper()}()'"
+                f"method='{str(self.loss_type).upper()}()'"
             )
         if not method.only_rule:
             self._refuse_another_clip(native)
