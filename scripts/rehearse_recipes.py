@@ -133,6 +133,7 @@ def result(recipe: str, folder: Path) -> dict[str, Any]:
     return {
         "ok": found.ok,
         "verdict": found.verdict,
+        "checks": {check.name: check.detail for check in found.checks},
     }
 
 
@@ -150,14 +151,20 @@ def _file(folder: Path, recipe: str) -> Path:
     return folder / f"{recipe.replace('/', '-')}.json"
 
 
+SHOWN = ("clip", "loss by hand", "reward")
+"""The checks of which the table has what they found: what the rule did, the loss, and the reward."""
+
+
 def write_table(found: dict[str, dict[str, Any]]) -> None:
-    """Replace what stands between the markers."""
-    verdicts: dict[str, list[str]] = {}
+    """Replace what stands between the markers: a row for each recipe, with its verdict and what its rehearsal did."""
+    lines = ["| recipe | verdict | the rule | the loss | the reward |", "|---|---|---|---|---|"]
     for recipe, one in sorted(found.items()):
-        verdict = one["verdict"].replace("REHEARSAL PASSED: ", "passed, ")
-        verdicts.setdefault(verdict, []).append(f"`{recipe}`")
-    rows = [f"| {verdict} | {', '.join(of)} |" for verdict, of in verdicts.items()]
-    lines = ["| verdict | recipes |", "|---|---|", *rows]
+        checks = one.get("checks", {})
+        cells = [
+            one["verdict"].replace("REHEARSAL PASSED: ", "passed, "),
+            *(checks.get(name, "") for name in SHOWN),
+        ]
+        lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
     write_between_marks(ROOT / "docs/rehearsal.md", "rehearsals", lines)
 
 

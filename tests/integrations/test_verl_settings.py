@@ -23,7 +23,7 @@ from verl.utils.tracking import Tracking
 
 from bandpo.integrations._verl_announcement import FILE
 from bandpo.integrations._verl_audit import Driver
-from bandpo.integrations._verl_settings import NEEDED, leaves
+from bandpo.integrations._verl_settings import NEEDED, SECTIONS, check_needed, leaves
 from integrations.test_verl import whole_config
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."
@@ -234,6 +234,29 @@ def test_a_setting_without_a_value_is_named_before_verl_fails_over_it(key):
     OmegaConf.update(config, key, None)
     with pytest.raises(ValueError, match=re.escape(f"{key} must be ")):
         verls_settings.validate_config(config, False, False)
+
+
+GROUPS = sorted({key.rpartition(".")[0] for key in NEEDED} | {*SECTIONS, "actor_rollout_ref"})
+
+
+@pytest.mark.parametrize("key", GROUPS)
+@pytest.mark.parametrize("value", [None, 3])
+def test_a_group_of_settings_without_settings_is_named(key, value):
+    config = deepcopy(sized())
+    with open_dict(config):
+        OmegaConf.update(config, key, value, merge=False)
+    with pytest.raises(ValueError, match=re.escape(f"{key} must be a group of settings, got ")):
+        check_needed(config)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["trainer.nnodes", f"{A}entropy_coeff", A.rstrip("."), L.rstrip("."), "reward.custom_reward_function"],
+)
+def test_a_setting_that_the_command_line_deletes_is_named(key):
+    config = whole_config(*SIZES, "actor_rollout_ref.model.path=x", f"~{key}")
+    with pytest.raises(ValueError, match=re.escape(f"{key} must be ") + f".*~{re.escape(key)} deletes it"):
+        check_needed(config)
 
 
 @cache

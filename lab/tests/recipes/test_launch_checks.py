@@ -154,6 +154,7 @@ def test_more_gpus_than_are_here_are_refused(here, overrides, words):
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         "data.train_files",
         "trainer.n_gpus_per_node",
+        "actor_rollout_ref.model",
     ],
 )
 def test_a_setting_without_a_value_is_named(here, key):

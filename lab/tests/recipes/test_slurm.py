@@ -1,12 +1,15 @@
 """The recipe under a fake Slurm: started on two nodes, stopped before its time limit, queued again and finished."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,8 +84,21 @@ class Slurm:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    def submit(self, *arguments: str, out_of_time=lambda: False, limit: float = 60) -> list[int]:
-        """The exit status of each run; the first is sent the signal as soon as its time is over."""
+    def submit(
+        self,
+        *arguments: str,
+        out_of_time: Callable[[], bool] = lambda: False,
+        meanwhile: Callable[[int], None] = lambda start: None,
+        limit: float = 60,
+    ) -> list[int]:
+        """Return the exit status of each start; the first is sent the signal as soon as its time is over.
+
+        Args:
+            arguments: Of the batch script.
+            out_of_time: Whether the first start's time is over.
+            meanwhile: Called again and again while the script runs, with the number of the start, from 0.
+            limit: Seconds for each start.
+        """
         statuses = []
         while self.calls().count(f"scontrol requeue {self.job}") == len(statuses):
             variables = self.environment | {"SLURM_RESTART_COUNT": str(len(statuses))}
@@ -93,6 +109,7 @@ class Slurm:
                 try:
                     ends, signalled = time.monotonic() + limit, bool(statuses)
                     while script.poll() is None and time.monotonic() < ends:
+                        meanwhile(len(statuses))
                         if not signalled and out_of_time():
                             script.send_signal(signal.SIGUSR1)
                             signalled = True
@@ -188,7 +205,7 @@ def test_a_job_without_a_name_is_asked_for():
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)  # Ray and verl are started twice
-def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_factory):
+def test_two_real_nodes_train_are_stopped_queued_again_and_finish_as_one_run_of_two_legs(tmp_path_factory):
     """Ray and verl are real, small and on the CPU; both nodes are this machine."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
     from test_launching import end_ray, small
@@ -208,15 +225,33 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "lab/src")]),
     }
     overrides = [*small(folder, steps=4), "trainer.save_freq=1", "trainer.resume_mode=auto"]
-    overrides.append(f"trainer.default_local_dir={folder / 'runs/small'}")
-    saved = folder / "runs/small/latest_checkpointed_iteration.txt"
+    trained = folder / "runs/small"
+    overrides.append(f"trainer.default_local_dir={trained}")
+    saved = trained / "latest_checkpointed_iteration.txt"
+    diagnosed: dict[int, Any] = {}  # by start, while it trains
+    first_leg: dict[str, bytes] = {}  # its files, as they are while the second trains
 
     def step_1_is_done() -> bool:
         """And said: verl prints a step's metrics after its checkpoint, and Ray takes a moment to bring them."""
-        return saved.exists() and 1 in read_steps(slurm.log().splitlines())
+        return saved.exists() and 1 in read_steps(slurm.log().splitlines()) and 0 in diagnosed
+
+    def diagnose_while_it_trains(start: int) -> None:
+        """Diagnose the run's folder once in each start, as soon as its leg has logged a step."""
+        legs = legs_of(trained)
+        if start in diagnosed or len(legs) <= start or not logged_steps(legs[start]):
+            return
+        diagnosed[start] = diagnosis(trained)
+        if start == 1:
+            first_leg.update({file.name: file.read_bytes() for file in legs[0].iterdir() if file.is_file()})
 
     try:
-        statuses = slurm.submit(*RECIPE, *overrides, out_of_time=step_1_is_done, limit=1200)
+        statuses = slurm.submit(
+            *RECIPE,
+            *overrides,
+            out_of_time=step_1_is_done,
+            meanwhile=diagnose_while_it_trains,
+            limit=1200,
+        )
     finally:
         end_ray(slurm.ray_folder())
     assert statuses == [0, 0], slurm.log()[-4000:]
@@ -225,16 +260,47 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish(tmp_path_facto
     assert 1 in first
     assert 1 not in second
     assert 4 in second
-    assert (folder / "runs/small/global_step_4/actor/model_world_size_2_rank_1.pt").exists()
+    assert (trained / "global_step_4/actor/model_world_size_2_rank_1.pt").exists()
     assert not slurm.ray_folder().exists()
-    # Each start left a leg, and the two are one run.
-    legs = legs_of(folder / "runs/small")
+    # Each start left a leg. The second goes on from the first's checkpoint, and takes nothing from the first's files.
+    legs = legs_of(trained)
     assert len(legs) == 2
     for leg in legs:
         assert {"console.log", "metrics.jsonl", "config.yaml", "run.json"} <= {
             file.name for file in leg.iterdir()
         }
         assert "bandpo: loss" in (leg / "console.log").read_text()
-    run = open_run(folder / "runs/small")
+    begun, resumed = (logged_steps(leg) for leg in legs)
+    assert begun[0] == 1
+    assert resumed == list(range(resumed[0], 5))
+    assert 1 < resumed[0] <= begun[-1] + 1
+    assert (
+        f"goes on from {trained / f'global_step_{resumed[0] - 1}'}\n" in (legs[1] / "console.log").read_text()
+    )
+    assert {file.name: file.read_bytes() for file in legs[0].iterdir() if file.is_file()} == first_leg
+    # The two are one run, while it trains and afterwards.
+    run = open_run(trained)
     assert [row["step"] for row in run.rows] == [1, 2, 3, 4]
     assert run.setup.method == "Band(KL(), 0.05, max_ratio=10)"
+    assert sorted(diagnosed) == [0, 1]
+    assert 1 <= diagnosed[0]["log"]["rows"] <= len(begun)
+    assert resumed[0] <= diagnosed[1]["log"]["rows"] <= 4
+    afterwards = diagnosis(trained)
+    assert afterwards["log"]["rows"] == 4
+    assert "2 legs" in afterwards["log"]["source"]
+
+
+def logged_steps(leg: Path) -> list[int]:
+    """Return the steps of a training that a leg's file has whole so far."""
+    path = leg / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row["step"] for row in rows if "actor/grad_norm" in row["data"]]
+
+
+def diagnosis(run: Path) -> Any:
+    """Return what `bandpo diagnose` prints of a folder; it exits with 1 where it finds something to fix."""
+    command = [sys.executable, "-m", "bandpo", "diagnose", str(run), "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode in (0, 1), found.stderr
+    return json.loads(found.stdout)

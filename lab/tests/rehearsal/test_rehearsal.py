@@ -207,6 +207,8 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
         ("trainer.default_local_dir=null", "trainer.default_local_dir must be a text, got null"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=null", "ppo_mini_batch_size must be a whole number"),
         ("actor_rollout_ref.model.lora_rank=null", "model.lora_rank must be a number, got null"),
+        ("actor_rollout_ref.actor=null", "actor_rollout_ref.actor must be a group of settings, got null"),
+        ("critic=null", "critic must be a group of settings, got null"),
         ("actor_rollout_ref.rollout.n=0", "rollout.n must be a whole number of at least 1, got 0"),
         ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
         ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
@@ -287,7 +289,8 @@ def test_what_cannot_be_rehearsed_is_refused(override, message):
 
 
 def test_a_rehearsal_of_a_null_setting_is_a_failure_that_names_it(folder):
-    for key in ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.rollout.val_kwargs.n"):
+    rollout = "actor_rollout_ref.rollout"
+    for key in ("actor_rollout_ref.model.lora_rank", f"{rollout}.val_kwargs.n", rollout):
         found = rehearse([*RECIPE, f"{key}=null"], folder=folder, stand_in=True)
         assert not found.ok
         assert found.checks[-1].detail.startswith(f"{key} must be ")
@@ -298,7 +301,14 @@ def test_what_verl_says_without_a_name_comes_with_the_settings_that_were_nulled(
     config = OmegaConf.merge(composed, OmegaConf.from_dotlist([f"{key}=null"]))
     check = validate(config, [f"{key}=null"])
     assert not check.ok
-    assert key in check.detail
+    assert check.detail.endswith(f" (of the command line: {key}=null)")
+
+
+def test_what_verl_says_without_a_name_comes_with_the_settings_that_were_deleted():
+    word = "~actor_rollout_ref.actor.optim._target_"
+    check = validate(compose([*RECIPE, word], None, "ppo_trainer"), [*RECIPE, word])
+    assert not check.ok
+    assert check.detail.endswith(f" (of the command line: {word})")
 
 
 def test_changes_keep_what_the_recipe_is_about(composed, folder):

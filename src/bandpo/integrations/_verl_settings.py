@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +81,23 @@ Where one is null, verl fails with a TypeError that does not name it, some of th
 null switch for false.
 """
 
+SECTIONS = (
+    "trainer",
+    "actor_rollout_ref.ref",
+    f"{ACTOR}policy_loss",
+    "critic",
+    "reward",
+    "reward.custom_reward_function",
+    "reward.reward_model",
+)
+"""Groups of settings that verl or bandpo reads; the other groups that the settings of `NEEDED` are in are read, too."""
+
 
 def check_needed(config: DictConfig) -> None:
-    """Check that each setting of `NEEDED` that a configuration has is of its kind.
+    """Check that each setting of `NEEDED` that a configuration has is of its kind, and in no group that is null.
 
     Raises:
-        ValueError: one is not, such as null; the message names it.
+        ValueError: one is not, such as null, or the command line deletes it; the message names it.
     """
     kinds = {
         WHOLE: lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
@@ -95,6 +106,9 @@ def check_needed(config: DictConfig) -> None:
         TEXT: lambda value: isinstance(value, str) and value != "",
         SOMETHING: lambda value: value is not None and value != "",
     }
+    deleted = [key.removeprefix("~") for key in overrides() if key.startswith("~")]
+    for key in SECTIONS:
+        _check_section(config, key, deleted)
     needed = dict(NEEDED)
     if trainer_of(config) == "fully_async":
         # verl wants 0 there, and counts a batch in mini-batches.
@@ -102,7 +116,8 @@ def check_needed(config: DictConfig) -> None:
         needed["async_training.require_batches"] = WHOLE
     for key, kind in needed.items():
         parent, _, name = key.rpartition(".")
-        settings = OmegaConf.select(config, parent)
+        settings = _check_section(config, parent, deleted)
+        refuse(key in deleted, f"{key} must be {kind}, and ~{key} deletes it: leave that out")
         # A trainer or a version of verl may lack the setting.
         if settings is None or name not in settings:
             continue
@@ -110,6 +125,26 @@ def check_needed(config: DictConfig) -> None:
         refuse(
             not kinds[kind](value), f"{key} must be {kind}, got {'null' if value is None else repr(value)}"
         )
+
+
+def _check_section(config: DictConfig, key: str, deleted: Sequence[str]) -> DictConfig | None:
+    """Return a group of settings; None if the trainer or the version of verl lacks it.
+
+    Raises:
+        ValueError: it, or a group that it is in, is null, or the command line deletes it.
+    """
+    section, where = config, ""
+    for name in key.split("."):
+        where = f"{where}.{name}".lstrip(".")
+        refuse(
+            where in deleted, f"{where} must be a group of settings, and ~{where} deletes it: leave that out"
+        )
+        if name not in section:
+            return None
+        section = section[name]
+        value = "null" if section is None else repr(section)
+        refuse(not OmegaConf.is_dict(section), f"{where} must be a group of settings, got {value}")
+    return section
 
 
 def refuse(wrong: object, why: str) -> None:
@@ -137,7 +172,7 @@ def trainer_of(config: DictConfig) -> str:
 
 def is_ours(config: DictConfig) -> bool:
     """Return whether a run's loss is bandpo's or audited, or its settings come from a recipe."""
-    loss = config.actor_rollout_ref.actor.policy_loss
+    loss = OmegaConf.select(config, WHERE.rstrip(".")) or {}
     target = str(loss.get("_target_"))
     return target.startswith("bandpo.") or loss.get("loss_mode") in ("band", "audited") or "recipe" in config
 

@@ -84,18 +84,19 @@ def _refused(config: Any, overrides: Sequence[str]) -> str | None:
             )
         validate_config(config, need_reference_policy(config), use_critic=False)
     except InstantiationException as error:  # hydra wraps the error of a config class
-        return f"verl refuses the settings: {error.__cause__ or error}{_nulls_in(overrides)}"
+        cause = error.__cause__ or error
+        return f"verl refuses the settings: {str(cause) or type(cause).__name__}{_unset_by(overrides)}"
     except BandpoError as error:
         return str(error)
     except Exception as error:  # any error of verl or of a plug-in is a finding
-        return f"verl refuses the settings: {type(error).__name__}: {error}{_nulls_in(overrides)}"
+        return f"verl refuses the settings: {type(error).__name__}: {error}{_unset_by(overrides)}"
     return None
 
 
-def _nulls_in(overrides: Sequence[str]) -> str:
-    """Return which settings the command line sets to null, over which verl may fail without naming them."""
-    nulls = [word.lstrip("+").partition("=")[0] for word in overrides if word.endswith("=null")]
-    return f" (null on the command line: {', '.join(nulls)})" if nulls else ""
+def _unset_by(overrides: Sequence[str]) -> str:
+    """Return which settings the command line sets to null or deletes, over which verl may fail without naming them."""
+    unset = [word for word in overrides if word.endswith("=null") or word.startswith("~")]
+    return f" (of the command line: {', '.join(unset)})" if unset else ""
 
 
 def _impossible(config: Any) -> str | None:
