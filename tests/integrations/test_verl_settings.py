@@ -228,6 +228,14 @@ def test_a_run_without_bandpo_is_not_touched_by_its_tracker(target, capsys):
     assert "bandpo:" not in capsys.readouterr().out
 
 
+@pytest.fixture(autouse=True)
+def command_line_of_one_test():
+    """The command line that hydra has read is that of one test: checks look for what it deletes."""
+    before = HydraConfig.instance().cfg
+    yield
+    HydraConfig.instance().cfg = before
+
+
 @pytest.mark.parametrize("key", NEEDED)
 def test_a_setting_without_a_value_is_named_before_verl_fails_over_it(key):
     config = deepcopy(sized())
