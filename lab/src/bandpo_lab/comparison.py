@@ -84,7 +84,8 @@ def compare(
             given for several optimizers.
 
     >>> from bandpo_lab import compare
-    >>> comparison = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], optimizers=["momentum"], seeds=16)
+    >>> one_optimizer = {"optimizers": ["shared-moment"], "rates": [0.08, 0.16]}
+    >>> comparison = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], seeds=16, **one_optimizer)
     >>> comparison.verdicts[4, "Unclipped()"]
     'gains'
     """

@@ -112,9 +112,8 @@ def test_comparison_of_a_stranger_s_evaluations(folder):
 
 
 def test_comparison_of_methods_in_a_stranger_s_folder(folder):
-    result = lab(
-        folder, "compare", "DAPO()", "FixedClip(0.2)", "--seeds", "4", "--lags", "0", "--rates", "0.1"
-    )
+    options = ["--optimizers", "adam", "--seeds", "4", "--lags", "0", "--rates", "0.1"]
+    result = lab(folder, "compare", "DAPO()", "FixedClip(0.2)", *options)
     check_nothing_ran(folder, result, FONTS)
     assert "error" not in result["output"]
 

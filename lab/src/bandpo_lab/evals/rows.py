@@ -169,7 +169,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         )
     # A text that is stored once may stand in any number of rows.
     largest = max(sizes, default=1)
-    rows_at_once = max(1, min(2**16, 2**26 // max(largest, 1)))
+    rows_at_once = max(1, min(2**16, 2**24 // max(largest, 1)))
     most = min(LARGEST_PARQUET, max(2**27, MOST_REPETITION * sum(sizes)))
     total = 0
     for batch in file.iter_batches(rows_at_once):
