@@ -5,9 +5,10 @@ import ast
 import pytest
 
 pytest.importorskip("trl")
+import torch
 from trl import GRPOConfig
 
-from bandpo.lint import lint_findings
+from bandpo.lint import lint_findings, lint_run
 from bandpo.lint.readers import parse_configurations
 
 
@@ -38,7 +39,10 @@ def test_grpo_config_refuses_what_is_called_an_error_and_nothing_else(arguments,
         with pytest.raises(ValueError, match=r"num_generations|generation_batch_size|at least 2"):
             GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **keywords)
     else:
-        GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **keywords)
+        config = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **keywords)
+        # What transformers saves beside a model has the settings that GRPOConfig has filled in.
+        torch.save(config, tmp_path / "training_args.bin")
+        assert [finding.id for finding in lint_run(tmp_path) if finding.severity == "fix"] == []
 
 
 @pytest.mark.parametrize(

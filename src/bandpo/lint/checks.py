@@ -214,19 +214,22 @@ def lint_file(path: str | Path) -> LintReport:
     return lint_configurations(read_configurations(Path(path)), str(path))
 
 
-def lint_configurations(configurations: Sequence[Configuration], path: str) -> LintReport:
+def lint_configurations(
+    configurations: Sequence[Configuration], path: str, *, started: bool = False
+) -> LintReport:
     """Check configurations that were read from a file.
 
     Args:
         configurations: All that the file holds.
         path: The file, as it was named.
+        started: Whether a run that has begun saved them.
     """
     findings: list[LintFinding] = []
     unchecked: list[Unchecked] = []
     passed = 0
     for configuration in configurations:
         for rule in RULES:
-            if rule.framework != configuration.framework:
+            if rule.framework != configuration.framework or (started and rule.only_before_start):
                 continue
             result = _check(rule, configuration)
             if isinstance(result, LintFinding):
@@ -288,7 +291,7 @@ def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
         # TRL is given the adapter beside its own settings.
         adapter = {"use_peft": Setting("use_peft", True)}
         configuration = replace(configuration, settings={**adapter, **configuration.settings})
-    return lint_configurations([configuration], path)
+    return lint_configurations([configuration], path, started=True)
 
 
 def _with_lines(configuration: Configuration, file: Path) -> Configuration:

@@ -117,6 +117,9 @@ class Rule:
     """What to change, in the framework's own names."""
     source: str
     """Where it is shown: a paper, the framework's source or documentation, or a thread."""
+    only_before_start: bool = False
+    """Whether it is not asked of the configuration that a run has saved, as the framework sets one of its settings from
+    the others when the run begins."""
 
 
 ONE_UPDATE = (

@@ -146,6 +146,7 @@ TRL_RULES = (
         happens="generation_batch_size and steps_per_generation are both set: GRPOConfig refuses it.",
         fix="one of the two",
         source="trl 1.16.0, trl/trainer/grpo_config.py, __post_init__",
+        only_before_start=True,
     ),
     Rule(
         id="processes-must-divide",
