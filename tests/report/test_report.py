@@ -24,7 +24,7 @@ from bandpo.report.audit_steps import audit_table
 from bandpo.report.curves import PARTS, running_median
 from bandpo.runs.record import read_record
 from bandpo_lab.interval import bootstrap
-from browser import calculated, needs_browser, needs_javascript, opened
+from browser import Chromium, calculated, needs_browser, needs_javascript, opened
 
 pytest.importorskip("pyarrow")
 
@@ -377,16 +377,17 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
 @needs_browser
 def test_in_a_browser_the_value_under_the_cursor_is_shown(tmp_path):
     page = write_report([log(tmp_path / "metrics.jsonl", logged_run())], tmp_path / "page.html")
-    script = """
+    value_at_the_right_end = """(() => {
       const figure = document.querySelector("[data-panel=length]");
       const over = figure.querySelector(".u-over");
       const box = over.getBoundingClientRect();
       const place = { clientX: box.right - 1, clientY: box.top + 9, bubbles: true };
       over.dispatchEvent(new MouseEvent("mousemove", place));
-      const copy = () => { document.body.textContent = figure.querySelector(".value").textContent; };
-      requestAnimationFrame(() => setTimeout(copy, 50));
-    """
-    assert opened(page, tmp_path, script).text.split("\n")[-2] == "step 100: 300, median 299"
+      return figure.querySelector(".value").textContent;
+    })()"""
+    with Chromium(tmp_path) as browser:
+        shown = browser.open(page.as_uri()).wait_for(value_at_the_right_end)
+    assert shown == "step 100: 300, median 299"
 
 
 RADII = (1e-4, 0.01, 0.05, 0.3)
