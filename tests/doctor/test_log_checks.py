@@ -83,6 +83,13 @@ def test_the_reference_is_not_the_start():
     assert codes(later) == []
 
 
+def test_verls_mean_over_the_updates_of_the_first_step_is_not_the_start():
+    rows = course(kl=lambda t: 0.15 + 0.3 * t)
+    assert codes(rows, framework="verl", updates=4) == []
+    assert codes(rows, framework="verl", updates=1) == ["reference-kl"]
+    assert codes(course(kl=lambda t: 1.1), framework="verl", updates=4) == ["reference-kl"]
+
+
 def test_step_too_large():
     rows = course(kl=lambda t: min(3.7, 30 * (t - 1 / 40)), learning_rate=lambda t: 5e-4)
     first = findings(rows)[0]

@@ -206,6 +206,9 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
     epochs = course.series("epoch").values
     if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
         begins = False
+    if setup.framework == "verl" and (setup.updates or 1) > 1:
+        # verl logs the mean over the updates of a step, and all but the first come after one.
+        begins = False
     early = kl.values[:EARLY_ROWS]
     # A mean over several steps at the start is above 0 by itself, unless it is as large as ever after.
     level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL

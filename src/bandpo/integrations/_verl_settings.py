@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
@@ -133,7 +133,8 @@ def _check_section(config: DictConfig, key: str, deleted: Sequence[str]) -> Dict
     Raises:
         ValueError: it, or a group that it is in, is null, or the command line deletes it.
     """
-    section, where = config, ""
+    section = config
+    where = ""
     for name in key.split("."):
         where = f"{where}.{name}".lstrip(".")
         refuse(
@@ -141,9 +142,10 @@ def _check_section(config: DictConfig, key: str, deleted: Sequence[str]) -> Dict
         )
         if name not in section:
             return None
-        section = section[name]
-        value = "null" if section is None else repr(section)
-        refuse(not OmegaConf.is_dict(section), f"{where} must be a group of settings, got {value}")
+        value = section[name]
+        text = "null" if value is None else repr(value)
+        refuse(not OmegaConf.is_dict(value), f"{where} must be a group of settings, got {text}")
+        section = cast("DictConfig", value)
     return section
 
 
