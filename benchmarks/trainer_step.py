@@ -1,18 +1,21 @@
 """What Band adds to a TRL step: BandGRPOTrainer against GRPOTrainer on the embedded task.
 
-    python benchmarks/trainer_step.py [--rounds 20] [--model embedded|30M] [--batch-size 8] [--record]
+    python benchmarks/trainer_step.py [--batches 60] [--model embedded|30M] [--batch-size 8] [--record]
 
-The trainers do whole batches in turn (generation, scoring and 8 updates each), from the same weights and seed, so a
-machine whose speed drifts slows all. Prints the median processor time of a batch and the ratio, pair by pair.
+The trainers start from the same weights and seed and make their updates in turn, one update each, so that a machine
+whose speed drifts slows all of them. A batch is one generation, its scoring and 8 updates. Prints the median processor
+time of a batch, and the median ratio to that of the stock trainer with a 95 % interval over the batches.
 """
 
 import argparse
 import gc
 import statistics
 import tempfile
+import threading
 import warnings
-from itertools import pairwise
 
+import numpy as np
+import scipy.stats
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
@@ -20,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
-from measuring import now, paired
+from measuring import now
 
 # The first is what the others are measured by.
 ARMS = {
@@ -68,24 +71,66 @@ def varied(completions, **_):
 
 
 class Clock(TrainerCallback):
-    """Reads the clock when an optimiser step begins, and at the end of training."""
+    """Reads the clock when an optimiser step begins, and at the end of training.
 
-    def __init__(self, device):
-        self.device, self.marks = device, []
+    Args:
+        device: Whose clock.
+        pause: Called between two readings; the time that it takes is not counted.
+    """
+
+    def __init__(self, device, pause=lambda: None):
+        self.device = device
+        self.pause = pause
+        self.seconds = []
+        self.began = None
+
+    def _end_update(self):
+        if self.began is not None:
+            self.seconds.append(now(self.device) - self.began)
 
     def on_step_begin(self, args, state, control, **_):
-        self.marks.append(now(self.device))
+        self._end_update()
+        self.pause()
+        self.began = now(self.device)
 
     def on_train_end(self, args, state, control, **_):
-        self.marks.append(now(self.device))
+        self._end_update()
 
 
-def batches(arm, batches, *, make_model, reward, device="cpu", **settings):
+class Turns:
+    """Lets several threads run one at a time, in a fixed order, each with a random state of its own."""
+
+    def __init__(self, threads):
+        self.condition = threading.Condition()
+        self.waiting = list(range(threads))
+
+    def begin(self, thread):
+        """Wait for the first turn of this thread."""
+        with self.condition:
+            self.condition.wait_for(lambda: self.waiting[0] == thread)
+
+    def next(self, thread):
+        """Let the other threads have their turns, and return when it is this thread's again."""
+        random_state = torch.get_rng_state()
+        with self.condition:
+            self.waiting.append(self.waiting.pop(0))
+            self.condition.notify_all()
+            self.condition.wait_for(lambda: self.waiting[0] == thread)
+        torch.set_rng_state(random_state)
+
+    def end(self):
+        """Leave the turns to the other threads."""
+        with self.condition:
+            self.waiting.pop(0)
+            self.condition.notify_all()
+
+
+def batches(arm, batches, *, make_model, reward, device="cpu", pause=lambda: None, **settings):
     """Seconds of each update, one list a batch; generation and scoring are part of a batch's first update."""
     trainer_class, config_class, own = ARMS[arm]
     settings = SETTINGS | settings
     per_batch = settings["steps_per_generation"] * settings["num_iterations"]
-    clock = Clock(device)
+    clock = Clock(device, pause)
     with tempfile.TemporaryDirectory() as folder:
         settings |= {"use_cpu": device == "cpu", "max_steps": batches * per_batch} | own
         trainer = trainer_class(
@@ -102,28 +147,54 @@ def batches(arm, batches, *, make_model, reward, device="cpu", **settings):
         trainer.train()
     del trainer
     gc.collect()  # weights and optimiser, before the next arm needs the room
-    updates = [after - before for before, after in pairwise(clock.marks)]
-    return [updates[k : k + per_batch] for k in range(0, len(updates), per_batch)]
+    return [clock.seconds[k : k + per_batch] for k in range(0, len(clock.seconds), per_batch)]
+
+
+def interleaved(number, **arguments):
+    """Seconds of each batch by each arm, whose updates are made in turn; the first batch warms up and is left out.
+
+    Args:
+        number: Of batches.
+        **arguments: Of `batches`.
+    """
+    turns = Turns(len(ARMS))
+    seconds = {}
+
+    def train(thread, arm):
+        turns.begin(thread)
+        try:
+            made = batches(arm, number + 1, pause=lambda: turns.next(thread), **arguments)
+            seconds[arm] = [sum(updates) for updates in made[1:]]
+        finally:
+            turns.end()
+
+    threads = [threading.Thread(target=train, args=pair) for pair in enumerate(ARMS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seconds
 
 
 def in_turn(rounds, number, **arguments):
     """Yields, after each round, all batches of all rounds so far: a dictionary of lists by arm.
 
-    The first batch of each run warms up and is left out. Who begins changes from round to round.
+    One trainer is in memory at a time. The first batch of each run warms up and is left out. Who begins changes from
+    round to round.
     """
-    found = {arm: [] for arm in ARMS}
+    updates = {arm: [] for arm in ARMS}
     for k in range(rounds):
         order = [*ARMS][k % len(ARMS) :] + [*ARMS][: k % len(ARMS)]
         for arm in order:
-            found[arm] += batches(arm, number, **arguments)[1:]
-        yield found
+            updates[arm] += batches(arm, number, **arguments)[1:]
+        yield updates
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=10, help="of three timed batches by each trainer")
+    parser.add_argument("--batches", type=int, default=60, help="by each trainer")
     parser.add_argument(
         "--model",
         choices=["embedded", "30M"],
@@ -150,13 +221,15 @@ def main():
     }[options.model]
     if options.batch_size is not None:
         settings = settings | {"per_device_train_batch_size": options.batch_size, "num_generations": 8}
-    *_, found = in_turn(options.rounds, 4, make_model=make_model, reward=varied, **settings)
-    stock, *_ = seconds = [[sum(updates) for updates in found[arm]] for arm in ARMS]
-    for arm, own in zip(ARMS, seconds, strict=True):
-        against = paired(own, stock)
+    seconds = interleaved(options.batches, make_model=make_model, reward=varied, **settings)
+    stock, *others = ARMS
+    print(f"{stock}: {statistics.median(seconds[stock]):.4f} s a batch")
+    for arm in others:
+        ratios = np.divide(seconds[arm], seconds[stock])
+        interval = scipy.stats.bootstrap((ratios,), np.median, rng=0).confidence_interval
         print(
-            f"{arm:26} {statistics.median(own):.4f} s a batch, ratio {against['ratio']:.3f} "
-            f"(quartiles {against['low']:.3f} to {against['high']:.3f}, {against['pairs']} pairs)"
+            f"{arm}: {statistics.median(seconds[arm]):.4f} s a batch, ratio {np.median(ratios):.3f} "
+            f"({interval.low:.3f} to {interval.high:.3f}, {len(ratios)} batches)"
         )
 
 
