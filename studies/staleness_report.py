@@ -7,18 +7,16 @@ A page made before the end counts the seeds of which every run of a cell has end
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from bandpo.errors import InvalidValue
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Page, Section
 from bandpo_lab.study.statistics import (
@@ -30,6 +28,7 @@ from bandpo_lab.study.statistics import (
 )
 from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
+from studies.predictions import read_predictions, verdict
 from studies.staleness import ARMS, CELLS, FURTHER, Cell, Run, read_runs, runs
 
 SMALLEST = 0.05
@@ -41,49 +40,6 @@ MODELS = {"": (0, 1), ", model a": (0,), ", model b": (1,)}
 """How the name of a world goes on after that of its cell, and the remainders of its seeds."""
 CLIP, ABOVE = "clip 0.2", "BandAbove"
 Row = Mapping[str, Any]
-
-
-class Prediction(NamedTuple):
-    """One arm against another in one world."""
-
-    world: str
-    arm: str
-    minus: str
-    metric: str
-    expects: str
-    """``greater`` or ``less`` by at least `SMALLEST`, or ``equal`` to within it."""
-
-
-def read_predictions(file: Path) -> list[Prediction]:
-    """The rows of a page's table of predictions: world, arm, against, metric, expected, why.
-
-    Raises:
-        ValueError: there is none, or one expects something else than ``greater``, ``less`` or ``equal``.
-    """
-    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", file.read_text(encoding="utf-8"), re.M)]
-    found = [Prediction(*row[:5]) for row in rows if len(row) == 6 and row[0] != "world"]
-    if not found or {p.expects for p in found} - {"greater", "less", "equal"}:
-        raise InvalidValue(f"{file} has no table of predictions: greater, less or equal")
-    return found
-
-
-def verdict(difference: Interval, expects: str) -> str:
-    """``held``, ``failed`` or ``undecided``: what a difference says of a prediction.
-
-    >>> verdict(Interval(0.1, 0.02, 0.2), "greater"), verdict(Interval(0.01, -0.03, 0.04), "greater")
-    ('held', 'failed')
-    >>> verdict(Interval(0.1, -0.02, 0.2), "greater"), verdict(Interval(0.1, 0.06, 0.2), "equal")
-    ('undecided', 'failed')
-    """
-    inside = difference.low > -SMALLEST and difference.high < SMALLEST
-    if expects == "equal":
-        beyond = difference.low > SMALLEST or difference.high < -SMALLEST
-        return "held" if inside else "failed" if beyond else "undecided"
-    sign = 1 if expects == "greater" else -1
-    nearest, farthest = sorted((sign * difference.low, sign * difference.high))
-    if nearest > 0 and sign * difference.value >= SMALLEST:
-        return "held"
-    return "failed" if inside or farthest < 0 else "undecided"
 
 
 # Figures of a run -----------------------------------------------------------------------------------------------------
@@ -207,7 +163,9 @@ def _predictions(worlds: Mapping[str, World]) -> list[Any]:
         if world := worlds.get(p.world):
             gap = world.difference(p.arm, p.minus, p.metric)
             of = len([s for s in world.cell.seeds if s % 2 in set(world.groups)])
-            rows.append([*said, signed(gap), f"{len(world.seeds)} of {of}", verdict(gap, p.expects)])
+            rows.append(
+                [*said, signed(gap), f"{len(world.seeds)} of {of}", verdict(gap, p.expects, SMALLEST)]
+            )
         else:
             rows.append([*said, "–", "0", "not yet"])
     header = ["setting", "what", "expected", "measured", "seeds", "verdict"]

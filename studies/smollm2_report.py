@@ -1,0 +1,195 @@
+"""The page of the study with a real vocabulary: its predictions first, then every part.
+
+    python -m studies.smollm2_report results/smollm2/runs.jsonl docs/studies/smollm2/report.md
+
+A page made before the end counts the seeds of which every run of a part has ended.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bandpo_lab.interval import Interval
+from bandpo_lab.page import Page, Section
+from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
+from bandpo_lab.study.tables import signed
+from bandpo_lab.tables import Table
+from studies.predictions import read_predictions, verdict
+from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, read_runs, runs
+
+PREDICTIONS = Path(__file__).with_name("smollm2-predictions.md")
+BASELINE = "clip 0.2"
+BEST_CONSTANT = "the best constant"
+"""The best of the arms with constant bounds, chosen with its rate on other seeds than it is scored on."""
+SMALLEST: Mapping[str, float] = {"AUC": 0.05, "end": 0.05, "words": 1.0, "end entropy": 0.3, "luck": 0.05}
+"""The smallest effect of interest, by metric: in rewards, in words and in nats a token."""
+PASS = f"pass@{END_SAMPLES}"
+
+Row = Mapping[str, Any]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else float("nan")
+
+
+METRICS: Mapping[str, Callable[[Row], float]] = {
+    "AUC": lambda row: _mean(row["right"]),
+    "end": lambda row: row["end"],
+    PASS: lambda row: row[PASS],
+    "words": lambda row: row["words"],
+    "end entropy": lambda row: row["end entropy"],
+    "kl from base": lambda row: row["kl from base"],
+    "blocked": lambda row: _mean(row["blocked"]),
+    "blocked below": lambda row: _mean(row["blocked below"]),
+    "movement": lambda row: _mean(row["movement"]),
+    "luck": lambda row: _mean(row["luck"]),
+}
+"""What is read from a row, by name; AUC is the mean share of right answers over all batches."""
+
+
+class World:
+    """A part of the study, or one of its rates, with the seeds of which all runs have ended.
+
+    Where no answer is better than another, no rate is: arms are compared at each rate, and each is a world.
+    """
+
+    def __init__(self, part: Part, rates: Sequence[float], rows: Mapping[Run, Row]):
+        self.part = part
+        self.rates = rates
+        self.name = part.name if len(rates) > 1 else f"{part.name}, {rates[0]:g}"
+        self.seeds = [
+            seed for seed in part.seeds if all(run in rows for _, run in runs([part]) if run.seed == seed)
+        ]
+        self._rows = rows
+
+    def curve(self, arm: str, metric: str = "AUC") -> Curve:
+        """Return a metric of an arm over its rates; of `BEST_CONSTANT` over its bounds and rates."""
+        arms = [arm]
+        if arm == BEST_CONSTANT:
+            arms = [name for name in self.part.arms if name in CONSTANT]
+        read = METRICS[metric]
+        scores = [
+            [read(self._rows[Run(self.part.name, name, rate, seed)]) for seed in self.seeds]
+            for name in arms
+            for rate in self.rates
+        ]
+        return Curve([*self.rates] * len(arms), np.array(scores, dtype=float))
+
+    def difference(self, arm: str, minus: str, metric: str = "AUC") -> Interval:
+        """Return one arm minus another, each at the rate that is best for its own AUC, chosen on other seeds."""
+        ours = partial(self.curve(arm, metric).drawn, by=self.curve(arm))
+        theirs = partial(self.curve(minus, metric).drawn, by=self.curve(minus))
+        return difference(ours, theirs, [0] * len(self.seeds))
+
+
+def worlds_of(rows: Mapping[Run, Row]) -> list[World]:
+    """Return the worlds that can be compared: with two seeds or more."""
+    worlds = []
+    for part in PARTS:
+        rates = [[rate] for rate in part.rates] if part.reward == "coin" else [part.rates]
+        worlds += [World(part, each, rows) for each in rates]
+    return [world for world in worlds if len(world.seeds) > 1]
+
+
+def page(rows: Mapping[Run, Row]) -> Page:
+    """Return the whole report."""
+    worlds = worlds_of(rows)
+    everything = [run for _, run in runs()]
+    ended = sum(run in rows for run in everything)
+    lead = [
+        "Which bounds suit a policy with a real vocabulary? SmolLM2-135M, of which the last two layers are trained by "
+        "AdamW; the terms and predictions were committed before the first run.",
+    ]
+    if ended < len(everything):
+        lead.append(f"**{ended} of {len(everything)} runs have ended. All verdicts are provisional.**")
+    sections = [Section("Predictions", _predictions(worlds))]
+    sections += [Section(world.name, _world(world)) for world in worlds]
+    return Page("A real vocabulary", lead, sections)
+
+
+def _predictions(worlds: Sequence[World]) -> list[Any]:
+    by_name = {world.name: world for world in worlds}
+    rows = []
+    for prediction in read_predictions(PREDICTIONS):
+        what = f"{prediction.metric}: {prediction.arm} minus {prediction.minus}"
+        begin = [prediction.world, what, prediction.expects]
+        if world := by_name.get(prediction.world):
+            gap = world.difference(prediction.arm, prediction.minus, prediction.metric)
+            seeds = f"{len(world.seeds)} of {len(world.part.seeds)}"
+            judged = verdict(gap, prediction.expects, SMALLEST[prediction.metric])
+            rows.append([*begin, signed(gap), seeds, judged])
+        else:
+            rows.append([*begin, "–", "0", "not yet"])
+    header = ["setting", "what", "expected", "measured", "seeds", "verdict"]
+    content: list[Any] = [Table(header, rows, "", prose=True)]
+    learning = [world for world in worlds if world.part.reward != "coin"]
+    if learning:
+        first = learning[0]
+        ours, theirs = first.curve("BandAbove"), first.curve(BEST_CONSTANT)
+        coverage = simulated_coverage(ours, theirs, [0] * len(first.seeds))
+        content.append(
+            "Intervals of 95 %, each arm at its own best rate, by a bootstrap over seeds that chooses rates anew. In a "
+            f"simulation of BandAbove against the best constant they held the truth in {coverage:.0%} of cases."
+        )
+    return content
+
+
+def _world(world: World) -> list[Any]:
+    rows = []
+    against = BEST_CONSTANT if world.part.reward != "coin" else BASELINE
+    metric = "AUC" if world.part.reward != "coin" else "end entropy"
+    names = [
+        "end",
+        PASS,
+        "words",
+        "end entropy",
+        "kl from base",
+        "blocked",
+        "blocked below",
+        "movement",
+        "luck",
+    ]
+    for arm in world.part.arms:
+        curve = world.curve(arm)
+        best = curve.best
+        gap = "" if arm == against else signed(world.difference(arm, against, metric))
+        values = [f"{world.curve(arm, name).scores[best].mean():.2f}" for name in names]
+        edge = " (edge)" if curve.at_edge and len(curve.rates) > 1 else ""
+        rows.append([arm, f"{curve.best_scores.mean():.3f}", gap, f"{curve.rates[best]:g}{edge}", *values])
+    best_table = Table(
+        ["arm", "AUC", f"{metric} minus {against}", "rate", *names],
+        rows,
+        f"{len(world.seeds)} seeds, each arm at its best rate. Entropy and KL are in nats a token.",
+    )
+    rates = [f"{rate:g}" for rate in world.rates]
+    curves = Table(
+        ["arm", *(f"AUC at {rate}" for rate in rates), *(f"end at {rate}" for rate in rates)],
+        [
+            [
+                arm,
+                *(f"{scores.mean():.3f}" for scores in world.curve(arm).scores),
+                *(f"{scores.mean():.2f}" for scores in world.curve(arm, "end").scores),
+            ]
+            for arm in world.part.arms
+        ],
+        "Whole rate curves.",
+    )
+    return [best_table, curves] if len(rates) > 1 else [best_table]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command line."""
+    runs_file, report = map(Path, arguments)
+    for written in page(read_runs(runs_file)).save(report):
+        print(f"wrote {written}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
