@@ -338,7 +338,7 @@ def _part_of(whole: Any, layers: Any, norm: torch.nn.Module, dtype: torch.dtype)
     part.norm = copy.deepcopy(norm).to(dtype)
     # Angles of positions are computed in float32, whatever the weights have.
     part.rotary_emb = copy.deepcopy(whole.model.rotary_emb)
-    for place, layer in enumerate(part.layers):
+    for place, layer in enumerate(cast("Any", part.layers)):
         # Where the layer's keys and values stand in a cache of this part.
         layer.self_attn.layer_idx = place
     return part.requires_grad_(False).eval()
