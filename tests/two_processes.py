@@ -1,19 +1,77 @@
 """Runs a script on two processes that train together."""
 
+import multiprocessing
 import os
-import subprocess
+import socket
 import sys
+import time
+import traceback
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
-# While Python shuts down, gloo's threads abort now and then (pytorch/pytorch#179291).
-END = "\nimport os, torch.distributed\ntorch.distributed.barrier()\nos._exit(0)\n"
+PRELOAD = ("torch", "torch.distributed", "trl", "bandpo", "bandpo.integrations.trl")
+"""What is imported once, where it is installed. All processes are forks of one that has it: to import it takes longer
+than most scripts."""
+SECONDS = 300
+"""After which a script has failed."""
+
+
+def _run(script: str, folder: Path, environment: dict[str, str], errors: Path) -> None:
+    """Run a script in this process, which ends with it."""
+    output = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(output, 2)
+    os.environ.update(environment)
+    sys.argv = ["two.py", str(folder)]
+    try:
+        exec(compile(script, "two.py", "exec"), {"__name__": "__main__"})
+        import torch.distributed
+
+        torch.distributed.barrier()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # While Python shuts down, gloo's threads abort now and then (pytorch/pytorch#179291).
+    os._exit(status)
 
 
 def run_on_two_processes(script: str, folder: Path) -> None:
     """``script`` gets ``folder`` as its argument, and imports what the test that calls this can import."""
-    file = folder / "two.py"
-    file.write_text(script + END)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", file, folder]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert ended.returncode == 0, ended.stderr
+    forks: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":
+        forks.set_forkserver_preload([*PRELOAD])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        errors = folder / f"errors-{rank}.txt"
+        process = forks.Process(target=_run, args=(script, folder, environment, errors))
+        process.start()
+        ranks.append((process, errors))
+    alive = {process.sentinel: process for process, _ in ranks}
+    end = time.monotonic() + SECONDS
+    while alive and (ended := wait(alive, max(0.0, end - time.monotonic()))):
+        for sentinel in ended:
+            process = alive.pop(sentinel)
+            process.join()
+            if process.exitcode:
+                # The other would wait for this one.
+                end = time.monotonic()
+    for process in alive.values():
+        process.kill()
+        process.join()
+    codes = [process.exitcode for process, _ in ranks]
+    assert codes == [0, 0], "\n".join(errors.read_text() for _, errors in ranks)

@@ -132,7 +132,15 @@ def bytes_per_token(name, shape):
 @inductor
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
-@pytest.mark.parametrize("name", ["GRPO", "DAPO", "BandPO", "BandAbove"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GRPO",
+        pytest.param("DAPO", marks=pytest.mark.exhaustive),
+        "BandPO",
+        pytest.param("BandAbove", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_one_pass_each_way(name):
     """Three values read and one written forward, one read and one written backward."""
     assert bytes_per_token(name, (64, 1024)) <= 24.5

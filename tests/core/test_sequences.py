@@ -241,7 +241,7 @@ def test_one_graph(form, text):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
-@pytest.mark.parametrize("text", ["GRPO()", "GSPO()"])
+@pytest.mark.parametrize("text", ["GRPO()", pytest.param("GSPO()", marks=pytest.mark.exhaustive)])
 def test_compiled_by_inductor(text):
     from bandpo import parse
 

@@ -178,13 +178,19 @@ VARIATIONS = [
 ]
 
 
+EVERY_NIGHT = [
+    pytest.param("grpo", variation, "sequence", 1, marks=pytest.mark.exhaustive) for variation in VARIATIONS
+]
+"""At the level of sequences the variations' own code is that of tokens."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize(
-    ("loss_type", "variation", "audit_steps"),
-    [(name, {}, 1) for name in (*TRL_CLIPS, "cispo")]
-    + [("grpo", v, 1) for v in VARIATIONS]
-    + [("grpo", {}, 0)],
+    ("loss_type", "variation", "level", "audit_steps"),
+    [(name, {}, level, 1) for name in (*TRL_CLIPS, "cispo") for level in ("token", "sequence")]
+    + [("grpo", variation, "token", 1) for variation in VARIATIONS]
+    + [("grpo", {}, level, 0) for level in ("token", "sequence")]
+    + EVERY_NIGHT,
     ids=str,
 )
 def test_a_fixed_clip_trains_bit_for_bit_as_stock(loss_type, variation, level, audit_steps, tmp_path):
