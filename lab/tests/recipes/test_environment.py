@@ -58,6 +58,13 @@ def test_page_container_and_make_have_one_python_and_one_lock():
     assert "python:3.12" in CONTAINERFILE.read_text()
 
 
+def test_the_installation_without_vllm_is_the_one_that_is_made_each_night():
+    page, make = (ROOT / "docs/install.md").read_text(), (ROOT / "Makefile").read_text()
+    (command,) = re.findall(rf"^pip install (-c {LOCK} .*)$", page, re.M)
+    nightly = make.replace("$(NODE_LOCK)", LOCK).replace("--quiet ", "").replace("-e ", "")
+    assert f"-m pip install {command}" in nightly
+
+
 def test_the_page_has_the_versions_of_the_lock():
     page = (ROOT / "docs/install.md").read_text()
     for package, name in (

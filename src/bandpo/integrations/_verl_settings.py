@@ -143,8 +143,11 @@ def _check_section(config: DictConfig, key: str, deleted: Sequence[str]) -> Dict
         if name not in section:
             return None
         value = section[name]
-        text = "null" if value is None else repr(value)
-        refuse(not OmegaConf.is_dict(value), f"{where} must be a group of settings, got {text}")
+        if not OmegaConf.is_dict(
+            value
+        ):  # a group has thousands of characters, so its text is not made for nothing
+            text = "null" if value is None else repr(value)
+            raise InvalidValue(f"{where} must be a group of settings, got {text}")
         section = cast("DictConfig", value)
     return section
 
