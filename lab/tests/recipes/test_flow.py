@@ -233,7 +233,7 @@ def test_each_row_of_the_flow_runs(row, here, request):
         if row.command.startswith("wandb"):
             leg = run_folder / "legs/0001"
             leg.mkdir(parents=True)
-            code = "import sys, wandb; run = wandb.init(mode='offline', project='p', dir=sys.argv[1]); run.log({'a': 1})"
+            code = "import sys, wandb; wandb.init(mode='offline', project='p', dir=sys.argv[1]).log({'a': 1})"
             run(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {leg}", folder, environment)
         found = run(filled(row.tested), folder, environment)
     assert found.returncode == row.status, found.stdout[-3000:]

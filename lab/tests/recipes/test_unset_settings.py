@@ -37,9 +37,11 @@ def words() -> tuple[str, ...]:
         for name in config:
             key = f"{prefix}{name}"
             yield key
-            if not OmegaConf.is_missing(config, name) and OmegaConf.is_dict(value := config._get_node(name)):
-                if value._value() is not None and not value._is_interpolation():
-                    yield from keys(value, f"{key}.")
+            group = config._get_node(name)  # the value may be an interpolation, or missing
+            if OmegaConf.is_dict(group) and not (
+                group._is_none() or group._is_missing() or group._is_interpolation()
+            ):
+                yield from keys(group, f"{key}.")
 
     every = list(keys(compose(EXPERIMENT, SHIPPED, "ppo_trainer")))
     return tuple(form.format(key) for key in every for form in ("{}=null", "~{}"))

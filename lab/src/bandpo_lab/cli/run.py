@@ -49,8 +49,8 @@ def run_command(
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
     if not config_dir.is_dir():
         raise InvalidValue(
-            f"--config-dir {config_dir}: there is no such folder in {Path.cwd()}; `bandpo-lab recipes` makes one. A job "
-            "that was submitted to Ray has what its folder had, without what .gitignore and runtime-env.yaml name"
+            f"--config-dir {config_dir}: there is no such folder in {Path.cwd()}; `bandpo-lab recipes` makes one. A "
+            "job that was submitted to Ray has what its folder had, without what .gitignore and runtime-env.yaml name"
         )
     chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
     chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
