@@ -88,7 +88,7 @@ def rehearse(
             something else.
     """
     config = compose(list(overrides), config_dir, "ppo_trainer")
-    if preflight.empty(config) is None:  # else the check of the settings says so
+    if preflight.empty(config, overrides) is None:  # else the check of the settings says so
         refuse(config)
     folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
     # The fork server imports the same modules as this process, at the same time, on another core.
