@@ -1,6 +1,7 @@
 """What the tests of recipes share."""
 
 import functools
+import importlib.util
 from copy import deepcopy
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import pytest
 @pytest.fixture(autouse=True, scope="session")
 def _files_of_settings_are_parsed_once():
     """Keep what hydra has read of verl's and the recipes' files: to parse them takes most of a composition's time."""
-    source = pytest.importorskip("hydra._internal.core_plugins.file_config_source").FileConfigSource
+    if importlib.util.find_spec("hydra") is None:
+        yield
+        return
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # which registers them
+    source = SourcesRegistry.instance().resolve("file")
     read = source.load_config
 
     @functools.cache
