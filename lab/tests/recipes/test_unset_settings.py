@@ -55,13 +55,14 @@ def refusal(word: str, folder) -> str | None:
         check = preflight.validate(config, chosen)
         if not check.ok:
             return check.detail
-        refuse(config)
-        for failed in preflight.reward(config):
-            return failed.detail
-        preflight.loss(config)
-        demanded_metrics(config)
-        changes(config, folder, 2)
-        preflight.unready(config)
+        with preflight.naming_unset([word]):
+            refuse(config)
+            for failed in preflight.reward(config):
+                return failed.detail
+            preflight.loss(config)
+            demanded_metrics(config)
+            changes(config, folder, 2)
+            preflight.unready(config)
     except InvalidValue as error:
         return str(error)
     return None

@@ -62,6 +62,7 @@ NEEDED: Mapping[str, str] = {
     "algorithm.adv_estimator": TEXT,
     "algorithm.norm_adv_by_std_in_grpo": SWITCH,
     "algorithm.use_kl_in_reward": SWITCH,
+    "reward.reward_model.enable": SWITCH,
     "trainer.nnodes": WHOLE,
     "trainer.n_gpus_per_node": WHOLE,
     "trainer.total_epochs": NUMBER,

@@ -73,6 +73,8 @@ def run_command(
         _print_command(command)
     if dry_run:
         return
+    from bandpo_lab.rehearsal.preflight import naming_unset
+
     config = _checked(chosen, config_dir, overrides or ())
     if one_step:
         from bandpo_lab.rehearsal import gpu
@@ -80,7 +82,8 @@ def run_command(
         echo(gpu.tried(command, config, output))
         return
 
-    _check_ready(config)
+    with naming_unset(overrides or ()):
+        _check_ready(config)
     leg = new_leg(Path(config.trainer.default_local_dir).resolve())
     command.append(_environment(leg))
     echo(f"bandpo: leg {leg}")

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from bandpo.errors import BandpoError, InvalidValue
 from bandpo.methods import Method
 from bandpo_lab.files import is_path
 from bandpo_lab.rehearsal.checks import Check
-from bandpo_lab.rehearsal.shrink import named_unset
+from bandpo_lab.rehearsal.shrink import named_unset, unset
 
 
 def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
@@ -51,6 +51,26 @@ def empty(config: Any, overrides: Sequence[str] = ()) -> str | None:
     except OmegaConfBaseException as error:
         return _unreadable(error, overrides)
     return None
+
+
+@contextlib.contextmanager
+def naming_unset(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn an error over a setting that is null or not there into one that names it.
+
+    Args:
+        overrides: Those of the command line. Without one that unsets a setting, errors stay as they are.
+
+    Raises:
+        ValueError: in place of OmegaConf's errors and of what Python raises over a null.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (OmegaConfBaseException, TypeError, AttributeError) as error:
+        if not unset(overrides):
+            raise
+        raise InvalidValue(_unreadable(error, overrides)) from error
 
 
 def _unreadable(error: Exception, overrides: Sequence[str]) -> str:
