@@ -169,13 +169,19 @@ def reward(config: Any) -> list[Check]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # verl's, on importing its reward managers
         importlib.import_module("verl.experimental.reward_loop.reward_manager")
-    try:
-        get_custom_reward_fn(config)
-        resolve_reward_manager_cls(config)
-    except Exception as error:  # any error of a user's module is a finding
-        where = config.reward.custom_reward_function
-        named = f"reward.custom_reward_function ({where.name} of {where.path})" if where.path else "reward"
-        return [Check("reward", False, f"{named} cannot be loaded: {type(error).__name__}: {error}")]
+    function, manager = config.reward.custom_reward_function, config.reward.reward_manager
+    named = (
+        f"reward.custom_reward_function ({function.name} of {function.path})" if function.path else "reward"
+    )
+    loaded = {
+        named: get_custom_reward_fn,
+        f"reward.reward_manager.name ({manager.name})": resolve_reward_manager_cls,
+    }
+    for part, load in loaded.items():
+        try:
+            load(config)
+        except Exception as error:  # any error of a user's module is a finding
+            return [Check("reward", False, f"{part} cannot be loaded: {type(error).__name__}: {error}")]
     return []
 
 
