@@ -206,9 +206,9 @@ def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, caps
         ]
         if start == "launch":
             told = CliRunner().invoke(app, ["run", "verl", "--dry-run", *chosen], catch_exceptions=False)
-            chosen = shlex.split(told.output)[5:-1]
-            run._checked(chosen, SHIPPED)
-        config = compose(chosen, SHIPPED if start in ("recipe", "groups", "launch") else None, "ppo_trainer")
+            config = run._checked(shlex.split(told.output)[5:-1], SHIPPED)
+        else:
+            config = compose(chosen, SHIPPED if start in ("recipe", "groups") else None, "ppo_trainer")
         verls_settings.validate_config(config, False, False)
         return config
 

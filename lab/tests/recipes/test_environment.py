@@ -14,9 +14,9 @@ NAMING = [*PAGES, CONTAINERFILE, ROOT / "Makefile"]
 SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab/src").rglob("*.py"), *PAGES]
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / LOCK).read_text().splitlines()
-    return dict(line.split("==") for line in lines if re.match(r"[\w.-]+==", line))
+def pins(lock: str = LOCK) -> dict[str, str]:
+    """The packages of a lock and their versions."""
+    return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / lock).read_text(), re.M))
 
 
 def installations(files: list[Path]) -> list[tuple[str, str]]:
@@ -58,6 +58,13 @@ def test_page_container_and_make_have_one_python_and_one_lock():
     assert "python:3.12" in CONTAINERFILE.read_text()
 
 
+def test_the_installation_without_vllm_is_the_one_that_is_made_each_night():
+    page, make = (ROOT / "docs/install.md").read_text(), (ROOT / "Makefile").read_text()
+    (command,) = re.findall(rf"^pip install (-c {LOCK} .*)$", page, re.M)
+    nightly = make.replace("$(NODE_LOCK)", LOCK).replace("--quiet ", "").replace("-e ", "")
+    assert f"-m pip install {command}" in nightly
+
+
 def test_the_page_has_the_versions_of_the_lock():
     page = (ROOT / "docs/install.md").read_text()
     for package, name in (
@@ -67,6 +74,22 @@ def test_the_page_has_the_versions_of_the_lock():
         ("ray", "Ray"),
     ):
         assert f"{name} {pins()[package]}" in page
+
+
+def test_the_page_names_the_packages_in_which_the_tests_differ_from_the_lock():
+    node, tests = pins(), pins("constraints.txt")
+    common = node.keys() & tests.keys()
+    differing = {name for name in common if node[name] != tests[name]}
+    page = (ROOT / "docs/install.md").read_text()
+    (paragraph,) = re.findall(r"^The tests at each change run in one environment.*?\n\n", page, re.M | re.S)
+    assert f"Of the {len(common)} packages" in paragraph
+    assert f"{len(common) - len(differing)} have the same version" in paragraph
+    of_cuda = {name for name in differing if name.startswith(("nvidia-", "cuda-"))}
+    assert [name for name in differing - of_cuda if not re.search(rf"\b{name}\b", paragraph)] == []
+    assert f"{['six', 'seven', 'eight'][len(of_cuda) - 6]} of CUDA's" in paragraph
+    same = ("verl", "ray", "hydra-core", "tensordict", "transferqueue")
+    assert {name for name in same if name in differing} == set()
+    assert {*same} <= common
 
 
 @pytest.mark.parametrize("name", ["verl.md", "recipes.md", "rehearsal.md"])

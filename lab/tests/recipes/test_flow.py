@@ -1,4 +1,7 @@
-"""Each row of docs/flow.md is run, as far as a CPU without the network goes: one whose command fails is a failure."""
+"""Each row of docs/flow.md, and each step of docs/install.md to a job, is run as far as a CPU without the network goes.
+
+One whose command fails is a failure.
+"""
 
 import io
 import json
@@ -69,6 +72,15 @@ def read(row: list[str]) -> Row:
 ROWS = [read(row) for row in cells("flow")]
 
 
+def once(rows: list[Row]) -> list[Row]:
+    """The rows, those of the same command and end as one."""
+    by_command: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        same = by_command.setdefault((row.tested, row.status), row._replace(printed=[]))
+        same.printed.extend(row.printed)
+    return list(by_command.values())
+
+
 def filled(text: str, **values: str) -> str:
     for name, value in (ONE | values).items():
         text = re.sub(rf"\b{name}\b", value, text)
@@ -118,26 +130,6 @@ def repository(name: str, first: int) -> Repository:
     return Repository(hub.revision, {"README.md": card.encode(), f"{hub.split}.parquet": file.getvalue()})
 
 
-CHECKPOINT = """
-import sys
-from pathlib import Path
-import torch.distributed as dist
-from omegaconf import OmegaConf
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
-source, target = sys.argv[1:]
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-model = AutoModelForCausalLM.from_pretrained(source)
-fully_shard(model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",)))
-saved = OmegaConf.create({"save_contents": ["model"], "load_contents": ["model"]})
-FSDPCheckpointManager(model=model, optimizer=None, lr_scheduler=None, checkpoint_config=saved,
-    processing_class=AutoTokenizer.from_pretrained(source)).save_checkpoint(target, global_step=20)
-"""
-"""A checkpoint, written by verl's own code for it."""
-
-
 @pytest.fixture(scope="module")
 def hub():
     """The models and sets of the recipes, tiny, at the commits that they name."""
@@ -173,23 +165,19 @@ def workspace(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def here(request, workspace, tmp_path, hub):
-    """A copy of the workspace for one row, and the environment in it."""
-    folder = tmp_path / "w"
-    shutil.copytree(workspace, folder)
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def surroundings(home: Path, hub: Hub) -> dict[str, str]:
+    """The environment of a command: this Python's programs, the hub of the tests, and nothing of the user's."""
     environment = os.environ | {
-        "PATH": programs,
-        "HOME": str(tmp_path / "home"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(home / "home"),
         "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(tmp_path / "cache"),
+        "HF_HOME": str(home / "cache"),
         "HF_TOKEN": "hf_of_the_tests",
         "HF_HUB_DISABLE_XET": "1",
         "COLUMNS": "200",
     }
     environment.pop("WANDB_API_KEY", None)
-    return folder, environment
+    return environment
 
 
 def run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
@@ -205,24 +193,90 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.C
     )
 
 
+@pytest.fixture
+def here(workspace, tmp_path, hub):
+    """A copy of the workspace for one row, and the environment in it."""
+    folder = tmp_path / "w"
+    shutil.copytree(workspace, folder)
+    return folder, surroundings(tmp_path, hub)
+
+
+REHEARSAL = "bandpo-lab run verl --model qwen2.5-3b-instruct --method band-kl --rehearse"
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory, hub):
+    """The rehearsal of the recommended recipe, made once, and its folder."""
+    folder = tmp_path_factory.mktemp("r")
+    found = run(REHEARSAL, folder, surroundings(folder, hub))
+    named = re.search(r"logs and metrics are in (/\S+)", found.stdout)
+    assert named, found.stdout[-3000:]
+    yield found, Path(named[1])
+    shutil.rmtree(named[1], ignore_errors=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.tested[:60].replace("/", " "))
-def test_each_row_of_the_flow_runs(row, here):
+def test_the_rehearsal_passes_each_check_and_leaves_two_legs(rehearsed):
+    found, folder = rehearsed
+    assert found.returncode == 0, found.stdout[-3000:]
+    passed = re.findall(r"^ok (.*?): ", found.stdout, re.M)
+    assert passed == ["settings", "training", "policy loss", "clip", "loss by hand", "metrics", "reward", "gradient",
+        "weight sync", "validation", "checkpoint", "resume"]  # fmt: skip
+    assert "made up" in found.stdout
+    assert "  actor_rollout_ref.rollout.name: vllm → transformers" in found.stdout
+    legs = folder / "checkpoints/legs"
+    assert {"config.yaml", "run.json"} <= {file.name for file in (legs / "0002").iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", once(ROWS), ids=lambda row: row.tested[:60].replace("/", " "))
+def test_each_row_of_the_flow_runs(row, here, request):
     folder, environment = here
-    if "verl.model_merger" in row.command:
-        checkpoint = "runs/qwen2.5-3b-instruct-band-kl/global_step_20/actor"
-        code = f"{shlex.quote(sys.executable)} -c {shlex.quote(CHECKPOINT)} models/band-kl {checkpoint}"
-        made = run(code, folder, environment)
-        assert (folder / checkpoint / "model_world_size_1_rank_0.pt").is_file(), made.stdout
-    if row.command.startswith("wandb"):
-        leg = "runs/qwen2.5-3b-instruct-band-kl/legs/0001"
-        (folder / leg).mkdir(parents=True)
-        code = "import sys, wandb; run = wandb.init(mode='offline', project='p', dir=sys.argv[1]); run.log({'a': 1})"
-        run(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {leg}", folder, environment)
-    found = run(filled(row.tested), folder, environment)
+    run_folder = folder / "runs/qwen2.5-3b-instruct-band-kl"
+    if row.tested == REHEARSAL:
+        found, _ = request.getfixturevalue("rehearsed")
+    else:
+        if "verl.model_merger" in row.command:
+            _, of_rehearsal = request.getfixturevalue("rehearsed")
+            shutil.copytree(of_rehearsal / "checkpoints/global_step_3", run_folder / "global_step_20")
+        if row.command.startswith("wandb"):
+            leg = run_folder / "legs/0001"
+            leg.mkdir(parents=True)
+            code = "import sys, wandb; wandb.init(mode='offline', project='p', dir=sys.argv[1]).log({'a': 1})"
+            run(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {leg}", folder, environment)
+        found = run(filled(row.tested), folder, environment)
     assert found.returncode == row.status, found.stdout[-3000:]
     for text in row.printed:
         assert filled(text) in found.stdout, found.stdout[-3000:]
+    if "verl.model_merger" in row.command:
+        merged = {file.name for file in (folder / "models/step-20").iterdir()}
+        assert {"model.safetensors", "config.json", "tokenizer.json"} <= merged
+
+
+STEP = re.compile(
+    r"^\*\*(?P<number>\d)\. .*?```sh\n(?P<commands>.*?)```\n\nEnds with `(?P<end>[^`]+)`(?P<after>.*?)$",
+    re.M | re.S,
+)
+
+
+def first_job() -> list[re.Match]:
+    """The steps of docs/install.md from a bare machine to a job."""
+    page = (ROOT / "docs/install.md").read_text()
+    (section,) = re.findall(r"^## From a bare machine to a job\n(.*?)^## ", page, re.M | re.S)
+    return list(STEP.finditer(section))
+
+
+@pytest.mark.slow
+def test_each_step_from_a_bare_machine_to_a_job_ends_as_the_page_says(rehearsed, tmp_path, hub):
+    """All but the installation, which `make node-rehearsal` does each night by the same commands."""
+    steps = first_job()
+    assert [step["number"] for step in steps] == list("1234567")
+    assert "pip install" in steps[0]["commands"]
+    for step in steps[1:]:
+        command = step["commands"].strip()
+        found = rehearsed[0] if command == REHEARSAL else run(command, tmp_path, surroundings(tmp_path, hub))
+        assert found.returncode == (1 if "exit status 1" in step["after"] else 0), found.stdout[-3000:]
+        assert step["end"] in found.stdout.splitlines()[-1], (command, found.stdout[-3000:])
 
 
 def told(words: list[str]) -> list[str]:

@@ -162,6 +162,22 @@ def test_a_setting_without_a_value_is_named(here, key):
     assert here == []
 
 
+@pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's
+@pytest.mark.parametrize(
+    "word",
+    [
+        "actor_rollout_ref.actor.profiler.tool_config.torch.contents=null",
+        "~actor_rollout_ref.actor.optim._target_",
+        "model_engine=null",
+        "~recipe.rule",
+        "recipe=null",
+    ],
+)
+def test_a_setting_without_a_value_over_which_verl_or_hydra_fails_is_named_before_a_leg_is_made(here, word):
+    assert f"(of the command line: {word})" in refusal(*RECIPE, word)
+    assert here == []
+
+
 def test_no_gpu_at_all_is_said(here, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)

@@ -62,6 +62,7 @@ NEEDED: Mapping[str, str] = {
     "algorithm.adv_estimator": TEXT,
     "algorithm.norm_adv_by_std_in_grpo": SWITCH,
     "algorithm.use_kl_in_reward": SWITCH,
+    "reward.reward_model.enable": SWITCH,
     "trainer.nnodes": WHOLE,
     "trainer.n_gpus_per_node": WHOLE,
     "trainer.total_epochs": NUMBER,
@@ -143,8 +144,11 @@ def _check_section(config: DictConfig, key: str, deleted: Sequence[str]) -> Dict
         if name not in section:
             return None
         value = section[name]
-        text = "null" if value is None else repr(value)
-        refuse(not OmegaConf.is_dict(value), f"{where} must be a group of settings, got {text}")
+        if not OmegaConf.is_dict(
+            value
+        ):  # a group has thousands of characters, so its text is not made for nothing
+            text = "null" if value is None else repr(value)
+            raise InvalidValue(f"{where} must be a group of settings, got {text}")
         section = cast("DictConfig", value)
     return section
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,6 +48,11 @@ def run_command(
     ] = False,
 ) -> None:
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
+    if not config_dir.is_dir():
+        raise InvalidValue(
+            f"--config-dir {config_dir}: there is no such folder in {Path.cwd()}; `bandpo-lab recipes` makes one. A "
+            "job that was submitted to Ray has what its folder had, without what .gitignore and runtime-env.yaml name"
+        )
     chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
     chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
     chosen += [*_downloaded_model(model, Path(data).resolve(), config_dir), *(overrides or ())]
@@ -67,14 +73,17 @@ def run_command(
         _print_command(command)
     if dry_run:
         return
-    config = _checked(chosen, config_dir)
+    from bandpo_lab.rehearsal.preflight import naming_unset
+
+    config = _checked(chosen, config_dir, overrides or ())
     if one_step:
         from bandpo_lab.rehearsal import gpu
 
         echo(gpu.tried(command, config, output))
         return
 
-    _check_ready(config)
+    with naming_unset(overrides or ()):
+        _check_ready(config)
     leg = new_leg(Path(config.trainer.default_local_dir).resolve())
     command.append(_environment(leg))
     echo(f"bandpo: leg {leg}")
@@ -129,15 +138,29 @@ def _single_step(output: Path) -> list[str]:
     return ["actor_rollout_ref.rollout.ignore_eos=true", *(f"trainer.{word}" for word in trainer)]
 
 
-def _checked(overrides: list[str], recipes: Path) -> Any:
+def _checked(chosen: Sequence[str], recipes: Path, typed: Sequence[str] = ()) -> Any:
+    """Return the whole config of a run.
+
+    Args:
+        chosen: Every override.
+        recipes: The folder of the recipes.
+        typed: Those of the command line.
+
+    Raises:
+        ValueError: it cannot be composed, does not mean what it seems to, or lacks a setting.
+    """
     from omegaconf import OmegaConf
 
-    from bandpo_lab.rehearsal.preflight import empty, misread
-    from bandpo_lab.rehearsal.shrink import compose
+    from bandpo_lab.rehearsal.preflight import empty, misread, validate
+    from bandpo_lab.rehearsal.shrink import compose, unset
 
-    config = compose(overrides, recipes, "ppo_trainer")
-    if why := misread(overrides, OmegaConf.to_yaml(config)) or empty(config):
+    config = compose([*chosen], recipes, "ppo_trainer")
+    if why := misread(chosen, OmegaConf.to_yaml(config)) or empty(config, typed):
         raise InvalidValue(why)
+    # What verl says over a setting without a value may not name it. The other checks are the driver's, since they take
+    # the import of verl's workers.
+    if unset(typed) and not (check := validate(config, typed)).ok:
+        raise InvalidValue(check.detail)
     return config
 
 

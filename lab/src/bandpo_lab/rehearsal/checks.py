@@ -253,7 +253,8 @@ KNOWN = {
     r"No module named '(transfer_queue)'": "The package TransferQueue is missing ({0}). "
     "Install verl[verl-core], or the extra verl of bandpo.",
     r"weight sync sent no value for (.+)": "The trainer did not send the weights {0} to the sampler.",
-    rf"{files.FOLDER}: stopped after (.+ s)": "It took longer than {0} and was stopped; --timeout allows more.",
+    rf"{files.FOLDER}: stopped after (.+ s)": "It took longer than {0} and was stopped, as it may "
+    "beside other work. `bandpo-lab rehearse --timeout SECONDS` allows more; `bandpo-lab run` prints that command.",
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^\([^)]*pid=\d+[^)]*\)\s?")

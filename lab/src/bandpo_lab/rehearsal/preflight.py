@@ -9,7 +9,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +17,65 @@ from bandpo.errors import BandpoError, InvalidValue
 from bandpo.methods import Method
 from bandpo_lab.files import is_path
 from bandpo_lab.rehearsal.checks import Check
+from bandpo_lab.rehearsal.shrink import named_unset, unset
 
 
 def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
     """verl's own checks and bandpo's, on the recipe in its full size. The latter leave in it what the run is."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     with contextlib.redirect_stdout(io.StringIO()):
-        fault = (
-            misread(overrides, OmegaConf.to_yaml(config))
-            or empty(config)
-            or _impossible(config)
-            or _refused(config, overrides)
-        )
+        try:
+            fault = (
+                misread(overrides, OmegaConf.to_yaml(config))
+                or empty(config, overrides)
+                or _impossible(config)
+                or _refused(config, overrides)
+            )
+        except OmegaConfBaseException as error:
+            fault = _unreadable(error, overrides)
     return Check("settings", not fault, fault or "accepted by verl at full size")
 
 
-def empty(config: Any) -> str | None:
+def empty(config: Any, overrides: Sequence[str] = ()) -> str | None:
     """Name the first setting that must have a value and has none, or one of another kind; None if there is none."""
+    from omegaconf.errors import OmegaConfBaseException
+
     from bandpo.integrations._verl_settings import check_needed
 
     try:
         check_needed(config)
     except InvalidValue as error:
         return str(error)
+    except OmegaConfBaseException as error:
+        return _unreadable(error, overrides)
     return None
+
+
+@contextlib.contextmanager
+def naming_unset(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn an error over a setting that is null or not there into one that names it.
+
+    Args:
+        overrides: Those of the command line. Without one that unsets a setting, errors stay as they are.
+
+    Raises:
+        ValueError: in place of OmegaConf's errors and of what Python raises over a null.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (OmegaConfBaseException, TypeError, AttributeError) as error:
+        if not unset(overrides):
+            raise
+        raise InvalidValue(_unreadable(error, overrides)) from error
+
+
+def _unreadable(error: Exception, overrides: Sequence[str]) -> str:
+    """Return the message over a setting that refers to one that is not there."""
+    return f"the settings cannot be read: {' '.join(str(error).split())}{named_unset(overrides)}"
 
 
 def misread(overrides: Sequence[str], config: str) -> str | None:
@@ -85,18 +119,12 @@ def _refused(config: Any, overrides: Sequence[str]) -> str | None:
         validate_config(config, need_reference_policy(config), use_critic=False)
     except InstantiationException as error:  # hydra wraps the error of a config class
         cause = error.__cause__ or error
-        return f"verl refuses the settings: {str(cause) or type(cause).__name__}{_unset_by(overrides)}"
+        return f"verl refuses the settings: {str(cause) or type(cause).__name__}{named_unset(overrides)}"
     except BandpoError as error:
         return str(error)
     except Exception as error:  # any error of verl or of a plug-in is a finding
-        return f"verl refuses the settings: {type(error).__name__}: {error}{_unset_by(overrides)}"
+        return f"verl refuses the settings: {type(error).__name__}: {error}{named_unset(overrides)}"
     return None
-
-
-def _unset_by(overrides: Sequence[str]) -> str:
-    """Return which settings the command line sets to null or deletes, over which verl may fail without naming them."""
-    unset = [word for word in overrides if word.endswith("=null") or word.startswith("~")]
-    return f" (of the command line: {', '.join(unset)})" if unset else ""
 
 
 def _impossible(config: Any) -> str | None:
@@ -141,13 +169,19 @@ def reward(config: Any) -> list[Check]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # verl's, on importing its reward managers
         importlib.import_module("verl.experimental.reward_loop.reward_manager")
-    try:
-        get_custom_reward_fn(config)
-        resolve_reward_manager_cls(config)
-    except Exception as error:  # any error of a user's module is a finding
-        where = config.reward.custom_reward_function
-        named = f"reward.custom_reward_function ({where.name} of {where.path})" if where.path else "reward"
-        return [Check("reward", False, f"{named} cannot be loaded: {type(error).__name__}: {error}")]
+    function, manager = config.reward.custom_reward_function, config.reward.reward_manager
+    named = (
+        f"reward.custom_reward_function ({function.name} of {function.path})" if function.path else "reward"
+    )
+    loaded = {
+        named: get_custom_reward_fn,
+        f"reward.reward_manager.name ({manager.name})": resolve_reward_manager_cls,
+    }
+    for part, load in loaded.items():
+        try:
+            load(config)
+        except Exception as error:  # any error of a user's module is a finding
+            return [Check("reward", False, f"{part} cannot be loaded: {type(error).__name__}: {error}")]
     return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,29 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
         try:
             config = hydra_compose(config_name, [*overrides, *search_path], return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise InvalidValue(f"the config cannot be composed: {error}") from error
+        # ValueError: hydra's for a null group of files, without its name.
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise InvalidValue(f"the config cannot be composed: {error}{named_unset(overrides)}") from error
     # As hydra's own main does: bandpo's checks read there which settings the command line has.
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config["hydra"]
     return config
+
+
+def unset(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that set something to null or delete it.
+
+    >>> unset(["trainer.nnodes=2", "data.seed=null", "~critic"])
+    ['data.seed=null', '~critic']
+    """
+    return [word for word in overrides if word.endswith("=null") or word.startswith("~")]
+
+
+def named_unset(overrides: Sequence[str]) -> str:
+    """Return the end of a message that names these overrides, since verl and hydra may fail without naming them."""
+    words = unset(overrides)
+    return f" (of the command line: {', '.join(words)})" if words else ""
 
 
 def refuse(config: Any) -> None:

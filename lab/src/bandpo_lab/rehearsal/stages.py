@@ -88,8 +88,9 @@ def rehearse(
             something else.
     """
     config = compose(list(overrides), config_dir, "ppo_trainer")
-    if preflight.empty(config) is None:  # else the check of the settings says so
-        refuse(config)
+    if preflight.empty(config, overrides) is None:  # else the check of the settings says so
+        with preflight.naming_unset(overrides):
+            refuse(config)
     folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
     # The fork server imports the same modules as this process, at the same time, on another core.
     with Forks(folder, environment(folder)) as forks:
@@ -99,7 +100,8 @@ def rehearse(
         if checks[0].ok and not stand_in:
             checks += preflight.missing(config)
         if checks[-1].ok:
-            checks += preflight.reward(config)
+            with preflight.naming_unset(overrides):
+                checks += preflight.reward(config)
         if not checks[-1].ok:
             return Rehearsal([], checks, "", folder)
 
@@ -120,11 +122,12 @@ def rehearse(
             origins.append(f"{split} prompts: {prompts.origin}")
         (folder / files.ANSWERS).write_text(json.dumps(answers), encoding="utf-8")
 
-        made = changes(config, folder, steps)
+        with preflight.naming_unset(overrides):
+            made = changes(config, folder, steps)
+            expected = Expected(*preflight.loss(config), answers, demanded_metrics(config))
         search = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
         command = ["-m", "verl.trainer.main_ppo", *search, *overrides]
         command += [change.override for change in made]
-        expected = Expected(*preflight.loss(config), answers, demanded_metrics(config))
         say("first run")
         train(forks, command, folder, "first", timeout)
         checks += first_run_checks(folder, steps, expected)
