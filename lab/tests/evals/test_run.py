@@ -53,7 +53,7 @@ def test_a_run_that_stops_loses_and_repeats_nothing(tmp_path, error):
             evaluate(generator, PROBLEMS, 3, tmp_path / "run")
         kept = sum(map(len, (g.asked for g in generators)))
         said = str(stop.value)
-        assert isinstance(error, KeyboardInterrupt) or f"gone\n{kept} of 12 samples are kept in" in said
+        assert isinstance(error, KeyboardInterrupt) or f"gone; {kept} of 12 samples are kept in" in said
     assert evaluate(generators[-1], PROBLEMS, 3, tmp_path / "run") == whole
     assert sum((g.asked for g in generators), Counter()) == Counter(range(12))
     written = [(tmp_path / name / "samples.jsonl").read_text() for name in ("run", "whole")]

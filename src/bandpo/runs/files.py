@@ -15,7 +15,7 @@ from contextlib import closing
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bandpo.errors import InvalidValue
 
@@ -46,6 +46,33 @@ def check_size(path: Path, largest: int = LARGEST_LOG) -> None:
         )
 
 
+def _check_amount(file: IO[bytes], path: Path, deadline: float) -> None:
+    """Check that an open file is within the limits, before a line of it is parsed and kept.
+
+    Raises:
+        ValueError: if a limit is met; the message names it.
+    """
+    lines = 0
+    total = 0
+    line_length = 0
+    while chunk := file.read(2**20):
+        lines += chunk.count(b"\n")
+        total += len(chunk)
+        last_end = chunk.rfind(b"\n")
+        line_length = line_length + len(chunk) if last_end < 0 else len(chunk) - last_end - 1
+        limit = ""
+        if lines > MOST_ROWS:
+            limit = f"{MOST_ROWS:,} lines"
+        elif line_length > LONGEST_LINE:
+            limit = f"{LONGEST_LINE / 2**20:,.0f} MiB in line {lines + 1}"
+        elif total > LARGEST_LOG:
+            limit = f"{LARGEST_LOG / 2**20:,.0f} MiB"
+        elif time.monotonic() > deadline:
+            limit = f"{LONGEST_READING:g} seconds of reading"
+        if limit:
+            raise InvalidValue(f"{path} takes more than {limit}, the limit; give the part with the metrics")
+
+
 def _lines_of(path: Path) -> Generator[bytes]:
     """Read the lines of a file, which may be a .gz, within the limits.
 
@@ -56,28 +83,20 @@ def _lines_of(path: Path) -> Generator[bytes]:
     if not is_packed:
         check_size(path)
     deadline = time.monotonic() + LONGEST_READING
-    total = 0
     with gzip.open(path) if is_packed else path.open("rb") as file:
+        try:
+            _check_amount(file, path, deadline)
+        except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+            raise InvalidValue(f"{path} is no gzip archive, or a damaged one ({error})") from error
+        file.seek(0)
         for number in range(1, MOST_ROWS + 2):
-            try:
-                line = file.readline(LONGEST_LINE + 1)
-            except (zlib.error, EOFError, gzip.BadGzipFile) as error:
-                raise InvalidValue(f"{path} is no gzip archive, or a damaged one ({error})") from error
+            line = file.readline(LONGEST_LINE + 1)
             if not line:
                 return
-            total += len(line)
-            limit = ""
-            if number > MOST_ROWS:
-                limit = f"{MOST_ROWS:,} lines"
-            elif len(line) > LONGEST_LINE:
-                limit = f"{LONGEST_LINE / 2**20:,.0f} MiB in line {number}"
-            elif total > LARGEST_LOG:
-                limit = f"{LARGEST_LOG / 2**20:,.0f} MiB"
-            elif not number % 1024 and time.monotonic() > deadline:
-                limit = f"{LONGEST_READING:g} seconds of reading"
-            if limit:
+            if not number % 1024 and time.monotonic() > deadline:
                 raise InvalidValue(
-                    f"{path} takes more than {limit}, the limit; give the part with the metrics"
+                    f"{path} takes more than {LONGEST_READING:g} seconds of reading, the limit; give the part with the "
+                    "metrics"
                 )
             yield line
 

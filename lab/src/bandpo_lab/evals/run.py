@@ -121,7 +121,7 @@ def evaluate(
             except GenerationError as error:
                 write(at_most=0)
                 raise GenerationError(
-                    f"{error}\n{len(done)} of {len(job)} samples are kept in {folder / SAMPLES}; "
+                    f"{error}; {len(done)} of {len(job)} samples are kept in {folder / SAMPLES}; "
                     "the same command goes on from there"
                 ) from error
             finally:
