@@ -42,7 +42,7 @@ class Job:
 
     def rank(self, rank: int) -> int:
         """Return the process of a rank that the launcher has started."""
-        return int(Path(f"{self._output}.rank{rank}").read_text())
+        return int(Path(f"{self._output}.rank{rank}").read_text(encoding="utf-8"))
 
     def wait(self, seconds: float = 300) -> int:
         """Wait for its end; return its status, which is negative where a signal ended it."""
@@ -198,6 +198,6 @@ def _launch(request: dict[str, Any]) -> None:
 def _rank(request: dict[str, Any]) -> None:
     from bandpo_lab.cli import main
 
-    Path(f"{request['output']}.rank{os.environ['RANK']}").write_text(str(os.getpid()))
+    Path(f"{request['output']}.rank{os.environ['RANK']}").write_text(str(os.getpid()), encoding="utf-8")
     sys.argv = request["command"]
     main()
