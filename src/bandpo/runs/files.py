@@ -15,7 +15,7 @@ from contextlib import closing
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bandpo.errors import InvalidValue
 
@@ -46,7 +46,7 @@ def check_size(path: Path, largest: int = LARGEST_LOG) -> None:
         )
 
 
-def _check_amount(file: IO[bytes], path: Path, deadline: float) -> None:
+def _check_amount(file: io.BufferedIOBase, path: Path, deadline: float) -> None:
     """Check that an open file is within the limits, before a line of it is parsed and kept.
 
     Raises:
