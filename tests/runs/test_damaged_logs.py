@@ -20,6 +20,7 @@ from bandpo.errors import InvalidValue
 from bandpo.runs.configs import newest_configuration
 from bandpo.runs.log_files import read_raw
 from bandpo.runs.trackers import read_tensorboard, read_wandb
+from helpers import token_exports
 from helpers.damage import damaged
 from helpers.run_files import batch, nemo_rl, skyrl, slime, tensorboard, wandb
 
@@ -119,7 +120,7 @@ def check_tracker_damages(tracked, folder, count):
             warnings.simplefilter("always")
             log = None
             with suppress(InvalidValue):
-                log = read_raw(file)[""]
+                log = read_raw(file).runs[""]
         if log is None:
             outcomes["refused"] += 1
             continue
@@ -160,6 +161,16 @@ def one_dump(write):
     return written
 
 
+def token_export(write, pattern):
+    def written(folder):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            write(folder, 3, token_exports.batch(3, moved=0.05), monkeypatch)
+        (file,) = folder.rglob(pattern)
+        return file
+
+    return written
+
+
 def training_arguments(folder):
     arguments = {"epsilon": 0.2, "loss_type": "dapo", "learning_rate": 1e-6, "num_iterations": 2}
     torch.save(argparse.Namespace(**arguments), folder / "training_args.bin")
@@ -169,6 +180,8 @@ def training_arguments(folder):
 OTHERS = {
     "training_args.bin": (training_arguments, lambda file: newest_configuration(file.parent)),
     **{write.__name__: (one_dump(write), diagnose) for write in (nemo_rl, slime, skyrl)},
+    "prime_rl": (token_export(token_exports.prime_rl, "rank_*.jsonl"), diagnose),
+    "miles": (token_export(token_exports.miles, "rank_*_call_*.pt"), diagnose),
 }
 """For each kind of file its writer, and what reads it."""
 

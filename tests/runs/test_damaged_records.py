@@ -130,6 +130,15 @@ def check_forgeries(folder, count, *, digests):
         read_all(path)
 
 
+def test_a_column_whose_name_is_no_text_is_refused(tmp_path):
+    """The schema of a forged record, by number 548 of the random ones below."""
+    path = write_record(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"logp_old", b"logp_ol\xd6", 1))
+    write_digests(path)
+    with pytest.raises(InvalidValue, match=r"tokens-.*\.arrow cannot be read: 'utf-8' codec"):
+        list(read_record(path))
+
+
 @pytest.mark.parametrize("digests", [True, False])
 def test_a_forged_record_ends_no_process_and_gives_no_traceback(digests, tmp_path):
     check_forgeries(tmp_path, 20, digests=digests)

@@ -47,6 +47,13 @@ def gzip_bomb(folder):
     return "takes more than 16 MiB in line 1, the limit"
 
 
+def gzip_of_rows(folder):
+    with gzip.open(folder / "metrics.jsonl.gz", "wb", compresslevel=1) as file:
+        for _ in range(2**21 // 2**15 + 1):
+            file.write(b'{"step": 1, "reward": 0.5}\n' * 2**15)
+    return "takes more than 2,097,152 lines, the limit"
+
+
 def damaged_gzip(folder):
     content = gzip.compress(json.dumps({"step": 1, "reward": 0.5}).encode() * 100)
     (folder / "metrics.jsonl.gz").write_bytes(content[:-20] + bytes(20))
@@ -73,7 +80,9 @@ def nested(folder):
     return "is no JSON, or only a part of one"
 
 
-FILES = (sparse, sparse_table, long_line, gzip_bomb, damaged_gzip, recursive_view, long_integers, nested)
+FILES = (
+    sparse, sparse_table, long_line, gzip_bomb, gzip_of_rows, damaged_gzip, recursive_view, long_integers, nested,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("write", FILES)
@@ -203,3 +212,26 @@ def test_a_batch_that_takes_a_machine_s_memory_is_refused(write, tmp_path):
     with pytest.raises(InvalidValue, match=message):
         diagnose(tmp_path)
     assert time.process_time() - start < 2
+
+
+WITHOUT_TORCH = """
+import sys
+from bandpo.doctor.diagnosis import diagnose
+
+try:
+    diagnose(sys.argv[1])
+except ValueError as error:
+    print(error)
+print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [sparse_batch, compressed_archive])
+def test_a_batch_that_is_too_much_is_refused_before_torch_is_imported(write, tmp_path):
+    """Which takes seconds, and 250 MB."""
+    message = write(tmp_path)
+    command = [sys.executable, "-P", "-c", WITHOUT_TORCH, str(tmp_path / "1_0.pt")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert message in printed[0]
+    assert printed[1:] == ["False"]

@@ -16,7 +16,8 @@ from bandpo_lab.evals.run import SAMPLES, SETTINGS, _digest
 from bandpo_lab.file_models import with_seal
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
-from helpers.hostile import check_nothing_ran, planted, result_of
+from helpers.forks import ForkServer
+from helpers.hostile import check_nothing_ran, own_environment, planted, read_result
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +37,29 @@ class Bomb:
         return (open, ("ran-pickle", "w"))
 
 
-def lab(folder: Path, *command: str) -> dict:
-    return result_of(folder, [*map(str, command)], program="bandpo-lab", **OFFLINE)
+MODULES = ("bandpo_lab.training.train", "bandpo_lab.evals.run", "bandpo_lab.cli.app")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A process that imported in a stranger's folder what most of the commands take, and was watched."""
+    folder = planted(tmp_path_factory.mktemp("server") / "strange")
+    server = ForkServer(folder, MODULES, watched=True, environment=own_environment(folder) | OFFLINE)
+    yield server
+    server.close()
+    assert [file.name for file in folder.rglob("ran*")] == []
+
+
+@pytest.fixture(scope="module")
+def lab(server):
+    """Run a command of the lab within a folder; return what it imported, started and wrote, and what it printed."""
+
+    def run(folder: Path, *command: str) -> dict:
+        job = server.start(folder, ["bandpo-lab", *map(str, command)], **own_environment(folder))
+        job.wait()
+        return read_result(job.text)
+
+    return run
 
 
 @pytest.fixture
@@ -64,7 +86,7 @@ def model_of_a_stranger(folder: Path, *, weights: str) -> Path:
 
 
 @pytest.mark.parametrize("weights", ["safetensors", "pickle"])
-def test_eval_of_a_stranger_s_model(weights, folder):
+def test_eval_of_a_stranger_s_model(weights, folder, lab):
     model_of_a_stranger(folder, weights=weights)
     row = {"prompt": "1+1=", "answer": "evilmod.__doc__()", "data_source": "[red]evilmod.Rule()"}
     (folder / "data.jsonl").write_text(json.dumps(row) + "\n")
@@ -76,9 +98,10 @@ def test_eval_of_a_stranger_s_model(weights, folder):
         assert "safetensors" in result["output"]
     else:
         assert (folder / "out" / "report.json").exists()
+        assert any(GRADER[0] in event for event in result["events"])  # what is looked for would be seen
 
 
-def test_training_of_a_stranger_s_pickled_model(folder):
+def test_training_of_a_stranger_s_pickled_model(folder, lab):
     model_of_a_stranger(folder, weights="pickle")
     result = lab(
         folder, "train", "--model_name_or_path", "./model", "--dataset_name", "multiplication",
@@ -102,7 +125,7 @@ def evaluation_of_a_stranger(folder: Path) -> None:
     (folder / SETTINGS).write_text(json.dumps(with_seal({"n": 1, "problems": 2, "model": "evilmod"})))
 
 
-def test_comparison_of_a_stranger_s_evaluations(folder):
+def test_comparison_of_a_stranger_s_evaluations(folder, lab):
     for name in ("a", "b"):
         evaluation_of_a_stranger(folder / name)
     for command in (["compare-evals", "a", "b"], ["eval", "--regrade", "--output-dir", "a"]):
@@ -111,7 +134,7 @@ def test_comparison_of_a_stranger_s_evaluations(folder):
         assert "error" not in result["output"]
 
 
-def test_comparison_of_methods_in_a_stranger_s_folder(folder):
+def test_comparison_of_methods_in_a_stranger_s_folder(folder, lab):
     options = ["--optimizers", "adam", "--seeds", "4", "--lags", "0", "--rates", "0.1"]
     result = lab(folder, "compare", "DAPO()", "FixedClip(0.2)", *options)
     check_nothing_ran(folder, result, FONTS)
@@ -133,7 +156,7 @@ experiments:
 """
 
 
-def test_page_of_a_stranger_s_study(folder):
+def test_page_of_a_stranger_s_study(folder, lab):
     names = ("reward", "entropy", "clip_high", "clip_low", "rare_wins", "rare_blocked")
     curves = {name: [0.1] for name in names}
     scores = {"mean@2": 0.5, "pass@2": 0.5}
@@ -153,7 +176,7 @@ def test_page_of_a_stranger_s_study(folder):
     assert (folder / "report.html").exists(), result["output"]
 
 
-def test_recipes_in_a_stranger_s_folder(folder):
+def test_recipes_in_a_stranger_s_folder(folder, lab):
     (folder / "console.log").write_text(
         "(x pid=1) step:1 - \x1b[31mactor/entropy:__import__('evilmod')\n" * 3
     )
@@ -216,7 +239,7 @@ def names_of_files_elsewhere(run: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, lab):
     """A run of one step."""
     folder = tmp_path_factory.mktemp("trained")
     result = lab(folder, *TRAIN, "--output_dir", "run")
@@ -231,7 +254,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("change", HOSTILE)
-def test_resuming_a_stranger_s_run(change, trained, folder):
+def test_resuming_a_stranger_s_run(change, trained, folder, lab):
     run = folder / "run"
     shutil.copytree(trained, run)
     for file in ("manifest.json", "metrics.jsonl"):  # an unfinished run, whose checkpoint is loaded

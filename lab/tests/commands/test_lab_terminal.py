@@ -1,13 +1,16 @@
 """What the lab's commands print: text of others is neither obeyed by the terminal nor taken for markup."""
 
+import ast
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("math_verify")
 
+import bandpo_lab
 from bandpo_lab.cli.app import app
 from bandpo_lab.evals.run import SAMPLES, SETTINGS
 from bandpo_lab.file_models import with_seal
@@ -79,3 +82,55 @@ def test_a_report_on_a_terminal_with_colours(tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     output = printed("eval", "--regrade", "--output-dir", evaluation(tmp_path / "a"))
     assert not any(text in output for text in ("\x1b]", "\x07", "\x9b", "\u202e", "\u2066")), ascii(output)
+
+
+PRINTING = {
+    "__main__.py",  # fixed words, before anything else could be imported
+    "cli/compare.py",  # JSON, which escapes by itself,
+    "cli/compare_evals.py",
+    "evals/math_worker.py",  # which the grader reads,
+    "rehearsal/rollout.py",  # and into a file
+}
+"""Modules that call ``print``; what it is given is no text of others."""
+
+
+def test_all_else_is_printed_by_one_module():
+    folder = Path(bandpo_lab.__file__).parent
+    calls = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    }
+    assert calls == PRINTING
+
+
+class State:
+    """What transformers tells a callback."""
+
+    global_step, max_steps, is_world_process_zero = 3, 8, True
+
+
+def test_the_line_of_a_training_step_goes_through_it(capsys):
+    pytest.importorskip("trl")
+    from bandpo_lab.training.callbacks import ProgressBar
+
+    bar = ProgressBar()
+    bar.on_train_begin(None, State, None)
+    assert bar.training_bar is not None
+    bar.training_bar.disable = True
+    bar.on_log(None, State, None, {"reward": 0.25, "entropy": None})
+    assert capsys.readouterr().err.endswith("step 3/8: reward 0.250\n")
+
+
+def test_the_name_of_a_folder_makes_no_line_of_its_own(tmp_path, capsys):
+    pytest.importorskip("trl")
+    from bandpo_lab.training.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path / "a\nerror: b\x1b[31m")
+    folder.path.mkdir()
+    folder.errors.mkdir()
+    folder.record_error()
+    (line,) = capsys.readouterr().err.splitlines()
+    check(line)
+    assert r"a\nerror: b\x1b[31m" in line

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -395,25 +396,40 @@ def test_gold_answers_of_the_real_sets_are_right_and_others_wrong(grader, real_d
         assert {grader.grade(wrong % gold, gold).score for gold in golds} == {0.0}
 
 
+def hostile(base, count):
+    """Answers that would each take all of their time, and are no others' of these tests."""
+    return [rf"\boxed{{{base}^{{9^{{9^{{{k}}}}}}}}}" for k in range(10, 10 + count)]
+
+
 @pytest.mark.slow
-def test_a_batch_of_hostile_answers_has_a_limit_of_time(grader, monkeypatch):
-    """Of 40 answers that would each take all of their time, six do; honest answers among them keep their scores."""
-    asked, ask = [], MathGrader._ask
-    monkeypatch.setattr(
-        MathGrader, "_ask", lambda self, *question: asked.append(question) or ask(self, *question)
-    )
-    monkeypatch.setattr(grading, "shared_grader", lambda pid: grader)
-    monkeypatch.setattr(grading, "CORES", 1)
-    monkeypatch.setattr(grading, "SLOW_ANSWERS", 2)
-    monkeypatch.setattr(grading, "SLOW_ANSWERS_AT_SHORT_LIMIT", 2)
-    hostile = [rf"\boxed{{9^{{9^{{9^{{{k}}}}}}}}}" for k in range(10, 50)]
+def test_a_batch_of_hostile_answers_has_a_limit_of_time(quick_limits):
+    """Of 40 answers that would each take all of their time, two do; honest answers among them keep their scores."""
     honest = [r"\boxed{42}", r"\boxed{41}", r"\boxed{42.0}"]
-    with pytest.warns(UserWarning, match="answers had less time in the grader, as 2 others"):
-        scores = grading.reward([r"\boxed{42.0}", *hostile, *honest], ["42"] * 44)
+    with pytest.warns(UserWarning, match="answers had less time in the grader, as 1 others"):
+        scores = grading.reward([r"\boxed{42.0}", *hostile(9, 40), *honest], ["42"] * 44)
     assert scores == [1.0, *[0.0] * 40, 1.0, 0.0, 0.0]
-    limits = [question[-1] for question in asked]
-    assert set(limits) == {TIME_LIMIT, grading.SHORT_LIMIT}
-    assert len(limits) <= 9  # a process that runs out of memory is asked twice
+    assert set(quick_limits) == {TIME_LIMIT, grading.SHORT_LIMIT}
+    assert len(quick_limits) <= 5  # a process that runs out of memory is asked twice
+
+
+@pytest.mark.slow
+def test_hostile_answers_that_verl_asks_for_one_by_one_have_a_limit_of_time(quick_limits, monkeypatch):
+    """So many in a row are a batch; the next has all of its time again."""
+    monkeypatch.setattr(grading, "ANSWERS_IN_A_ROW", 20)
+    monkeypatch.setattr(grading, "shared_time", cache(grading.shared_time.__wrapped__))
+    with pytest.warns(UserWarning, match="less time in the grader") as warned:
+        reasons = [compute_score("math", text, "42")["reason"] for text in hostile(8, 18)]
+    assert set(reasons) <= {"timeout", "failed"}
+    assert [str(warning.message) for warning in warned] == [
+        "answers 2 to 20 of this process have less time in the grader, as 1 of those from 1 on met its limit: right "
+        "answers among them may score 0"
+    ]
+    assert len(quick_limits) <= 4
+    # The last two of the batch are compared as texts, the first of the next by the grader.
+    quick_limits.clear()
+    texts = (r"\boxed{42}", r"\boxed{43.0}", r"\boxed{42.000}")
+    assert [compute_score("math", text, "42")["score"] for text in texts] == [1.0, 0.0, 1.0]
+    assert quick_limits == [TIME_LIMIT]
 
 
 def test_a_batch_without_hostile_answers_gives_no_warning(one_grader):

@@ -53,7 +53,7 @@ def test_a_run_that_stops_loses_and_repeats_nothing(tmp_path, error):
             evaluate(generator, PROBLEMS, 3, tmp_path / "run")
         kept = sum(map(len, (g.asked for g in generators)))
         said = str(stop.value)
-        assert isinstance(error, KeyboardInterrupt) or f"gone\n{kept} of 12 samples are kept in" in said
+        assert isinstance(error, KeyboardInterrupt) or f"gone; {kept} of 12 samples are kept in" in said
     assert evaluate(generators[-1], PROBLEMS, 3, tmp_path / "run") == whole
     assert sum((g.asked for g in generators), Counter()) == Counter(range(12))
     written = [(tmp_path / name / "samples.jsonl").read_text() for name in ("run", "whole")]
@@ -259,3 +259,27 @@ def test_settings_of_which_a_byte_has_changed_are_refused(tmp_path):
             regrade(tmp_path)
     settings.write_bytes(content)
     assert regrade(tmp_path) == read_samples(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_limits")
+def test_hostile_answers_of_an_evaluation_have_a_limit_of_time(tmp_path, monkeypatch):
+    """So many samples in a row are a batch; a right answer in a later batch has all of its time."""
+    monkeypatch.setattr("bandpo_lab.evals.run.CORES", 1)
+    monkeypatch.setattr("bandpo_lab.evals.run.ANSWERS_IN_A_ROW", 20)
+
+    class Hostile(Counting):
+        def stream(self, prompts, missing):
+            for position in missing:
+                text = rf"7^{{9^{{9^{{{position + 10}}}}}}}" if position < 20 else "0.0"
+                yield position, Completion(rf"\boxed{{{text}}}", "stop", 5)
+
+    problems = [EvalProblem("power", "?", "0", "math")]
+    message = "of 22 answers had less time in the grader, as 1 others of 20 in a row met"
+    with pytest.warns(UserWarning, match=f"19 {message}"):
+        samples = evaluate(Hostile(), problems, 22, tmp_path / "run")
+    assert [sample.score for sample in samples] == [0.0] * 20 + [1.0] * 2
+    assert {sample.reason for sample in samples[:20]} <= {"timeout", "failed"}
+    # The first answer's verdict is known, and takes no time.
+    with pytest.warns(UserWarning, match=f"18 {message}"):
+        assert [sample.score for sample in regrade(tmp_path / "run")] == [0.0] * 20 + [1.0] * 2

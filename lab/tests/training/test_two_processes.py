@@ -15,6 +15,7 @@ import pytest
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
+from helpers.forks import ForkServer
 from helpers.ports import free_port
 
 pytest.importorskip("trl")
@@ -29,73 +30,72 @@ OPTIONS += ["--num_iterations=1", "--save_steps=2", "--logging_steps=1", "--max_
 OPTIONS += ["--train_prompts=64", "--save_total_limit=8", "--use_cpu"]
 
 
-def command(folder, *more, processes=2, steps=6):
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        str(processes),
-        "--master_addr=127.0.0.1",
-        f"--master_port={free_port()}",
-    ]
-    return [
-        *launcher,
-        "-m",
-        "bandpo_lab",
-        "train",
-        *OPTIONS,
-        f"--max_steps={steps}",
-        "--output_dir",
-        str(folder),
-        *more,
-    ]
+MODULES = ("bandpo_lab.training.train", "bandpo_lab.cli.app", "torch.distributed.launcher.api")
 
 
-def train(folder, *more, processes=2, steps=6):
-    return subprocess.run(
-        command(folder, *more, processes=processes, steps=steps), capture_output=True, text=True, timeout=300
-    )
-
-
-def ranks(launcher):
-    """The process of each rank that a launcher has started."""
-    by_rank = {}
-    for process in subprocess.run(
-        ["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True
-    ).stdout.split():
-        try:
-            environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        by_rank |= {int(entry[5:]): int(process) for entry in environment if entry.startswith(b"RANK=")}
-    return by_rank
-
-
-def disturbed(folder, how, *more):
-    """Start a long run, and send a signal to rank 1 after the first checkpoint; return how it ended, and its words."""
-    with subprocess.Popen(
-        command(folder, *more, steps=100), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as launcher:
-        try:
-            deadline = time.monotonic() + 120
-            while not (folder / "checkpoint-4").exists():
-                assert launcher.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            os.kill(ranks(launcher)[1], how)
-            words, _ = launcher.communicate(timeout=120)
-            return launcher.returncode, words
-        finally:
-            launcher.kill()
+def arguments(folder, *more, steps=6):
+    return ["train", *OPTIONS, f"--max_steps={steps}", "--output_dir", str(folder), *more]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def server(tmp_path_factory):
+    """A process that has imported the trainer once."""
+    server = ForkServer(tmp_path_factory.mktemp("server"), MODULES, environment=dict(os.environ))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def start(server):
+    """Start a training by torch's launcher, whose processes are forked."""
+    jobs = []
+
+    def started(folder, *more, processes=2, steps=6):
+        command = ["bandpo-lab", *arguments(folder, *more, steps=steps)]
+        jobs.append(server.start(Path.cwd(), command, processes=processes, port=free_port()))
+        return jobs[-1]
+
+    yield started
+    for job in jobs:
+        job.kill()  # what is still at work
+
+
+@pytest.fixture(scope="module")
+def train(start):
+    """Train, and return the status and what was printed."""
+
+    def trained(folder, *more, processes=2, steps=6):
+        job = start(folder, *more, processes=processes, steps=steps)
+        return job.wait(), job.text
+
+    return trained
+
+
+def train_by_torchrun(folder, *more):
+    """Train as a user does, with `torchrun`, each of whose processes imports the trainer; takes longer."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+    command += [f"--master_port={free_port()}", "-m", "bandpo_lab", *arguments(folder, *more)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def disturbed(start, folder, how, *more):
+    """Start a long run, and send a signal to rank 1 after the first checkpoints; return the run."""
+    job = start(folder, *more, steps=100)
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoint-4").exists():
+        assert time.monotonic() < deadline, job.text
+        time.sleep(0.02)
+    os.kill(job.rank(1), how)
+    return job
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, train):
     """A run of two processes that ended."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    ended = train(folder)
-    assert ended.returncode == 0, ended.stderr
+    status, words = train(folder)
+    assert status == 0, words
     return folder
 
 
@@ -120,10 +120,10 @@ def rows(folder):
     return [row | {"step_time": 0} for row in RunFolder(folder).history()]
 
 
-def assert_goes_on_from(step, folder, whole):
-    ended = train(folder, "--resume")
-    assert ended.returncode == 0, ended.stderr
-    assert f"going on from step {step}" in ended.stderr
+def assert_goes_on_from(step, folder, whole, train):
+    status, words = train(folder, "--resume")
+    assert status == 0, words
+    assert f"going on from step {step}" in words
     assert (weights(folder), rows(folder)) == (weights(whole), rows(whole))
 
 
@@ -137,11 +137,11 @@ def append(path, content=b"more"):
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_from_the_newest_whole_checkpoint(interrupted, whole):
+def test_two_processes_go_on_from_the_newest_whole_checkpoint(interrupted, whole, train):
     """The newest is damaged, and the one before it is incomplete: the third is taken, to the same end."""
     append(interrupted / "checkpoint-6" / "rng_state_1.pth")
     (interrupted / "checkpoint-4" / "rng_state_1.pth").unlink()
-    assert_goes_on_from(2, interrupted, whole)
+    assert_goes_on_from(2, interrupted, whole, train)
     assert sorted(path.name for path in (interrupted / "damaged").iterdir()) == [
         "checkpoint-4",
         "checkpoint-6",
@@ -153,52 +153,45 @@ def test_two_processes_go_on_from_the_newest_whole_checkpoint(interrupted, whole
 def test_two_processes_resume_from_each_checkpoint(gone, interrupted, whole):
     for step in gone:
         shutil.rmtree(interrupted / f"checkpoint-{step}")
-    assert_goes_on_from(6 - 2 * len(gone), interrupted, whole)
+    assert_goes_on_from(6 - 2 * len(gone), interrupted, whole, train_by_torchrun)
     assert not (interrupted / "damaged").exists()
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_is_refused(interrupted):
+def test_another_number_of_processes_is_refused(interrupted, train):
     before = names(interrupted)
-    ended = train(interrupted, "--resume", processes=1)
-    assert ended.returncode != 0
-    assert "holds a run of 2 processes, and this is one of 1 process: " in ended.stderr
-    assert "Traceback" not in ended.stderr.partition("torch/distributed/elastic")[0]
+    status, words = train(interrupted, "--resume", processes=1)
+    assert status != 0
+    assert "holds a run of 2 processes, and this is one of 1 process: " in words
+    assert "Traceback" not in words.partition("torch/distributed/elastic")[0]
     assert names(interrupted) == before
 
 
 @pytest.mark.slow
-def test_a_stopped_process_ends_the_other_with_an_error_that_names_it(tmp_path):
+def test_a_stopped_process_ends_the_other_with_an_error_that_names_it(tmp_path, start):
     """And the run goes on from its newest checkpoint."""
-    status, words = disturbed(tmp_path / "run", signal.SIGSTOP, "--ddp_timeout=5")
-    assert status != 0
-    assert "rank 1 of 2 does not answer rank 0 (ddp_timeout is 5 s)" in words
+    job = disturbed(start, tmp_path / "run", signal.SIGSTOP, "--ddp_timeout=5")
+    job.wait_for_text("rank 1 of 2 does not answer rank 0 (ddp_timeout is 5 s)")
+    job.wait_for_text("Terminating process")
+    os.kill(job.rank(1), signal.SIGKILL)  # as torch's launcher does after 30 seconds
+    assert job.wait() != 0
+    words = job.text
     error = next(line for line in words.splitlines() if "does not answer" in line)
     assert error.startswith("error: ")
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_run_which_resumes(tmp_path):
+def test_a_killed_process_ends_the_run_which_resumes(tmp_path, start):
     """No half checkpoint is left under its own name, and the run goes on."""
     folder = tmp_path / "run"
-    status, words = disturbed(folder, signal.SIGKILL)
-    assert status != 0
-    assert "rank      : 1" in words
+    job = disturbed(start, folder, signal.SIGKILL)
+    assert job.wait() != 0
+    assert "rank      : 1" in job.text
     newest = max(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
-    with subprocess.Popen(
-        command(folder, "--resume", steps=100), stderr=subprocess.PIPE, text=True
-    ) as launcher:
-        try:
-            assert launcher.stderr is not None
-            words = ""
-            for line in launcher.stderr:
-                words += line
-                if f"step {newest + 1}/100" in line:
-                    break
-        finally:
-            launcher.terminate()
-    assert f"going on from step {newest}\n" in words
-    assert f"step {newest + 1}/100" in words
+    job = start(folder, "--resume", steps=100)
+    job.wait_for_text(f"step {newest + 1}/100")
+    job.kill()
+    assert f"going on from step {newest}\n" in job.text
 
 
 class OtherRank(Processes):

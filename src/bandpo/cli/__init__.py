@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from bandpo._terminal import escape_warnings, printable_lines
+from bandpo._terminal import escape_warnings, printable, printable_lines
 from bandpo.errors import BandpoError
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
         app = load_app()
         app()
     except (BandpoError, OSError) as error:
-        stop(f"error: {error}", BAD_INPUT)
+        # The name of a file may hold the end of a line, which would begin a line of the stranger's own.
+        stop(f"error: {printable(error)}", BAD_INPUT)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in optional_packages:

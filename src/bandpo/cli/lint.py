@@ -54,6 +54,7 @@ def lint_command(
     Exits with 0 if nothing is as grave as --fail-on, with 1 if something is, and with 2 if a file cannot be read or
     holds no configuration.
     """
+    from bandpo._terminal import printable
     from bandpo.cli import BAD_INPUT, stop
     from bandpo.errors import BandpoError
     from bandpo.lint.checks import NO_CONFIGURATION
@@ -80,7 +81,7 @@ def lint_command(
             if shown:
                 print(shown)
     if errors:
-        stop("\n".join(f"error: {error}" for error in errors), BAD_INPUT)
+        stop("\n".join(f"error: {printable(error)}" for error in errors), BAD_INPUT)
     if any(report.fails(fail_on.value) for report in reports):
         sys.exit(1)
 

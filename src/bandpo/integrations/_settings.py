@@ -289,7 +289,7 @@ bounds; leave it out, and write the interval as FixedClip(low, high)
         if setting.refuses(value):
             problems.append(f"{refused.written(setting)}={value}: {setting.why}; {setting.fix}")
     if problems:
-        raise InvalidValue("\n".join(problems))
+        raise InvalidValue("; also ".join(problems))
 
 
 def look_up(settings: object, name: str) -> object:

@@ -12,6 +12,7 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,20 +69,43 @@ def _read_token_export(path: Path) -> Columns:
     return columns
 
 
-def _load_tensors(path: Path) -> Any:
-    """Read a file of torch without unpickling what it names.
+def check_dumps(files: Sequence[Path]) -> None:
+    """Check that no file is larger than what is read, before torch is imported, which takes seconds.
+
+    Raises:
+        ValueError: if one has or states more bytes than are read, or is compressed, which torch never writes.
+    """
+    for file in files:
+        check_size(file, LARGEST_DUMP)
+        if file.suffix == ".pt":
+            # A damaged archive is refused where it is read.
+            with suppress(zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError):
+                _check_archive(file)
+
+
+def _check_archive(path: Path) -> None:
+    """Check what an archive of torch states of itself.
 
     Raises:
         ValueError: if it states more bytes than are read, or is compressed, which torch never writes.
     """
-    import torch
-
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise InvalidValue(f"{path} is compressed, as no file of torch is")
         _check_bytes(path, sum(entry.file_size for entry in entries))
+
+
+def _load_tensors(path: Path) -> Any:
+    """Read a file of torch without unpickling what it names.
+
+    Raises:
+        ValueError: if it states more bytes than are read, or is compressed, which torch never writes.
+    """
+    _check_archive(path)
+    import torch
+
     return torch.load(path, map_location="cpu", weights_only=True)
 
 

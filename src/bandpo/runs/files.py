@@ -46,6 +46,33 @@ def check_size(path: Path, largest: int = LARGEST_LOG) -> None:
         )
 
 
+def _check_amount(file: io.BufferedIOBase, path: Path, deadline: float) -> None:
+    """Check that an open file is within the limits, before a line of it is parsed and kept.
+
+    Raises:
+        ValueError: if a limit is met; the message names it.
+    """
+    lines = 0
+    total = 0
+    line_length = 0
+    while chunk := file.read(2**20):
+        lines += chunk.count(b"\n")
+        total += len(chunk)
+        last_end = chunk.rfind(b"\n")
+        line_length = line_length + len(chunk) if last_end < 0 else len(chunk) - last_end - 1
+        limit = ""
+        if lines > MOST_ROWS:
+            limit = f"{MOST_ROWS:,} lines"
+        elif line_length > LONGEST_LINE:
+            limit = f"{LONGEST_LINE / 2**20:,.0f} MiB in line {lines + 1}"
+        elif total > LARGEST_LOG:
+            limit = f"{LARGEST_LOG / 2**20:,.0f} MiB"
+        elif time.monotonic() > deadline:
+            limit = f"{LONGEST_READING:g} seconds of reading"
+        if limit:
+            raise InvalidValue(f"{path} takes more than {limit}, the limit; give the part with the metrics")
+
+
 def _lines_of(path: Path) -> Generator[bytes]:
     """Read the lines of a file, which may be a .gz, within the limits.
 
@@ -56,34 +83,30 @@ def _lines_of(path: Path) -> Generator[bytes]:
     if not is_packed:
         check_size(path)
     deadline = time.monotonic() + LONGEST_READING
-    total = 0
     with gzip.open(path) if is_packed else path.open("rb") as file:
+        try:
+            _check_amount(file, path, deadline)
+        except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+            raise InvalidValue(f"{path} is no gzip archive, or a damaged one ({error})") from error
+        file.seek(0)
         for number in range(1, MOST_ROWS + 2):
-            try:
-                line = file.readline(LONGEST_LINE + 1)
-            except (zlib.error, EOFError, gzip.BadGzipFile) as error:
-                raise InvalidValue(f"{path} is no gzip archive, or a damaged one ({error})") from error
+            line = file.readline(LONGEST_LINE + 1)
             if not line:
                 return
-            total += len(line)
-            limit = ""
-            if number > MOST_ROWS:
-                limit = f"{MOST_ROWS:,} lines"
-            elif len(line) > LONGEST_LINE:
-                limit = f"{LONGEST_LINE / 2**20:,.0f} MiB in line {number}"
-            elif total > LARGEST_LOG:
-                limit = f"{LARGEST_LOG / 2**20:,.0f} MiB"
-            elif not number % 1024 and time.monotonic() > deadline:
-                limit = f"{LONGEST_READING:g} seconds of reading"
-            if limit:
+            if not number % 1024 and time.monotonic() > deadline:
                 raise InvalidValue(
-                    f"{path} takes more than {limit}, the limit; give the part with the metrics"
+                    f"{path} takes more than {LONGEST_READING:g} seconds of reading, the limit; give the part with the "
+                    "metrics"
                 )
             yield line
 
 
 def read_jsonl(
-    path: Path, *, growing: bool = True, parse: Callable[[bytes], Any] = json.loads
+    path: Path,
+    *,
+    growing: bool = True,
+    parse: Callable[[bytes], Any] = json.loads,
+    notes: list[str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read the objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
 
@@ -92,6 +115,7 @@ def read_jsonl(
         growing: Whether a process writes to it, or did until it was killed. A last line without its end that cannot be
             read is then left out, with a warning.
         parse: What makes an object of a line; a ValueError says why it cannot.
+        notes: A list that gets a sentence on a last line that is left out: that it is, and why.
 
     Raises:
         ValueError: a line is no JSON object; the message names the file and the line.
@@ -109,6 +133,8 @@ def read_jsonl(
                 if not fault:
                     yield number, row
                 elif growing and not ended:
+                    if notes is not None:
+                        notes.append(_note_of_incomplete_line(path))
                     warnings.warn(
                         f"{path}, line {number}: the last line is cut off and is left out: {line[:60]!r}",
                         stacklevel=2,
@@ -123,30 +149,18 @@ STILL_WRITING = 600.0
 """Seconds since a file was last written to, up to which its run is thought to be still at work."""
 
 
-def note_of_incomplete_line(path: Path) -> str:
-    """Return in a sentence that the last line of a JSONL file is incomplete, and why; empty if it is not.
+def _note_of_incomplete_line(path: Path) -> str:
+    """Return in a sentence that the last line of a file is incomplete, and why.
 
     A process that writes the file at this moment leaves such a line, and so does one that was killed.
     """
-    if path.suffix == ".gz":
-        return ""
-    with path.open("rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - LONGEST_LINE))
-        line = file.read().rpartition(b"\n")[2].strip()
-    if not line:
-        return ""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        seconds = time.time() - path.stat().st_mtime
-        if seconds <= STILL_WRITING:
-            why = f"the run is thought to be still at work, as it wrote {max(0.0, seconds):.0f} seconds ago"
-        else:
-            written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
-            why = f"the run was killed, or this is not the whole file; it was last written to on {written}"
-        return f"the last line of {path.name} is incomplete and is left out: {why}"
-    return ""
+    seconds = time.time() - path.stat().st_mtime
+    if seconds <= STILL_WRITING:
+        why = f"the run is thought to be still at work, as it wrote {max(0.0, seconds):.0f} seconds ago"
+    else:
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        why = f"the run was killed, or this is not the whole file; it was last written to on {written}"
+    return f"the last line of {path.name} is incomplete and is left out: {why}"
 
 
 class Foreign(dict[Any, Any]):

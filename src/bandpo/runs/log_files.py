@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ from bandpo.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
 RawRows = Sequence[Mapping[str, Any]]
 """Rows as they were logged."""
+
+
+@dataclass(frozen=True)
+class RawLog:
+    """The rows in a file, as they were logged."""
+
+    runs: Mapping[str, RawRows]
+    """The rows of each run, by its name; it is empty where the file names none."""
+    notes: tuple[str, ...] = ()
+    """What was left out, in sentences."""
+
 
 LARGEST_TEXT = 2**28
 """Bytes above which a text that is held as a whole is not read."""
@@ -53,8 +65,8 @@ WHAT_TO_GIVE = (
 )
 
 
-def read_raw(file: Path) -> Mapping[str, RawRows]:
-    """Read the rows of each run in a file, by the name of the run; it is empty where the file names none.
+def read_raw(file: Path) -> RawLog:
+    """Read the rows of each run in a file.
 
     Raises:
         ValueError: if the file is no log; the message says what it is thought to be.
@@ -94,15 +106,15 @@ KINDS: Mapping[str, str] = {
 """For each kind of file its description."""
 
 
-def _reader_of(file: Path) -> Callable[[Path], Mapping[str, RawRows]]:
+def _reader_of(file: Path) -> Callable[[Path], RawLog]:
     if file.match("events.out.tfevents.*"):
         check_size(file, LARGEST_TEXT)
-        return lambda path: {"": list(read_tensorboard(path))}
+        return lambda path: RawLog({"": list(read_tensorboard(path))})
     if file.match("*.wandb"):
         check_size(file, LARGEST_TEXT)
-        return lambda path: {"": list(read_wandb(path))}
+        return lambda path: RawLog({"": list(read_wandb(path))})
     if file.match("*.db"):
-        return read_trackio
+        return lambda path: RawLog(read_trackio(path))
     if any(file.match(pattern) for pattern in ("*.gz", "*.jsonl", "*.ndjson")):
         return _read_json_lines
     with file.open("rb") as opened:
@@ -144,20 +156,21 @@ def _parse_line(line: bytes) -> Any:
     return value
 
 
-def _read_json_lines(file: Path) -> Mapping[str, RawRows]:
+def _read_json_lines(file: Path) -> RawLog:
     """Read JSON lines, in which verl's file logger keeps the metrics of a line under ``data``."""
     rows = []
-    for number, row in read_jsonl(file, parse=_parse_line):
+    notes: list[str] = []
+    for number, row in read_jsonl(file, parse=_parse_line, notes=notes):
         data: Any = row.get("data", row)
         if not isinstance(data, dict):
             raise InvalidValue(f"{file}, line {number}: data is no object")
         if data is not row and "step" in row:
             data = {**data, "step": row["step"]}
         rows.append(data)
-    return by_run(rows)
+    return RawLog(by_run(rows), tuple(notes))
 
 
-def _read_json(file: Path) -> Mapping[str, RawRows]:
+def _read_json(file: Path) -> RawLog:
     """Read one JSON value: a trainer's state, a list of rows, or an object that holds rows or columns."""
     check_size(file, LARGEST_TEXT)
     try:
@@ -174,7 +187,7 @@ def _read_json(file: Path) -> Mapping[str, RawRows]:
     if isinstance(content, dict):
         runs = _runs_of_object(content)
         if runs:
-            return runs
+            return RawLog(runs)
         lists = [value for value in content.values() if isinstance(value, list) and value]
         rows = next((value for value in lists if isinstance(value[0], dict)), None)
         if isinstance(content.get("log_history"), list):
@@ -187,7 +200,7 @@ def _read_json(file: Path) -> Mapping[str, RawRows]:
         raise InvalidValue(
             f"{file} is no trainer_state.json, or only a part of one, and holds no list of rows either; {WHAT_TO_GIVE}"
         )
-    return by_run(content)
+    return RawLog(by_run(content))
 
 
 def _runs_of_object(content: Mapping[str, Any]) -> dict[str, RawRows]:
@@ -210,7 +223,7 @@ def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{key: value[row] for key, value in lists.items()} for row in range(length)]
 
 
-def _read_table(file: Path) -> Mapping[str, RawRows]:
+def _read_table(file: Path) -> RawLog:
     """Read a CSV: a log of one's own, trackio's, or wandb's export, whose columns are ``RUN - KEY``."""
     text = _text_of(file)
     first_line = text.partition("\n")[0]
@@ -226,7 +239,7 @@ def _read_table(file: Path) -> Mapping[str, RawRows]:
         raise InvalidValue(f"{file} is a table without rows; {WHAT_TO_GIVE}")
     exported = [re.fullmatch(r"(.+?) - (.+?)(__MIN|__MAX)?", name) for name in table.fieldnames or ()]
     if not any(exported):
-        return by_run(rows)
+        return RawLog(by_run(rows))
 
     runs: dict[str, list[dict[str, Any]]] = {}
     by_run_name: dict[str, dict[str, str]] = {}
@@ -248,7 +261,7 @@ def _read_table(file: Path) -> Mapping[str, RawRows]:
             for row in rows
             if any(key in row for key in columns)
         ]
-    return runs
+    return RawLog(runs)
 
 
 def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,12 +286,12 @@ def _text_of(file: Path) -> str:
     return data.decode(encoding, errors="replace")
 
 
-def _read_text(file: Path) -> Mapping[str, RawRows]:
+def _read_text(file: Path) -> RawLog:
     """Read console output, or a table or JSON lines with another ending."""
     text = _text_of(file)
     rows = verl_rows(text) or console_rows(text) or trl_rows(text) or table_rows(text) or own_loop_rows(text)
     if rows:
-        return {"": rows}
+        return RawLog({"": rows})
     start = text.lstrip()[:1]
     if start == "{":
         return _read_json_lines(file)

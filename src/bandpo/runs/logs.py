@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.files import note_of_incomplete_line
 from bandpo.runs.legs import CONSOLE, METRICS, legs_of, run_folder
-from bandpo.runs.log_files import KINDS, WHAT_TO_GIVE, RawRows, kind_of, read_raw
+from bandpo.runs.log_files import KINDS, WHAT_TO_GIVE, RawLog, RawRows, kind_of, read_raw
 from bandpo.runs.quantities import (
     BOOKKEEPING,
     DETAIL,
@@ -222,37 +221,27 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
             raise UnreadableLog(
                 "several-runs", f"{path} holds no run {run_name!r}; it holds {_listed(runs)}", runs
             )
-        return _log_of(*runs[run_name], names, path)
+        return _log_of(runs[run_name], names, path)
     if len(runs) > 1:
         raise UnreadableLog("several-runs", _several_message(path, runs), runs)
-    file, raw = next(iter(runs.values()))
-    return _log_of(file, raw, names, path)
+    return _log_of(next(iter(runs.values())), names, path)
 
 
-def _log_of(
-    file: Path,
-    raw: RawRows,
-    names: Mapping[str, str],
-    path: Path,
-    source: str | None = None,
-    notes: Sequence[str] = (),
-) -> Log:
+def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | None = None) -> Log:
     """Return the log that a run's rows make.
 
     Args:
-        file: The file of the rows, to name it in errors.
-        raw: The rows.
+        run: The rows, with their file, to name it in errors.
         names: For quantities the keys under which the user logs them.
         path: What the user named.
         source: What was read, in words; the file and its kind if None.
-        notes: What was done to the rows before.
 
     Raises:
         ValueError: the rows are not of RL, or none of their keys is known.
     """
+    file, raw = run.file, run.rows
     log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
-    incomplete = note_of_incomplete_line(file) if kind_of(file) == "JSON lines" else ""
-    log = replace(log, notes=(*notes, *log.notes, *([incomplete] if incomplete else [])))
+    log = replace(log, notes=(*run.replaced, *log.notes, *run.left_out))
     kind = kind_of_training(log, raw)
     if kind is not None:
         raise UnreadableLog(
@@ -297,33 +286,33 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
         ValueError: no leg has logged a step yet, or what they logged is no log of RL.
     """
     legs = legs_of(run)
-    logged = {leg: rows for leg in legs if (rows := _rows_of_leg(leg))}
+    logged = {leg: of_leg for leg in legs if (of_leg := _run_of_leg(leg)) is not None}
     if not logged:
         raise UnreadableLog(
             "no-log",
             f"{run} is no log of a run yet: none of its {len(legs)} legs has logged a step yet; {legs[-1] / CONSOLE} "
             "has what was printed",
         )
-    rows, notes = _legs_joined(logged)
+    rows, replaced = _legs_joined({leg: of_leg.rows for leg, of_leg in logged.items()})
     last = next(reversed(logged))
     source = f"{len(logged)} legs, {run.name}" if len(logged) > 1 else f"one leg, {run.name}"
-    return _log_of(last, rows, names, run, source, notes)
+    return _log_of(RawRun(last, rows, tuple(replaced), logged[last].left_out), names, run, source)
 
 
-def _rows_of_leg(leg: Path) -> RawRows:
-    """Return the rows of a leg with a number in them, of its file logger or else of its console; none without a log."""
+def _run_of_leg(leg: Path) -> RawRun | None:
+    """Return the rows of a leg with a number in them, of its file logger or else of its console; None without a log."""
     for file in (leg / METRICS, leg / CONSOLE):
         # The console of a leg that has not made a step holds no row, which is an error elsewhere.
         try:
-            runs = read_raw(file) if file.is_file() else {}
+            log = read_raw(file) if file.is_file() else RawLog({})
         except InvalidValue:
             if file.name == METRICS:
                 raise
             continue
-        rows = [row for raw in runs.values() for row in raw if _has_number(row)]
+        rows = [row for raw in log.runs.values() for row in raw if _has_number(row)]
         if rows:
-            return rows
-    return []
+            return RawRun(file, rows, left_out=log.notes)
+    return None
 
 
 def _has_number(row: Mapping[str, Any]) -> bool:
@@ -410,8 +399,22 @@ def kind_of_training(log: Log, raw: RawRows) -> str | None:
 
 # --- Where the log is ---
 
-Runs = dict[str, tuple[Path, RawRows]]
-"""For each run by its name its file and rows."""
+
+@dataclass(frozen=True)
+class RawRun:
+    """The rows of one run, as they were logged."""
+
+    file: Path
+    """Where they are from; of several files the first, of legs the folder of the last."""
+    rows: RawRows
+    replaced: tuple[str, ...] = ()
+    """Which rows were replaced by later ones, in sentences."""
+    left_out: tuple[str, ...] = ()
+    """What of the file was left out, in sentences."""
+
+
+Runs = dict[str, RawRun]
+"""Each run by its name."""
 
 
 def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
@@ -461,17 +464,18 @@ def _checkpoint_step(state: Path) -> int:
 def _runs_of_file(file: Path) -> Runs:
     """Return the runs in one file. Attempts that are short and began again are left out."""
     runs: Runs = {}
-    for name, raw in read_raw(file).items():
+    log = read_raw(file)
+    for name, raw in log.runs.items():
         attempts = _split_attempts(raw)
         long_attempts = [
             *(attempt for attempt in attempts[:-1] if len(attempt) >= SHORT_ATTEMPT),
             attempts[-1],
         ]
         if len(long_attempts) == 1:
-            runs[name] = (file, long_attempts[0])
+            runs[name] = RawRun(file, long_attempts[0], left_out=log.notes)
             continue
         for number, attempt in enumerate(long_attempts, 1):
-            runs[f"{name} {number}".strip()] = (file, attempt)
+            runs[f"{name} {number}".strip()] = RawRun(file, attempt, left_out=log.notes)
     if not runs:
         raise UnreadableLog("no-log", f"{file} holds no rows; {WHAT_TO_GIVE}")
     return runs
@@ -492,13 +496,13 @@ def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
         except InvalidValue as error:
             failures[file] = str(error)
             continue
-        for name, (_, raw) in runs.items():
-            beginning = Log.of(raw[:500], names=names)
+        for name, run in runs.items():
+            beginning = Log.of(run.rows[:500], names=names)
             if OF_RL_ALONE & beginning.read.keys() or (
-                len(beginning.read) >= FEWEST_QUANTITIES and not kind_of_training(beginning, raw)
+                len(beginning.read) >= FEWEST_QUANTITIES and not kind_of_training(beginning, run.rows)
             ):
                 label = " ".join(part for part in (str(file.relative_to(folder)), name) if part)
-                by_kind.setdefault(kind_of(file), {})[label] = (file, raw)
+                by_kind.setdefault(kind_of(file), {})[label] = run
     if not by_kind:
         if len(failures) == 1:
             raise InvalidValue(next(iter(failures.values())))
@@ -517,8 +521,8 @@ def _other_trainings(files: Sequence[Path]) -> str:
     """Return what the logs of a folder are of where none is of RL; empty if that is not known."""
     for file in files:
         try:
-            for _, raw in _runs_of_file(file).values():
-                kind = kind_of_training(Log.of(raw), raw)
+            for run in _runs_of_file(file).values():
+                kind = kind_of_training(Log.of(run.rows), run.rows)
                 if kind is not None:
                     return f"{file.name} is thought to be of {kind}, as it holds no reward"
         except InvalidValue:
@@ -527,7 +531,7 @@ def _other_trainings(files: Sequence[Path]) -> str:
 
 
 def _amount(runs: Runs) -> int:
-    return sum(len(row) for _, raw in runs.values() for row in raw)
+    return sum(len(row) for run in runs.values() for row in run.rows)
 
 
 def _joined(runs: Runs, kind: str) -> Runs:
@@ -535,16 +539,16 @@ def _joined(runs: Runs, kind: str) -> Runs:
     if kind not in ("TensorBoard's events", "wandb's history"):
         return runs
     groups: dict[str, list[tuple[str, Path, list[Mapping[str, Any]]]]] = {}
-    for name, (file, raw) in runs.items():
+    for name, run in runs.items():
         # wandb writes a file for each start of a run, all with its name; TensorBoard writes them beside each other.
-        group = file.name if kind == "wandb's history" else str(file.parent)
+        group = run.file.name if kind == "wandb's history" else str(run.file.parent)
         parts = groups.setdefault(group, [])
-        steps = _steps(raw)
+        steps = _steps(run.rows)
         if parts and steps and _steps(parts[-1][2]) and min(steps) > min(_steps(parts[-1][2])):
-            parts[-1][2].extend(raw)
+            parts[-1][2].extend(run.rows)
         else:
-            parts.append((name, file, list(raw)))
-    return {name: (file, raw) for parts in groups.values() for name, file, raw in parts}
+            parts.append((name, run.file, list(run.rows)))
+    return {name: RawRun(file, rows) for parts in groups.values() for name, file, rows in parts}
 
 
 def _steps(raw: Iterable[Mapping[str, Any]]) -> list[float]:
@@ -560,9 +564,9 @@ def _step(row: Mapping[str, Any]) -> float | None:
 def _listed(runs: Runs) -> str:
     """Return names of runs with their steps."""
     lines = []
-    for name, (_, raw) in list(runs.items())[:12]:
-        steps = _steps(raw)
-        span = f" (steps {min(steps):g} to {max(steps):g})" if steps else f" ({len(raw)} rows)"
+    for name, run in list(runs.items())[:12]:
+        steps = _steps(run.rows)
+        span = f" (steps {min(steps):g} to {max(steps):g})" if steps else f" ({len(run.rows)} rows)"
         lines.append(f"{name!r}{span}")
     more = f" and {len(runs) - 12} more" if len(runs) > 12 else ""
     return ", ".join(lines) + more

@@ -288,7 +288,7 @@ def _read_record_batches(file: Path) -> Iterator[tuple[int, dict[str, Any], Any]
             stream = pa.ipc.open_stream(pa.BufferReader(schema_part + part), options=options)
             message = stream.read_next_batch_with_custom_metadata()
             message.batch.validate(full=True)
-        except (pa.ArrowException, OSError, StopIteration, InvalidValue) as error:
+        except (pa.ArrowException, OSError, StopIteration, UnicodeDecodeError, InvalidValue) as error:
             if not number and isinstance(error, InvalidValue):
                 raise
             raise InvalidValue(f"{location} cannot be read: {error!s:.300}") from error

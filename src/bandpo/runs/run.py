@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bandpo.errors import InvalidValue
 from bandpo.runs.configs import RunConfiguration, newest_configuration, read_setup
-from bandpo.runs.dumps import dump_files, read_dumps
+from bandpo.runs.dumps import check_dumps, dump_files, read_dumps
 from bandpo.runs.logs import Log, read_log
 from bandpo.runs.progress import with_progress
 from bandpo.runs.quantities import Row
@@ -82,8 +82,14 @@ class Run:
 
     @cached_property
     def dumps(self) -> Sequence[Path]:
-        """Files of batches that the framework wrote by itself."""
-        return [] if record_files(self.path) else dump_files(self.path)
+        """Files of batches that the framework wrote by itself.
+
+        Raises:
+            ValueError: if one is larger than what is read.
+        """
+        files = [] if record_files(self.path) else dump_files(self.path)
+        check_dumps(files)
+        return files
 
     @property
     def is_record(self) -> bool:

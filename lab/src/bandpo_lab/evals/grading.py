@@ -63,23 +63,58 @@ SLOW_ANSWERS_AT_SHORT_LIMIT = 96
 """Answers of a batch that may meet `SHORT_LIMIT` too. The others are then compared as texts."""
 
 
-class _BatchTime:
-    """What the answers of one batch may still take of the grader, from any thread."""
+ANSWERS_IN_A_ROW = 512
+"""Answers that are one batch where nothing else tells batches apart: verl asks for one answer at a time, and
+`bandpo-lab eval` for those of a whole run."""
 
-    def __init__(self) -> None:
+
+class BatchTime:
+    """What the answers of a batch may still take of the grader, from any thread.
+
+    Once `SLOW_ANSWERS` of a batch have met the grader's limit of time, the others have `SHORT_LIMIT` each, and once
+    `SLOW_ANSWERS_AT_SHORT_LIMIT` have met that, the others are compared as texts.
+
+    Args:
+        size: Answers of a batch, after which another begins; None where all belong to one.
+        warns: Whether to warn where the answers of a batch begin to have less time, for a caller that never ends.
+    """
+
+    def __init__(self, size: int | None = None, *, warns: bool = False) -> None:
+        self._size = size
+        self._warns = warns
         self._lock = threading.Lock()
         self._slow = 0
         self._slow_at_short_limit = 0
+        self._asked = 0
+        self._is_hurried = False
         self.hurried = 0
-        """Answers that had less time than the first."""
+        """Answers that had less time than the first of their batch."""
 
     def limit_of_next(self, usual: float) -> float:
         """Return the seconds that the next answer has; 0 if it is compared as a text."""
         with self._lock:
+            if self._size is not None and self._asked and self._asked % self._size == 0:
+                self._slow = 0
+                self._slow_at_short_limit = 0
+                self._is_hurried = False
+            self._asked += 1
             if self._slow < SLOW_ANSWERS:
                 return usual
             self.hurried += 1
-            return min(usual, SHORT_LIMIT) if self._slow_at_short_limit < SLOW_ANSWERS_AT_SHORT_LIMIT else 0.0
+            begins_to_hurry = not self._is_hurried
+            self._is_hurried = True
+            limit = (
+                min(usual, SHORT_LIMIT) if self._slow_at_short_limit < SLOW_ANSWERS_AT_SHORT_LIMIT else 0.0
+            )
+            asked = self._asked
+        if self._warns and begins_to_hurry and self._size is not None:
+            last = -(-asked // self._size) * self._size
+            warnings.warn(
+                f"answers {asked:,} to {last:,} of this process have less time in the grader, as {SLOW_ANSWERS} of "
+                f"those from {last - self._size + 1:,} on met its limit: right answers among them may score 0",
+                stacklevel=2,
+            )
+        return limit
 
     def count_slow(self, limit: float, usual: float) -> None:
         """Count an answer that ended a process of the grader."""
@@ -88,6 +123,20 @@ class _BatchTime:
                 self._slow_at_short_limit += 1
             else:
                 self._slow += 1
+
+    def warn_of(self, answers: int, batch: str) -> None:
+        """Warn if answers had less time.
+
+        Args:
+            answers: How many there were.
+            batch: What the answers that met the limit belong to, in words.
+        """
+        if self.hurried:
+            warnings.warn(
+                f"{self.hurried} of {answers} answers had less time in the grader, as {SLOW_ANSWERS} others of "
+                f"{batch} met its limit: right answers among them may have scored 0",
+                stacklevel=3,
+            )
 
 
 DECIDING = ("extraction", "grading", "math_worker", "normalize", "question")
@@ -128,12 +177,12 @@ class MathGrader:
         self._compare = lru_cache(maxsize=100_000)(self._verdict)
 
     def grade(
-        self, completion: str, gold: str, problem: str | None = None, batch_time: _BatchTime | None = None
+        self, completion: str, gold: str, problem: str | None = None, batch_time: BatchTime | None = None
     ) -> Grade:
         """Grades one completion, within about the time limit whatever it holds.
 
         The gold, the right answer, is LaTeX or a plain number, without a box. With the problem, as in training, an
-        answer must say more than it. `reward` gives the time that its batch may take.
+        answer must say more than it. The time that its batch may take is that of the answer too.
         """
         extracted = extract(completion)
         if extracted is None:
@@ -271,6 +320,12 @@ def shared_grader(pid: int) -> MathGrader:
     return MathGrader()
 
 
+@lru_cache(maxsize=1)
+def shared_time(pid: int) -> BatchTime:
+    """The time of the answers that verl asks for one at a time; one for each process."""
+    return BatchTime(ANSWERS_IN_A_ROW, warns=True)
+
+
 def _grade_multiplication(completion: str, gold: str) -> Grade:
     from bandpo_lab.tasks.multiplication import reward
 
@@ -288,7 +343,7 @@ def grade(
     gold: str,
     data_source: str = "math",
     problem: str | None = None,
-    batch_time: _BatchTime | None = None,
+    batch_time: BatchTime | None = None,
 ) -> Grade:
     """Grade one completion against a gold of `bandpo-lab data prepare`, by the rule of its data source (`RULES`).
 
@@ -334,15 +389,10 @@ def reward(
         [text if isinstance(text, str) else text[-1]["content"] for text in column]
         for column in (completions, prompts or [""] * len(completions))
     )
-    batch_time = _BatchTime()
+    batch_time = BatchTime()
     with ThreadPoolExecutor(CORES) as executor:
         verdicts = list(executor.map(grade, texts, answer, sources, problems, repeat(batch_time)))
-    if batch_time.hurried:
-        warnings.warn(
-            f"{batch_time.hurried} of {len(texts)} answers had less time in the grader, as {SLOW_ANSWERS} others of "
-            "their batch met its limit: right answers among them may have scored 0",
-            stacklevel=2,
-        )
+    batch_time.warn_of(len(texts), "their batch")
     return [verdict.score for verdict in verdicts]
 
 
@@ -351,6 +401,9 @@ def compute_score(
 ) -> dict[str, float | str]:
     """Reward function for verl: ``reward.custom_reward_function.path=pkg://bandpo_lab.evals.grading``.
 
+    verl asks each of its processes for one answer at a time. `ANSWERS_IN_A_ROW` of them are a batch, whose answers have
+    less time once many met the grader's limit, as in `reward`; a warning says so.
+
     Returns:
         ``score`` and ``acc`` (1.0 or 0.0), ``pred`` (the answer read, empty where there is none; verl's
         majority vote counts it) and ``reason`` (see `Grade`).
@@ -358,7 +411,8 @@ def compute_score(
     >>> compute_score("gsm8k", "#### 4", "5")["reason"]
     'wrong'
     """
-    verdict = grade(solution_str, ground_truth, data_source, (extra_info or {}).get("problem"))
+    problem = (extra_info or {}).get("problem")
+    verdict = grade(solution_str, ground_truth, data_source, problem, shared_time(os.getpid()))
     return {
         "score": verdict.score,
         "acc": verdict.score,

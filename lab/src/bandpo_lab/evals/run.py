@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tqdm import tqdm
 from bandpo.errors import FileProblem, InvalidValue
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
-from bandpo_lab.evals.grading import CORES, grade, version
+from bandpo_lab.evals.grading import ANSWERS_IN_A_ROW, CORES, BatchTime, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
 from bandpo_lab.file_models import checked, read_sealed_json, with_seal
 from bandpo_lab.files import drop_unfinished_line, locked, replacing
@@ -69,6 +70,9 @@ def evaluate(
 
     The settings are what else identifies the run, such as the model's name.
 
+    `ANSWERS_IN_A_ROW` samples are a batch, whose answers have less time once many met the grader's limit, as in
+    `bandpo_lab.evals.grading.reward`; a warning says how many had.
+
     Raises:
         ValueError: n below 1, or a folder of another run, or a file of samples that is damaged.
         GenerationError: The generator cannot go on, or refused everything. What came until then is kept, and the
@@ -93,6 +97,7 @@ def evaluate(
         missing = [position for position in range(len(positions)) if position not in done]
         job = [problem.prompt for problem in problems for _ in range(n)]
         waiting: deque[tuple[int, Future[Sample]]] = deque()
+        batch_time = BatchTime(ANSWERS_IN_A_ROW)
         with (
             (folder / SAMPLES).open("a", encoding="utf-8") as file,
             tqdm(total=len(job), initial=len(done), desc="samples") as bar,
@@ -109,17 +114,19 @@ def evaluate(
 
             try:
                 for position, completion in generator.stream(job, missing) if missing else ():
-                    graded = graders.submit(_graded, problems[position // n], position % n, completion)
+                    problem = problems[position // n]
+                    graded = graders.submit(_graded, problem, position % n, completion, batch_time)
                     waiting.append((position, graded))
                     write(at_most=CORES)
             except GenerationError as error:
                 write(at_most=0)
                 raise GenerationError(
-                    f"{error}\n{len(done)} of {len(job)} samples are kept in {folder / SAMPLES}; "
+                    f"{error}; {len(done)} of {len(job)} samples are kept in {folder / SAMPLES}; "
                     "the same command goes on from there"
                 ) from error
             finally:
                 write(at_most=0)
+                batch_time.warn_of(len(missing), f"{ANSWERS_IN_A_ROW} in a row")
     if all(sample.finish.startswith(REFUSED) for sample in done.values()):
         raise GenerationError(f"the server refused every request, the first {done[0].finish}")
     return [done[position] for position in range(len(positions))]
@@ -136,15 +143,17 @@ def regrade(folder: Path) -> list[Sample]:
     with locked(folder):
         with ThreadPoolExecutor(CORES) as graders:
             golds = ([getattr(s, name) for s in samples] for name in ("completion", "gold", "data_source"))
-            grades = graders.map(grade, *golds)
+            batch_time = BatchTime(ANSWERS_IN_A_ROW)
+            grades = graders.map(grade, *golds, repeat(None), repeat(batch_time))
             again = [replace(s, **asdict(verdict)) for s, verdict in zip(samples, grades, strict=True)]
+            batch_time.warn_of(len(samples), f"{ANSWERS_IN_A_ROW} in a row")
         settings = read_sealed_json(folder / SETTINGS)
         _write(folder / SAMPLES, "".join(map(_line, again)))
         _write_settings(folder / SETTINGS, settings | {"grader": version()})
     return again
 
 
-def _graded(problem: EvalProblem, sample: int, completion: Completion) -> Sample:
+def _graded(problem: EvalProblem, sample: int, completion: Completion, batch_time: BatchTime) -> Sample:
     return Sample(
         problem=problem.id,
         sample=sample,
@@ -153,7 +162,7 @@ def _graded(problem: EvalProblem, sample: int, completion: Completion) -> Sample
         tokens=completion.tokens,
         completion=completion.text,
         gold=problem.answer,
-        **asdict(grade(completion.text, problem.answer, problem.data_source)),
+        **asdict(grade(completion.text, problem.answer, problem.data_source, batch_time=batch_time)),
     )
 
 

@@ -22,6 +22,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from bandpo.errors import InvalidValue, did_you_mean
 from bandpo.integrations.trl import BandGRPOConfig
 from bandpo.text import importable_current_folder
+from bandpo_lab.console import echo
 from bandpo_lab.file_models import read_yaml
 from bandpo_lab.files import PATHS, check_path
 
@@ -214,7 +215,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     try:
         parsing.set_defaults_with_config(**config)
         if "help_all" in named:
-            print(TrlParser.format_help(parsing))
+            echo(TrlParser.format_help(parsing))
             raise SystemExit(0)
         with importable_current_folder():
             arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback
+
+from bandpo_lab.console import echo
 
 if TYPE_CHECKING:
     from transformers import TrainerState
@@ -68,5 +69,5 @@ class ProgressBar(ProgressCallback):
         if latest and self.training_bar is not None:
             self.training_bar.set_postfix(latest, refresh=False)
             if self.training_bar.disable:
-                said = ", ".join(f"{label} {value}" for label, value in latest.items())
-                print(f"step {state.global_step}/{state.max_steps}: {said}", file=sys.stderr, flush=True)
+                metrics = ", ".join(f"{label} {value}" for label, value in latest.items())
+                echo(f"step {state.global_step}/{state.max_steps}: {metrics}", err=True)

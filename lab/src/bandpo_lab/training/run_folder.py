@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import traceback
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from bandpo.errors import FileProblem, InvalidValue, RunProblem
 from bandpo.report.page import write_report
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.quantities import named_rows
+from bandpo_lab.console import echo
 from bandpo_lab.file_models import checked, read_json, read_yaml
 from bandpo_lab.files import (
     LOCK,
@@ -345,7 +345,8 @@ def reason_against_more_steps(arguments: Arguments, steps: int) -> str | None:
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    """Print one line, whatever the name of a folder in it holds."""
+    echo(printable(text), err=True)
 
 
 def _within(path: str | None, output_dir: str | None) -> str | None:

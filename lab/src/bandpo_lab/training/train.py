@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +16,7 @@ from trl import get_dataset, get_peft_config, get_quantization_config
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
+from bandpo_lab.console import echo
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
 from bandpo_lab.evals.rows import check_prepared
@@ -93,9 +93,9 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
     def evaluate(when: str) -> None:
         if when not in folder.evaluations and can_evaluate:
             if training.process_index == 0:
-                print(
+                echo(
                     f"evaluating {when} training: {run.eval_prompts} prompts × {run.eval_samples} samples",
-                    file=sys.stderr,
+                    err=True,
                 )
             folder.record_evaluation(when, scores())
 

