@@ -249,6 +249,22 @@ class TestEngine:
         assert finding.code == "top-p"
         assert finding.cause.startswith("π_old/π_rollout is 0.819 on average and hardly ever above 1")
 
+    def test_of_few_tokens_no_shift_is_named(self):
+        run = healthy()
+        shifted = np.roll(run.logp_old, 1)
+        assert run.best_shift(run.logp_old, shifted, np.ones(TOKENS, bool))[:2] == (1, 0.0)
+        assert run.best_shift(run.logp_old, shifted, run.sequence < 3)[0] == 0
+
+    def test_flipped_experts_beside_a_few_far_tokens(self):
+        """Of retokenised words nearly all tokens that are off are a nat away."""
+        run = healthy()
+        generator = np.random.default_rng(2)
+        off = generator.choice(TOKENS, 64, replace=False)
+        flipped = run.logp_old + 0.001 * generator.standard_normal(TOKENS)
+        flipped[off] += generator.choice([-0.3, 0.3], 64)
+        flipped[off[:3]] = run.logp_old[off[:3]] + 3.0
+        assert check_engine(replace(run, logp_rollout=flipped)).code != "retokenised"
+
     def test_a_part_of_the_vocabulary_from_a_batch_on(self):
         """Its divergence stays below the limit, as the policy is nearly sure of its tokens."""
         batch = np.repeat(np.arange(8), SEQUENCES // 8)
