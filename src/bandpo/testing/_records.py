@@ -160,7 +160,7 @@ class _Expected:
         shape = arrays["logp_old"].shape
         if len(shape) != 2:
             raise InvalidValue(f"{self.place}: logp_old must have the shape (batch, time), got {shape}")
-        self.mask = np.ones(shape, bool) if "mask" not in arrays else arrays["mask"] != 0
+        self.mask: Array = np.ones(shape, bool) if "mask" not in arrays else arrays["mask"] != 0
         self.of_tokens = {
             name: self._at_tokens(name, arrays[name]) for name in TOKEN_COLUMNS if name in arrays
         }
