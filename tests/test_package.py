@@ -35,6 +35,7 @@ ALLOWED = {
     "lint": {"shared", "runs"},
     "doctor": {"shared", "runs", "lint"},
     "core": {"shared"},
+    "testing": {"shared", "core", "runs"},
     "audit": {"shared", "core", "runs", "doctor"},
     "report": {"shared", "core", "runs", "doctor", "audit"},
     "integrations": {"shared", "core", "runs", "doctor", "audit"},

@@ -8,7 +8,8 @@ Importing this module makes ``--rlhf_type grpo`` train with `BandGRPOTrainer`. m
 masks and metrics stay as they are; settings under which it would compute another loss are refused. Its Megatron trainer
 is another class and does not take part.
 
-``BANDPO_RECORD``, if set, is the folder to which the tokens of every loss are written, see `bandpo.Recorder`.
+``BANDPO_RECORD``, if set, is the folder to which the tokens of every loss are written, see `bandpo.Recorder`, with the
+cuts and, but for ``--padding_free true``, ids and prompts. ms-swift's batch has no rewards.
 
 Anchor: the trainer's own log-probabilities at generation time. With one update per batch ms-swift has none, every ratio
 is 1, and no clip does anything. A batch does not say with which weights it was sampled.
@@ -80,8 +81,35 @@ class BandGRPOTrainer(GRPOTrainer):
                 logp_rollout=batch.rollout_per_token_logps,
                 entropy=entropy,
                 step=self.state.global_step,
+                sampling={name: getattr(self.args, name, None) for name in ("temperature", "top_p", "top_k")},
+                truncated=batch.truncated_mask,
+                **self._words(arguments, named, logp, batch.completion_mask),
+                **self._place(),
             )
         return logp, entropy
+
+    @staticmethod
+    def _words(arguments: Any, named: Any, logp: Any, mask: Any) -> dict[str, Any]:
+        """Return the ids of the answers and of their prompts, where sequences are rows of the model's inputs."""
+        inputs = named.get("model_inputs", arguments[1] if len(arguments) > 1 else None) or {}
+        ids, seen = inputs.get("input_ids"), inputs.get("attention_mask")
+        if ids is None or seen is None or len(ids) != len(logp) or ids.shape[1] < logp.shape[1]:
+            return {}
+        before = ids.shape[1] - logp.shape[1]
+        ends = (before + mask.int().argmax(1)).tolist()
+        rows = zip(ids, seen, ends, strict=True)
+        return {
+            "tokens": ids[:, before:],
+            "prompts": [row[:end][attended[:end] > 0] for row, attended, end in rows],
+        }
+
+    def _place(self) -> dict[str, int]:
+        """Return the number of the generated batch, and of the updates on it; nothing where they cannot be told."""
+        if not hasattr(self, "_step") or not hasattr(self.args, "steps_per_generation"):
+            return {}
+        losses = self.args.steps_per_generation * self.num_iterations
+        generation, loss = divmod(self._step, losses)
+        return {"generation": generation, "update": loss // self.args.gradient_accumulation_steps}
 
 
 TrainerFactory.TRAINER_MAPPING["grpo"] = "bandpo_ms_swift.BandGRPOTrainer"

@@ -10,6 +10,10 @@
 ROLL's KL term, importance weights, sample weights, average and metrics stay as they are; settings under which it would
 compute another loss are refused at the first loss.
 
+``BANDPO_RECORD`` in the same place, if set, is the folder to which the tokens of every loss are written, see
+`bandpo.Recorder`, with the prompts and the scores. ROLL's batch says neither which answers were cut off nor which
+update on it a loss is of.
+
 Anchor: what ``get_old_log_probs_with_cache`` returns, the trainer's own log-probabilities.
 
 Written for ROLL 0.3.0 (commit 8eb27cc).
@@ -23,7 +27,7 @@ from typing import Any
 from roll.pipeline.rlvr.actor_worker import ActorWorker
 
 from bandpo import Method
-from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bounds
+from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bounds, record
 
 
 class BandActorWorker(ActorWorker):
@@ -57,4 +61,43 @@ class BandActorWorker(ActorWorker):
         mask = data.batch["response_mask"][:, 1:].long()
         bounds = epsilons(self._method.clip, logp_old, mask)
         config.pg_clip_low, config.pg_clip_high = bounds.low, bounds.high
+        self._record(data, log_probs, logp_old)
         return bounds.logp_old
+
+    def _record(self, data: Any, logp: Any, logp_old: Any) -> None:
+        """Write a micro-batch to the record."""
+        folder = os.environ.get("BANDPO_RECORD")
+        if not folder:
+            return
+        assert self._method is not None
+        batch, step = data.batch, data.meta_info.get("global_step")
+        mask = batch.get("final_response_mask", batch["response_mask"][:, 1:])
+        engine = batch.get("infer_logprobs")
+        columns: dict[str, Any] = {"step": step, "generation": step, "reward": batch.get("scores")}
+        if batch["input_ids"] is not None:
+            seen = batch.get("attention_mask", batch["response_mask"] >= 0)
+            columns["tokens"] = batch["input_ids"][:, 1:]
+            columns["prompts"] = [
+                ids[:end][attended[:end] > 0]
+                for ids, attended, end in zip(
+                    batch["input_ids"], seen, batch["response_mask"].int().argmax(1).tolist(), strict=True
+                )
+            ]
+        record(
+            folder,
+            "roll",
+            self._method,
+            logp,
+            logp_old,
+            batch["advantages"],
+            mask,
+            logp_rollout=engine if engine is not None and len(engine) else None,
+            sampling=self._sampling(),
+            **columns,
+        )
+
+    def _sampling(self) -> dict[str, Any]:
+        """Return the engine's settings."""
+        infer = getattr(self.pipeline_config, "actor_infer", None)
+        settings = getattr(infer, "generating_args", None)
+        return {name: getattr(settings, name, None) for name in ("temperature", "top_p", "top_k")}

@@ -17,7 +17,8 @@ Settings under which it would compute another loss are refused.
 Anchor: the trainer's own log-probabilities (``batch["log_probs"]``), or under ``--use-rollout-logprobs`` the sampler's.
 With a custom loss slime always makes the extra forward pass for the former, also with one update per rollout. Under
 miles' ``--skip-actor-forward-only`` every ratio is 1, and no clip does anything. Neither tells its loss with which
-weights a token was sampled.
+weights a token was sampled, its reward, or whether it was cut off. The number of the rollout and of the update are in
+the record under ``--custom-megatron-before-train-step-hook-path bandpo_slime.before_train_step``.
 
 Written for slime 0.3.1 (commit 624b824) and miles of 2026-08-21 (commit 31f1ca9).
 """
@@ -51,6 +52,15 @@ def start(args: Namespace) -> None:
         ValueError: ``method`` cannot be read, it is more than bounds, or an argument makes slime's loss another one.
     """
     read_settings("slime", args)
+
+
+PLACE: dict[str, Any] = {}
+"""The rollout that is trained on, and the updates on it so far, if `before_train_step` is told them."""
+
+
+def before_train_step(args: Namespace, rollout_id: int, step_id: int, *_: Any) -> None:
+    """Note for the record which update on which rollout follows, as slime and miles tell their hook."""
+    PLACE.update(step=rollout_id, generation=rollout_id, update=step_id)
 
 
 def miles_start(args: Namespace) -> None:
@@ -179,5 +189,20 @@ def _record(
         "tokens": samples and [x[-len(mask) :] for x, mask in zip(samples, masks, strict=True)],
     }
     tensors = [pad_sequence(list(x), batch_first=True) for x in (logp, old, batch["advantages"], masks)]
-    padded = {name: pad_sequence(list(x), batch_first=True) for name, x in columns.items() if x}
-    record(folder, framework, method, *tensors, sampler=args.use_rollout_logprobs, **padded)
+    padded: dict[str, Any] = {
+        name: pad_sequence(list(x), batch_first=True) for name, x in columns.items() if x
+    }
+    if samples:
+        padded["prompts"] = [x[: -len(mask)] for x, mask in zip(samples, masks, strict=True)]
+    names = ("temperature", "top_p", "top_k")
+    sampling = {name: getattr(args, f"rollout_{name}", None) for name in names}
+    record(
+        folder,
+        framework,
+        method,
+        *tensors,
+        sampler=args.use_rollout_logprobs,
+        sampling=sampling,
+        **padded,
+        **PLACE,
+    )

@@ -15,6 +15,8 @@ from bandpo.doctor.advantage_checks import (
     advantage_notes,
     check_advantages,
     check_ends,
+    check_groups,
+    check_losses,
     check_prompts,
     check_rewards,
     check_signal,
@@ -103,7 +105,7 @@ def test_a_constant_factor_is_no_fault():
 def test_all_checks_pass_on_a_healthy_run():
     findings = advantage_findings(recorded())
     assert {finding.code for finding in findings} == {"ok"}
-    assert [finding.ok for finding in findings] == [True, None, True, True, True, None]
+    assert [finding.ok for finding in findings] == [True, True, None, True, True, True, None]
 
 
 class TestDepartures:
@@ -303,6 +305,40 @@ class TestPrompts:
         assert check_prompts(recorded()).ok
 
 
+def test_what_rounding_leaves_of_equal_rewards_is_no_departure():
+    """In most groups of the later batches all rewards are equal, as those of a policy that has collapsed."""
+    data = recorded()
+    reward = np.where(data.batch >= 1, 0.62, data.reward)
+    reward[-GROUP:] = data.reward[-GROUP:]
+    advantage = expected("GRPO", replace(data, reward=reward))
+    tied = (data.batch >= 1) & (np.arange(SEQUENCES) < SEQUENCES - GROUP)
+    run = replace(data, reward=reward, advantage=np.where(tied, 6e-4, advantage))
+    assert check_advantages(run).ok
+    assert advantage_notes(run) == [f"advantages are those of GRPO, in all {BATCHES} batches"]
+    # What is divided by nearly 0 is no rounding.
+    run = replace(run, advantage=np.where(tied, np.where(np.arange(SEQUENCES) % 2, 0.9, -0.9), advantage))
+    assert check_advantages(run).code == "advantages"
+
+
+class TestGroups:
+    def test_the_last_micro_batch(self):
+        data = recorded()
+        kept = np.arange(SEQUENCES) % (PROMPTS * GROUP) < PROMPTS * GROUP - 2
+        finding = check_groups(data.select(kept))
+        assert finding.code == "micro-batch-lost"
+        assert f"2 of {GROUP} answers fewer" in finding.cause
+        # It is the first cause, as advantages are then not those of their groups.
+        assert advantage_findings(data.select(kept))[0].code == "micro-batch-lost"
+        # Of a micro-batch of a shuffled batch, answers are always missing.
+        assert check_groups(data.select(kept), whole_groups=False).ok is None
+
+    def test_answers_that_are_missing_here_and_there(self):
+        data = recorded()
+        kept = np.random.default_rng(0).random(SEQUENCES) < 0.8
+        assert check_groups(data.select(kept)).ok
+        assert check_groups(data).ok
+
+
 def make_loss(values: list[float], *, generation: int = 0, update: int | None = 0, **columns) -> LossBatch:
     """Return a loss of sequences of two tokens whose old log-probabilities are of their advantage."""
     rows = len(values)
@@ -343,6 +379,44 @@ class TestCollector:
         ]
         assert RecordedAdvantages.of(losses).advantage.tolist() == [1, 2, 1, 3]
 
+    def test_equal_answers_in_every_part_of_a_single_pass(self):
+        """A policy that is sure of its answers gives many equal ones, and an update may see no other."""
+        parts = [[1.0, 1.0, -2.0], [1.0, -2.0], [1.0, 1.0]]
+        losses = [make_loss(part, update=update) for update, part in enumerate(parts)]
+        assert RecordedAdvantages.of(losses).advantage.tolist() == [1, 1, -2, 1, -2, 1, 1]
+
+    def test_passes_in_parts_that_are_drawn_anew(self):
+        parts = [[1.0, 1.0], [-2.0, 3.0], [3.0, 1.0], [1.0, -2.0]]
+        losses = [make_loss(part, update=update) for update, part in enumerate(parts)]
+        assert RecordedAdvantages.of(losses).advantage.tolist() == [1, 1, -2, 3]
+
+    @pytest.mark.parametrize("update", [0, None])
+    def test_equal_answers_after_batches_that_told_the_passes(self, update):
+        """In the second batch all answers but one are equal."""
+        batches = [[[1, 2], [3, 4], [1, 2], [3, 4]], [[5, 5], [5, 6], [5, 5], [5, 6]]]
+        losses = []
+        for generation, parts in enumerate(batches):
+            for number, part in enumerate(parts):
+                known = None if update is None else number
+                losses.append(make_loss(part, generation=generation, update=known))
+        assert RecordedAdvantages.of(losses).advantage.tolist() == [1, 2, 3, 4, 5, 5, 5, 6]
+
+    def test_a_last_batch_that_is_cut_off(self):
+        parts = [[1, 2], [3, 4], [1, 2], [3, 4]]
+        losses = [make_loss(part, update=update) for update, part in enumerate(parts)]
+        losses += [make_loss(part, generation=1, update=update) for update, part in enumerate(parts[:3])]
+        assert RecordedAdvantages.of(losses).advantage.tolist() == [1, 2, 3, 4, 1, 2, 3, 4]
+
+    def test_a_second_pass_without_damaged_sequences(self):
+        mask = np.array([[True, True], [False, False]])
+        losses = [
+            make_loss([1, 2]),
+            make_loss([3, 4], update=1),
+            make_loss([1, 2], update=2, mask=mask, bad_sequences=1),
+            make_loss([3, 4], update=3),
+        ]
+        assert RecordedAdvantages.of(losses).advantage.tolist() == [1, 2, 3, 4]
+
     def test_tokens_with_different_advantages(self):
         loss = make_loss([0, 2], advantages=np.array([[1, 3], [2, 2]], np.float32))
         data = RecordedAdvantages.of([loss])
@@ -355,7 +429,7 @@ class TestCollector:
             [*losses, make_loss([2], generation=2, truncated=np.array([True]), **empty)]
         )
         assert (data.losses, data.empty_losses, data.first_empty_step) == (3, 1, 5)
-        finding = advantage_findings(data)[0]
+        finding = check_losses(data)
         assert (finding.code, finding.onset) == ("mask", 5)
 
     def test_a_long_run_is_thinned_out(self, monkeypatch):

@@ -93,7 +93,10 @@ def test_the_command(tmp_path):
     assert (sick.exit_code, first["code"], first["ok"]) == (1, "temperature", False)
     assert "learning rate" not in sick.output
     well = CliRunner().invoke(app, ["diagnose", str(tmp_path / "well")])
-    assert (well.exit_code, "passed: values are numbers; every loss counts a token" in well.output) == (
+    assert (
+        well.exit_code,
+        "passed: values are numbers; every group has all of its answers" in well.output,
+    ) == (
         0,
         True,
     )

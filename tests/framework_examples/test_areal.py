@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import pad
 
 from bandpo.runs.record import read_record
+from bandpo.testing import check_record
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 
@@ -69,6 +70,14 @@ class Engine:
         return {}
 
 
+def ids_of(batch):
+    """Ids whose first is that of a prompt, which two sequences share."""
+    count, length = batch.mask.shape
+    ids = torch.arange(count * length).view(count, length)
+    ids[:, 0] = torch.arange(count) // 2
+    return ids
+
+
 def call(cls, batch, packed=False, mismatch=0.1, **settings):
     """The loss that an actor makes of a batch. The tokens of a sequence were sampled by two versions of the weights."""
     count, length = batch.mask.shape
@@ -84,7 +93,8 @@ def call(cls, batch, packed=False, mismatch=0.1, **settings):
         "versions": pad(versions, (1, 0), value=-1)[:, :-1].contiguous(),
         "attention_mask": each,
         "rows": torch.arange(count)[:, None].expand(-1, length).contiguous(),
-        "rewards": each[:, 0],
+        "input_ids": ids_of(batch),
+        "rewards": torch.arange(count).float(),
         "tot_rewards": each,
         "kl_rewards": each,
     }
@@ -135,6 +145,34 @@ def test_a_record_has_the_age_of_each_token(packed, monkeypatch, tmp_path):
     versions = torch.arange(batch.mask.shape[1]).expand_as(batch.mask) // 5 + 3
     assert loss.step == 7
     assert loss.lag[loss.mask].tolist() == (7 - versions)[batch.mask > 0].tolist()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_record_has_ids_prompts_and_rewards(packed, monkeypatch, tmp_path):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
+    batch = make_batch(24)
+    batch.mask[:, -1] = 0
+    call(BandPPOActor, batch, packed)
+    count = len(batch.mask)
+    loss = {
+        "logp": batch.logp,
+        "logp_old": batch.logp_old,
+        "logp_rollout": batch.logp_old - 0.1,
+        "advantages": batch.advantages,
+        "mask": batch.mask,
+        "tokens": ids_of(batch).roll(-1, -1),
+        "group": torch.arange(count) // 2,
+        "reward": torch.arange(count).float(),
+        "step": 7,
+        "generation": 7,
+        "update": 0,
+    }
+    (read,) = read_record(tmp_path)
+    # AReaL may order the sequences anew.
+    order = read.reward.astype(int)
+    whole = {name: x if isinstance(x, int) else x[order] for name, x in loss.items()}
+    check_record(tmp_path, [whole], sampling={"temperature": 1.0})
 
 
 def test_its_own_dual_clip_stands_beside_a_rule_alone(monkeypatch):

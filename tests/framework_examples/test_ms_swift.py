@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bandpo.runs.record import read_record
+from bandpo.testing import check_record
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 
@@ -50,11 +51,11 @@ def trainer(cls, **settings):
     return made
 
 
-def call(made, batch, monkeypatch, old=True):
+def call(made, batch, monkeypatch, old=True, inputs=None):
     """The loss of a batch with log-probabilities in place of a model's."""
     given = GRPOBatch(
         completion_mask=batch.mask.bool(),
-        truncated_mask=torch.zeros(len(batch.mask), dtype=torch.bool),
+        truncated_mask=torch.arange(len(batch.mask)) == 2,
         seq_lengths=batch.mask.sum(1),
         old_per_token_logps=batch.logp_old if old else None,
         rollout_per_token_logps=None,
@@ -64,7 +65,7 @@ def call(made, batch, monkeypatch, old=True):
     monkeypatch.setattr(
         GRPOTrainer, "_get_per_token_logps_and_entropies", lambda *_, **__: (batch.logp, None)
     )
-    return made._compute_loss_and_metrics(None, {}, given)
+    return made._compute_loss_and_metrics(None, inputs or {}, given)
 
 
 class TestMsSwift(Contract):
@@ -85,6 +86,35 @@ class TestMsSwift(Contract):
 
     def sequence_level(self, batch):
         trainer(BandGRPOTrainer, importance_sampling_level="sequence")
+
+
+def test_a_record_has_ids_prompts_cuts_and_the_place_in_training(monkeypatch, tmp_path):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
+    batch = make_batch(27)
+    prompts = torch.arange(len(batch.mask)) // 2
+    ids = torch.arange(batch.mask.numel()).view(batch.mask.shape)
+    inputs = {"input_ids": torch.cat([prompts[:, None], ids], 1)}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    settings = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "num_generations": 2}
+    made = trainer(BandGRPOTrainer, **settings, temperature=0.8)
+    made._step, made.num_iterations = 11, 2
+    call(made, batch, monkeypatch, inputs=inputs)
+    loss = {
+        "logp": batch.logp,
+        "logp_old": batch.logp_old,
+        "advantages": batch.advantages,
+        "mask": batch.mask,
+        "tokens": ids,
+        "group": prompts,
+        "truncated": torch.arange(len(batch.mask)) == 2,
+        "step": 3,
+        "generation": 1,
+        "update": 1,
+    }
+    check_record(tmp_path, [loss])
+    (read,) = read_record(tmp_path)
+    assert read.sampling["temperature"] == 0.8
 
 
 def test_its_factory_names_this_trainer():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bandpo.testing import check_record
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
@@ -23,8 +24,8 @@ def config_of(**settings):
     return ClippedPGLossConfig(**{"reference_policy_kl_penalty": 0.0} | settings)
 
 
-def call(loss_fn, batch):
-    """The loss of tokens with the column before them that NeMo-RL cuts off."""
+def call(loss_fn, batch, prompts=None):
+    """The loss of tokens with the column before them that NeMo-RL cuts off: the last token of the prompt."""
     data = {
         "prev_logprobs": batch.logp_old,
         "generation_logprobs": batch.logp_old.masked_fill(batch.mask == 0, 0.0),
@@ -33,6 +34,9 @@ def call(loss_fn, batch):
     }
     data = {name: torch.nn.functional.pad(x, (1, 0)) for name, x in data.items()}
     data["sample_mask"] = torch.ones(len(batch.mask))
+    if prompts is not None:
+        ids = torch.arange(batch.mask.numel()).view(batch.mask.shape)
+        data["input_ids"] = torch.cat([prompts[:, None], ids], 1)
     return loss_fn(batch.logp, data, torch.tensor(len(batch.mask)), batch.mask.sum())[0]
 
 
@@ -45,8 +49,28 @@ class TestNeMoRL(Contract):
     def stock(self, batch, low, high):
         return call(ClippedPGLossFn(config_of(ratio_clip_min=low, ratio_clip_max=high)), batch)
 
+    def recorded(self, batch, folder):
+        return call(BandPGLossFn(config_of(), record=folder), batch)
+
     def sequence_level(self, batch):
         BandPGLossFn(config_of(sequence_level_importance_ratios=True, token_level_loss=False))
+
+
+def test_a_record_has_ids_and_prompts(tmp_path):
+    pytest.importorskip("pyarrow")
+    batch = make_batch(27)
+    prompts = torch.arange(len(batch.mask)) // 2
+    call(BandPGLossFn(config_of(), record=str(tmp_path)), batch, prompts)
+    loss = {
+        "logp": batch.logp,
+        "logp_old": batch.logp_old,
+        "logp_rollout": batch.logp_old,
+        "advantages": batch.advantages,
+        "mask": batch.mask,
+        "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
+        "group": prompts,
+    }
+    check_record(tmp_path, [loss])
 
 
 def test_its_own_dual_clip_stands_beside_a_rule_alone():

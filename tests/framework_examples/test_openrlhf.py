@@ -1,9 +1,12 @@
 """OpenRLHF's own loss, and the name by which its workers build it."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from bandpo.testing import check_record
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
@@ -71,12 +74,88 @@ class TestOpenRLHF(Contract):
     def stock(self, batch, low, high):
         return call(built(PolicyLoss, clip_eps_low=low, clip_eps_high=high), batch)[0]
 
+    def recorded(self, batch, folder):
+        self.patch.setenv("BANDPO_RECORD", folder)
+        return call(built(BandPolicyLoss), batch)
+
     def sequence_level(self, batch):
         built(BandPolicyLoss, policy_loss_type="gspo")
 
 
+class Trainer:
+    """OpenRLHF's trainer of the policy, with log-probabilities in place of a model: two updates of two losses."""
+
+    args = SimpleNamespace(
+        train=SimpleNamespace(dynamic_batch_enable=False), rollout=SimpleNamespace(temperature=0.7, top_p=0.9)
+    )
+    strategy = SimpleNamespace(accumulated_gradient=2)
+
+    def __init__(self, batch):
+        self.batch = batch
+        self.actor_loss_fn = ppo_actor.PolicyLoss(**BUILT_WITH)
+
+    def ppo_train(self, kl_ctl):
+        for step in range(4):
+            self.training_step(self.experience(), kl_ctl, step)
+
+    def experience(self):
+        rows, length = self.batch.mask.shape
+        ids = torch.arange(rows * (length + 1)).view(rows, length + 1)
+        ids[:, 0] = torch.arange(rows) // 2
+        return SimpleNamespace(
+            sequences=ids,
+            attention_mask=torch.ones_like(ids),
+            action_mask=self.batch.mask.bool(),
+            rewards=self.batch.advantages[:, None] + 1,
+            truncated=torch.arange(rows) == 2,
+        )
+
+    def training_step(self, experience, kl_ctl, step, loss_batch_info=None):
+        advantages = self.batch.advantages[:, None].expand_as(self.batch.mask)
+        rollout = self.batch.logp_old - 0.01
+        tensors = (self.batch.logp, self.batch.logp_old, advantages)
+        self.actor_loss_fn(*tensors, action_mask=experience.action_mask, rollout_log_probs=rollout)
+
+
+def test_a_record_has_what_its_experience_says(monkeypatch, tmp_path):
+    pytest.importorskip("pyarrow")
+    assert {"ppo_train", "training_step"} <= vars(ppo_actor.ActorPPOTrainer).keys()
+    monkeypatch.setattr(ppo_actor, "PolicyLoss", PolicyLoss)
+    monkeypatch.setattr(ppo_actor, "ActorPPOTrainer", Trainer)
+    for name in ("ppo_train", "training_step"):
+        monkeypatch.setattr(Trainer, name, vars(Trainer)[name])
+    monkeypatch.setattr(bandpo_openrlhf, "PLACE", bandpo_openrlhf.Place())
+    monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
+    monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
+    bandpo_openrlhf.patch()
+    batch = make_batch(27)
+    trainer = Trainer(batch)
+    trainer.ppo_train(0.0)
+    trainer.ppo_train(0.0)
+    experience = trainer.experience()
+    loss = {
+        "logp": batch.logp,
+        "logp_old": batch.logp_old,
+        "logp_rollout": batch.logp_old - 0.01,
+        "advantages": batch.advantages,
+        "mask": batch.mask,
+        "tokens": experience.sequences[:, 1:],
+        "group": experience.sequences[:, 0],
+        "reward": experience.rewards.flatten(),
+        "truncated": experience.truncated,
+    }
+    places = [(generation, step // 2) for generation in range(2) for step in range(4)]
+    check_record(
+        tmp_path,
+        [loss | {"step": place[0], "generation": place[0], "update": place[1]} for place in places],
+        sampling={"temperature": 0.7, "top_p": 0.9},
+    )
+
+
 def test_the_documented_hook_replaces_the_name_that_workers_build_it_by(monkeypatch):
     monkeypatch.setattr(ppo_actor, "PolicyLoss", PolicyLoss)
+    for name in ("ppo_train", "training_step"):
+        monkeypatch.setattr(ppo_actor.ActorPPOTrainer, name, vars(ppo_actor.ActorPPOTrainer)[name])
     hook = re.search(
         r'"worker_process_setup_hook": "bandpo_openrlhf\.(\w+)"', framework_blocks("openrlhf")[0]
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from bandpo.testing import check_record
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
@@ -44,8 +45,12 @@ DEFAULTS = {
 """Of ROLL's settings, what the loss reads."""
 
 
-def call(cls, batch, **settings):
-    """The loss of tokens, with the column before them that ROLL cuts off."""
+def call(cls, batch, more=None, **settings):
+    """The loss of tokens, with the column before them that ROLL cuts off.
+
+    Args:
+        more: Further columns of the batch.
+    """
     correction = SimpleNamespace(is_weight=SimpleNamespace(enabled=False))
     worker = object.__new__(cls)
     worker.pipeline_config = SimpleNamespace(
@@ -60,10 +65,11 @@ def call(cls, batch, **settings):
         "old_log_probs": batch.logp_old,
         "train_infer_is_weight": torch.ones_like(batch.mask),
         "input_ids": None,
+        **(more or {}),
     }
     data = SimpleNamespace(
         batch=tensors,
-        meta_info={"batch_num_tokens": tokens, "global_valid_samples": samples},
+        meta_info={"global_step": 7, "batch_num_tokens": tokens, "global_valid_samples": samples},
         non_tensor_batch=defaultdict(list),
     )
     return worker.loss_func(data, None)[0]
@@ -84,8 +90,42 @@ class TestROLL(Contract):
     def stock(self, batch, low, high):
         return call(ActorWorker, batch, use_pg_clip_range=True, pg_clip_low=low, pg_clip_high=high)
 
+    def recorded(self, batch, folder):
+        self.patch.setenv("BANDPO_RECORD", folder)
+        return call(BandActorWorker, batch, use_pg_clip_range=True)
+
     def sequence_level(self, batch):
         call(BandActorWorker, batch, use_pg_clip_range=True, importance_sampling="seq")
+
+
+def test_a_record_has_scores_and_prompts(monkeypatch, tmp_path):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
+    batch = make_batch(27)
+    prompts = torch.arange(len(batch.mask)) // 2
+    ids = torch.arange(batch.mask.numel()).view(batch.mask.shape)
+    more = {
+        "input_ids": torch.cat([prompts[:, None], ids], 1),
+        "attention_mask": torch.nn.functional.pad(batch.mask, (1, 0), value=1),
+        "infer_logprobs": batch.logp_old - 0.01,
+        "scores": batch.advantages + 1,
+    }
+    generating_args = SimpleNamespace(temperature=0.9, top_p=0.99, top_k=100)
+    settings = {"use_pg_clip_range": True, "actor_infer": SimpleNamespace(generating_args=generating_args)}
+    call(BandActorWorker, batch, more, **settings)
+    loss = {
+        "logp": batch.logp,
+        "logp_old": batch.logp_old,
+        "logp_rollout": batch.logp_old - 0.01,
+        "advantages": batch.advantages,
+        "mask": batch.mask,
+        "tokens": ids,
+        "group": prompts,
+        "reward": batch.advantages + 1,
+        "step": 7,
+        "generation": 7,
+    }
+    check_record(tmp_path, [loss], sampling={"temperature": 0.9, "top_p": 0.99, "top_k": 100})
 
 
 def test_its_own_dual_clip_stands_beside_a_rule_alone(monkeypatch):

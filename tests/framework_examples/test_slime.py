@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import bandpo_slime
 from bandpo import Band
 from bandpo.runs.record import read_record
-from bandpo_slime import miles_policy_loss, miles_start, policy_loss, start
+from bandpo.testing import check_record
+from bandpo_slime import before_train_step, miles_policy_loss, miles_start, policy_loss, start
 from contract import Batch, Contract, dense_loss, make_batch
 from helpers.frameworks import importing, is_here
 from stand_ins import stand_in
@@ -49,7 +51,7 @@ def clamped_loss(ppo_kl, advantages, low, high, dual_clip):
 
 
 def policy_loss_stand_in(module, args, batch, logits, sum_of_sample_mean):
-    outputs = module.get_log_probs_and_entropy(logits, unconcat_tokens=batch["unconcat_tokens"])
+    outputs = module.get_log_probs_and_entropy(logits, response_lengths=batch["response_lengths"])
     outputs = outputs[1] if isinstance(outputs, tuple) else outputs
     old = torch.cat(batch["rollout_log_probs"] if args.use_rollout_logprobs else batch["log_probs"])
     loss, clipped = clamped_loss(
@@ -66,8 +68,8 @@ def policy_loss_stand_in(module, args, batch, logits, sum_of_sample_mean):
 def _frameworks(monkeypatch):
     """Log-probabilities in place of a model's: slime's function gives a pair, miles' what is second in it."""
 
-    def log_probs(logits, unconcat_tokens, **_):
-        split = list(logits.split([len(ids) for ids in unconcat_tokens]))
+    def log_probs(logits, response_lengths, **_):
+        split = list(logits.split(response_lengths))
         return {"log_probs": split, "entropy": [torch.zeros_like(x) for x in split]}
 
     computed = {"slime": lambda *given, **named: (None, log_probs(*given, **named)), "miles": log_probs}
@@ -109,14 +111,17 @@ DEFAULTS = {
 
 def micro_batch(batch):
     length = batch.mask.shape[1]
+    ids = torch.arange(batch.mask.numel()).view(batch.mask.shape)
+    # A prompt of one token stands before each answer, the same before two.
+    prompts = torch.arange(len(batch.mask)) // 2
     return {
         "log_probs": list(batch.logp_old),
         "rollout_log_probs": list(batch.logp_old - 0.1),
         "advantages": [a.expand(length) for a in batch.advantages],
         "loss_masks": list(batch.mask),
-        "unconcat_tokens": list(batch.mask.int()),
+        "unconcat_tokens": list(torch.cat([prompts[:, None], ids], 1)),
         "response_lengths": [length] * len(batch.mask),
-        "total_lengths": [length] * len(batch.mask),
+        "total_lengths": [length + 1] * len(batch.mask),
     }
 
 
@@ -163,6 +168,28 @@ class TestSlime(Contract):
         loss, _ = checkpoint(self.loss, args, given, batch.logp.flatten(), torch.sum, use_reentrant=False)
         loss.backward()
         assert len(list(read_record(tmp_path))) == 1
+
+    def test_a_record_has_ids_prompts_and_the_place_in_training(self, tmp_path, monkeypatch):
+        pytest.importorskip("pyarrow")
+        monkeypatch.setattr(bandpo_slime, "PLACE", {})
+        batch = make_batch(27)
+        settings = {"record": str(tmp_path), "rollout_temperature": 0.8, "rollout_top_k": -1}
+        args = Namespace(**DEFAULTS | settings)
+        before_train_step(args, 5, 2, None, None, None)
+        self.loss(args, micro_batch(batch), batch.logp.flatten(), torch.sum)
+        loss = {
+            "logp": batch.logp,
+            "logp_old": batch.logp_old,
+            "logp_rollout": batch.logp_old - 0.1,
+            "advantages": batch.advantages,
+            "mask": batch.mask,
+            "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
+            "group": torch.arange(len(batch.mask)) // 2,
+            "step": 5,
+            "generation": 5,
+            "update": 2,
+        }
+        check_record(tmp_path, [loss], sampling={"temperature": 0.8, "top_p": 1.0, "top_k": -1})
 
     def test_a_record_has_the_dual_clip(self, tmp_path):
         pytest.importorskip("pyarrow")

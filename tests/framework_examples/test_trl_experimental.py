@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bandpo.testing import check_record
 from contract import Contract, make_batch
 
 pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
@@ -44,6 +45,7 @@ class TestAsyncGRPO(Contract):
             "attention_mask": counted.long(),
             **dict.fromkeys(("input_ids", "position_ids", "shift_labels"), zeros),
             "token_index": (zeros - 1).masked_scatter(counted, torch.arange(tokens)),
+            "shift_labels": torch.arange(counted.numel()).view(counted.shape),
             "old_log_probs": batch.logp_old,
             "advantages": batch.advantages[:, None].expand_as(batch.mask),
             "segment_id": torch.arange(len(batch.mask))[:, None].expand_as(batch.mask),
@@ -56,8 +58,31 @@ class TestAsyncGRPO(Contract):
         logp = batch.logp[counted]
         return made.compute_loss(lambda **_: SimpleNamespace(log_probs=logp, entropy=-logp), inputs)
 
+    def made(self, clip, folder=None):
+        args = SimpleNamespace(method=clip, record=folder, temperature=0.9)
+        return trainer(BandAsyncGRPOTrainer, args=args, state=SimpleNamespace(global_step=4))
+
     def ours(self, batch, clip):
-        return self.call(trainer(BandAsyncGRPOTrainer, args=SimpleNamespace(method=clip)), batch)
+        return self.call(self.made(clip), batch)
+
+    def recorded(self, batch, folder):
+        return self.call(self.made("DAPO()", folder), batch)
+
+    def test_a_record_has_ids_and_entropies(self, tmp_path):
+        pytest.importorskip("pyarrow")
+        batch = make_batch(27)
+        self.recorded(batch, str(tmp_path))
+        loss = {
+            "logp": batch.logp,
+            "logp_old": batch.logp_old,
+            "logp_rollout": batch.logp_old,
+            "advantages": batch.advantages,
+            "mask": batch.mask,
+            "entropy": -batch.logp,
+            "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
+            "step": 4,
+        }
+        check_record(tmp_path, [loss], anchor="rollout", sampling={"temperature": 0.9})
 
     def stock(self, batch, low, high):
         return self.call(trainer(AsyncGRPOTrainer, low, high), batch)
@@ -65,7 +90,7 @@ class TestAsyncGRPO(Contract):
     test_sequence_level_ratios_are_refused = None  # this trainer has token ratios alone
 
     def test_the_epsilons_are_put_back(self):
-        made = trainer(BandAsyncGRPOTrainer, args=SimpleNamespace(method="Band(KL(), 0.05)"))
+        made = self.made("Band(KL(), 0.05)")
         self.call(made, make_batch())
         assert (made.epsilon_low, made.epsilon_high) == (0.2, 0.2)
         assert made._metrics["train"]["clip_ratio/region_mean"][0] > 0.1

@@ -12,23 +12,30 @@ from tinker.lib.public_interfaces.training_client import TrainingClient
 from tinker.types import ForwardBackwardOutput
 
 from bandpo.integrations.tinker import custom_loss
+from bandpo.testing import check_record
 from contract import Contract, dense_loss, make_batch
 from pages import framework_blocks
 
 
 def data_of(batch, old="logprobs"):
-    """One datum per sequence, padding included, as a caller with masked (say, tool) tokens sends it."""
+    """One datum per sequence, padding included, as a caller with masked (say, tool) tokens sends it.
+
+    The prompt is one token, the same of two sequences.
+    """
+    targets = torch.arange(batch.mask.numel()).view(batch.mask.shape)
     return [
         Datum(
-            model_input=ModelInput.from_ints(list(range(len(mask)))),
+            model_input=ModelInput.from_ints([row // 2, *targets[row, :-1].tolist()]),
             loss_fn_inputs={
-                "target_tokens": TensorData.from_torch(torch.arange(len(mask))),
+                "target_tokens": TensorData.from_torch(targets[row]),
                 old: TensorData.from_torch(logp_old),
                 "advantages": TensorData.from_torch(advantage.expand_as(mask).clone()),
                 "mask": TensorData.from_torch(mask),
             },
         )
-        for logp_old, advantage, mask in zip(batch.logp_old, batch.advantages, batch.mask, strict=True)
+        for row, (logp_old, advantage, mask) in enumerate(
+            zip(batch.logp_old, batch.advantages, batch.mask, strict=True)
+        )
     ]
 
 
@@ -77,6 +84,22 @@ class TestClient(Contract):
         for datum in data:
             datum.loss_fn_inputs["logprobs"] = TensorData(data=[-1.0], dtype="float32", shape=[1])
         custom_loss()(data, list(batch.logp))
+
+
+def test_a_record_has_ids_and_prompts(tmp_path):
+    pytest.importorskip("pyarrow")
+    batch = make_batch(27)
+    custom_loss("DAPO()", record=str(tmp_path))(data_of(batch), list(batch.logp))
+    loss = {
+        "logp": batch.logp,
+        "logp_old": batch.logp_old,
+        "logp_rollout": batch.logp_old,
+        "advantages": batch.advantages,
+        "mask": batch.mask,
+        "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
+        "group": torch.arange(len(batch.mask)) // 2,
+    }
+    check_record(tmp_path, [loss], anchor="rollout")
 
 
 def test_missing_inputs_are_refused():

@@ -5,12 +5,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_trl import LOG, SETTINGS, half, make
-from trl import GRPOConfig
+from test_trl import LOG, SETTINGS, half, make, varied_reward
+from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.audit.replay import RUN, method_of, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.record import read_record
+from bandpo.testing import check_record
 from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
@@ -43,6 +44,49 @@ def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_pat
             assert metrics["clip_low"] == pytest.approx(rows[1][f"audit/if/{name}/clip_low"], abs=1e-7)
     assert seen.setup.framework == "trl"
     assert sorted(seen.by_step[RUN]) == [0, 1, 2, 3]
+
+
+def test_the_record_holds_what_the_loss_was_given(tmp_path):
+    """Log-probabilities, rewards, groups and cuts are computed anew here, from TRL's batch."""
+    losses = []
+
+    class Recorded(AuditedGRPOTrainer):
+        record = str(tmp_path / "tokens")
+
+        def _compute_loss(self, model, inputs):
+            tokenizer, ids, mask = self.processing_class, inputs["completion_ids"], inputs["completion_mask"]
+            texts = [
+                tokenizer.decode(row[here > 0], skip_special_tokens=True)
+                for row, here in zip(ids, mask, strict=True)
+            ]
+            prompts = tokenizer.batch_decode(inputs["prompt_ids"])
+            tokens = torch.cat([inputs["prompt_ids"], ids], 1)
+            attention = torch.cat([inputs["prompt_mask"], mask], 1)
+            with torch.no_grad():  # as stock TRL does, which nothing records
+                stock = GRPOTrainer._get_per_token_logps_and_entropies
+                logp = stock(self, model, tokens, attention, ids.shape[1])[0]
+            generation, call = divmod(len(losses), 4)
+            loss = {
+                "logp": logp,
+                "logp_old": inputs["old_per_token_logps"],
+                "advantages": inputs["advantages"],
+                "mask": mask,
+                "tokens": ids,
+                "reward": varied_reward(texts),
+                "group": [prompts.index(prompt) for prompt in prompts],
+                "truncated": ~((ids == tokenizer.eos_token_id) & (mask > 0)).any(1),
+                "step": self.state.global_step,
+                "generation": generation,
+                "update": call // 2,
+            }
+            losses.append({name: torch.as_tensor(values).clone() for name, values in loss.items()})
+            return super()._compute_loss(model, inputs)
+
+    trainer = make(Recorded, GRPOConfig, tmp_path / "run", **LOG | {"temperature": 0.8, "top_p": 1.0})
+    trainer.train()
+    assert len(losses) == 8
+    check_record(tmp_path / "tokens", losses)
+    assert next(iter(read_record(tmp_path / "tokens"))).sampling["temperature"] == 0.8
 
 
 @pytest.mark.slow

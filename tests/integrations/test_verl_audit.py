@@ -30,6 +30,7 @@ from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConf
 from bandpo.runs.configs import verl_method
 from bandpo.runs.logs import read_log
 from bandpo.runs.summary import summarize
+from bandpo.testing import check_record
 from bandpo.text import as_method
 from integrations.test_verl import SAME, actor_config, batch, batch_for, evaluate, ranges
 
@@ -252,6 +253,7 @@ def advantages_known(shift=0.0):
     advantages = (reward - reward.mean(1, keepdim=True)).view(16, 1) * mask
     tensors = {"old_log_probs": old, "rollout_log_probs": old - shift, "response_mask": mask.long()}
     tensors |= {"advantages": advantages, "token_level_scores": scores}
+    tensors["responses"] = torch.randint(2, 50, (16, 12), generator=g)
     return DataProto.from_dict(tensors, non_tensors={"uid": np.repeat(np.array(list("abcd"), object), 4)})
 
 
@@ -260,15 +262,23 @@ def test_the_driver_records_each_batch_with_the_engine_s_log_probabilities(tmp_p
     from bandpo.runs.record import read_record
 
     data = advantages_known(0.001)
+    tensors = data.batch
     driven(data, record=str(tmp_path))
-    first, second = read_record(tmp_path)
-    assert ([first.step, second.step], first.has_logp, first.update) == ([1, 2], False, 0)
-    log_weight = (first.logp_old - first.logp_rollout)[first.mask]
-    np.testing.assert_allclose(log_weight, 0.001, rtol=1.3e-6, atol=1e-5)
-    assert len(log_weight) == data.batch["response_mask"].sum()
-    assert first.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
-    assert first.reward.tolist() == data.batch["token_level_scores"].sum(1).tolist()
-    assert (first.framework[:4], first.sampling) == ("verl", {"temperature": 0.7, "top_p": 1.0})
+    loss = {
+        "logp_old": tensors["old_log_probs"],
+        "logp_rollout": tensors["rollout_log_probs"],
+        "advantages": tensors["advantages"],
+        "mask": tensors["response_mask"],
+        "tokens": tensors["responses"],
+        "reward": tensors["token_level_scores"].sum(1),
+        "truncated": tensors["response_mask"][:, -1] > 0,
+        "group": [row // 4 for row in range(16)],
+        "update": 0,
+    }
+    losses = [loss | {"step": number + 1, "generation": number} for number in range(2)]
+    check_record(tmp_path, losses, sampling={"temperature": 0.7, "top_p": 1.0})
+    first, _ = read_record(tmp_path)
+    assert (first.framework[:4], first.has_logp) == ("verl", False)
 
 
 def test_the_driver_tests_each_batch():

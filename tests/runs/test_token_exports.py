@@ -4,12 +4,12 @@ import json
 import re
 
 import pytest
-import torch
 
 from bandpo.audit.replay import replay_record
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.report import write_report
 from bandpo.runs import open_run
+from bandpo.testing import check_record
 from helpers.token_exports import ROWS, batch, miles, prime_rl
 
 EXPORTS = [(prime_rl, "token_exports", "prime-rl"), (miles, "policy_loss_debug", "miles")]
@@ -20,19 +20,17 @@ def test_every_field_is_read(write, name, framework, tmp_path, monkeypatch):
     d = batch(8, moved=0.05)
     for step in (8, 12):
         write(tmp_path, step, d, monkeypatch)
-    run = open_run(tmp_path / name)
-    first, second = run.batches()
-    assert run.setup.framework == framework
-    assert (first.step, second.step, first.has_logp, first.mask.all()) == (8, 12, True, True)
-    assert torch.equal(torch.from_numpy(first.logp_rollout), d["engine"])
-    old = d["engine"] if framework == "prime-rl" else d["old"]
-    assert torch.equal(torch.from_numpy(first.logp_old), old)
-    assert torch.allclose(torch.from_numpy(first.logp), d["new"], atol=1e-6)
-    assert torch.equal(torch.from_numpy(first.advantages), d["advantages"])
+    assert open_run(tmp_path / name).setup.framework == framework
+    loss = {"logp": d["new"], "logp_rollout": d["engine"], "advantages": d["advantages"]}
     if framework == "prime-rl":
-        assert torch.equal(torch.from_numpy(first.token), d["ids"])
-        assert torch.allclose(torch.from_numpy(first.entropy), d["entropy"])
-        assert first.group.tolist() == [row // 4 for row in range(ROWS)]
+        # Its ratio refers to the engine.
+        loss |= {"logp_old": d["engine"], "tokens": d["ids"], "entropy": d["entropy"], "update": 0}
+        loss |= {"group": [row // 4 for row in range(ROWS)]}
+    else:
+        loss["logp_old"] = d["old"]
+    anchor = "rollout" if framework == "prime-rl" else "trainer"
+    check_record(tmp_path / name, [loss | {"step": 8}, loss | {"step": 12}], anchor=anchor)
+    if framework == "prime-rl":
         (one,) = open_run(tmp_path / name / "step_12").batches()
         assert one.step == 12
 

@@ -24,8 +24,18 @@ RELATIVE_TOLERANCE = 6e-3
 ABSOLUTE_TOLERANCE = 1e-3
 """The same as a share of the root mean square of all advantages."""
 
+ROUNDED_TIE = 0.02
+"""Advantage up to which that of a group of equal rewards is what rounding leaves: 1e-7 of the reward over an epsilon of
+1e-4 or 1e-5."""
+
 NEARLY_ALL = 0.98
 """Share of sequences from which a statement holds for all of them."""
+
+NEARLY_EVERY = 0.8
+"""Share of the batches above which something happens in each of them."""
+
+FEWEST_BATCHES = 3
+"""Batches from which something is said of what happens in each of them, and groups that each of these has."""
 
 MANY = 0.3
 """Share of the sequences of a batch or process from which these depart as a whole."""
@@ -110,6 +120,7 @@ def findings_and_notes(
     """
     comparison = _Comparison(recorded, whole_groups)
     findings = [
+        check_groups(recorded, whole_groups=whole_groups),
         check_losses(recorded),
         check_ends(recorded),
         check_prompts(recorded),
@@ -127,6 +138,42 @@ def advantage_notes(recorded: RecordedAdvantages) -> list[str]:
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def check_groups(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> Finding:
+    """Check that no part of a batch is left out of its updates, as the rest of a division into micro-batches is.
+
+    Args:
+        recorded: Rewards, advantages and masks of the sequences.
+        whole_groups: Whether it has all answers to each prompt. Otherwise nothing can be said to be left out.
+    """
+    tested = "every group has all of its answers (share that has)"
+    known = ~np.isnan(recorded.group)
+    if not known.any() or not whole_groups:
+        return Finding("ok", None, tested, advice="record group=")
+    data = recorded.select(known)
+    batch = _index(data.batch, data.process)
+    group = _index(batch, data.group)
+    sizes = np.bincount(group)
+    batch_of_group = np.zeros(len(sizes), np.int64)
+    batch_of_group[group] = batch
+    group_size = int(np.bincount(sizes).argmax())
+    smaller = sizes[sizes < group_size]
+    passed = Finding("ok", True, tested, float((sizes >= group_size).mean()), None, len(sizes))
+    incomplete = np.bincount(batch_of_group, weights=sizes < group_size)
+    groups_of_batch = float(np.bincount(batch_of_group).mean())
+    if len(incomplete) < FEWEST_BATCHES or not len(smaller) or groups_of_batch < FEWEST_BATCHES:
+        return passed
+    remaining = int(np.median(smaller))
+    is_regular = float((smaller == remaining).mean()) > NEARLY_EVERY
+    is_one_each = float((incomplete == 1).mean()) > NEARLY_EVERY
+    if not (is_regular and is_one_each):
+        return passed
+    cause = (
+        f"in nearly every batch one group has {group_size - remaining} of {group_size} answers fewer than the others: "
+        "the last micro-batch, or the rest of a division, is lost"
+    )
+    return passed.failed("micro-batch-lost", cause)
 
 
 def check_losses(recorded: RecordedAdvantages) -> Finding:
@@ -405,7 +452,15 @@ class _Comparison:
         """Return the sequences that tell advantages apart: those in which one of both is not 0."""
         advantage = np.where(self.has_advantage, self.data.advantage, 0.0)
         small = 1e-6 + 1e-3 * math.sqrt(float(np.square(expected).mean()))
-        return self.has_advantage & ((np.abs(expected) > small) | (np.abs(advantage) > small))
+        recorded_small = np.where(self.tied, np.maximum(small, ROUNDED_TIE), small)
+        return self.has_advantage & ((np.abs(expected) > small) | (np.abs(advantage) > recorded_small))
+
+    @cached_property
+    def tied(self) -> Flags:
+        """Which sequences are of a group of equal rewards, of which rounding leaves an advantage near 0."""
+        group = next(iter(self.candidates.values()))[1]
+        spread = _spread(self.data.reward, group)
+        return (spread <= 1e-6 * np.abs(self.data.reward).max(initial=1.0))[group]
 
     def share(self, expected: Floats) -> float:
         """Return the share of informative sequences whose advantage is the expected one; 0 if there are few."""
@@ -539,8 +594,7 @@ class _Comparison:
         for name, expected, group in self._plain():
             if not _family(name).startswith("GRPO"):
                 continue
-            spread = _spread(self.data.reward, group)
-            tied = (spread <= 1e-6 * np.abs(self.data.reward).max(initial=1.0))[group]
+            tied = self.tied
             sizes = np.bincount(group)[group]
             where = self.informative(expected)
             rest = where & ~tied

@@ -293,7 +293,7 @@ def diagnose_record(
     from bandpo.doctor.advantage_checks import findings_and_notes
 
     of_advantages, notes = findings_and_notes(advantages)
-    findings = _in_order(first_pass, of_advantages, whole_groups=True)
+    findings = _in_order(first_pass, of_advantages)
     batch_rows = first_pass.batch_rows()
     # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.
     if any(finding.ok is False for finding in findings):
@@ -317,22 +317,19 @@ def record_findings(
     from bandpo.doctor.advantage_checks import advantage_findings
 
     of_advantages = advantage_findings(advantages, whole_groups=whole_groups)
-    return _in_order(first_pass, of_advantages, whole_groups=whole_groups)
+    return _in_order(first_pass, of_advantages)
 
 
-def _in_order(
-    first_pass: FirstPass, of_advantages: Sequence[Finding], *, whole_groups: bool
-) -> list[Finding]:
+def _in_order(first_pass: FirstPass, of_advantages: Sequence[Finding]) -> list[Finding]:
     """Run the checks of tokens, and return all findings of a record, causes before their effects.
 
     Args:
         first_pass: The tokens of every sequence when it was first recorded.
         of_advantages: The findings on advantages, rewards and masks.
-        whole_groups: Whether there are all answers to each prompt.
     """
     from bandpo.doctor.token_checks import token_findings
 
-    numbers, *of_probabilities, updates = token_findings(first_pass, whole_groups=whole_groups)
+    numbers, *of_probabilities, updates = token_findings(first_pass)
     # Advantages are not those of their groups where a part of each batch is missing.
     if updates.code == "micro-batch-lost":
         return [numbers, updates, *of_advantages, *of_probabilities]

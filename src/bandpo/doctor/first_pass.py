@@ -45,6 +45,9 @@ NEW_SHARE = 0.1
 ROUNDING_DISTANCE = 0.02
 """Mean abs log-ratio (nats) between passes of one policy with different kernels; bfloat16 gives up to half of it."""
 
+FEWEST_SHIFTED = 20
+"""Tokens below which nothing is said of whether a column is shifted."""
+
 SHIFTS = (-2, -1, 1, 2)
 """Numbers of tokens by which two columns of log-probabilities are moved against each other."""
 
@@ -198,18 +201,22 @@ class FirstPass:
             where: Tokens of the first column to compare, (tokens,).
 
         Returns:
-            The shift, the mean abs difference there, and the mean abs difference without a shift.
+            The shift, the mean abs difference there, and that of the same tokens without a shift. A shift at which few
+            tokens can be compared is left out.
         """
-        distances = {0: _mean_of_recorded(np.abs(first - second)[where])}
+        unshifted = np.abs(first - second)
+        distances = {0: _mean_of_recorded(unshifted[where])}
+        of_same_tokens = dict(distances)
         for shift in SHIFTS:
             # Tokens that are compared must be of one sequence, with none left out between them.
             neighbours = (self.sequence == np.roll(self.sequence, -shift)) & where
             neighbours &= np.roll(self.position, -shift) - self.position == shift
-            if neighbours.any():
+            if int(neighbours.sum()) >= FEWEST_SHIFTED:
                 difference = np.abs(first - np.roll(second, -shift))
                 distances[shift] = _mean_of_recorded(difference[neighbours])
+                of_same_tokens[shift] = _mean_of_recorded(unshifted[neighbours])
         best = min(distances, key=lambda shift: distances[shift])
-        return best, distances[best], distances[0]
+        return best, distances[best], of_same_tokens[best]
 
     def fit_temperature(self, first: Floats, second: Floats, where: Flags) -> tuple[float, float]:
         """Fit a quotient of temperatures to two columns of log-probabilities.

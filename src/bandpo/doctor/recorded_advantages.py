@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,43 @@ SEQUENCE_COLUMNS = (
 """The attributes of `RecordedAdvantages` that have one value per sequence."""
 
 
+@dataclass(eq=False)
+class _Unit:
+    """The losses of one update on a batch; one loss where updates were not recorded."""
+
+    update: int | None
+    losses: list[_Loss] = field(default_factory=list)
+
+    @property
+    def digest(self) -> int:
+        """A number that is the same for the same sequences, in whichever order and losses they stand."""
+        return sum(key for loss in self.losses for key in loss.keys) % 2**64
+
+    @property
+    def keys(self) -> Counter[int]:
+        """How often each sequence stands in it."""
+        return Counter(key for loss in self.losses for key in loss.keys)
+
+    @property
+    def bad_sequences(self) -> int:
+        """Sequences that were left out because they hold values that cannot be right."""
+        return sum(loss.bad_sequences for loss in self.losses)
+
+
+@dataclass(eq=False)
+class _Loss:
+    """What is kept of a loss until it is known of which pass over its batch it is."""
+
+    keys: list[int]
+    """A number for each sequence with a counted token, see `sequence_keys`."""
+    bad_sequences: int
+    columns: dict[str, NDArray[Any]]
+    token_counts: tuple[Integers, Integers]
+    """Ids of its counted tokens, and how often each stands in it."""
+    end_counts: tuple[Integers, Integers]
+    """The same of tokens that stand last, or before a gap."""
+
+
 class AdvantageCollector:
     """Collector of `RecordedAdvantages`, loss by loss.
 
@@ -134,18 +171,13 @@ class AdvantageCollector:
         self._first_steps: dict[int, int] = {}
         self._stride = 1
 
-        # For the newest batch of the file, the update at which each sequence was first recorded, and its size so far.
+        # The newest batch of the file, its number and process, and the updates on it that wait to be told apart.
         self._newest: tuple[int, int] | None = None
-        self._place = (0, 0)
-        self._first_updates: dict[int, int] = {}
-        self._rows = 0
+        self._units: list[_Unit] = []
+        self._held_rows = 0
 
-        # The newest update on it, whether it holds new sequences, and the columns of its losses that hold none.
-        self._update: int | None = None
-        self._has_new = False
-        self._undecided: list[dict[str, NDArray[Any]]] = []
-        self._groups: Counter[float] = Counter()
-        self._largest_group = 0
+        # Units of one pass over an earlier batch.
+        self._pass_length: int | None = None
 
         self._token_counts = _no_numbers()
         self._end_counts = _no_numbers()
@@ -163,66 +195,57 @@ class AdvantageCollector:
         self._note_empty(batch, step)
 
         process = _process_of(batch)
-        if self._newest != (process, number):
-            self._newest = (process, number)
-            self._first_updates = {}
-            self._decide()
-            self._place = number, process
-            self._groups.clear()
-            self._rows = 0
-            self._update = None
-        if batch.update is None or batch.update != self._update:
-            self._decide()
-            self._update = batch.update
-            self._has_new = False
-        repeated = self._is_repeated(batch)
+        if self._newest != (number, process):
+            is_last = self._newest is not None and self._newest[1] != process
+            self._append_first_pass(is_last=is_last)
+            self._newest = number, process
         if ordinal % self._stride:
             return
-        if repeated and not self._has_new:
-            # All answers of a small loss may be equal to earlier ones. Other losses of the update tell whether it is
-            # one of the first pass.
-            if batch.update is not None:
-                self._undecided.append(_columns_of(batch))
+        if batch.update is None or not self._units or batch.update != self._units[-1].update:
+            self._units.append(_Unit(batch.update))
+        loss = _loss_of(batch)
+        self._units[-1].losses.append(loss)
+        self._held_rows += len(batch.mask)
+        if self._held_rows > SEQUENCES:
+            self._append_first_pass(is_last=False)
+
+    def _append_first_pass(self, *, is_last: bool) -> None:
+        """Append the sequences of the first pass over the newest batch, and forget the others.
+
+        Args:
+            is_last: Whether it is the last batch of its process, which may be cut off.
+        """
+        units, self._units = self._units, []
+        self._held_rows = 0
+        if not units or self._newest is None:
             return
-        self._has_new = batch.update is not None
-        for columns in (*self._undecided, _columns_of(batch)):
-            self._append(columns, number, process)
-        self._undecided = []
-        self._count_tokens(batch)
+        length = _pass_length(units, self._pass_length, is_last=is_last)
+        first_pass = units[:length]
+        if length == len(units) != self._pass_length and units[0].update is None:
+            # Nothing tells passes apart but what comes again.
+            first_pass = _units_with_new_sequences(units)
+        if not is_last:
+            self._pass_length = length
+        number, process = self._newest
+        first_row = 0
+        for unit in first_pass:
+            for loss in unit.losses:
+                rows = len(loss.columns["length"])
+                loss.columns["batch"] = np.full(rows, number, np.int64)
+                loss.columns["process"] = np.full(rows, process, np.int64)
+                loss.columns["row"] = np.arange(first_row, first_row + rows)
+                for name, values in loss.columns.items():
+                    self._columns[name].append(values)
+                self._token_counts = _added(self._token_counts, *loss.token_counts)
+                self._end_counts = _added(self._end_counts, *loss.end_counts)
+                first_row += rows
+        self._count += first_row
         if self._count > SEQUENCES:
             self._thin_out()
 
-    def _decide(self) -> None:
-        """Append the sequences of an update that are all equal to earlier ones if groups lack as many."""
-        undecided, self._undecided = self._undecided, []
-        groups = Counter(group for columns in undecided for group in columns["group"].tolist())
-        lacking = all(self._groups[group] + count <= self._largest_group for group, count in groups.items())
-        if undecided and lacking and not any(map(math.isnan, groups)):
-            for columns in undecided:
-                self._append(columns, *self._place)
-
-    def _append(self, columns: dict[str, NDArray[Any]], number: int, process: int) -> None:
-        """Append the sequences of a loss.
-
-        Args:
-            columns: Their columns, as `_columns_of` returns them.
-            number: Number of the generated batch.
-            process: Number of the process that recorded them.
-        """
-        rows = len(columns["length"])
-        columns["batch"] = np.full(rows, number, np.int64)
-        columns["process"] = np.full(rows, process, np.int64)
-        columns["row"] = np.arange(self._rows, self._rows + rows)
-        for name, values in columns.items():
-            self._columns[name].append(values)
-        self._rows += rows
-        self._count += rows
-        self._groups.update(columns["group"].tolist())
-        self._largest_group = max(self._largest_group, *self._groups.values(), 0)
-
     def result(self) -> RecordedAdvantages:
         """Return what was recorded in the losses that were added so far."""
-        self._decide()
+        self._append_first_pass(is_last=True)
         columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
         if columns:
             steps = [self._first_steps[number] for number in columns["batch"].tolist()]
@@ -236,27 +259,6 @@ class AdvantageCollector:
             first_empty_step=self._first_empty_step,
         )
 
-    def _is_repeated(self, batch: LossBatch) -> bool:
-        """Return whether every sequence of a loss was in a loss of an earlier update on the same batch.
-
-        Two answers to a prompt may be equal, so one sequence that is known does not make the loss a repetition.
-        """
-        if not self._rows:
-            repeated = False
-        elif batch.mask.any():
-            repeated = True
-        else:
-            repeated = bool(batch.update)
-        update = batch.update or 0
-        for key, mask in zip(sequence_keys(batch), batch.mask, strict=True):
-            if not mask.any():
-                continue
-            is_new = key not in self._first_updates
-            first_update = self._first_updates.setdefault(key, update)
-            if is_new or (batch.update is not None and first_update == update):
-                repeated = False
-        return repeated
-
     def _note_empty(self, batch: LossBatch, step: int) -> None:
         """Count a loss without a counted token, unless its answers were left out on purpose or hold NaN."""
         if batch.mask.any() or batch.bad_sequences:
@@ -266,21 +268,6 @@ class AdvantageCollector:
         self._empty_losses += 1
         if self._first_empty_step is None:
             self._first_empty_step = step
-
-    def _count_tokens(self, batch: LossBatch) -> None:
-        """Count each id, and how often it stands last or before a gap."""
-        if batch.token is None or not batch.mask.any():
-            return
-        ids = batch.token[batch.mask]
-        if ids.min() < 0 or ids.max() > LARGEST_ID:
-            return
-        ends = np.zeros(batch.mask.shape, np.bool_)
-        ends[:, :-1] = batch.mask[:, :-1] & ~batch.mask[:, 1:]
-        ends[:, -1] = batch.mask[:, -1]
-        if batch.position is not None:
-            ends[:, :-1] |= np.diff(batch.position, axis=1) > 1
-        self._token_counts = _added(self._token_counts, ids)
-        self._end_counts = _added(self._end_counts, batch.token[ends & batch.mask])
 
     def _thin_out(self) -> None:
         """Drop every second batch of those that are kept."""
@@ -292,6 +279,75 @@ class AdvantageCollector:
         for name, values in columns.items():
             self._columns[name].append(values[kept])
         self._count = int(kept.sum())
+
+
+def _pass_length(units: Sequence[_Unit], earlier: int | None, *, is_last: bool) -> int:
+    """Return how many updates the first pass over a batch took, by which sequences come again.
+
+    Two answers to a prompt may be equal, so a sequence that is known is no sign of a second pass. A second pass holds
+    every sequence as often as the first.
+
+    Args:
+        units: The updates on the batch, in their order.
+        earlier: What an earlier batch gave; None without one.
+        is_last: Whether the batch may be cut off, so that the last pass lacks sequences.
+    """
+    count = len(units)
+    if earlier is not None and is_last and _are_passes(units, earlier, may_lack=True):
+        return min(earlier, count)
+    digests = None if any(unit.bad_sequences for unit in units) else [unit.digest for unit in units]
+    divisors = [length for length in range(1, count + 1) if count % length == 0]
+    if earlier in divisors:
+        divisors.insert(0, earlier)
+    for length in divisors:
+        if digests is None:
+            is_repeated = _are_passes(units, length, may_lack=False)
+        else:
+            sums = [sum(digests[start : start + length]) % 2**64 for start in range(0, count, length)]
+            is_repeated = sums.count(sums[0]) == len(sums)
+        if is_repeated and length < count:
+            return length
+        if is_repeated and length == earlier:
+            return length
+    # The last of several passes may be a part of one.
+    for length in range(1, (count + 1) // 2):
+        if count % length and _are_passes(units, length, may_lack=True):
+            return length
+    return count
+
+
+def _units_with_new_sequences(units: Sequence[_Unit]) -> list[_Unit]:
+    """Return the units that hold a sequence which no earlier one holds, or none with a counted token."""
+    known: set[int] = set()
+    chosen = []
+    for unit in units:
+        keys = set(unit.keys)
+        if not keys or keys - known:
+            chosen.append(unit)
+        known |= keys
+    return chosen
+
+
+def _are_passes(units: Sequence[_Unit], length: int, *, may_lack: bool) -> bool:
+    """Return whether updates are passes over one set of sequences, each of some updates.
+
+    Sequences that were left out for their values may be missing.
+
+    Args:
+        units: The updates.
+        length: Updates of a pass.
+        may_lack: Whether the last pass may be a part of one.
+    """
+    chunks = [units[start : start + length] for start in range(0, len(units), length)]
+    first = sum((unit.keys for unit in chunks[0]), Counter[int]())
+    bad_of_first = sum(unit.bad_sequences for unit in chunks[0])
+    for number, chunk in enumerate(chunks[1:], 2):
+        keys = sum((unit.keys for unit in chunk), Counter[int]())
+        bad = sum(unit.bad_sequences for unit in chunk)
+        is_part = may_lack and number == len(chunks)
+        if (keys - first).total() > bad_of_first or ((first - keys).total() > bad and not is_part):
+            return False
+    return True
 
 
 def sequence_keys(batch: LossBatch) -> list[int]:
@@ -321,6 +377,30 @@ def _process_of(batch: LossBatch) -> int:
     """Return the number of the process that recorded a loss, by the name of its file; 0 if it has none."""
     match = FILE_NAME.search(batch.location)
     return int(match[1]) if match else 0
+
+
+def _loss_of(batch: LossBatch) -> _Loss:
+    """Return what is kept of a loss."""
+    has_token = np.asarray(batch.mask.any(axis=1)).tolist()
+    ids = ends = _no_numbers()
+    if batch.token is not None and batch.mask.any():
+        ids = batch.token[batch.mask]
+        if ids.min() < 0 or ids.max() > LARGEST_ID:
+            ids = _no_numbers()
+        else:
+            last = np.zeros(batch.mask.shape, np.bool_)
+            last[:, :-1] = batch.mask[:, :-1] & ~batch.mask[:, 1:]
+            last[:, -1] = batch.mask[:, -1]
+            if batch.position is not None:
+                last[:, :-1] |= np.diff(batch.position, axis=1) > 1
+            ends = batch.token[last & batch.mask]
+    return _Loss(
+        keys=[key for key, counts in zip(sequence_keys(batch), has_token, strict=True) if counts],
+        bad_sequences=batch.bad_sequences,
+        columns=_columns_of(batch),
+        token_counts=np.unique(ids, return_counts=True),
+        end_counts=np.unique(ends, return_counts=True),
+    )
 
 
 def _columns_of(batch: LossBatch) -> dict[str, NDArray[Any]]:
@@ -365,8 +445,15 @@ def _recorded(values: NDArray[Any] | None, rows: int) -> Floats:
     return np.full(rows, math.nan) if values is None else np.asarray(values).astype(np.float64)
 
 
-def _added(counts: Integers, ids: NDArray[Any]) -> Integers:
-    """Return the counts of ids with more of them."""
-    more = np.bincount(ids, minlength=len(counts))
-    more[: len(counts)] += counts
-    return more
+def _added(counts: Integers, ids: Integers, numbers: Integers) -> Integers:
+    """Return the counts of ids with more of them.
+
+    Args:
+        counts: For each id, how often it was counted.
+        ids: Ids, each once.
+        numbers: How often each of them is to be added.
+    """
+    total = np.zeros(max(len(counts), int(ids.max(initial=-1)) + 1), np.int64)
+    total[: len(counts)] = counts
+    total[ids] += numbers
+    return total

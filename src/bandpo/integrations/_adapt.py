@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -193,6 +194,8 @@ def record(
     *tensors: Tensor,
     logp_rollout: Tensor | None = None,
     sampler: bool = False,
+    prompts: Iterable[Tensor] | None = None,
+    sampling: Mapping[str, float | None] | None = None,
     **more: Any,
 ) -> None:
     """Write a loss to the folder that a framework's setting ``record`` names; nothing where it names none.
@@ -204,14 +207,28 @@ def record(
         tensors: As `bandpo.policy_loss` takes them: new and old log-probabilities, advantages, mask.
         logp_rollout: The sampler's log-probabilities.
         sampler: Whether these are the old ones, by the framework's design or the method's.
+        prompts: For each sequence the ids of its prompt, of which its ``group`` is made, where no number of it is
+            known. Equal prompts have one number in all losses and processes.
+        sampling: The engine's settings; None for those that are not set.
         more: As for `bandpo.Recorder.add`.
     """
     if folder:
+        if prompts is not None:
+            more["group"] = [_number_of_prompt(ids) for ids in prompts]
+        known = tuple((name, value) for name, value in (sampling or {}).items() if value is not None)
         given = dict(zip(("logp", "logp_old", "advantages", "mask"), tensors, strict=True))
         more |= given | {"logp_rollout": given["logp_old"] if sampler else logp_rollout}
-        _recorder(folder, framework, method, "rollout" if sampler else "trainer").add(**more)
+        _recorder(folder, framework, method, "rollout" if sampler else "trainer", known).add(**more)
+
+
+def _number_of_prompt(ids: Tensor) -> int:
+    """Return a number for the tokens of a prompt that a float holds too."""
+    digest = blake2b(ids.detach().cpu().long().numpy().tobytes(), digest_size=6)
+    return int.from_bytes(digest.digest(), "little")
 
 
 @lru_cache
-def _recorder(folder: str, framework: str, method: Method, anchor: str) -> Recorder:
-    return Recorder(folder, framework=framework, method=method, anchor=anchor)
+def _recorder(
+    folder: str, framework: str, method: Method, anchor: str, sampling: tuple[tuple[str, float], ...]
+) -> Recorder:
+    return Recorder(folder, framework=framework, method=method, anchor=anchor, sampling=dict(sampling))

@@ -156,7 +156,16 @@ def band(
             )
         old_log_probs = rollout_logprobs
     tensors = (log_probs, old_log_probs, advantages)
-    record(config.record, "skyrl", method, *tensors, counted, logp_rollout=rollout_logprobs, sampler=sampler)
+    record(
+        config.record,
+        "skyrl",
+        method,
+        *tensors,
+        counted,
+        logp_rollout=rollout_logprobs,
+        sampler=sampler,
+        sampling={"temperature": getattr(config, "temperature", None)},
+    )
     # SkyRL pads to one sequence a row; its advantages may change from token to token.
     loss, metrics = policy_loss(
         *tensors, mask, method=method, weights=weights, aggregation="sum", packed=False

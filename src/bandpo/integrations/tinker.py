@@ -57,13 +57,25 @@ def custom_loss(
             return pad_sequence([_input(datum, name, logp) for datum, logp in pairs], batch_first=True)
 
         tensors = pad_sequence(logprobs, batch_first=True), *map(padded, ("logprobs", "advantages", "mask"))
-        _adapt.record(record, "tinker", chosen, *tensors, sampler=True, tokens=padded("target_tokens"))
+        if record is not None:
+            columns = {"tokens": padded("target_tokens"), "prompts": _prompts(data, tensors[-1])}
+            _adapt.record(record, "tinker", chosen, *tensors, sampler=True, **columns)
         average = chosen.aggregation or "sum"
         # A row is a datum, whose advantages may change from token to token.
         total, metrics = policy_loss(*tensors, method=chosen, aggregation=average, packed=False)
         return total, numbers(metrics)
 
     return band
+
+
+def _prompts(data: list[Datum], mask: Tensor) -> list[Tensor] | None:
+    """Return the ids before the first token that counts of each datum; None where inputs are not tokens alone."""
+    try:
+        ids = [torch.tensor(datum.model_input.to_ints()) for datum in data]
+    except (AttributeError, NotImplementedError, ValueError):
+        return None
+    # A target is the token after its place in the input.
+    return [x[: int(counts.int().argmax()) + 1] for x, counts in zip(ids, mask, strict=True)]
 
 
 def _input(datum: Datum, name: str, logp: Tensor) -> Tensor:

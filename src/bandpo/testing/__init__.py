@@ -1,7 +1,8 @@
-"""`assert_is`: a test that a policy loss is the method that it is named after. For the tests of other projects.
+"""Tests for other projects: `assert_is` of a policy loss, `check_record` of a writer of records.
 
-The gradient that the loss gives each token's log-probability is compared with the method's. Values are not compared:
-two losses that train alike may report different numbers.
+`assert_is` compares the gradient that a loss gives each token's log-probability with that of the method that it is
+named after. Values are not compared: two losses that train alike may report different numbers. `check_record` compares
+what is read of a record with the losses that its writer was given.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from bandpo.methods import Method
 from bandpo.rules import ClipRule
 from bandpo.testing._batches import LossBatch, loss_batches
 from bandpo.testing._differences import Variant, compare_loss
+from bandpo.testing._records import check_record
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["assert_is"]
+__all__ = ["assert_is", "check_record"]
 
 
 def assert_is(
