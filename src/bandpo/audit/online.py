@@ -100,6 +100,10 @@ class RunWatch:
         self.announced: dict[str, str] = {}
         """The codes that were announced, with their gravest severity."""
 
+    def is_due(self, generation: int, update: int) -> bool:
+        """Return whether `look` checks a loss, by the numbers of its batch and of its update on that batch."""
+        return update == 0 and generation % self._every == 0
+
     def look(
         self,
         *,
@@ -127,7 +131,7 @@ class RunWatch:
         Raises:
             RuntimeError: if a finding is as grave as ``stop_on``; no update was made on the batch.
         """
-        if update or generation % self._every:
+        if not self.is_due(generation, update):
             return
         tensors = unpack(
             {

@@ -298,6 +298,18 @@ class AuditMixin(GRPOTrainer):
     def _test_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Test the tokens of a loss, and record them, as they are before anything steers it."""
         generation, losses = divmod(self._step, self.losses_per_batch)
+        update = losses // cast("Any", self.args).gradient_accumulation_steps
+        step, version = self.state.global_step, inputs.get("version")
+        is_tested = (
+            self._watch is not None
+            and self.is_world_process_zero()
+            and self._watch.run_watch.is_due(generation, update)
+            # Of data that are known to be stale no ratio is 1.
+            and (version is None or bool((version >= step).all()))
+        )
+        # Most losses are neither tested nor recorded: they are not to wait for their groups.
+        if not is_tested and self._recorder is None:
+            return
         tokens = {
             "logp": logp,
             "logp_old": self._logp_old(inputs, logp),
@@ -310,12 +322,9 @@ class AuditMixin(GRPOTrainer):
             "reward": inputs.get(REWARD),
             "truncated": inputs.get(TRUNCATED),
             "generation": generation,
-            "update": losses // cast("Any", self.args).gradient_accumulation_steps,
+            "update": update,
         }
-        step, version = self.state.global_step, inputs.get("version")
-        # Of data that are known to be stale no ratio is 1.
-        is_fresh = version is None or bool((version >= step).all())
-        if self._watch is not None and self.is_world_process_zero() and is_fresh:
+        if is_tested and self._watch is not None:
             self._watch.run_watch.look(**tokens)
         if self._recorder is not None:
             self._recorder.add(**tokens, step=step, version=version, method=self.audited_method())
