@@ -235,7 +235,16 @@ def gradients(loss, *tensors):
 
 
 DRAWS = 300
-NUMBERS = [pytest.param(number, marks=[pytest.mark.slow] if number >= 12 else []) for number in range(DRAWS)]
+
+
+def mark(number):
+    """When a draw is tried: the first always, some more at each change, and all of them every night."""
+    if number < 12:
+        return []
+    return [pytest.mark.slow if number < 120 else pytest.mark.exhaustive]
+
+
+NUMBERS = [pytest.param(number, marks=mark(number)) for number in range(DRAWS)]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
