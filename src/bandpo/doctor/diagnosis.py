@@ -327,9 +327,14 @@ def _in_order(first_pass: FirstPass, of_advantages: Sequence[Finding]) -> list[F
         first_pass: The tokens of every sequence when it was first recorded.
         of_advantages: The findings on advantages, rewards and masks.
     """
+    from bandpo.doctor.advantage_checks import ENDS, PROMPTS
     from bandpo.doctor.token_checks import token_findings
 
-    numbers, *of_probabilities, updates = token_findings(first_pass)
+    counts_drawn_tokens = all(
+        finding.ok is not False for finding in of_advantages if finding.tested in (ENDS, PROMPTS)
+    )
+    findings = token_findings(first_pass, counts_drawn_tokens=counts_drawn_tokens)
+    numbers, *of_probabilities, updates = findings
     # Advantages are not those of their groups where a part of each batch is missing.
     if updates.code == "micro-batch-lost":
         return [numbers, updates, *of_advantages, *of_probabilities]
