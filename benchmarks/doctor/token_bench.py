@@ -3,7 +3,8 @@
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/token_bench.py --seeds 900 901 --healthy 40 --keep build/runs
 
 A fault is right where the first code is one of its own. A code that the record excludes, named in any finding or as an
-alternative to one, is counted apart; so is an onset that is more than a batch off. Records that are kept are not made again.
+alternative to one, is counted apart; so is an onset that is more than a batch off. Records that are kept are not made
+again.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from bandpo.rules import ClipRule
 
 
+FEW_TOKENS = 1000
+"""Tokens of a record below which it is said that they are few."""
+
 FEWEST_REWARDS = 10
 """Log steps with a reward below which a log in which nothing was found is not called right."""
 
@@ -293,6 +296,12 @@ def diagnose_record(
     from bandpo.doctor.advantage_checks import findings_and_notes
 
     of_advantages, notes = findings_and_notes(advantages)
+    tokens = first_pass.coverage.total_tokens
+    if 0 < tokens < FEW_TOKENS:
+        notes = [
+            *notes,
+            f"{tokens:,} tokens are few: a fault that changes little, or few of them, would not show",
+        ]
     findings = _in_order(first_pass, of_advantages)
     batch_rows = first_pass.batch_rows()
     # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.

@@ -329,8 +329,8 @@ def _cause_of_ratio(first_pass: FirstPass, passed: Finding, course: _Course) -> 
     permuted = _permuted(first_pass, new, old, where, odd)
     if not permuted and odd == "old" and float(-np.median(old[where])) > GREATEST_SURPRISAL:
         cause = (
-            f"logp_old gives drawn tokens {float(-np.median(old[where])):.0f} nats in the median, which no policy does: "
-            f"it has the values of other tokens, as of padding{witness}{course.since}"
+            f"tokens are {float(-np.median(old[where])):.0f} nats rare in the median by logp_old, as by no policy: it "
+            f"has the values of other tokens, as of padding{witness}{course.since}"
         )
         alternatives = () if first_pass.shows_shifts(where) else ("shift",)
         return passed.failed("permuted", cause, *alternatives)
@@ -542,7 +542,8 @@ def _part_without_some_tokens(first_pass: FirstPass, surplus: Floats, where: Fla
 def _cause_of_mismatch(
     first_pass: FirstPass, passed: Finding, course: _Course, log_weight: Floats
 ) -> Finding:
-    """Return the finding for an engine whose log-probabilities are not the trainer's.
+    """Return the finding for an engine whose log-probabilities are not the trainer's; of an untested check, if the
+    tokens do not suffice.
 
     Args:
         first_pass: The first pass.
@@ -575,6 +576,13 @@ def _cause_of_mismatch(
         if are_far and far_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
             few_share, mean_weight = far_share, far_weight
     if few_share and mean_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
+        far_count = int((np.abs(log_weight[where]) > 1.0).sum())
+        if far_count < FEWEST_FAR_TOKENS:
+            return _untested(
+                passed,
+                f"{far_count} of {int(where.sum())} tokens are a nat off and the rest agree, too few to tell other "
+                "experts from answers that were tokenised again; record more batches",
+            )
         cause = f"{few_share:.1%} of tokens are far off, rarer for the trainer; sequences without them agree{since}"
         return passed.failed("retokenised", cause)
 
