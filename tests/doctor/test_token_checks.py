@@ -372,6 +372,11 @@ class TestEngine:
         # Of 8 bits all of them are off.
         rounded = old + np.where(unsure, 0.4, 1e-4) * generator.standard_normal(TOKENS)
         assert check_engine(replace(run, logp_rollout=rounded)).code == "engine-mismatch"
+        # So they are where the engine is sure of nearly all tokens, which few tokens are not.
+        unsure = np.repeat(np.arange(SEQUENCES) % 8 == 0, LENGTH)
+        old = np.where(unsure, run.logp_old, -0.01)
+        rounded = old + np.where(unsure, 0.3, 1e-4) * generator.choice([-1.0, 1.0], TOKENS)
+        assert check_engine(replace(run, logp_old=old, logp_rollout=rounded)).code == "engine-mismatch"
 
     def test_weights_that_drift_apart_from_the_first_update_on_have_no_onset(self):
         """The second and the third batch are right by the limit, but not as near as the first."""

@@ -631,7 +631,8 @@ def _cause_of_mismatch(
         return passed.failed("stale", cause)
 
     tokens = "tokens"
-    if not few_share:
+    # Where the engine is sure of most tokens, other weights leave these in place as well.
+    if int((engine[where] < math.log(UNSURE)).sum()) >= FEWEST_TOKENS:
         few_share = _few_unsure_tokens(log_weight[where], engine[where])
         tokens = "tokens that the engine is not sure of"
     if few_share:
