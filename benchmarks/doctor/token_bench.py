@@ -2,8 +2,9 @@
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/token_bench.py --seeds 900 901 --healthy 40 --keep build/runs
 
-A fault is right where the first code is one of its own. A code that the record excludes, named first or as an
-alternative, is counted apart; so is an onset that is more than a batch off. Records that are kept are not made again.
+A fault is right where the first code is one of its own. A code that the record excludes, named in any finding or as an
+alternative to one, is counted apart; so is an onset that is more than a batch off. Records that are kept are not made
+again.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def verdict(fault: TokenFault, setting: TokenSetting, diagnosis: Diagnosis) -> d
     first = diagnosis.findings[0] if diagnosis.findings else None
     codes = ["ok"] if first is None else [first.code, *first.or_else]
     is_right = codes[0] in fault.expected
+    named = {code for finding in diagnosis.findings for code in (finding.code, *finding.or_else)}
     result = {
         "codes": codes,
         "right": is_right,
-        "excluded": sorted({*codes} & {*fault.excluded}),
+        "excluded": sorted(named & {*fault.excluded}),
         "alarms": [finding.code for finding in diagnosis.tested if finding.ok is False],
         "headline": diagnosis.headline,
     }

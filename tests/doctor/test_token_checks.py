@@ -196,6 +196,21 @@ class TestRatio:
         finding = check_ratio(replace(run, logp_old=old, logp_rollout=old))
         assert (finding.code, finding.or_else) == ("stale", ("weight-sync",))
 
+    def test_values_that_no_policy_gives_are_of_other_tokens(self):
+        """Reversed log-probabilities of short answers are those of padding, which no answer has."""
+        run = healthy()
+        padding = np.random.default_rng(4).normal(-60.0, 3.0, TOKENS)
+        finding = check_ratio(replace(run, logp_old=padding))
+        assert (finding.code, finding.or_else) == ("permuted", ())
+        assert "60 nats rare in the median by logp_old, as by no policy" in finding.cause
+        # Of answers of one token, it may as well be a shift.
+        single = replace(run, sequence=np.arange(TOKENS), position=np.zeros(TOKENS, int))
+        single = replace(single, before_updates=np.ones(TOKENS, bool), batch=np.zeros(TOKENS, int))
+        finding = check_ratio(replace(single, logp_old=padding))
+        assert (finding.code, finding.or_else) == ("permuted", ("shift",))
+        # Another policy may be far away, but not farther than one that knows nothing.
+        assert check_ratio(replace(run, logp_old=run.logp + noise(5.0) - 6.0)).code != "permuted"
+
 
 class TestEngine:
     def test_it_needs_an_engine(self):
@@ -242,6 +257,14 @@ class TestEngine:
         assert (
             finding.cause == "1.3% of tokens are far off, rarer for the trainer; sequences without them agree"
         )
+
+    def test_of_one_far_token_no_cause_is_named(self):
+        run = healthy()
+        logp_old = run.logp_old.copy()
+        logp_old[[3, 50]] -= 50
+        finding = check_engine(replace(run, logp_old=logp_old))
+        assert (finding.code, finding.ok) == ("ok", None)
+        assert finding.advice.startswith("2 of 384 tokens are a nat off and the rest agree, too few to tell")
 
     def test_top_p(self):
         run = healthy()
@@ -309,16 +332,69 @@ class TestEngine:
 
     def test_engine_mismatch(self):
         run = healthy()
-        finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(0.5)))
+        finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(0.2)))
         # They are known to be fresh, so that they are not stale.
         assert (finding.code, finding.or_else) == ("engine-mismatch", ("prompt",))
-        finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(0.5), lag=UNKNOWN))
+        unknown = replace(run, logp_rollout=run.logp_rollout + noise(0.2), lag=UNKNOWN)
+        finding = check_engine(unknown)
         assert (finding.code, finding.or_else) == ("engine-mismatch", ("stale", "prompt"))
+        # The first step of a run has no weights that are older.
+        finding = check_engine(replace(unknown, first_step={0: 0, 1: 1}))
+        assert (finding.code, finding.or_else) == ("engine-mismatch", ("prompt",))
+        finding = check_engine(replace(unknown, first_step={0: 100, 1: 101}))
+        assert (finding.code, finding.or_else) == ("engine-mismatch", ("stale", "prompt"))
+
+    def test_what_rounding_does_not_give_is_another_prompt_first(self):
+        run = healthy()
+        finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(0.8)))
+        assert (finding.code, finding.or_else) == ("prompt", ("engine-mismatch",))
+        assert "by more than rounding gives" in finding.cause
+
+    def test_first_tokens_that_agree_exclude_another_prompt(self):
+        run = healthy()
+        logp_rollout = run.logp_rollout + noise(0.8) * (run.position > 0)
+        finding = check_engine(replace(run, logp_rollout=logp_rollout))
+        assert (finding.code, finding.or_else) == ("engine-mismatch", ())
+
+    def test_flipped_experts_where_rounding_moves_every_token(self):
+        """Tokens of which the engine is sure agree in any case. Of the others a few are far off."""
+        run = healthy()
+        generator = np.random.default_rng(3)
+        unsure = np.repeat(generator.uniform(size=SEQUENCES) < 0.4, LENGTH)
+        old = np.where(unsure, run.logp_old, -0.01)
+        flipped = old + np.where(unsure, 0.04, 1e-4) * generator.choice([-1.0, 1.0], TOKENS)
+        off = generator.choice(np.flatnonzero(unsure), 12, replace=False)
+        flipped[off] = old[off] + generator.choice([-1.4, 1.4], 12).clip(max=-old[off])
+        run = replace(run, logp_old=old, logp=old, logp_rollout=flipped)
+        finding = check_engine(run)
+        assert (finding.code, finding.or_else) == ("routing", ("engine-mismatch",))
+        assert "of tokens that the engine is not sure of are far off" in finding.cause
+        # Of 8 bits all of them are off.
+        rounded = old + np.where(unsure, 0.4, 1e-4) * generator.standard_normal(TOKENS)
+        assert check_engine(replace(run, logp_rollout=rounded)).code == "engine-mismatch"
+        # So they are where the engine is sure of nearly all tokens, which few tokens are not.
+        unsure = np.repeat(np.arange(SEQUENCES) % 8 == 0, LENGTH)
+        old = np.where(unsure, run.logp_old, -0.01)
+        rounded = old + np.where(unsure, 0.3, 1e-4) * generator.choice([-1.0, 1.0], TOKENS)
+        assert check_engine(replace(run, logp_old=old, logp_rollout=rounded)).code == "engine-mismatch"
+
+    def test_weights_that_drift_apart_from_the_first_update_on_have_no_onset(self):
+        """The second and the third batch are right by the limit, but not as near as the first."""
+        batch = np.repeat(np.arange(8), SEQUENCES // 8)
+        run = replace(healthy(), batch=batch, first_step={number: number for number in range(8)})
+        divergence = np.array([0, 15, 18, 77, 108, 150, 180, 207]) * 1e-4
+        drift = noise(1.0) * np.repeat(np.sqrt(2 * divergence[batch]), LENGTH)
+        finding = check_engine(replace(run, logp_rollout=run.logp_old + drift))
+        assert (finding.code, finding.onset) == ("weight-sync", None)
+        at_once = np.array([1, 1, 1, 150, 150, 150, 150, 150]) * 1e-4
+        drift = noise(1.0) * np.repeat(np.sqrt(2 * at_once[batch]), LENGTH)
+        finding = check_engine(replace(run, logp_rollout=run.logp_old + drift))
+        assert (finding.code, finding.onset) == ("engine-mismatch", 3)
 
     def test_without_entropies_a_temperature_cannot_be_excluded(self):
         run = replace(healthy(), entropy=UNKNOWN)
         finding = check_engine(replace(run, logp_rollout=run.logp_rollout + noise(1.5)))
-        assert (finding.code, finding.or_else) == ("engine-mismatch", ("prompt", "temperature"))
+        assert (finding.code, finding.or_else) == ("prompt", ("engine-mismatch", "temperature"))
 
 
 class TestUpdates:
@@ -359,6 +435,28 @@ class TestSurprisal:
         assert finding.code == code
         assert finding.figure == pytest.approx(-change)
         assert f"by {abs(change):.3f} nats" in finding.cause
+
+    def test_tokens_that_are_surer_at_the_start_alone(self):
+        """Without rare tokens a part of the vocabulary may be missing; with them the logits are edited."""
+        run = healthy()
+        surer = replace(run, logp=np.where(run.position < 3, run.logp + 0.45, run.logp))
+        surer = replace(surer, logp_old=surer.logp, logp_rollout=surer.logp)
+        entropy = np.where(run.position < 3, run.entropy, -surer.logp)
+        finding = check_surprisal(replace(surer, entropy=entropy))
+        assert (finding.code, finding.or_else) == ("top-p", ("edited-logits",))
+        rare = surer.logp.copy()
+        rare[[1, 100, 200, 300]] -= 4.0
+        rare = replace(surer, logp=rare, logp_old=rare, logp_rollout=rare, entropy=entropy)
+        finding = check_surprisal(rare)
+        assert (finding.code, finding.or_else) == ("edited-logits", ())
+
+    def test_beside_a_wrong_mask_the_sampler_is_not_judged(self):
+        run = healthy()
+        shifted = replace(run, logp_old=run.logp_old - 0.3, logp=run.logp - 0.3)
+        assert "top-p" in {finding.code for finding in token_findings(shifted)}
+        findings = token_findings(shifted, counts_drawn_tokens=False)
+        assert {finding.code for finding in findings} == {"ok"}
+        assert "mend the mask first" in {finding.advice for finding in findings}
 
     def test_a_prompt_that_is_counted(self):
         run = healthy()

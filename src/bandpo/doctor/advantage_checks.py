@@ -18,6 +18,12 @@ import numpy as np
 from bandpo.doctor.findings import Finding
 from bandpo.doctor.recorded_advantages import NO_TOKEN, Flags, Floats, Integers, RecordedAdvantages
 
+ENDS = "the end token counts (share of finished answers that end with one)"
+"""What `check_ends` tests."""
+
+PROMPTS = "the first token that counts is of the answer"
+"""What `check_prompts` tests."""
+
 RELATIVE_TOLERANCE = 6e-3
 """Relative difference up to which two advantages are equal: bfloat16 rounds by 4e-3 at most."""
 
@@ -195,7 +201,7 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
 
     An end token hardly stands anywhere else. Other last tokens are as common within answers.
     """
-    tested = "the end token counts (share of finished answers that end with one)"
+    tested = ENDS
     finished = (recorded.truncated == 0) & (recorded.last_token != NO_TOKEN) & (recorded.length > 1)
     last = recorded.last_token[finished]
     # Where no answer at all is said to be cut off, that may be what a writer says of every answer.
@@ -222,7 +228,7 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
 
 def check_prompts(recorded: RecordedAdvantages) -> Finding:
     """Check that answers to one prompt do not all begin with the same improbable token, as prompts do."""
-    tested = "the first token that counts is of the answer"
+    tested = PROMPTS
     known = ~np.isnan(recorded.group) & (recorded.first_token != NO_TOKEN)
     if not known.any():
         return Finding("ok", None, tested, advice="record tokens= and group=")

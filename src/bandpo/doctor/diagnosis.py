@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from bandpo.rules import ClipRule
 
 
+FEW_TOKENS = 1000
+"""Tokens of a record below which it is said that they are few."""
+
 FEWEST_REWARDS = 10
 """Log steps with a reward below which a log in which nothing was found is not called right."""
 
@@ -293,6 +296,12 @@ def diagnose_record(
     from bandpo.doctor.advantage_checks import findings_and_notes
 
     of_advantages, notes = findings_and_notes(advantages)
+    tokens = first_pass.coverage.total_tokens
+    if 0 < tokens < FEW_TOKENS:
+        notes = [
+            *notes,
+            f"{tokens:,} tokens are few: a fault that changes little, or few of them, would not show",
+        ]
     findings = _in_order(first_pass, of_advantages)
     batch_rows = first_pass.batch_rows()
     # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.
@@ -327,9 +336,14 @@ def _in_order(first_pass: FirstPass, of_advantages: Sequence[Finding]) -> list[F
         first_pass: The tokens of every sequence when it was first recorded.
         of_advantages: The findings on advantages, rewards and masks.
     """
+    from bandpo.doctor.advantage_checks import ENDS, PROMPTS
     from bandpo.doctor.token_checks import token_findings
 
-    numbers, *of_probabilities, updates = token_findings(first_pass)
+    counts_drawn_tokens = all(
+        finding.ok is not False for finding in of_advantages if finding.tested in (ENDS, PROMPTS)
+    )
+    findings = token_findings(first_pass, counts_drawn_tokens=counts_drawn_tokens)
+    numbers, *of_probabilities, updates = findings
     # Advantages are not those of their groups where a part of each batch is missing.
     if updates.code == "micro-batch-lost":
         return [numbers, updates, *of_advantages, *of_probabilities]

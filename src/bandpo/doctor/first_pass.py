@@ -208,15 +208,32 @@ class FirstPass:
         distances = {0: _mean_of_recorded(unshifted[where])}
         of_same_tokens = dict(distances)
         for shift in SHIFTS:
-            # Tokens that are compared must be of one sequence, with none left out between them.
-            neighbours = (self.sequence == np.roll(self.sequence, -shift)) & where
-            neighbours &= np.roll(self.position, -shift) - self.position == shift
+            neighbours = self._neighbours(shift, where)
             if int(neighbours.sum()) >= FEWEST_SHIFTED:
                 difference = np.abs(first - np.roll(second, -shift))
                 distances[shift] = _mean_of_recorded(difference[neighbours])
                 of_same_tokens[shift] = _mean_of_recorded(unshifted[neighbours])
         best = min(distances, key=lambda shift: distances[shift])
         return best, distances[best], of_same_tokens[best]
+
+    def _neighbours(self, shift: int, where: Flags) -> Flags:
+        """Return the tokens that have another one so many places on, in their sequence and with none left out between,
+        (tokens,).
+
+        Args:
+            shift: The number of places.
+            where: Tokens to look at, (tokens,).
+        """
+        neighbours = (self.sequence == np.roll(self.sequence, -shift)) & where
+        return neighbours & (np.roll(self.position, -shift) - self.position == shift)
+
+    def shows_shifts(self, where: Flags) -> bool:
+        """Return whether enough tokens have neighbours for `best_shift` to find a column that is shifted by one.
+
+        Args:
+            where: Tokens to look at, (tokens,).
+        """
+        return all(int(self._neighbours(shift, where).sum()) >= FEWEST_SHIFTED for shift in (-1, 1))
 
     def fit_temperature(self, first: Floats, second: Floats, where: Flags) -> tuple[float, float]:
         """Fit a quotient of temperatures to two columns of log-probabilities.

@@ -61,6 +61,20 @@ RELATED = 0.5
 """Rank correlation of two columns of log-probabilities of the same tokens: other weights, precision or temperature
 leave more; those of other tokens have less."""
 
+GREATEST_SURPRISAL = 12.5
+"""Surprisal (nats per token) of a policy that knows nothing, with a vocabulary of 268,000 tokens. No policy finds the
+tokens of another rarer than that, as a rule."""
+
+LARGEST_ROUNDING_KL = 0.1
+"""KL divergence (nats per token) that rounding of weights to 8 or 4 bits does not reach. Another prompt does."""
+
+UNSURE = 0.9
+"""Probability below which a token shows whether its logits differ."""
+
+RARE_EXCESS = 3.0
+"""Surprisal above the entropy (nats) of tokens that are missing where the engine draws from a part of the vocabulary.
+Of tokens that are drawn from the policy between 1 in 1000 and 1 in 10 are rarer."""
+
 PRECISION_DISTANCE = 0.05
 """Mean abs log-ratio (nats) up to which a constant distance may be one of half precision."""
 
@@ -109,7 +123,7 @@ LOG_WEIGHT_LIMIT = 20.0
 """Absolute log-weight (nats) at which weights are clamped, so that none overflows."""
 
 
-def token_findings(first_pass: FirstPass) -> list[Finding]:
+def token_findings(first_pass: FirstPass, *, counts_drawn_tokens: bool = True) -> list[Finding]:
     """Run all checks of tokens, causes before their effects.
 
     The first failure among the ratio, the engine and the surprisal makes the later of these fail as well, so these are
@@ -117,6 +131,8 @@ def token_findings(first_pass: FirstPass) -> list[Finding]:
 
     Args:
         first_pass: The tokens of every sequence when it was first recorded.
+        counts_drawn_tokens: Whether the masks count all tokens that were drawn and no others, as far as is known. If
+            not, neither the engine nor the surprisal is judged.
 
     Returns:
         One finding per check.
@@ -124,15 +140,27 @@ def token_findings(first_pass: FirstPass) -> list[Finding]:
     findings = [check_numbers(first_pass)]
     for check in (check_ratio, check_engine, check_surprisal):
         finding = check(first_pass)
+        # Of tokens that nobody drew, an engine's log-probabilities and the surprisal say nothing of the sampler.
+        is_of_sampler = check is not check_ratio and finding.ok is False and finding.code != "mask"
+        if is_of_sampler and not counts_drawn_tokens:
+            finding = _untested(finding, "mend the mask first")
         if check is check_engine and finding.ok is False and _is_effect_of_sampling(first_pass, finding):
-            finding = finding._replace(
-                code="ok", ok=None, cause="", or_else=(), severity="", onset=None, advice=""
-            )
+            finding = _untested(finding)
         findings.append(finding)
         if finding.ok is False:
             break
     findings.append(check_updates(first_pass))
     return findings
+
+
+def _untested(finding: Finding, advice: str = "") -> Finding:
+    """Return a finding that is the effect of another as that of a check that could not run.
+
+    Args:
+        finding: The effect.
+        advice: What would let the check run.
+    """
+    return finding._replace(code="ok", ok=None, cause="", or_else=(), severity="", onset=None, advice=advice)
 
 
 def _is_effect_of_sampling(first_pass: FirstPass, finding: Finding) -> bool:
@@ -189,6 +217,16 @@ class _Course:
     def since(self) -> str:
         """The onset as the end of a sentence; empty without one."""
         return "" if self.step is None else f"; before step {self.step:g} they agree"
+
+    @property
+    def grows_from_the_start(self) -> bool:
+        """Whether batches that are right by the limit are already farther apart than the first is."""
+        before = self.values[1 : self.start]
+        if not len(before):
+            return False
+        mean = float(before.mean())
+        # What is less than a part of the limit is rounding.
+        return mean > REMAINDER * self.limit and float(self.values[0]) < REMAINDER * mean
 
     @property
     def grows(self) -> bool:
@@ -289,6 +327,13 @@ def _cause_of_ratio(first_pass: FirstPass, passed: Finding, course: _Course) -> 
     else:
         witness = ""
     permuted = _permuted(first_pass, new, old, where, odd)
+    if not permuted and odd == "old" and float(-np.median(old[where])) > GREATEST_SURPRISAL:
+        cause = (
+            f"tokens are {float(-np.median(old[where])):.0f} nats rare in the median by logp_old, as by no policy: it "
+            f"has the values of other tokens, as of padding{witness}{course.since}"
+        )
+        alternatives = () if first_pass.shows_shifts(where) else ("shift",)
+        return passed.failed("permuted", cause, *alternatives)
     if permuted:
         cause = f"logp_old has the values of other tokens: {permuted}{witness}{course.since}"
         return passed.failed("permuted", cause)
@@ -459,6 +504,8 @@ def check_engine(first_pass: FirstPass) -> Finding:
     weights_are_one = abs(mean_surplus) < NEGLIGIBLE or abs(z) < Z_LIMIT
     mean_divergence = float(course.values.mean())
     begins_late = course.start > 1 and course.figure > KL_LIMIT
+    if course.grows_from_the_start:
+        course = replace(course, start=0, where=where, step=None)
     # Weights that drift apart slowly are off at the end alone, and have no onset.
     last_third = course.values[-(len(course.values) // 3) :]
     ends_off = len(last_third) > 1 and float(last_third.mean()) > KL_LIMIT and course.grows
@@ -495,7 +542,8 @@ def _part_without_some_tokens(first_pass: FirstPass, surplus: Floats, where: Fla
 def _cause_of_mismatch(
     first_pass: FirstPass, passed: Finding, course: _Course, log_weight: Floats
 ) -> Finding:
-    """Return the finding for an engine whose log-probabilities are not the trainer's.
+    """Return the finding for an engine whose log-probabilities are not the trainer's; of an untested check, if the
+    tokens do not suffice.
 
     Args:
         first_pass: The first pass.
@@ -528,6 +576,13 @@ def _cause_of_mismatch(
         if are_far and far_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
             few_share, mean_weight = far_share, far_weight
     if few_share and mean_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
+        far_count = int((np.abs(log_weight[where]) > 1.0).sum())
+        if far_count < FEWEST_FAR_TOKENS:
+            return _untested(
+                passed,
+                f"{far_count} of {int(where.sum())} tokens are a nat off and the rest agree, too few to tell other "
+                "experts from answers that were tokenised again; record more batches",
+            )
         cause = f"{few_share:.1%} of tokens are far off, rarer for the trainer; sequences without them agree{since}"
         return passed.failed("retokenised", cause)
 
@@ -575,9 +630,14 @@ def _cause_of_mismatch(
         cause = f"KL {fresh_divergence:.2g} at a lag of 0, {lagged_divergence:.2g} at {max_lag} and less"
         return passed.failed("stale", cause)
 
+    tokens = "tokens"
+    # Where the engine is sure of most tokens, other weights leave these in place as well.
+    if int((engine[where] < math.log(UNSURE)).sum()) >= FEWEST_TOKENS:
+        few_share = _few_unsure_tokens(log_weight[where], engine[where])
+        tokens = "tokens that the engine is not sure of"
     if few_share:
         cause = (
-            f"{few_share:.1%} of tokens are far off, to both sides, and the rest agree: the engine chooses other "
+            f"{few_share:.1%} of {tokens} are far off, to both sides, and the rest agree: the engine chooses other "
             f"experts{since}"
         )
         severity = "look" if course.figure <= MODERATE_KL else None
@@ -590,25 +650,36 @@ def _cause_of_mismatch(
         return passed.failed("stale", cause, "weight-sync")
 
     undetectable = _undetectable_codes(first_pass)
-    age_unknown = ("stale",) if not fresh.any() else ()
+    # At the first step of a run no weights are older.
+    begins_with_run = min(first_pass.first_step.values(), default=math.inf) <= 1
+    may_be_old = not fresh.any() and not (begins_with_run and float(course.values[0]) > course.limit)
+    age_unknown = ("stale",) if may_be_old else ()
     if course.figure > MODERATE_KL and _stands_at_the_start(first_pass, log_weight, where):
         cause = (
             f"they are farthest apart at the first tokens of answers, in every batch: the engine saw another prompt, "
             f"such as a second BOS or another template{since}"
         )
         return passed.failed("prompt", cause, "engine-mismatch", *undetectable)
-    cause = f"they are far apart from the first batch on, to both sides and all along the answers{since}"
+    agree_at_start = _agrees_at_the_start(first_pass, log_weight, where)
+    place = "at later tokens of answers" if agree_at_start else "all along the answers"
+    cause = f"they are far apart from the first batch on, to both sides and {place}{since}"
     if course.step is not None:
-        cause = f"they are far apart, to both sides and all along the answers{since}"
+        cause = f"they are far apart, to both sides and {place}{since}"
     # Weights that were not pushed are no farther away than the policy has moved since.
     if course.step is not None and _is_within_movement(first_pass, course, log_weight):
         cause = f"{cause}, and no farther than updates moved the policy since: weights that were not pushed would do so"
         return passed.failed("weight-sync", cause, "engine-mismatch", *age_unknown, *undetectable)
+    if agree_at_start:
+        return passed.failed("engine-mismatch", cause, *age_unknown, *undetectable)
+    if course.figure > LARGEST_ROUNDING_KL:
+        cause = f"{cause}, by more than rounding gives: compare the prompt's ids, then the weights' version"
+        return passed.failed("prompt", cause, "engine-mismatch", *age_unknown, *undetectable)
     return passed.failed("engine-mismatch", cause, *age_unknown, "prompt", *undetectable)
 
 
 def _is_within_movement(first_pass: FirstPass, course: _Course, log_weight: Floats) -> bool:
-    """Return whether the first batch that is off is no farther than the updates before it moved the policy.
+    """Return whether the first batch that is off is no farther than the updates before it moved the policy, and later
+    ones are no nearer.
 
     Args:
         first_pass: The first pass.
@@ -618,6 +689,10 @@ def _is_within_movement(first_pass: FirstPass, course: _Course, log_weight: Floa
     numbers = np.unique(first_pass.batch)
     moved = [first_pass.last_distance.get(int(number), math.nan) for number in numbers]
     if len(numbers) != len(course.values) or not course.start or not moved[course.start - 1] > 0:
+        return False
+    # From weights that are not pushed any more the policy moves away.
+    later = course.values[course.start + 1 :]
+    if len(later) and float(later.mean()) < float(course.values[course.start]):
         return False
     in_batch = (first_pass.batch == numbers[course.start])[first_pass.sequence] & course.where
     return _mean(np.abs(log_weight[in_batch])) < 2 * moved[course.start - 1]
@@ -642,6 +717,44 @@ def _few_far_tokens(log_weight: Floats, farther_than: float = ROUNDING_DISTANCE)
     if not 0 < share < FEW_TOKENS_SHARE or far_part < 1 - 2 * REMAINDER or typical > ROUNDING_DISTANCE:
         return 0.0, 1.0
     return share, float(np.exp(log_weight[far].clip(max=LOG_WEIGHT_LIMIT)).mean())
+
+
+def _few_unsure_tokens(log_weight: Floats, engine: Floats) -> float:
+    """Return the share of tokens that are far off, among those of which the engine is not sure, if the rest agree; else
+    0.
+
+    Other weights, another precision and another prompt move all of these tokens. Those of which it is sure agree in any
+    case.
+
+    Args:
+        log_weight: The trainer's log-probability of each token, less the engine's, (n,).
+        engine: The engine's log-probabilities (nats), (n,).
+    """
+    distance = np.abs(log_weight[engine < math.log(UNSURE)])
+    if len(distance) < FEWEST_TOKENS:
+        return 0.0
+    typical = float(np.median(distance))
+    far = distance > max(ROUNDING_DISTANCE, 10 * typical)
+    far_part = float(distance[far].sum()) / max(float(distance.sum()), 1e-30)
+    is_few = int(far.sum()) >= FEWEST_FAR_TOKENS and float(far.mean()) < FEW_TOKENS_SHARE
+    return float(far.mean()) if is_few and far_part >= 1 - 2 * REMAINDER else 0.0
+
+
+def _agrees_at_the_start(first_pass: FirstPass, log_weight: Floats, where: Flags) -> bool:
+    """Return whether the first tokens of answers agree beside the later ones, which excludes another prompt.
+
+    Args:
+        first_pass: The first pass.
+        log_weight: The distance with its sign, (tokens,).
+        where: Tokens to look at, (tokens,).
+    """
+    unsure = where & (first_pass.logp_rollout < math.log(UNSURE))
+    early = unsure & (first_pass.position == 0)
+    late = unsure & (first_pass.position > 0)
+    if min(int(early.sum()), int(late.sum())) < FEWEST_TOKENS:
+        return False
+    distance = np.abs(log_weight)
+    return _mean(distance[early]) < min(ROUNDING_DISTANCE, NEGLIGIBLE * 10 * _mean(distance[late]))
 
 
 def _stands_at_the_start(
@@ -754,8 +867,15 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
             f"alone{witness}: the sampler edits logits{since}"
         )
         # Where the policy is unsure at that part alone, a part of the vocabulary shows there alone too.
-        alternatives = ("top-p",) if engine_agrees and is_off and z < 0 else ()
-        finding = passed.failed("edited-logits", cause, *alternatives, *(() if engine_agrees else ("stale",)))
+        rare = int((first_pass.excess_surprisal[course.where] > RARE_EXCESS).sum())
+        if engine_agrees and is_off and z < 0 and rare < FEWEST_FAR_TOKENS:
+            cause = (
+                f"tokens are surer than the policy says {part} of answers, and {rare} of all are {RARE_EXCESS:g} nats "
+                f"rarer than it says{witness}: rare ones are missing, or the sampler edits logits{since}"
+            )
+            finding = passed.failed("top-p", cause, "edited-logits")
+        else:
+            finding = passed.failed("edited-logits", cause, *(() if engine_agrees else ("stale",)))
     elif z < 0:
         size = f"{-mean:.3f} nats (z {z:.1f})"
         cause = f"tokens are surer than the policy by {size}{witness}: rare ones are missing{since}"
