@@ -10,7 +10,8 @@ from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.statistics import Results, student
 from bandpo_lab.study.tables import signed
 from pages import ROOT
-from studies.staleness_report import verdict
+from studies.predictions import verdict
+from studies.staleness_report import SMALLEST
 
 
 def test_every_figure_of_the_page_is_the_data_s():
@@ -28,7 +29,7 @@ def test_every_figure_of_the_page_is_the_data_s():
             apart = [gap for e in plan.experiments for gap in found.gaps(e, arm, metric).values()]
             assert len(apart) == 4
             assert arm != "Band" or metric != "AUC" or min(apart) > 0
-            expected, gap = verdict(student(apart), "equal"), signed(student(apart))
+            expected, gap = verdict(student(apart), "equal", SMALLEST), signed(student(apart))
             verdicts[expected] += 1
             assert f"| {arm} | {metric} | {gap} | {expected} |" in report
     assert verdicts == {"held": 6, "undecided": 3}
