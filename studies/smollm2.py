@@ -3,8 +3,8 @@
     python -m studies.smollm2 runs.jsonl --processes 2            # goes on where the file ends
     python -m studies.smollm2 runs.jsonl --count
 
-The layers below are frozen, in bfloat16, and their hidden states are kept with each batch: an update runs through the
-last layers alone. A batch is drawn by the policy as it is, and trained on ``lag`` batches later. Rewards are for a word
+The layers below are frozen, and their hidden states are kept with each batch: an update runs through the last layers
+alone. A batch is drawn by the policy as it is, and trained on ``lag`` batches later. Rewards are for a word
 of a class among six tokens, or for luck. What is expected stands in smollm2-predictions.md, which was committed before
 the first run.
 """
@@ -223,22 +223,21 @@ class Continuations(NamedTuple):
 
 
 class Policy:
-    """A Llama model in two parts: frozen layers in bfloat16, and trained ones above them in float32.
+    """A Llama model in two parts, both in float32: frozen layers, and trained ones above them.
 
     Args:
         folder: The model and its tokenizer.
         top_layers: How many of its last layers are trained, with the norm after them.
-        trunk_dtype: Of the frozen layers.
     """
 
-    def __init__(self, folder: Path, top_layers: int = TOP_LAYERS, trunk_dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, folder: Path, top_layers: int = TOP_LAYERS):
         from transformers import AutoTokenizer, LlamaForCausalLM
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         whole = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
         layers = whole.model.layers
-        self.trunk = _part_of(whole, layers[:-top_layers], torch.nn.Identity(), trunk_dtype)
-        self.top = _part_of(whole, layers[-top_layers:], whole.model.norm, torch.float32)
+        self.trunk = _part_of(whole, layers[:-top_layers], torch.nn.Identity())
+        self.top = _part_of(whole, layers[-top_layers:], whole.model.norm)
         self.head: Tensor = whole.lm_head.weight.detach()
         self.parameters = [
             *(parameter for layer in self.top.layers for parameter in layer.parameters()),
@@ -318,14 +317,13 @@ class Policy:
         return (state.contiguous() @ self.head.T).log_softmax(-1)
 
 
-def _part_of(whole: Any, layers: Any, norm: torch.nn.Module, dtype: torch.dtype) -> Any:
+def _part_of(whole: Any, layers: Any, norm: torch.nn.Module) -> Any:
     """Return a model of some layers of another, without gradients.
 
     Args:
         whole: The other model.
         layers: Its layers.
         norm: What comes after them.
-        dtype: Of the weights.
     """
     from transformers import LlamaModel
 
@@ -333,10 +331,9 @@ def _part_of(whole: Any, layers: Any, norm: torch.nn.Module, dtype: torch.dtype)
     config.num_hidden_layers = len(layers)
     with torch.device("meta"):
         part = cast("Any", LlamaModel(config))
-    part.embed_tokens = copy.deepcopy(whole.model.embed_tokens).to(dtype)
-    part.layers = torch.nn.ModuleList(copy.deepcopy(layer).to(dtype) for layer in layers)
-    part.norm = copy.deepcopy(norm).to(dtype)
-    # Angles of positions are computed in float32, whatever the weights have.
+    part.embed_tokens = copy.deepcopy(whole.model.embed_tokens)
+    part.layers = torch.nn.ModuleList(copy.deepcopy(layer) for layer in layers)
+    part.norm = copy.deepcopy(norm)
     part.rotary_emb = copy.deepcopy(whole.model.rotary_emb)
     for place, layer in enumerate(cast("Any", part.layers)):
         # Where the layer's keys and values stand in a cache of this part.

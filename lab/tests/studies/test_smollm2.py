@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def policy(folder, monkeypatch):
-    policy = Policy(folder, top_layers=2, trunk_dtype=torch.float32)
+    policy = Policy(folder, top_layers=2)
     monkeypatch.setattr(smollm2, "policy", lambda: policy)
     return policy
 
@@ -107,7 +107,7 @@ def test_an_update_moves_the_last_layers_alone_by_the_gradient_of_the_clip(folde
     before = [weight.detach().clone() for weight in policy.parameters]
     effect = update(policy, optimizer, batch, CLIP)
 
-    policy_before = Policy(folder, top_layers=2, trunk_dtype=torch.float32)
+    policy_before = Policy(folder, top_layers=2)
     logp = policy_before.logp(batch.hidden, batch.tokens)
     ratio = (logp - batch.logp).exp()
     advantages = batch.advantages[:, None]
