@@ -85,11 +85,15 @@ def build_system() -> tuple[str, ...]:
     return (*wanted, *BUILD_TOOLS)
 
 
+def extras_of(step: str) -> list[str]:
+    """Return the options of uv that name the extras of a set-up command."""
+    return [word for extra in EXTRAS[step] for word in ("--extra", extra)]
+
+
 def lock_versions(uv: str, options: list[str]) -> None:
     """Write the version of every package; those that the file names now stay where the options let them."""
-    extras = [word for extra in EXTRAS["dev"] for word in ("--extra", extra)]
     with_file = ("--output-file", CONSTRAINTS)
-    arguments = (*UNIVERSAL, *extras, *with_file, *PROJECTS, *options)
+    arguments = (*UNIVERSAL, *extras_of("dev"), *with_file, *PROJECTS, *options)
     # uv reads the versions from this file, writes to it, and prints nothing.
     compile_requirements(uv, *arguments, requirements=build_system())
     lines = (ROOT / CONSTRAINTS).read_text().splitlines()
@@ -105,9 +109,8 @@ def lock_steps(uv: str) -> None:
     fixed = (*UNIVERSAL, "--constraint", CONSTRAINTS)
     earlier = compile_requirements(uv, *fixed, requirements=build_system())
     write("locks/build.txt", "What builds bandpo and bandpo-lab.", with_digests(uv, earlier, UNIVERSAL))
-    for step, extras in EXTRAS.items():
-        words = [word for extra in extras for word in ("--extra", extra)]
-        pins = compile_requirements(uv, *fixed, *words, *PROJECTS)
+    for step in EXTRAS:
+        pins = compile_requirements(uv, *fixed, *extras_of(step), *PROJECTS)
         new = [pin for pin in pins if pin not in earlier and not TORCH.match(pin)]
         new += WITHOUT_DEPENDENCIES.get(step, ())
         command = "setup" if step == "dev" else step

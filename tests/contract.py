@@ -45,6 +45,22 @@ def make_batch(seed=0, shape=(6, 9), spread=0.6, dtype=torch.float32):
     return Batch(new.to(dtype).requires_grad_(), old.to(dtype), advantages.to(dtype), mask)
 
 
+def written(batch, **more):
+    """What a record of a batch holds, as `bandpo.testing.check_record` takes it.
+
+    Args:
+        batch: What `make_batch` gives.
+        **more: What the framework's recorder writes besides.
+    """
+    return {
+        "logp": batch.logp,
+        "logp_old": batch.logp_old,
+        "advantages": batch.advantages,
+        "mask": batch.mask,
+        **more,
+    }
+
+
 def dense_loss(batch, lower, upper, aggregation):
     """The textbook: clamp, min, masked mean."""
     ratio, advantages = (batch.logp - batch.logp_old).exp(), batch.advantages[:, None]

@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 
 from bandpo.runs.record import read_record
 from bandpo.testing import check_record
-from contract import Contract, make_batch
+from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
 
 needs("areal")
@@ -155,19 +155,16 @@ def test_a_record_has_ids_prompts_and_rewards(packed, monkeypatch, tmp_path):
     batch.mask[:, -1] = 0
     call(BandPPOActor, batch, packed)
     count = len(batch.mask)
-    loss = {
-        "logp": batch.logp,
-        "logp_old": batch.logp_old,
-        "logp_rollout": batch.logp_old - 0.1,
-        "advantages": batch.advantages,
-        "mask": batch.mask,
-        "tokens": ids_of(batch).roll(-1, -1),
-        "group": torch.arange(count) // 2,
-        "reward": torch.arange(count).float(),
-        "step": 7,
-        "generation": 7,
-        "update": 0,
-    }
+    loss = written(
+        batch,
+        logp_rollout=batch.logp_old - 0.1,
+        tokens=ids_of(batch).roll(-1, -1),
+        group=torch.arange(count) // 2,
+        reward=torch.arange(count).float(),
+        step=7,
+        generation=7,
+        update=0,
+    )
     (read,) = read_record(tmp_path)
     # AReaL may order the sequences anew.
     order = read.reward.astype(int)

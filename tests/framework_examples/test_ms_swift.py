@@ -9,7 +9,7 @@ import torch
 
 from bandpo.runs.record import read_record
 from bandpo.testing import check_record
-from contract import Contract, make_batch
+from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
 
 needs("swift")
@@ -100,18 +100,15 @@ def test_a_record_has_ids_prompts_cuts_and_the_place_in_training(monkeypatch, tm
     made = trainer(BandGRPOTrainer, **settings, temperature=0.8)
     made._step, made.num_iterations = 11, 2
     call(made, batch, monkeypatch, inputs=inputs)
-    loss = {
-        "logp": batch.logp,
-        "logp_old": batch.logp_old,
-        "advantages": batch.advantages,
-        "mask": batch.mask,
-        "tokens": ids,
-        "group": prompts,
-        "truncated": torch.arange(len(batch.mask)) == 2,
-        "step": 3,
-        "generation": 1,
-        "update": 1,
-    }
+    loss = written(
+        batch,
+        tokens=ids,
+        group=prompts,
+        truncated=torch.arange(len(batch.mask)) == 2,
+        step=3,
+        generation=1,
+        update=1,
+    )
     check_record(tmp_path, [loss])
     (read,) = read_record(tmp_path)
     assert read.sampling["temperature"] == 0.8

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bandpo.testing import check_record
-from contract import Contract, make_batch
+from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
 
@@ -61,15 +61,12 @@ def test_a_record_has_ids_and_prompts(tmp_path):
     batch = make_batch(27)
     prompts = torch.arange(len(batch.mask)) // 2
     call(BandPGLossFn(config_of(), record=str(tmp_path)), batch, prompts)
-    loss = {
-        "logp": batch.logp,
-        "logp_old": batch.logp_old,
-        "logp_rollout": batch.logp_old,
-        "advantages": batch.advantages,
-        "mask": batch.mask,
-        "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
-        "group": prompts,
-    }
+    loss = written(
+        batch,
+        logp_rollout=batch.logp_old,
+        tokens=torch.arange(batch.mask.numel()).view(batch.mask.shape),
+        group=prompts,
+    )
     check_record(tmp_path, [loss])
 
 

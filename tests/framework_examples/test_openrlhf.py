@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bandpo.testing import check_record
-from contract import Contract, make_batch
+from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
 
@@ -133,17 +133,14 @@ def test_a_record_has_what_its_experience_says(monkeypatch, tmp_path):
     trainer.ppo_train(0.0)
     trainer.ppo_train(0.0)
     experience = trainer.experience()
-    loss = {
-        "logp": batch.logp,
-        "logp_old": batch.logp_old,
-        "logp_rollout": batch.logp_old - 0.01,
-        "advantages": batch.advantages,
-        "mask": batch.mask,
-        "tokens": experience.sequences[:, 1:],
-        "group": experience.sequences[:, 0],
-        "reward": experience.rewards.flatten(),
-        "truncated": experience.truncated,
-    }
+    loss = written(
+        batch,
+        logp_rollout=batch.logp_old - 0.01,
+        tokens=experience.sequences[:, 1:],
+        group=experience.sequences[:, 0],
+        reward=experience.rewards.flatten(),
+        truncated=experience.truncated,
+    )
     places = [(generation, step // 2) for generation in range(2) for step in range(4)]
     check_record(
         tmp_path,

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from bandpo.testing import check_record
-from contract import Contract, make_batch
+from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
 
@@ -113,18 +113,15 @@ def test_a_record_has_scores_and_prompts(monkeypatch, tmp_path):
     generating_args = SimpleNamespace(temperature=0.9, top_p=0.99, top_k=100)
     settings = {"use_pg_clip_range": True, "actor_infer": SimpleNamespace(generating_args=generating_args)}
     call(BandActorWorker, batch, more, **settings)
-    loss = {
-        "logp": batch.logp,
-        "logp_old": batch.logp_old,
-        "logp_rollout": batch.logp_old - 0.01,
-        "advantages": batch.advantages,
-        "mask": batch.mask,
-        "tokens": ids,
-        "group": prompts,
-        "reward": batch.advantages + 1,
-        "step": 7,
-        "generation": 7,
-    }
+    loss = written(
+        batch,
+        logp_rollout=batch.logp_old - 0.01,
+        tokens=ids,
+        group=prompts,
+        reward=batch.advantages + 1,
+        step=7,
+        generation=7,
+    )
     check_record(tmp_path, [loss], sampling={"temperature": 0.9, "top_p": 0.99, "top_k": 100})
 
 

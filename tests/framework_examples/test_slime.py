@@ -18,7 +18,7 @@ from bandpo import Band
 from bandpo.runs.record import read_record
 from bandpo.testing import check_record
 from bandpo_slime import before_train_step, miles_policy_loss, miles_start, policy_loss, start
-from contract import Batch, Contract, dense_loss, make_batch
+from contract import Batch, Contract, dense_loss, make_batch, written
 from helpers.frameworks import importing, is_here
 from stand_ins import stand_in
 
@@ -177,18 +177,15 @@ class TestSlime(Contract):
         args = Namespace(**DEFAULTS | settings)
         before_train_step(args, 5, 2, None, None, None)
         self.loss(args, micro_batch(batch), batch.logp.flatten(), torch.sum)
-        loss = {
-            "logp": batch.logp,
-            "logp_old": batch.logp_old,
-            "logp_rollout": batch.logp_old - 0.1,
-            "advantages": batch.advantages,
-            "mask": batch.mask,
-            "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
-            "group": torch.arange(len(batch.mask)) // 2,
-            "step": 5,
-            "generation": 5,
-            "update": 2,
-        }
+        loss = written(
+            batch,
+            logp_rollout=batch.logp_old - 0.1,
+            tokens=torch.arange(batch.mask.numel()).view(batch.mask.shape),
+            group=torch.arange(len(batch.mask)) // 2,
+            step=5,
+            generation=5,
+            update=2,
+        )
         check_record(tmp_path, [loss], sampling={"temperature": 0.8, "top_p": 1.0, "top_k": -1})
 
     def test_a_record_has_the_dual_clip(self, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bandpo.testing import check_record
-from contract import Contract, make_batch
+from contract import Contract, make_batch, written
 
 pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
 
@@ -72,16 +72,13 @@ class TestAsyncGRPO(Contract):
         pytest.importorskip("pyarrow")
         batch = make_batch(27)
         self.recorded(batch, str(tmp_path))
-        loss = {
-            "logp": batch.logp,
-            "logp_old": batch.logp_old,
-            "logp_rollout": batch.logp_old,
-            "advantages": batch.advantages,
-            "mask": batch.mask,
-            "entropy": -batch.logp,
-            "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
-            "step": 4,
-        }
+        loss = written(
+            batch,
+            logp_rollout=batch.logp_old,
+            entropy=-batch.logp,
+            tokens=torch.arange(batch.mask.numel()).view(batch.mask.shape),
+            step=4,
+        )
         check_record(tmp_path, [loss], anchor="rollout", sampling={"temperature": 0.9})
 
     def stock(self, batch, low, high):

@@ -13,7 +13,7 @@ from tinker.types import ForwardBackwardOutput
 
 from bandpo.integrations.tinker import custom_loss
 from bandpo.testing import check_record
-from contract import Contract, dense_loss, make_batch
+from contract import Contract, dense_loss, make_batch, written
 from pages import framework_blocks
 
 
@@ -90,15 +90,12 @@ def test_a_record_has_ids_and_prompts(tmp_path):
     pytest.importorskip("pyarrow")
     batch = make_batch(27)
     custom_loss("DAPO()", record=str(tmp_path))(data_of(batch), list(batch.logp))
-    loss = {
-        "logp": batch.logp,
-        "logp_old": batch.logp_old,
-        "logp_rollout": batch.logp_old,
-        "advantages": batch.advantages,
-        "mask": batch.mask,
-        "tokens": torch.arange(batch.mask.numel()).view(batch.mask.shape),
-        "group": torch.arange(len(batch.mask)) // 2,
-    }
+    loss = written(
+        batch,
+        logp_rollout=batch.logp_old,
+        tokens=torch.arange(batch.mask.numel()).view(batch.mask.shape),
+        group=torch.arange(len(batch.mask)) // 2,
+    )
     check_record(tmp_path, [loss], anchor="rollout")
 
 

@@ -300,15 +300,14 @@ class AuditMixin(GRPOTrainer):
         generation, losses = divmod(self._step, self.losses_per_batch)
         update = losses // cast("Any", self.args).gradient_accumulation_steps
         step, version = self.state.global_step, inputs.get("version")
-        is_tested = (
-            self._watch is not None
-            and self.is_world_process_zero()
-            and self._watch.run_watch.is_due(generation, update)
+        run_watch = None
+        if self._watch is not None and self.is_world_process_zero():
+            is_due = self._watch.run_watch.is_due(generation, update)
             # Of data that are known to be stale no ratio is 1.
-            and (version is None or bool((version >= step).all()))
-        )
+            if is_due and (version is None or bool((version >= step).all())):
+                run_watch = self._watch.run_watch
         # Most losses are neither tested nor recorded: they are not to wait for their groups.
-        if not is_tested and self._recorder is None:
+        if run_watch is None and self._recorder is None:
             return
         tokens = {
             "logp": logp,
@@ -324,8 +323,8 @@ class AuditMixin(GRPOTrainer):
             "generation": generation,
             "update": update,
         }
-        if is_tested and self._watch is not None:
-            self._watch.run_watch.look(**tokens)
+        if run_watch is not None:
+            run_watch.look(**tokens)
         if self._recorder is not None:
             self._recorder.add(**tokens, step=step, version=version, method=self.audited_method())
 
