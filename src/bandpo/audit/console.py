@@ -96,5 +96,7 @@ def methods_table(seen: Replay) -> Table:
         "positive gradient blocked": _cells(each, "blocked_mass"),
     }
     rest |= {f"  {bin_label(name)}": _cells(each, f"blocked_mass_{name}") for name in RARE}
+    # The batch has it, whatever the method, so every column is the same.
+    rest["winners' advantages on common tokens, hard prompts"] = _cells(each, "luck")
     title = f"on the same tokens, bounds around the {seen.anchor}'s policy"
     return _drawn(["", *seen.by_step], [*rows, [], *_told(rest)], title)

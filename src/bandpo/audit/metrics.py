@@ -16,11 +16,13 @@ import torch
 from bandpo import _checks
 from bandpo._packed import check_unpacked
 from bandpo._shown import as_html
+from bandpo.audit.luck import hard_advantages
 from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import DCPO, Band, ClipRule, FixedClip, bands
 from bandpo.runs.metric_names import BINS, RARE
+from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class Audit:
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
+        group: Int[Tensor, " batch"] | None = None,
         segments: Int[Tensor, "batch time"] | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
         packed: bool | None = None,
@@ -101,6 +104,7 @@ class Audit:
                 an unbiased estimate of the old policy's entropy.
             counterfactuals: Rules and methods to try on the same tensors, by name. A rule is tried with PPO's
                 surrogate at the run's level, a method as it is.
+            group: Index of each sequence's prompt, for the metric ``luck``, which is left out without it.
             segments: In a packed batch the number of each token's sequence, as for `bandpo.policy_loss`.
             cu_seqlens: In a packed batch where each sequence begins, as for `bandpo.policy_loss`.
             packed: Whether a row holds several sequences, as for `bandpo.policy_loss`. The run's method is checked with
@@ -117,6 +121,7 @@ class Audit:
             mask,
             logp_anchor=logp_anchor,
             entropy=entropy,
+            state=TrainingState(group=group),
             segments=segments,
             cu_seqlens=cu_seqlens,
         )
@@ -147,8 +152,13 @@ class Audit:
         views, weights = [tokens], [run.weight(tokens)]
         for other in counterfactuals.values():
             tried = tried_at(run.level, other)
-            views.append(tried.tokens(batch))
-            weights.append(tried.weight(views[-1]))
+            if tried == run:
+                views.append(tokens)
+                weights.append(weights[0])
+                continue
+            view = tried.tokens(batch)
+            views.append(view)
+            weights.append(tried.weight(view))
         kept = torch.stack([weight / seen.ratio for weight, seen in zip(weights, views, strict=True)])
         return cls(
             tuple(counterfactuals), _sums(batch, views, kept, batch.mask if counted is None else counted)
@@ -196,6 +206,8 @@ class Audit:
         means = ("approx_kl", "radius_used", "entropy", "upper", "lower", "ratio_mean", "log_ratio_abs")
         found = {name: s[name] / counted for name in means}
         found |= {"tokens": counted, "calls": calls, "on_policy": s["on_policy"] / calls}
+        hard, common = s["hard_advantages"]
+        found["luck"] = common / hard
         for rule, prefix in enumerate(["", *(f"if/{name}/" for name in self.counterfactuals)]):
             blocked, whole = s["blocked"][rule], mass[rule, positive]
             blocked_mass = s["blocked_mass"][rule, positive]
@@ -253,6 +265,7 @@ def _sums(
 ) -> dict[str, Tensor]:
     """The sums of one batch; ``kept`` is the share of each token's gradient that each method keeps."""
     own = views[0]
+    group = batch.state.group
     advantages = own.advantages
     # The number of edges at or below p. A tensor of the edges would be copied from the host with each call.
     bins = torch.stack([own.logp_anchor >= math.log(edge) for edge in EDGES]).sum(0)
@@ -294,6 +307,7 @@ def _sums(
         "calls": mask.new_ones(()),
         "on_policy": (own.log_ratio.abs().max() < 1e-7).float(),
         "inert": 1 - changed.flatten(1).amax(1),
+        "hard_advantages": mask.new_zeros(2) if group is None else hard_advantages(batch, group),
     }
     return {name: x.to(_checks.widest_float(x.device)) for name, x in sums.items()}
 

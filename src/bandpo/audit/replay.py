@@ -81,7 +81,7 @@ def as_batch(loss_batch: LossBatch) -> Batch:
         sequences=sequences,
         logp_anchor=tensor(loss_batch.logp_anchor),
         entropy=tensor(loss_batch.entropy),
-        state=TrainingState(age=tensor(loss_batch.lag), sequences=sequences),
+        state=TrainingState(group=tensor(loss_batch.group), age=tensor(loss_batch.lag), sequences=sequences),
     )
 
 
