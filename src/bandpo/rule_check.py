@@ -76,7 +76,7 @@ def check(setting: ClipRule | Divergence | Objective | Method) -> None:
 
 
 def _check_rule(rule: ClipRule) -> None:
-    for part in rule.parts().values():
+    for part in rule.arguments().values():
         if isinstance(part, ClipRule):
             _check_rule(part)
     if isinstance(rule, Band):

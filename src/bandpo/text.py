@@ -139,7 +139,7 @@ def as_method(method: Method | ClipRule | str | None = None) -> Method:
 
 
 def as_text(setting: Setting) -> str:
-    """The text from which a fresh process reads ``setting`` back; a class of your own comes with its module.
+    """Return the text form of a setting, which `parse` reads; a class of your own is named with its module.
 
     A class of a notebook or script is ``__main__.Mine()``, which only that process reads back.
 
@@ -150,7 +150,7 @@ def as_text(setting: Setting) -> str:
     ('Band(divergence=KL(), radius=0.05, max_ratio=10.0)', 'DAPO(low=0.2, high=0.28)')
     """
     if isinstance(setting, Method):
-        return setting.written(_value_text)
+        return setting.to_text(_value_text)
     cls = type(setting)
     name = cls.__name__
     if not cls.__module__.startswith("bandpo."):

@@ -113,7 +113,7 @@ def test_sums_over_parts_are_the_whole():
             if not name.endswith("inert"):
                 assert theirs[name] == pytest.approx(ours[name], rel=1e-5, abs=1e-9)
         assert theirs["calls"] == 3
-    with pytest.raises(ValueError, match="audits of other methods"):
+    with pytest.raises(ValueError, match="audits of different methods"):
         whole + Audit.from_batch(*tensors, method=Band(), counterfactuals={})
 
 
@@ -141,7 +141,7 @@ WRONG = [
     ({"logp": torch.tensor([[-1.0, 0.3]])}, "logp holds 0.3, which is not a log-probability"),
     ({"logp_old": torch.tensor([[-1.0, math.nan]])}, "logp_old holds nan, which is not a log-probability"),
     ({"advantages": torch.tensor([math.nan])}, "advantages hold nan at a counted token"),
-    ({"mask": torch.tensor([[1.0, 0.5]])}, "mask holds 0.5, but a token counts"),
+    ({"mask": torch.tensor([[1.0, 0.5]])}, "mask holds 0.5, but must be 0 or 1"),
     ({"mask": torch.ones(1)}, "mask has shape"),
 ]
 

@@ -69,7 +69,7 @@ def test_a_run_can_be_stopped():
     with pytest.raises(ValueError, match="stop_on must be 'stop', 'fix' or None, got 'look'"):
         RunWatch(stop_on="look")
     for every in (0, 2.5, True):
-        with pytest.raises(ValueError, match="every must be a whole number of log steps from 1"):
+        with pytest.raises(ValueError, match="every must be an integer of at least 1"):
             RunWatch(every=every)
 
 

@@ -338,7 +338,9 @@ def test_batches_before_their_first_loss_cannot_be_replayed(tmp_path):
         recorder.add(**{name: x for name, x in batch(0).items() if name != "logp"})
     (loss,) = read_record(tmp_path)
     assert (loss.has_logp, np.abs(loss.log_ratio).max()) == (False, 0)
-    with pytest.raises(ValueError, match=r"holds no tokens of a loss: .* or batches before their first loss"):
+    with pytest.raises(
+        ValueError, match=r"holds no tokens of a loss: .* only batches before their first loss"
+    ):
         replay_record(tmp_path)
 
 
@@ -508,7 +510,7 @@ def test_shapes_that_cannot_be_are_refused(wrong, message, tmp_path):
             recorder.add(**batch(0) | wrong)
         recorder.add(**batch(1))
     assert len(list(read_record(tmp_path))) == 1
-    with pytest.raises(ValueError, match="is closed; make a new Recorder for more"):
+    with pytest.raises(ValueError, match="is closed; create another Recorder to record more"):
         recorder.add(**batch(0))
 
 

@@ -181,7 +181,7 @@ MUTANTS = {
     ),
     "the old policy of the next token": (
         lambda p, q, a, mask: surrogate(p, q.roll(1, 1), a, mask),
-        "tokens that it blocks have a gradient",
+        "tokens that the method blocks have a gradient",
     ),
     "the ratio of two tokens": (
         lambda p, q, a, mask: averaged(

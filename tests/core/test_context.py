@@ -60,7 +60,7 @@ def test_any_number_may_be_a_schedule(name):
     setting, midway = VARYING[name]
     found = gradient(method=setting, state=TrainingState(progress=0.5))
     assert torch.equal(found, gradient(method=midway))
-    with pytest.raises(ValueError, match=r"depends on the training state: give .*TrainingState\(progress="):
+    with pytest.raises(ValueError, match=r"depends on the training state: pass .*TrainingState\(progress="):
         policy_loss(LOGP, OLD, ADVANTAGES, method=setting)
 
 
@@ -86,7 +86,7 @@ def test_both_ends_must_be_allowed(make):
 def test_only_a_band_has_a_number_for_each_token():
     class Early(Radius):
         needs = "position"
-        each_token = True
+        per_token = True
         range = (0.01, 0.1)
 
     with pytest.raises(ValueError, match="differs from token to token, which only the radius of a Band may"):
@@ -215,7 +215,7 @@ def test_a_number_of_your_own_sees_the_context():
     @dataclass(frozen=True)
     class Early(Radius):
         needs = "position"
-        each_token = True
+        per_token = True
         range = (0.01, 0.1)
 
         def resolve(self, state):

@@ -174,7 +174,11 @@ def test_one_elementwise_graph_in_torch_compile():
 BAD = [
     ({"logp_old": torch.zeros(1, 3)}, ValueError, r"logp_old has shape \(1, 3\), logp \(2, 4\)"),
     ({"mask": torch.ones(2, 3)}, ValueError, r"mask has shape \(2, 3\)"),
-    ({"mask": torch.full((2, 4), 0.5)}, ValueError, r"mask holds 0.5, .* put shares into weights="),
+    (
+        {"mask": torch.full((2, 4), 0.5)},
+        ValueError,
+        r"mask holds 0.5, .* pass fractional weights as weights=",
+    ),
     ({"method": "Bnd(KL())"}, ValueError, "did you mean Band"),
     ({"method": "DropOutside()"}, ValueError, "is not a method such as DPPO"),
     ({"method": 0.2}, TypeError, "method must be a method such as DPPO"),

@@ -161,7 +161,7 @@ class Later(Radius):
     """A radius that depends on position and length."""
 
     needs = "position"
-    each_token = True
+    per_token = True
     range = (0.01, 0.2)
 
     def resolve(self, state):
@@ -285,10 +285,13 @@ def test_position_ids_tell_segments():
 REFUSED = {
     "both": (
         {"segments": torch.zeros(1, 6, dtype=torch.long), "cu_seqlens": torch.tensor([0, 6])},
-        "give one of them",
+        "pass one of them",
     ),
     "shape": ({"segments": torch.zeros(1, 5, dtype=torch.long)}, r"segments have the shape \(1, 5\)"),
-    "torn": ({"segments": torch.tensor([[0, 0, 1, 1, 0, 0]])}, "segment 0 stands in several places"),
+    "torn": (
+        {"segments": torch.tensor([[0, 0, 1, 1, 0, 0]])},
+        "segment 0 occurs at tokens that are not adjacent",
+    ),
     "too high": ({"segments": torch.tensor([[0, 0, 1, 1, 7, 7]])}, "segments hold 7"),
     "not from 0": ({"cu_seqlens": torch.tensor([1, 6])}, "must rise from 0"),
     "falls": ({"cu_seqlens": torch.tensor([0, 4, 3, 6])}, "must rise from 0"),
@@ -315,7 +318,8 @@ def test_what_cannot_be_is_refused(case):
 def test_a_segment_in_two_rows_is_refused():
     logp = torch.full((2, 3), -1.0)
     with pytest.raises(
-        ValueError, match=r"segment 0 stands in several places.*add the number of sequences before"
+        ValueError,
+        match=r"segment 0 occurs at tokens that are not adjacent.*add the number of sequences",
     ):
         policy_loss(logp, logp, torch.ones(2, 3), segments=torch.tensor([[0, 0, 1], [0, 1, 1]]))
 
@@ -350,7 +354,7 @@ def test_jagged_tensors_of_other_lengths_are_refused():
         torch.nested.nested_tensor([torch.full((n,), -1.0) for n in lengths], layout=torch.jagged)
         for lengths in ((2, 3), (3, 2))
     ]
-    with pytest.raises(ValueError, match="the rows of logp_old and logp have other lengths"):
+    with pytest.raises(ValueError, match="the rows of logp_old and logp have different lengths"):
         policy_loss(*tensors, torch.ones(2))
 
 
