@@ -51,9 +51,12 @@ def rehearse_command(
     lines = [found.verdict]
     if found.changes:
         lines.append("What was changed, and why")
-        for why in dict.fromkeys(change.why for change in found.changes):
-            of_why = [c for c in found.changes if c.why == why]
-            lines += [why, *(f"  {change.key}: {change.was} → {change.value}" for change in of_why)]
+        for reason in dict.fromkeys(change.reason for change in found.changes):
+            same_reason = [c for c in found.changes if c.reason == reason]
+            lines += [
+                reason,
+                *(f"  {change.key}: {change.original} → {change.value}" for change in same_reason),
+            ]
         lines.append(found.prompts)
     for check in found.checks:
         lines.append(

@@ -79,7 +79,7 @@ def run_command(
     if one_step:
         from bandpo_lab.rehearsal import gpu
 
-        echo(gpu.tried(command, config, output))
+        echo(gpu.run_one_step(command, config, output))
         return
 
     with naming_unset(overrides or ()):
@@ -151,11 +151,11 @@ def _checked(chosen: Sequence[str], recipes: Path, typed: Sequence[str] = ()) ->
     """
     from omegaconf import OmegaConf
 
-    from bandpo_lab.rehearsal.preflight import empty, misread, validate
+    from bandpo_lab.rehearsal.preflight import misread_override, missing_value, validate
     from bandpo_lab.rehearsal.shrink import compose, unset
 
     config = compose([*chosen], recipes, "ppo_trainer")
-    if why := misread(chosen, OmegaConf.to_yaml(config)) or empty(config, typed):
+    if why := misread_override(chosen, OmegaConf.to_yaml(config)) or missing_value(config, typed):
         raise InvalidValue(why)
     # What verl says over a setting without a value may not name it. The other checks are the driver's, since they take
     # the import of verl's workers.
@@ -167,9 +167,9 @@ def _checked(chosen: Sequence[str], recipes: Path, typed: Sequence[str] = ()) ->
 def _check_ready(config: Any) -> None:
     """Refuse a run whose files or GPUs are not here, before Ray starts and takes minutes to say so."""
     from bandpo_lab.downloads import changed_files
-    from bandpo_lab.rehearsal.preflight import data_files, unready
+    from bandpo_lab.rehearsal.preflight import data_files, launch_problems
 
-    lacks = unready(config)
+    lacks = launch_problems(config)
     lacks += changed_files([path for split in ("train", "val") for path in data_files(config, split)])
     if lacks:
         raise InvalidValue(f"not started: {'; '.join(lacks)}")
