@@ -141,7 +141,7 @@ def test_a_chat_template_can_be_given(bandpo_lab, reader, tmp_path):
         (["compare-evals", "a", "b"], "a holds no evaluation"),
         (["data", "prepare", "aime99"], "'aime99' is neither"),
         (["eval", "/nowhere"], "/nowhere cannot be loaded as a model: "),
-        (["eval", "runs/mine"], "runs/mine is a run folder"),
+        (["eval", "runs/mine"], "runs/mine is the folder of a run"),
         (["eval", "--temperature", "inf"], "must be 0 (greedy) or more, and finite"),
         (["eval", "--output-dir", "file"], "file cannot be written: Not a directory"),
     ],

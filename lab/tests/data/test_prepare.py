@@ -210,7 +210,7 @@ def test_a_damaged_file_of_an_earlier_call_is_named(sets, tmp_path, file, conten
 
 @pytest.mark.parametrize("form", ["verl", "trl"])
 def test_a_prepared_file_of_which_a_byte_has_changed_is_refused(sets, tmp_path, form):
-    from bandpo_lab.evals.rows import read_rows
+    from bandpo_lab.evals.dataset_io import read_rows
 
     prepare_data(sets, tmp_path / "out")
     file = tmp_path / "out" / form / "held.parquet"

@@ -18,8 +18,8 @@ from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
-from bandpo_lab.evals.golds import Gold, unreadable
-from bandpo_lab.evals.rows import read_rows
+from bandpo_lab.evals.dataset_io import read_rows
+from bandpo_lab.evals.golds import Gold, find_bad_golds
 from bandpo_lab.file_models import checked, read_json
 from bandpo_lab.files import check_writable, replacing
 
@@ -96,7 +96,7 @@ def prepare_data(
     says what each file holds and ``out/dropped.jsonl`` which rows were left out: training problems that
     repeat an evaluation problem of this call or of an earlier one into the same folder, or an earlier
     training problem; rows without problem or answer; and problems whose answer cannot be used (see
-    `bandpo_lab.evals.golds.unreadable`). Where the last are kept, the manifest names them.
+    `bandpo_lab.evals.golds.find_bad_golds`). Where the last are kept, the manifest names them.
 
     Args:
         specs: Names and files, as `bandpo_lab.data.sources.load` takes them, which `role`, `revision`, `size` and
@@ -182,7 +182,7 @@ def _sift(
             ]
             kept = [p for p in kept if p.id not in {o.problem.id for o in repeats}]
         golds_of = [Gold(p.id, p.answer, problems.data_source) for p in kept if problems.ability == "math"]
-        unusable = {bad.gold.id: bad.reason for bad in unreadable(golds_of)}
+        unusable = {bad.gold.id: bad.reason for bad in find_bad_golds(golds_of)}
         if golds == "drop" or (golds is None and problems.role == "train"):
             dropped += [
                 Dropped(name, p.id, f"answer: {unusable[p.id]}", p.problem) for p in kept if p.id in unusable

@@ -12,7 +12,7 @@ from typing import Any
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Hub, Role
-from bandpo_lab.evals.rows import read_answer, read_prompt, read_rows
+from bandpo_lab.evals.dataset_io import read_answer, read_prompt, read_rows
 from bandpo_lab.files import digest
 
 

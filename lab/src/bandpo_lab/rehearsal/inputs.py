@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.evals.rows import read_rows
+from bandpo_lab.evals.dataset_io import read_rows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
