@@ -60,7 +60,9 @@ def fresh() -> Iterator[str]:
         by_arm = curves(world)
         clip = by_arm["clip 0.2"]
         seeds = clip.scores.shape[1]
-        gains = [difference(by_arm[arm].drawn, clip.drawn, [0] * seeds) for arm in RULES]
+        gains = [
+            difference(by_arm[arm].resampled_scores, clip.resampled_scores, [0] * seeds) for arm in RULES
+        ]
         cells = " | ".join(map(signed, gains))
         yield f"| {world} | {seeds} | {clip.best_scores.mean():.3f} | {cells} |"
 

@@ -23,10 +23,10 @@ from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Picture
+from bandpo_lab.study.bandits import Outcome, World, rare_arm, simulate
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference, student
-from bandpo_lab.study.tabular import Outcome, World, rare_arm, simulate
-from bandpo_lab.style import add_legend, house_style, looks_of
+from bandpo_lab.style import add_legend, line_styles, plot_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ def compare(
         seeds: Of each method at each rate, at least 4.
         rates: Learning rates, at least one, where one optimizer is given; by default eight that go with each optimizer.
         samples: In a batch, a multiple of 16.
-        world: Another task, such as ``zipf(0.002)`` or ``dominant(0.01)`` of `bandpo_lab.study.tabular`.
+        world: Another task, such as ``zipf(0.002)`` or ``dominant(0.01)`` of `bandpo_lab.study.bandits`.
 
     Raises:
         ValueError: a method breaks `bandpo.check`, or needs what a table does not have: other tokens, a longer
@@ -239,7 +239,7 @@ class Comparison:
     def by_rate(self) -> list[Row]:
         """A row for each lag, optimizer, method and rate: the difference at that rate, with its own 95 % interval."""
         return [
-            self._row(case, place, curve.at(place))
+            self._row(case, place, curve.at_rate(place))
             for case, curve in self.curves.items()
             for place in range(len(curve.rates))
         ]
@@ -262,15 +262,15 @@ class Comparison:
         base = self.curves[case._replace(method=self.baseline)]
         seeds = curve.scores.shape[1]
         if len(curve.rates) < len(base.rates):
-            base = base.at(place)
-        gap = difference(curve.drawn, base.drawn, [0] * seeds, draws=draws, level=level)
+            base = base.at_rate(place)
+        gap = difference(curve.resampled_scores, base.resampled_scores, [0] * seeds, draws=draws, level=level)
         outcome = self.outcomes[case]
         return {
             "lag": case.lag,
             "optimizer": case.optimizer,
             "method": case.method,
             "rate": self.rates[case.optimizer][place],
-            "reward": float(curve.drawn(np.ones((1, seeds)))[0]),
+            "reward": float(curve.resampled_scores(np.ones((1, seeds)))[0]),
             "end": float(outcome.end[place].mean()),
             "blocked": float(outcome.blocked[place].nanmean()),
             "difference": gap.value,
@@ -307,7 +307,7 @@ class Comparison:
         terms = f"each at its best of {rates} learning rates, {seeds} seeds, trained by {titles}"
         return f"Mean reward against {self.baseline}, {terms}: {'; '.join(clauses)}."
 
-    @house_style()
+    @plot_style()
     def figure(self) -> Figure:
         """Draw mean reward by learning rate, a row of panels for each lag and a column for each optimizer."""
         from matplotlib.figure import Figure
@@ -315,7 +315,7 @@ class Comparison:
         lags = list(dict.fromkeys(case.lag for case in self.curves))
         methods = list(dict.fromkeys(case.method for case in self.curves))
         optimizers = list(self.rates)
-        looks = looks_of(methods)
+        looks = line_styles(methods)
         seeds = next(iter(self.outcomes.values())).rewards.shape[1]
         width = max(4.2, 2.6 * len(optimizers))
         figure = Figure(figsize=(width, 1 + 2.6 * len(lags)))

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.files import replacing
-from bandpo_lab.style import house_style, save_figure
+from bandpo_lab.style import plot_style, save_figure
 from bandpo_lab.tables import Table
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Picture:
     def data_uri(self) -> str:
         """As SVG that stands in the page itself."""
         buffer = io.BytesIO()
-        with house_style():
+        with plot_style():
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"
 

@@ -40,13 +40,13 @@ def run_command(
     from bandpo_lab.study.plan import parse_study, study_text
 
     text = study_text(file)
-    plan = parse_study(text)
+    study = parse_study(text)
     folder = output_dir or Path("runs") / f"study-{Path(file).stem}"
-    echo(f"{plan.title}\n{plan.question}")
-    echo(f"decided by {plan.primary}, against {plan.baseline}; {plan.stopping}")
+    echo(f"{study.title}\n{study.question}")
+    echo(f"decided by {study.primary}, against {study.baseline}; {study.stopping}")
     try:
         run_jobs = partial(on_cores, workers=workers)
-        results = Execution(plan, text, folder, run_jobs, say=echo)()
+        results = Execution(study, text, folder, run_jobs, say=echo)()
     except KeyboardInterrupt:
         stop(f"interrupted; the same command goes on with what is in {folder}", INTERRUPTED)
     for failure in results["failed"]:
@@ -91,26 +91,26 @@ def map_command(
     from tqdm import tqdm
 
     from bandpo_lab.files import locked, replacing
-    from bandpo_lab.study.cells import Map, Plan, run_map
-    from bandpo_lab.study.map_page import draw_map, map_text
+    from bandpo_lab.study.grid import Grid, GridPlan, run_grid
+    from bandpo_lab.study.grid_report import draw_grid, grid_text
     from bandpo_lab.style import save_figure
 
-    plan = Plan.of_size(size)
+    plan = GridPlan.of_size(size)
     folder = output_dir or Path("runs") / f"map-{size}"
     file = folder / "map.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder), tqdm(total=len(plan.todo), unit="cell") as bar:
-            for count, cell in run_map(plan, file, workers):
-                bar.update(count - bar.n)
-                bar.set_postfix_str(f"{cell.place}; {cell.optimizer}; {cell.arm}")
+        with locked(folder), tqdm(total=len(plan.keys), unit="cell") as progress_bar:
+            for count, cell in run_grid(plan, file, workers):
+                progress_bar.update(count - progress_bar.n)
+                progress_bar.set_postfix_str(f"{cell.setting}; {cell.optimizer}; {cell.arm}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; the same command goes on with what is in {file}")
-    found = Map.from_file(file)
-    save_figure(draw_map(found), folder / "map.png")
-    tables = map_text(found)
+    grid = Grid.from_file(file)
+    save_figure(draw_grid(grid), folder / "map.png")
+    report = grid_text(grid)
     with replacing(folder / "map.md") as unfinished:
-        unfinished.write_text(tables, encoding="utf-8")
-    echo(tables)
+        unfinished.write_text(report, encoding="utf-8")
+    echo(report)
     for name in ("map.png", "map.md", "map.jsonl"):
         echo(f"wrote {folder / name}")
