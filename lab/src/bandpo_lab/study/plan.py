@@ -1,4 +1,4 @@
-"""Study files: the question, settings and rules of a study, which are fixed before it runs, and the runs they define."""
+"""Study files: the question, settings and rules of a study, fixed before it runs, and the runs that they define."""
 
 from __future__ import annotations
 
