@@ -206,7 +206,7 @@ def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, caps
         ]
         if start == "launch":
             told = CliRunner().invoke(app, ["run", "verl", "--dry-run", *chosen], catch_exceptions=False)
-            config = run._checked(shlex.split(told.output)[5:-1], SHIPPED)
+            config = run._compose_and_check(shlex.split(told.output)[5:-1], SHIPPED)
         else:
             config = compose(chosen, SHIPPED if start in ("recipe", "groups") else None, "ppo_trainer")
         verls_settings.validate_config(config, False, False)

@@ -59,8 +59,8 @@ def compare_command(
     lag_values = _parse_lags(lags)
     rate_values = None if rates is None else _parse_rates(rates)
 
-    # A misspelt method is refused before matplotlib is imported. Modules of the current folder are imported here, and
-    # are loaded already when `compare` reads the same text.
+    # Check the methods before matplotlib is imported. This also imports modules of the current folder, so that
+    # `compare` finds them when it reads the same text.
     for text in methods:
         read_method(text)
 
@@ -100,9 +100,9 @@ def compare_command(
 
 
 def _parse_lags(text: str) -> list[int]:
-    """Return the lags that commas separate."""
+    """Return the lags in a list separated by commas."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(item) for item in text.split(",")]
     except ValueError as error:
         raise InvalidValue(
             f"--lags takes whole numbers separated by commas, such as --lags 0,4; got {text!r}"
@@ -110,9 +110,9 @@ def _parse_lags(text: str) -> list[int]:
 
 
 def _parse_rates(text: str) -> list[float]:
-    """Return the learning rates that commas separate."""
+    """Return the learning rates in a list separated by commas."""
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(item) for item in text.split(",")]
     except ValueError as error:
         raise InvalidValue(
             f"--rates takes numbers separated by commas, such as --rates 0.04,0.08; got {text!r}"

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Problem sets for training and eval
 
 @app.callback()
 def _data() -> None:
-    # With a callback, `prepare` stays a subcommand even while it is the only one.
+    # With a callback, typer keeps `prepare` as a subcommand although it is the only one.
     pass
 
 
@@ -80,11 +80,12 @@ def prepare_command(
     header = ("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
     rows = []
     for name, entry in manifest.items():
-        bad = entry["unreadable golds"]
-        for id, reason in bad.items():
-            echo(f"kept {id}: {reason}", err=True)
-        counts = entry["rows"], entry["dropped"], len(bad)
+        bad_golds = entry["unreadable golds"]
+        for problem_id, reason in bad_golds.items():
+            echo(f"kept {problem_id}: {reason}", err=True)
+        counts = (entry["rows"], entry["dropped"], len(bad_golds))
         rows.append((name, entry["role"], *counts, entry["licence"], entry["origin"]["revision"][:20]))
     print_table(header, rows)
-    written = f"for TRL  {output_dir / 'trl'}\nfor verl {output_dir / 'verl'}\ndropped  {output_dir / 'dropped.jsonl'}"
-    echo(written)
+    echo(f"for TRL  {output_dir / 'trl'}")
+    echo(f"for verl {output_dir / 'verl'}")
+    echo(f"dropped  {output_dir / 'dropped.jsonl'}")

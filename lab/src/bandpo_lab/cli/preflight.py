@@ -10,8 +10,8 @@ import typer
 from bandpo.errors import InvalidValue, did_you_mean
 from bandpo_lab.console import echo
 
-KEPT = 3
-"""Checkpoints that the recommended recipes keep."""
+CHECKPOINTS = 3
+"""The number of checkpoints that the recommended recipes keep."""
 
 
 def preflight_command(
@@ -35,7 +35,8 @@ def preflight_command(
             raise InvalidValue(
                 f"{model!r} is none of {', '.join(PARAMETERS)}{did_you_mean(model, PARAMETERS)}"
             )
-        checkpoints = KEPT * CHECKPOINT * PARAMETERS[model][0] / 1e9
+        parameters, _ = PARAMETERS[model]
+        checkpoints = CHECKPOINTS * CHECKPOINT * parameters / 1e9
         echo(f"{model}: {estimate_of(model, gpus * nodes)}\n")
     text, ready = report(examine_node(output_dir), gpus, nodes, checkpoints)
     echo(text)

@@ -36,9 +36,9 @@ def rehearse_command(
     """
     from bandpo_lab.rehearsal import NOT_COVERED, rehearse
 
-    started = time.monotonic()
-    form = {} if right_answer is None else {"right_answer": right_answer}
-    found = rehearse(
+    start = time.monotonic()
+    options = {} if right_answer is None else {"right_answer": right_answer}
+    rehearsal = rehearse(
         overrides,
         config_dir=config_dir,
         steps=steps,
@@ -46,24 +46,26 @@ def rehearse_command(
         stand_in=stand_in,
         folder=output_dir,
         say=echo,
-        **form,
+        **options,
     )
-    lines = [found.verdict]
-    if found.changes:
+    lines = [rehearsal.verdict]
+    if rehearsal.changes:
         lines.append("What was changed, and why")
-        for reason in dict.fromkeys(change.reason for change in found.changes):
-            same_reason = [c for c in found.changes if c.reason == reason]
+        for reason in dict.fromkeys(change.reason for change in rehearsal.changes):
+            lines.append(reason)
             lines += [
-                reason,
-                *(f"  {change.key}: {change.original} → {change.value}" for change in same_reason),
+                f"  {change.key}: {change.original} → {change.value}"
+                for change in rehearsal.changes
+                if change.reason == reason
             ]
-        lines.append(found.prompts)
-    for check in found.checks:
-        lines.append(
-            f"{'FAIL' if not check.ok else 'warn' if check.warning else 'ok'} {check.name}: {check.detail}"
-        )
-    lines += ["Not covered", *(f"  {part}" for part in NOT_COVERED)]
-    lines.append(f"{time.monotonic() - started:.0f} s; logs and metrics are in {found.folder}")
-    echo("\n".join([*lines, found.verdict]))
-    if not found.ok:
+        lines.append(rehearsal.prompts)
+    for check in rehearsal.checks:
+        state = "FAIL"
+        if check.ok:
+            state = "warn" if check.warning else "ok"
+        lines.append(f"{state} {check.name}: {check.detail}")
+    lines += ["Not covered", *(f"  {text}" for text in NOT_COVERED)]
+    lines.append(f"{time.monotonic() - start:.0f} s; logs and metrics are in {rehearsal.folder}")
+    echo("\n".join([*lines, rehearsal.verdict]))
+    if not rehearsal.ok:
         raise typer.Exit(1)

@@ -19,7 +19,7 @@ from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
 from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.golds import Gold, find_bad_golds
-from bandpo_lab.file_models import checked, read_json
+from bandpo_lab.file_models import read_json, validate_as
 from bandpo_lab.files import check_writable, replacing
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -308,14 +308,14 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _read_manifest(out: Path) -> dict[str, Entry]:
     path = out / "manifest.json"
-    return checked(dict[str, Entry], read_json(path), str(path)) if path.exists() else {}
+    return validate_as(dict[str, Entry], read_json(path), str(path)) if path.exists() else {}
 
 
 def _read_dropped(out: Path) -> list[DroppedRow]:
     path = out / "dropped.jsonl"
     if not path.exists():
         return []
-    return [checked(DroppedRow, row, f"{path}, line {n}") for n, row in read_jsonl(path, growing=False)]
+    return [validate_as(DroppedRow, row, f"{path}, line {n}") for n, row in read_jsonl(path, growing=False)]
 
 
 def _earlier_sets(

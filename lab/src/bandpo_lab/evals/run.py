@@ -20,7 +20,7 @@ from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import ANSWERS_IN_A_ROW, CORES, BatchTime, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
-from bandpo_lab.file_models import checked, read_sealed_json, with_seal
+from bandpo_lab.file_models import read_sealed_json, validate_as, with_seal
 from bandpo_lab.files import drop_unfinished_line, locked, replacing
 
 SAMPLES = "samples.jsonl"
@@ -226,7 +226,7 @@ def read_samples(folder: Path) -> list[Sample]:
     samples = sorted(
         (sample for _, sample in _parse(path)), key=lambda sample: (sample.problem, sample.sample)
     )
-    counts = checked(
+    counts = validate_as(
         list[int], [settings.get("n"), settings.get("problems")], f"{folder / SETTINGS}, n and problems"
     )
     expected = math.prod(counts)
@@ -246,7 +246,7 @@ def _parse(path: Path) -> Iterator[tuple[int, Sample]]:
     """
     for number, row in read_jsonl(path):
         digest = row.pop("sha256", None)
-        sample = checked(Sample, row, f"{path}, line {number}")
+        sample = validate_as(Sample, row, f"{path}, line {number}")
         if digest != _digest(row):
             raise InvalidValue(f"{path}, line {number} has changed since it was written: remove the folder")
         yield number, sample

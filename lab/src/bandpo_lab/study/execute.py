@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.file_models import SEAL, checked, content_digest, read_sealed_json
+from bandpo_lab.file_models import SEAL, content_digest, read_sealed_json, validate_as
 from bandpo_lab.files import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
 from bandpo_lab.study.jobs import Job, Outcome
@@ -193,7 +193,7 @@ class Execution:
     def _finished_results(self, runs: Sequence[PlannedRun]) -> list[RunResult]:
         """Return the results of those of `runs` that have ended without an error."""
         rows = [self._finished.get(_key(**vars(run))) for run in runs]
-        return checked(list[RunResult], [row for row in rows if row], "runs")
+        return validate_as(list[RunResult], [row for row in rows if row], "runs")
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bandpo.errors import InvalidValue
 from bandpo.text import as_method, importable_current_folder
-from bandpo_lab.file_models import FileModel, checked, read_yaml
+from bandpo_lab.file_models import FileModel, read_yaml, validate_as
 
 
 class Tuning(FileModel):
@@ -277,4 +277,4 @@ def parse_study(text: str) -> Study:
         ValueError: The text is not valid YAML, a key is unknown or missing, or values exclude each other; the message
             names the key.
     """
-    return checked(Study, read_yaml(text, "the study"), "the study")
+    return validate_as(Study, read_yaml(text, "the study"), "the study")

@@ -13,7 +13,7 @@ from scipy import stats
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.evals.metrics import holm
-from bandpo_lab.file_models import checked
+from bandpo_lab.file_models import validate_as
 from bandpo_lab.interval import Interval
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.plan import Study, parse_study
@@ -71,7 +71,7 @@ class Results:
         Raises:
             ValueError: A field of a run is missing or has a wrong type.
         """
-        return cls(parse_study(content["study"]), checked(list[RunResult], content["runs"], "runs"))
+        return cls(parse_study(content["study"]), validate_as(list[RunResult], content["runs"], "runs"))
 
     def runs_of(self, experiment: str, arm: str) -> list[RunResult]:
         """Return the reported runs of an arm, one per seed."""

@@ -24,7 +24,7 @@ from bandpo.report.page import write_report
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.quantities import named_rows
 from bandpo_lab.console import echo
-from bandpo_lab.file_models import checked, read_json, read_yaml
+from bandpo_lab.file_models import read_json, read_yaml, validate_as
 from bandpo_lab.files import (
     LOCK,
     UNFINISHED,
@@ -270,7 +270,7 @@ class RunFolder:
             _print(f"{self.evaluation} has changed; evaluating again")
             return {}
         scores = dict[str, dict[str, float]]
-        return checked(scores, read_json(self.evaluation), str(self.evaluation))
+        return validate_as(scores, read_json(self.evaluation), str(self.evaluation))
 
     def record_evaluation(self, when: str, scores: dict[str, float]) -> None:
         """Write the scores of an evaluation ``before`` or ``after`` training."""
