@@ -29,12 +29,12 @@ def compare_command(
     ] = None,
     lags: Annotated[
         str,
-        typer.Option(help="Ages of the data in batches, separated by commas; each is compared by itself."),
+        typer.Option(help="Ages of the data in batches, separated by commas; each is compared separately."),
     ] = "0,4",
     optimizers: Annotated[
         str,
         typer.Option(
-            help="Optimizers, separated by commas. A gain is claimed where it holds under each of them.",
+            help="Optimizers, separated by commas. A gain is claimed only if it holds under each of them.",
         ),
     ] = "adam,head-and-trunk,shared-moment,momentum",
     seeds: Annotated[int, typer.Option(help="Seeds of each method at each learning rate, at least 4.")] = 64,
@@ -51,10 +51,9 @@ def compare_command(
         typer.Option(help="Write the figure to this .png, .svg or .pdf file.", show_default=False),
     ] = None,
 ) -> None:
-    """Train small tables with each method, and say which learns more: a screening of about a minute.
+    """Train small tables with each method and report which learns more: a screening of about a minute.
 
-    A table stands in for a model. What holds in tables need not hold in a network; `bandpo-lab study` compares methods
-    there.
+    Results on tables need not hold for networks; `bandpo-lab study` compares methods on networks.
     """
     lag_values = _parse_lags(lags)
     rate_values = None if rates is None else _parse_rates(rates)

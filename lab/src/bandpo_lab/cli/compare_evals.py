@@ -16,14 +16,14 @@ def compare_evals_command(
     second: Annotated[Path, typer.Argument(help="Folder of the other model, on the same data.")],
     first_seeds: Annotated[
         list[Path] | None,
-        typer.Option("--more-first", help="Further runs of the first model, by other seeds; repeatable."),
+        typer.Option("--more-first", help="Further runs of the first model, with other seeds; repeatable."),
     ] = None,
     second_seeds: Annotated[
         list[Path] | None, typer.Option("--more-second", help="Further runs of the second model; repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say whether one evaluation is better than another, by mean@n of the same problems (and seeds)."""
+    """Compare two evaluations by mean@n on the same problems."""
     from bandpo_lab.console import echo, print_table
     from bandpo_lab.evals.compare import compare_scores
     from bandpo_lab.evals.report import score
@@ -54,4 +54,4 @@ def compare_evals_command(
         rows.append((d.data_source, metric, *scores, difference, interval, f"{d.p:.3f}", d.verdict))
     echo(f"first: {first}\nsecond: {second}")
     print_table(header, rows)
-    echo("* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).")
+    echo("* decides. p is corrected for the sources, and separately for the other metrics (Holm).")

@@ -27,7 +27,7 @@ def eval_command(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Name or folder of the model, or what the server calls it. By default the embedded model."
+            help="Name or folder of the model, or its name on the server. By default the embedded model."
         ),
     ] = None,
     data: Annotated[
@@ -40,7 +40,7 @@ def eval_command(
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            "--output-dir", "--output_dir", help="Where samples and report go; by default runs/eval-MODEL."
+            "--output-dir", "--output_dir", help="Folder for samples and report; by default runs/eval-MODEL."
         ),
     ] = None,
     server: Annotated[
@@ -51,14 +51,18 @@ def eval_command(
     top_p: Annotated[float, typer.Option(help="Probability mass kept at each step.")] = 1.0,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest completion; by default 4096, or what the embedded problems need."),
+        typer.Option(help="Longest completion in tokens; by default 4096, and 40 for the embedded problems."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Completions drawn at once: 64; requests in flight: 32.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Completions per batch, by default 64; with a server simultaneous requests, by default 32.",
+        ),
     ] = None,
     golds: Annotated[
-        Golds, typer.Option(help="What to do with problems whose right answer cannot be graded.")
+        Golds, typer.Option(help="Problems whose right answer cannot be graded: drop or keep.")
     ] = "keep",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of the data.")] = None,
     chat_template: Annotated[
@@ -68,10 +72,10 @@ def eval_command(
         ),
     ] = None,
     regrade: Annotated[
-        bool, typer.Option("--regrade", help="Grade the samples in --output-dir again, and draw none.")
+        bool, typer.Option("--regrade", help="Grade the samples in --output-dir again, without sampling.")
     ] = False,
 ) -> None:
-    """Sample, grade and report: mean@n, pass@k, maj@n. The same command again goes on where it stopped."""
+    """Sample, grade and report mean@n, pass@k and maj@n. If interrupted, the same command resumes."""
     from bandpo_lab.evals.generate import Sampling
     from bandpo_lab.evals.golds import Gold, find_bad_golds
     from bandpo_lab.evals.problems import embedded_problems, read_problems

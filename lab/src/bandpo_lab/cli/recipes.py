@@ -35,7 +35,7 @@ app = typer.Typer(cls=DefaultCommandGroup, help="Recipes for verl and TRL; witho
 
 
 @app.command("copy")
-def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to make.")] = Path("recipes")) -> None:
+def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to create.")] = Path("recipes")) -> None:
     """Copy the recipes for verl and TRL, and their launchers, into a folder of yours."""
     if folder.exists():
         raise InvalidValue(f"{folder} exists already, and nothing was copied; name another folder")
@@ -49,10 +49,10 @@ def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to make.")]
 @app.command("summary")
 def summary_command(
     log: Annotated[
-        typer.FileText, typer.Argument(errors="replace", help="What verl printed; - for standard input.")
+        typer.FileText, typer.Argument(errors="replace", help="Console log of verl; - for standard input.")
     ],
 ) -> None:
-    """Print time per step, by stage, and GPU memory of a run of verl; and its first steps beside the authors'."""
+    """Print time per step and stage and GPU memory of a run of verl, and compare its first steps with the authors'."""
     from bandpo_lab.cost import comparison_with_authors, cost_table, read_steps
 
     steps = read_steps(log)

@@ -21,30 +21,38 @@ from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
-METHOD = "A rule of the recipes; any method, as 'GSPO(0.01)'; or vanilla, which is verl's own loss."
+METHOD = "A rule of the recipes, any method such as 'GSPO(0.01)', or vanilla for verl's own loss."
 
 
 def run_command(
-    framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL there is `bandpo-lab train`.")],
+    framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL use `bandpo-lab train`.")],
     model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
     method: Annotated[str, typer.Option(help=METHOD)],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Of verl, in addition; they win.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Further overrides for verl, which take precedence.")
+    ] = None,
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
-    settings: Annotated[str, typer.Option(help="recommended, or authors for theirs.")] = "recommended",
+    settings: Annotated[
+        str, typer.Option(help="recommended, or authors for those of the paper's authors.")
+    ] = "recommended",
     data: Annotated[str, typer.Option(help="Folder that `bandpo-lab data prepare` wrote.")] = "data",
-    output_dir: Annotated[str, typer.Option(help="For checkpoints and logs; every node sees it.")] = "runs",
+    output_dir: Annotated[
+        str, typer.Option(help="Folder for checkpoints and logs, shared by all nodes.")
+    ] = "runs",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="On this machine's CPU, small.")] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run the recipe at a small size on this machine's CPU.")
+    ] = False,
     one_step: Annotated[
         bool,
         typer.Option(
             "--one-step",
-            help="Make one training step on this node's GPUs, with responses as long as they may get, and print what "
-            "the whole run will cost in hours, memory and disk.",
+            help="Make one training step on this node's GPUs, with responses of maximal length, and print the "
+            "estimated cost of the whole run in hours, memory and disk space.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command alone; no file and no GPU is looked for.")
+        bool, typer.Option("--dry-run", help="Only print the command, without checking files and GPUs.")
     ] = False,
 ) -> None:
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""

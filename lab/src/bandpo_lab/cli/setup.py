@@ -24,21 +24,24 @@ def setup_command(
     model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
     settings: Annotated[
         Literal["recommended", "authors"],
-        typer.Option(help="Whose data: recommended, or authors for theirs."),
+        typer.Option(help="Data sets: recommended, or authors for those of the paper's authors."),
     ] = "recommended",
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
-    data: Annotated[Path, typer.Option(help="Folder for models and data; every node sees it.")] = Path(
+    data: Annotated[Path, typer.Option(help="Folder for models and data, shared by all nodes.")] = Path(
         "data"
     ),
-    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints; every node sees it.")] = Path(
+    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints, shared by all nodes.")] = Path(
         "runs"
     ),
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what is needed, at which revision, and what is here.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only list what is needed, with revisions, and what is downloaded already."
+        ),
     ] = False,
 ) -> None:
-    """Download a recipe's model, prepare its data and make its folders; the same command goes on where it stopped."""
+    """Download a recipe's model, prepare its data and create its folders; if interrupted, the same command resumes."""
     from bandpo_lab import downloads
     from bandpo_lab.cli.run import experiment
     from bandpo_lab.files import check_writable

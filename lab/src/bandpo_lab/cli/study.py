@@ -19,7 +19,7 @@ CORES = os.cpu_count() or 1
 app = typer.Typer(
     cls=DefaultCommandGroup,
     no_args_is_help=True,
-    help="Compare clip rules: over seeds in a study of your own, or in tables over a map.",
+    help="Compare clip rules: over seeds in a study of your own, or on small tables over a grid of settings.",
 )
 
 
@@ -29,12 +29,12 @@ def run_command(
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            "--output-dir", "--output_dir", help="Where runs and results go; by default runs/study-NAME."
+            "--output-dir", "--output_dir", help="Folder for runs and results; by default runs/study-NAME."
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = CORES,
+    workers: Annotated[int, typer.Option(min=1, help="Simultaneous runs on this machine.")] = CORES,
 ) -> None:
-    """Compare clip rules: arms × seeds × settings, each run a `bandpo-lab train`; the same command again resumes."""
+    """Compare clip rules: arms × seeds × settings, each run a `bandpo-lab train`; the same command resumes."""
     from bandpo_lab.study.execute import Execution
     from bandpo_lab.study.jobs import on_cores
     from bandpo_lab.study.plan import parse_study, study_text
@@ -58,7 +58,9 @@ def run_command(
 
 @app.command("page")
 def page_command(
-    study: Annotated[Path, typer.Argument(help="A study's folder, ended or not, or its results.json.")],
+    study: Annotated[
+        Path, typer.Argument(help="A study's folder or its results.json; the study need not have ended.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +68,7 @@ def page_command(
         ),
     ] = None,
 ) -> None:
-    """Write the page of a study: its terms, its figures, and what can be claimed."""
+    """Write the page of a study: its rules, its figures and its conclusions."""
     from bandpo_lab.study.execute import read_results
     from bandpo_lab.study.report import study_page
 
@@ -83,11 +85,11 @@ def map_command(
     ] = "quick",
     output_dir: Annotated[
         Path | None,
-        typer.Option("--output-dir", "--output_dir", help="Where the map goes; by default runs/map-SIZE."),
+        typer.Option("--output-dir", "--output_dir", help="Folder for the map; by default runs/map-SIZE."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
+    workers: Annotated[int, typer.Option(min=1, help="Simultaneous cells on this machine.")] = CORES,
 ) -> None:
-    """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags; again, it resumes."""
+    """Map where clip rules differ, on small tables over a grid of settings; the same command resumes."""
     from tqdm import tqdm
 
     from bandpo_lab.files import locked, replacing

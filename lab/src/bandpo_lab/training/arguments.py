@@ -34,12 +34,12 @@ class RunArguments(GRPOScriptArguments):
     resume: bool = field(
         default=False,
         metadata={
-            "help": "Go on with the run in output_dir from its last checkpoint; start it if there is none."
+            "help": "Resume the run in output_dir from its last checkpoint; start it if there is none."
         },
     )
     data_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder of the data_files of `datasets`; their own data_dir if unset."},
+        metadata={"help": "Folder of the data_files of `datasets`; by default their own data_dir."},
     )
     train_prompts: int = field(default=4096, metadata={"help": "Prompts drawn from the embedded task."})
     eval_prompts: int = field(
@@ -52,14 +52,14 @@ class RunArguments(GRPOScriptArguments):
     eval_every: int = field(
         default=0,
         metadata={
-            "help": "Optimiser steps between evaluations during training, for curves of mean@k; 0 for none."
+            "help": "Optimizer steps between evaluations during training, for curves of mean@k; 0 for none."
         },
     )
     solved_at: float = field(
-        default=1.0, metadata={"help": "Total reward from which a completion counts as right."}
+        default=1.0, metadata={"help": "Smallest sum of rewards with which a completion counts as right."}
     )
     threads: int | None = field(
-        default=None, metadata={"help": "CPU threads for torch; its own choice if unset."}
+        default=None, metadata={"help": "CPU threads for torch; by default torch's choice."}
     )
 
     def __post_init__(self) -> None:
