@@ -136,7 +136,7 @@ def test_a_chat_template_can_be_given(bandpo_lab, reader, tmp_path):
     ("arguments", "message"),
     [
         (["eval", "--data", "no.parquet"], "no.parquet does not exist"),
-        (["eval", "--server", "http://localhost:1/v1"], "--server needs the name of the model"),
+        (["eval", "--server", "http://localhost:1/v1"], "--server needs the model's name on the server"),
         (["eval", "m", "--server", "localhost:1"], "must be an address such as"),
         (["compare-evals", "a", "b"], "a holds no evaluation"),
         (["data", "prepare", "aime99"], "'aime99' is neither"),

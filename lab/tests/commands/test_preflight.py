@@ -140,4 +140,4 @@ def test_a_machine_without_a_gpu_says_so_and_lists_the_rest(tmp_path, monkeypatc
 def test_the_lock_is_the_one_of_the_recipes():
     assert node.LOCK.is_file()
     assert Path(node.LOCK).parent.name == "recipes"
-    assert set(node._locked()) == set(node.PACKAGES)
+    assert set(node._locked_versions()) == set(node.PACKAGES)

@@ -218,6 +218,7 @@ def test_a_prepared_file_of_which_a_byte_has_changed_is_refused(sets, tmp_path, 
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(
-        ValueError, match=r"held\.parquet has changed since it was prepared, as manifest\.json"
+        ValueError,
+        match=r"held\.parquet has changed since it was prepared \(its digest is not the one in manifest\.json",
     ):
         read_rows(file)

@@ -111,7 +111,8 @@ def _check_role(name: str, role: Role, requested: Role | None) -> None:
     """
     if requested not in (None, role):
         raise InvalidValue(
-            f"{name} has the role {role}, not {requested}: give a file of it another name, NAME=FILE, to use it so"
+            f"{name} has the role {role}, not {requested}: to use a file of it in that role, give the file another "
+            "name, NAME=FILE"
         )
 
 

@@ -211,8 +211,8 @@ def check_prepared(path: Path) -> None:
     expected = digests.get(path.absolute().parent.name) if isinstance(digests, dict) else None
     if expected is not None and expected != digest(path):
         raise InvalidValue(
-            f"{path} has changed since it was prepared, as {manifest.name} in its folder says: prepare it again, or "
-            "move it to another folder"
+            f"{path} has changed since it was prepared (its digest is not the one in {manifest.name}): prepare it "
+            "again, or move it to another folder"
         )
 
 

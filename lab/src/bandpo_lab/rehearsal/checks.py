@@ -170,7 +170,7 @@ def _check_gradient_by_hand(
     if not calls:
         return [Check("clip", False, "the worker called no policy loss")]
     if not any(call["advantages"].any() for call in calls):  # the check of the reward names the cause
-        return [Check("clip", True, "not judged: every advantage is 0", warning=True)]
+        return [Check("clip", True, "not checked: every advantage is 0", warning=True)]
     comparison = by_hand.compare(calls, method)
 
     if method.clip == Unclipped():
@@ -201,7 +201,9 @@ def _check_unknown_loss(steps: dict[int, dict[str, float]]) -> list[Check]:
         has_clipped = any(share > 0 for share in shares)
         clip = Check("clip", has_clipped, f"actor/pg_clipfrac by step: {values}. {_NEVER_CLIPPED}")
     else:
-        clip = Check("clip", True, "not judged: this loss does not say what it clips", warning=True)
+        clip = Check(
+            "clip", True, "not checked: this loss does not log the share of clipped tokens", warning=True
+        )
     detail = "not compared: bandpo has no reference for this loss"
     return [clip, Check("gradient of the loss", True, detail, warning=True)]
 
@@ -229,7 +231,7 @@ def _check_demanded_metrics(steps: dict[int, dict[str, float]], demanded: Mappin
 def _check_reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
     """Check that the right answers planted in every group score higher than random text."""
     if not answers:
-        return True, "ran, but was not judged: no prompt has a short reward_model.ground_truth"
+        return True, "ran, but was not checked: no prompt has a short reward_model.ground_truth"
     planted = set(answers.values())
     right_scores: list[float] = []
     random_scores: list[float] = []
@@ -250,7 +252,7 @@ def _check_reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
     example = next(iter(planted)).replace("\n", "\\n")
     return False, (
         f"right answers such as {example!r} score {right_mean:.3g} on average and random text {random_mean:.3g}. "
-        "Every group would have zero advantage, and training would teach nothing: check the reward function "
+        "Every group would have zero advantages, so training would change nothing: check the reward function "
         "and the form of answer that it looks for"
     )
 
@@ -300,8 +302,8 @@ EXPLANATIONS = {
     r"No module named '(transfer_queue)'": "The package TransferQueue is missing ({0}). "
     "Install verl[verl-core], or the extra verl of bandpo.",
     r"weight sync sent no value for (.+)": "The trainer did not send the weights {0} to the sampler.",
-    rf"{files.FOLDER}: stopped after (.+ s)": "It took longer than {0} and was stopped, as it may "
-    "beside other work. `bandpo-lab rehearse --timeout SECONDS` allows more; `bandpo-lab run` prints that command.",
+    rf"{files.FOLDER}: stopped after (.+ s)": "It took longer than {0} and was stopped, which happens "
+    "on a busy machine. `bandpo-lab rehearse --timeout SECONDS` allows more; `bandpo-lab run` prints that command.",
 }
 """The patterns of known errors in a log, each with its explanation; the first match is used."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

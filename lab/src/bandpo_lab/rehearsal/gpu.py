@@ -26,7 +26,7 @@ EXPLANATIONS = {
     f"{ROLLOUT}gpu_memory_utilization or {ROLLOUT}max_num_seqs, or set {ROLLOUT}tensor_model_parallel_size=2",
     r"OutOfMemoryError|CUDA out of memory": "Training ran out of memory: lower actor_rollout_ref.actor."
     "ppo_max_token_len_per_gpu, or set actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
-    r"Engine core initialization failed|EngineDeadError": "vLLM did not start: its own error stands further up",
+    r"Engine core initialization failed|EngineDeadError": "vLLM did not start: its error is earlier in the log",
 }
 """The patterns of known errors in a log, each with the advice for it; the first match is used."""
 

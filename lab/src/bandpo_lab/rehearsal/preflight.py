@@ -248,7 +248,7 @@ def check_files(config: Any) -> list[Check]:
     absent = absent_files(config)
     if not absent:
         return []
-    detail = "; ".join(absent) + " (--stand-in: go on with made-up ones)"
+    detail = "; ".join(absent) + " (--stand-in uses made-up ones instead)"
     return [Check("files", False, detail)]
 
 

@@ -30,11 +30,11 @@ from bandpo_lab.rehearsal.run import environment, train
 from bandpo_lab.rehearsal.shrink import PROMPT_TOKENS, PROMPTS, Change, changes, compose, refuse
 
 NOT_COVERED = (
-    "vLLM and SGLang: transformers generates, and weights reach it by another way",
+    "vLLM and SGLang: transformers generates, and its weight sync is another one",
     "CUDA, FlashAttention, fused kernels, torch.compile, bf16",
     "FSDP1, Megatron, off-loading, sharding over processes, sequence parallelism (Ulysses)",
-    "the import of verl in each process: one imports, the others are forked from it",
-    "TRL beside verl, which is hidden from it: a node is to have none (recipes/gpu.txt has none)",
+    "the import of verl in each process: one process imports it, and the others are forks",
+    "TRL, which is hidden from verl: a node should not have it (recipes/gpu.txt does not)",
     "the tokenizer and the chat template, unless the model is a folder on this machine",
     "more than one node, memory, speed, and whether the recipe learns anything",
 )

@@ -70,7 +70,7 @@ class Execution:
         reported_runs = self.study.reported(tuned_values)
         failed += self._run(reported_runs)
         if not self._finished:
-            raise InvalidValue("every run has failed; the last lines above and the logs say why")
+            raise InvalidValue("every run has failed; see the last lines above and the logs")
         keys = [_key(**vars(run)) for run in [*tuning_runs, *reported_runs]]
         self._results |= {
             "chosen": [
@@ -227,4 +227,4 @@ def _last_line(log: Path) -> str:
     """Return the last line of a log that is not blank."""
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it printed nothing"
+    return lines[-1].strip() if lines else "no output"

@@ -173,7 +173,7 @@ class Study(FileModel):
         for name, options in self.arms.items():
             if "objective" in options:
                 raise InvalidValue(
-                    f"arm {name!r} has an objective beside its rule; write one method of both, "
+                    f"arm {name!r} has an objective in addition to its rule; write one method of both, "
                     f"`{name}: {{method: 'Method({options.get('method', 'Band()')}, {options['objective']})'}}`"
                 )
             if "method" not in options:
