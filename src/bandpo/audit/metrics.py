@@ -219,7 +219,7 @@ class Audit:
         sums = self.reduced(lambda flat: flat).sums
         counted = sums["counted"]
         calls = sums["calls"]
-        means = ("approx_kl", "radius_used", "entropy", "upper", "lower", "ratio_mean", "log_ratio_abs")
+        means = ("approx_kl", "radius_used", "entropy", "ratio_mean", "log_ratio_abs")
         metrics = {name: sums[name] / counted for name in means}
         metrics |= {"tokens": counted, "calls": calls, "on_policy": sums["on_policy"] / calls}
         hard, common = sums["hard_advantages"]
@@ -343,28 +343,36 @@ def _sums(
     blocked = (shares <= 0) * has_advantage
     changed = ((shares - 1).abs() > SHARE_TOLERANCE) * has_advantage
 
-    def by_cell(values: Tensor) -> Tensor:
-        """Sum values of shape (methods, batch, time) by method, sign and bin."""
-        return torch.einsum("rbt,skbt->rsk", values.to(cells), cells)
+    # On small batches the cost of an operation does not depend on its size, so sums of one kind are computed together:
+    # first the sums by cell, then the sums over all counted tokens.
+    values_by_cell = {"mass": mass, "blocked": blocked, "blocked_mass": mass * (1 - shares.clamp(max=1.0))}
+    stacked = torch.cat(
+        [torch.ones_like(mask).unsqueeze(0), *(values.to(cells) for values in values_by_cell.values())]
+    )
+    cell_sums = torch.tensordot(stacked, cells, dims=((1, 2), (2, 3)))
 
-    def total(values: Tensor) -> Tensor:
-        return (values * mask).sum((-1, -2))
+    values_of_tokens = {
+        "ratio_mean": run_tokens.ratio,
+        "log_ratio_abs": run_tokens.log_ratio.abs(),
+        "approx_kl": batch.log_ratio.exp() - 1 - batch.log_ratio,
+        "radius_used": _radius_used(run_tokens),
+        "entropy": -run_tokens.logp_old if run_tokens.entropy is None else run_tokens.entropy,
+    }
+    softened = changed * (shares > 0) * (shares < 1)
+    amplified = changed * (shares > 1)
+    stacked = torch.cat([torch.stack(list(values_of_tokens.values())), softened, amplified])
+    totals = (stacked * mask).sum((-1, -2))
 
+    methods = len(tokens_by_method)
+    tokens, *sums_by_method = cell_sums.split([1, methods, methods, methods])
+    of_tokens, softened_sums, amplified_sums = totals.split([len(values_of_tokens), methods, methods])
     sums = {
-        "tokens": by_cell(torch.ones_like(mask).unsqueeze(0)),
-        "mass": by_cell(mass),
-        "blocked": by_cell(blocked),
-        "blocked_mass": by_cell(mass * (1 - shares.clamp(max=1.0))),
-        "softened": total(changed * (shares > 0) * (shares < 1)),
-        "amplified": total(changed * (shares > 1)),
-        "upper": total(run_tokens.bounds.upper),
-        "lower": total(run_tokens.bounds.lower),
+        "tokens": tokens,
+        **dict(zip(values_by_cell, sums_by_method, strict=True)),
+        **dict(zip(values_of_tokens, of_tokens, strict=True)),
+        "softened": softened_sums,
+        "amplified": amplified_sums,
         "counted": mask.sum(),
-        "ratio_mean": total(run_tokens.ratio),
-        "log_ratio_abs": total(run_tokens.log_ratio.abs()),
-        "approx_kl": total(batch.log_ratio.exp() - 1 - batch.log_ratio),
-        "radius_used": total(_radius_used(run_tokens)),
-        "entropy": total(-run_tokens.logp_old if run_tokens.entropy is None else run_tokens.entropy),
         "calls": mask.new_ones(()),
         "on_policy": (run_tokens.log_ratio.abs().max() < 1e-7).float(),
         "inert": 1 - changed.flatten(1).amax(1),
