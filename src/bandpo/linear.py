@@ -88,7 +88,8 @@ def linear_logp(
                 "hidden and ids must both be jagged, with rows of the same lengths, or both dense"
             )
         ends = offsets(ids)
-        hidden, ids = hidden.values(), ids.values()
+        hidden = hidden.values()
+        ids = ids.values()
     _check_head(hidden, lm_head_weight, bias, ids)
     for name, number in {"temperature": temperature, "logit_softcap": logit_softcap, "chunk": chunk}.items():
         if number is not None:

@@ -81,7 +81,8 @@ def aggregate(
     (tensor(3.), tensor(3.5000))
     """
     layout = read_layout({"values": values, "mask": mask}, segments, cu_seqlens)
-    values, mask = layout.tensors["values"], layout.tensors["mask"]
+    values = layout.tensors["values"]
+    mask = layout.tensors["mask"]
     sequences = Sequences.read(mask.float(), segments=layout.segments, cu_seqlens=layout.cu_seqlens)
     return _aggregate(values.masked_fill(mask == 0, 0.0), sequences, aggregation, normalizer)
 
@@ -150,8 +151,8 @@ def canonical_aggregation(aggregation: str) -> str:
     """
     mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
     if mode not in AGGREGATIONS:
-        known = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
-        raise InvalidValue(f"unknown aggregation {aggregation!r}; known are {known}")
+        names = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
+        raise InvalidValue(f"unknown aggregation {aggregation!r}; known are {names}")
     return mode
 
 

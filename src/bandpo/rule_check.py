@@ -202,7 +202,8 @@ def _check_f(divergence: Divergence) -> None:
     for name, values in (("f", f), ("df", divergence.df(LOG_U))):
         if not _checks.is_a(values, torch.Tensor) or values.shape != LOG_U.shape:
             _refuse(divergence, f"{name} must be elementwise, and map a tensor to one of equal shape")
-    f, df = f.double(), divergence.df(LOG_U).double()
+    f = f.double()
+    df = divergence.df(LOG_U).double()
     f_at_0 = f[LOG_U == 0].item()
     if not abs(f_at_0) <= ROUNDING:
         f_at_1 = divergence.f(torch.ones_like(LOG_U))[0].item()

@@ -382,9 +382,9 @@ class Layout(NamedTuple):
     tensors: dict[str, Any]
     """The tensors by name; None for those that the caller passed as None."""
     segments: Tensor | None
-    """As for `Sequences.read`."""
+    """Index of each token's sequence, see `Sequences.read`."""
     cu_seqlens: Tensor | None
-    """As for `Sequences.read`."""
+    """Start of each sequence, see `Sequences.read`."""
 
     @property
     def packed(self) -> bool:

@@ -220,9 +220,9 @@ def _check_arguments(function: Callable[..., Any], kwargs: dict[str, Any]) -> No
     parameters = [name for name in inspect.signature(function).parameters if not name.startswith("_")]
     for name in kwargs:
         if name not in parameters:
-            known = f"it takes {', '.join(parameters)}" if parameters else "it takes no arguments"
+            accepted = f"it takes {', '.join(parameters)}" if parameters else "it takes no arguments"
             raise InvalidValue(
-                f"{function.__name__} has no argument {name!r}{did_you_mean(name, parameters)}; {known}"
+                f"{function.__name__} has no argument {name!r}{did_you_mean(name, parameters)}; {accepted}"
             )
 
 

@@ -216,7 +216,7 @@ def test_a_folder_whose_files_tell_different_methods(tmp_path):
 
 
 def by_hand(folder, number=FORMAT, **columns):
-    """A file of one sequence of two tokens that docs/record-format.md allows, written without the Recorder."""
+    """Write a valid file with one sequence of two tokens by pyarrow, without the Recorder."""
     kinds = {"step": pa.int64(), "version": pa.list_(pa.int64()), "entropy": pa.list_(pa.float16())}
     kinds |= dict.fromkeys(("advantages", "logp_old", "log_ratio", "log_weight"), pa.list_(pa.float32()))
     kinds |= {name: value.type for name, value in columns.items()}
@@ -345,7 +345,7 @@ def test_batches_before_their_first_loss_cannot_be_replayed(tmp_path):
 
 
 def rewritten(path, change=lambda table: table, meta=None):
-    """The same file with another table or other metadata."""
+    """Write the file again with another table or other metadata."""
     with pa.OSFile(str(path)) as source:
         table = pa.ipc.open_stream(source).read_all()
     said = dict(table.schema.metadata)

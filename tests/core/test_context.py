@@ -1,4 +1,4 @@
-"""What rules and objectives may depend on beside the log-probabilities: the context, and numbers that vary."""
+"""Tests of the training state, of schedules and of other quantities that rules and objectives may depend on."""
 
 from dataclasses import dataclass
 
@@ -98,7 +98,7 @@ def test_only_a_band_has_a_number_for_each_token():
 
 @dataclass(frozen=True)
 class Older(ClipRule):
-    """Narrower the older the weights that sampled."""
+    """A clip that is narrower for older weights."""
 
     age: object = None
 
@@ -112,7 +112,7 @@ class Older(ClipRule):
 
 @dataclass(frozen=True)
 class Shares(Objective):
-    """Everything that an objective can see, in one weight."""
+    """An objective whose weight depends on every quantity of `Tokens`."""
 
     def weight(self, tokens):
         state = tokens.state
@@ -187,7 +187,7 @@ def test_importance_weights_may_enter_the_weight_itself():
 
 
 def test_sums_run_over_all_processes(monkeypatch):
-    """The other process has as many gains again and no loss: the first bounds will do where alone they would not."""
+    """With the gains of the other process the first bounds are enough; without them they are not."""
     seen = []
 
     def all_reduce(sums, group):

@@ -20,7 +20,7 @@ def batch(seed=0, rows=12, columns=10, dtype=torch.float32):
 
 
 def ppo(low=0.2, high=0.2, clamp=20.0, scale=1.0, offset=0.0, advantage=lambda a: a, rows=1.0):
-    """A loop's own loss, written as loops write it."""
+    """Compute PPO's loss as a training loop would."""
 
     def loss(logp, old, advantages, mask):
         ratio = (logp - old).clamp(-clamp, clamp).exp()
@@ -119,7 +119,7 @@ def test_the_tolerance_is_between_rounding_and_a_change(size):
 
 
 def test_a_token_on_its_bound_is_not_judged():
-    """1.2 in float32 lies on one side or the other, as the loss rounds."""
+    """Rounding decides on which side of the bound a ratio of 1.2 in float32 lies."""
     old = torch.full((1, 4), 0.1).log()
     ratio = torch.tensor([[1.2, 1.21, 0.8, 1.0]])
     seen = Batch.read(old + ratio.log(), old, torch.tensor([[1.0, 1.0, -1.0, 1.0]]))

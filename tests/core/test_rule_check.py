@@ -1,4 +1,4 @@
-"""`bandpo.check`: what it refuses of rules, divergences and objectives of one's own, and none of ours."""
+"""Tests of `bandpo.check`: the errors for wrong rules, divergences and objectives; bandpo's own pass."""
 
 import math
 from dataclasses import dataclass
@@ -175,7 +175,7 @@ def test_a_radius_that_no_moment_tells_is_left_to_whoever_knows_it():
 
 
 def mine(base, **methods):
-    """A class of one's own with these methods, without their self."""
+    """Create a user's class from functions without ``self`` as methods."""
     named = {name: lambda self, *a, method=method: method(*a) for name, method in methods.items()}
     return dataclass(frozen=True)(type("Mine", (base,), named))()
 

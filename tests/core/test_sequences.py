@@ -21,7 +21,7 @@ FORMS = ("segments", "cu_seqlens", "flat", "rows", "jagged")
 
 
 def padded_batch(seed=0, dtype=torch.float32, lengths=LENGTHS):
-    """A padded batch: prompts that do not count, a sequence without a counted token, and values in the padding."""
+    """Return a padded batch with prompts, a sequence without a counted token, and values in the padding."""
     random = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     old = -5 * torch.rand(shape, generator=random, dtype=dtype) ** 2 - 1e-2
@@ -42,7 +42,7 @@ def padded_batch(seed=0, dtype=torch.float32, lengths=LENGTHS):
 
 
 def pack(batch, inside, form):
-    """The same batch in another form; the tensors without those per sequence, and what says where sequences lie."""
+    """Return the batch in another form: its tensors per token, and the arguments with the boundaries of sequences."""
     lengths = inside.sum(1)
     ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     numbers = torch.arange(len(inside))[:, None].expand(inside.shape)
@@ -96,7 +96,7 @@ def loss_and_gradient(batch, inside, form, **settings):
 
 
 def needed(method, batch):
-    """The tensors that a method takes: importance weights and entropies are for all."""
+    """Return the tensors that a method takes, with importance weights and entropies."""
     return {name: x for name, x in batch.items() if name != "logp_anchor" or method.level == "token"}
 
 
@@ -143,7 +143,7 @@ def test_weights_and_advantages_per_sequence(form):
 
 
 def test_the_example_of_three_sequences_in_a_row():
-    """What a packed row gave before: the average of one long sequence."""
+    """Without boundaries a packed row gives the mean of one long sequence."""
     batch, inside = padded_batch(5, lengths=(3, 6, 12))
     batch["mask"][1, 2:4] = 1
     del batch["logp_anchor"], batch["weights"]

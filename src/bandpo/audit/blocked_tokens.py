@@ -108,8 +108,8 @@ def kept_shares(
     methods = {RUN: run_method}
     for name, rule in rules.items():
         methods[name] = method_at_level(run_method.level, rule)
-    tokens = {name: other.tokens(tensors) for name, other in methods.items()}
-    shares = {name: other.weight(tokens[name]) / tokens[name].ratio for name, other in methods.items()}
+    tokens = {name: tried.tokens(tensors) for name, tried in methods.items()}
+    shares = {name: tried.weight(tokens[name]) / tokens[name].ratio for name, tried in methods.items()}
     return tokens[RUN], shares
 
 

@@ -233,7 +233,8 @@ class Audit:
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-POSITIVE, NEGATIVE = 0, 1
+POSITIVE = 0
+NEGATIVE = 1
 """Indices of the two signs of the advantage in the sums by cell."""
 
 

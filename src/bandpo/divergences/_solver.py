@@ -73,7 +73,8 @@ def tilt_root(
     for small radii. It has a fixed number of steps, and each stays within a bracket of the root.
     """
     log_m, log_n, _ = rarer
-    m, n = log_m.exp(), log_n.exp()
+    m = log_m.exp()
+    n = log_n.exp()
 
     def divergence_at(size: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the divergence at ``|y| = size``, and the derivative of its logarithm by ``log size``."""
