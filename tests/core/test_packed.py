@@ -192,7 +192,7 @@ def test_a_single_sequence_without_a_batch_dimension():
 
 @pytest.mark.parametrize("advantages", [CONSTANT, CONSTANT[:, None], CONSTANT[:, None].expand(ROWS, COLUMNS)])
 def test_no_value_is_looked_at_where_advantages_are_of_sequences(advantages, monkeypatch):
-    monkeypatch.setattr("bandpo._packed._changes", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("bandpo._packed._pairs", lambda *_: pytest.fail("looked"))
     assert loss_of(advantages, method="GSPO()").isfinite()
     assert loss_of(advantages, method="GRPO()").isfinite()
 

@@ -303,7 +303,7 @@ REFUSED = {
         "token 5 of the flattened batch counts",
     ),
     "packed=False": ({"cu_seqlens": torch.tensor([0, 3, 6]), "packed": False}, "leave out segments="),
-    "packed=True": ({"packed": True}, "give segments= or cu_seqlens="),
+    "packed=True": ({"packed": True}, "packed=True needs segments= or cu_seqlens="),
 }
 
 

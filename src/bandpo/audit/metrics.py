@@ -350,7 +350,7 @@ def _sums(
     stacked = torch.cat(
         [torch.ones_like(mask).unsqueeze(0), *(values.to(cells) for values in values_by_cell.values())]
     )
-    cell_sums = torch.tensordot(stacked, cells, dims=((1, 2), (2, 3)))
+    cell_sums = torch.tensordot(stacked, cells, dims=((1, 2), (2, 3)))  # pyright: ignore[reportArgumentType]
 
     values_of_tokens = {
         "ratio_mean": run_tokens.ratio,

@@ -161,7 +161,7 @@ class _Expected:
         arrays = {name: _as_array(values) for name, values in loss.items() if values is not None}
         shape = arrays["logp_old"].shape
         if len(shape) != 2:
-            raise InvalidValue(f"{self.place}: logp_old must have the shape (batch, time), got {shape}")
+            raise InvalidValue(f"{self.label}: logp_old must have the shape (batch, time), got {shape}")
         self.mask: Array = np.ones(shape, bool) if "mask" not in arrays else arrays["mask"] != 0
         self.of_tokens = {
             name: self._at_tokens(name, arrays[name]) for name in TOKEN_COLUMNS if name in arrays
