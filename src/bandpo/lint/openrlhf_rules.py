@@ -170,7 +170,7 @@ OPENRLHF_RULES = (
         condition=lambda v: (
             v.rate > LARGEST_RATES[-1][1]
             and v.optimizer == "adam"
-            and rate_is_high(v.rate, v.lora, v.known("model"))
+            and rate_is_high(v.rate, v.lora, v.get("model"))
         ),
         happens=RATE_HAPPENS,
         fix="--{rate.name} 1e-6, or 1e-5 with LoRA",

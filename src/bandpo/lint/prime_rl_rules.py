@@ -73,7 +73,7 @@ PRIME_RL_RULES = (
         condition=lambda v: (
             v.rate > LARGEST_RATES[-1][1]
             and v.optimizer == "adamw"
-            and rate_is_high(v.rate, v.lora, v.known("model"))
+            and rate_is_high(v.rate, v.lora, v.get("model"))
         ),
         happens=RATE_HAPPENS,
         fix="lr = 1e-6 under [trainer.optim], or 1e-5 with LoRA",

@@ -256,7 +256,7 @@ SKYRL_RULES = (
             "model": "trainer.policy.model.path",
             "lora": "trainer.policy.model.lora.rank",
         },
-        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.known("model")),
+        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.get("model")),
         happens=RATE_HAPPENS,
         fix="trainer.policy.optimizer_config.lr=1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,

@@ -14,8 +14,8 @@ from bandpo.lint.rules import (
     RATE_SOURCE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
-    NotRead,
     Rule,
+    UnknownValue,
     Values,
     largest,
     rate_is_high,
@@ -33,7 +33,9 @@ TRL_UPDATES = {
 def _trl_updates_once(v: Values) -> bool:
     if v.steps is None and v.batch is not None:
         # The batch is divided by the number of processes, which no configuration tells.
-        raise NotRead("steps_per_generation follows from generation_batch_size and the number of processes")
+        raise UnknownValue(
+            "steps_per_generation follows from generation_batch_size and the number of processes"
+        )
     steps = v.accumulation if v.steps is None else v.steps
     return v.accumulation % (steps * v.iterations) == 0
 
@@ -230,7 +232,7 @@ TRL_RULES = (
         severity="look",
         title="the learning rate is far above published ones",
         reads={"rate": "learning_rate", "model": "model_name_or_path", "lora": "use_peft"},
-        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.known("model")),
+        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.get("model")),
         happens=RATE_HAPPENS,
         fix="learning_rate=1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,

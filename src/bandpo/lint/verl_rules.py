@@ -13,8 +13,8 @@ from bandpo.lint.rules import (
     RATE_SOURCE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
-    NotRead,
     Rule,
+    UnknownValue,
     Values,
     largest,
     rate_is_high,
@@ -53,10 +53,12 @@ def _verl_program(v: Values) -> None:
     """Refuse to judge a program that is not verl's, and may make its batches and groups otherwise.
 
     Raises:
-        NotRead: if the program is another.
+        UnknownValue: if the program is another.
     """
     if v.program and not v.program.startswith(VERL_PROGRAMS):
-        raise NotRead(f"{v.program} is no program of verl, and may make its batches and groups otherwise")
+        raise UnknownValue(
+            f"{v.program} is no program of verl, and may make its batches and groups otherwise"
+        )
 
 
 def _verl_clip_is_idle(v: Values) -> bool:
@@ -250,7 +252,7 @@ VERL_RULES = (
             "loss": f"{VERL_ACTOR}use_kl_loss",
             "reward": "algorithm.use_kl_in_reward",
         },
-        condition=lambda v: v.is_given("adapter") and bool(v.loss or v.reward),
+        condition=lambda v: v.has_value("adapter") and bool(v.loss or v.reward),
         happens="The run begins with the adapter {adapter}, and the reference is computed with every "
         "adapter turned "
         "off: the KL is large at the first step, and pulls back to the base model.",
@@ -360,7 +362,7 @@ VERL_RULES = (
         condition=lambda v: (
             v.rate > LARGEST_RATES[-1][1]
             and str(v.optimizer).lower().startswith("adam")
-            and rate_is_high(v.rate, _verl_lora(v), v.known("model"))
+            and rate_is_high(v.rate, _verl_lora(v), v.get("model"))
         ),
         happens=RATE_HAPPENS,
         fix="actor_rollout_ref.actor.optim.lr=1e-6, or 1e-5 with LoRA",
