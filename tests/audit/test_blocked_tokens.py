@@ -39,7 +39,7 @@ def test_the_costliest_blocked_words_in_their_answers(tmp_path):
     rare, common = costliest(tmp_path)
     assert (rare.answer, rare.at, rare.step, rare.advantage) == ([7, 8, 9], 1, 3, 2.0)
     assert (rare.cost, rare.p, rare.ratio) == pytest.approx((8.0, 0.01, 4.0), rel=1e-4)
-    assert [rare.shares[rule] for rule in ("the run", "Clip-Higher", "Band", "no clip")] == [0, 0, 1, 1]
+    assert [rare.kept[rule] for rule in ("the run", "Clip-Higher", "Band", "no clip")] == [0, 0, 1, 1]
     assert (common.answer[common.at], common.cost) == (6, pytest.approx(0.5, rel=1e-4))
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--words"])
     assert " 1. 7 ⟦8⟧ 9\n    step 3: p 0.01, ratio 4, A +2; gradient kept by the run 0%" in result.output
@@ -68,7 +68,7 @@ def test_the_user_names_the_rule_of_a_record_that_names_none(tmp_path):
     assert [token.at for token in costliest(tmp_path / "none", wider)] == [2]
     assert [token.at for token in costliest(tmp_path / "named", wider)] == [2, 1]
     assert [token.at for token in costliest(tmp_path / "named", count=1)] == [2]
-    assert list(costliest(tmp_path / "named", rules={"mine": "Unclipped()"})[0].shares) == ["the run", "mine"]
+    assert list(costliest(tmp_path / "named", rules={"mine": "Unclipped()"})[0].kept) == ["the run", "mine"]
 
 
 def disagreeing_record(folder, bypass=False):

@@ -63,8 +63,9 @@ class BlockedToken(NamedTuple):
     """The ratio of the policy in training to the old one."""
     advantage: float
     """Its advantage."""
-    shares: Mapping[str, float]
-    """The share of its gradient that each rule keeps, the run's first; 0 for a blocked token."""
+    kept: Mapping[str, float]
+    """The share of its gradient that each rule keeps, the run's first; 0 for a blocked token. The report reads this
+    key."""
 
 
 class DisagreeingToken(NamedTuple):
@@ -156,7 +157,7 @@ class BlockedTokens:
                 p=float(p[row, column]),
                 ratio=float(tokens.ratio[row, column]),
                 advantage=float(tokens.advantages[row, column]),
-                shares={name: float(share[row, column]) for name, share in shares.items()},
+                kept={name: float(share[row, column]) for name, share in shares.items()},
             )
             key = (*answer, column, token.p)
             highest_cost = self._tokens[key].cost if key in self._tokens else 0.0
@@ -327,7 +328,7 @@ def format_tokens(tokens: Sequence[BlockedToken], decode: Decode) -> str:
     for number, token in enumerate(tokens, 1):
         before, word, after = map(printable, in_context(token, decode))
         lines.append(f"{number:2d}. {before} ⟦{word}⟧ {after}")
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in token.shares.items())
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in token.kept.items())
         step = "" if token.step is None else f"step {token.step}: "
         figures = f"p {token.p:.2g}, ratio {token.ratio:.3g}, A {token.advantage:+.3g}"
         lines.append(printable(f"    {step}{figures}; gradient kept by {shares}"))
