@@ -158,13 +158,13 @@ class Contract:
         method = METHODS[name].method()
         batch = make_batch(18, spread=1.5, dtype=dtype)
         bounds_and_dual_clip = dual_clip_of(method) and method.objective.objective == Surrogate()
-        if self.takes_dual_clip and bounds_and_dual_clip and not method.clip.looks_at_tokens:
+        if self.takes_dual_clip and bounds_and_dual_clip and not method.clip.depends_on_tokens:
             tensors = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
             expected = policy_loss(*tensors, method=method, aggregation=self.aggregation).loss
             # Where a bound has to be solved for, the core reports the value of a clipped token without it.
             self.compare(batch, self.ours(batch, f"{name}()"), expected, value=False)
         elif not self.any_method:
-            if (method.objective, method.level) != (Surrogate(), "token") or method.clip.looks_at_tokens:
+            if (method.objective, method.level) != (Surrogate(), "token") or method.clip.depends_on_tokens:
                 with pytest.raises(ValueError, match=r"but this framework's loss can only be given bounds"):
                     self.ours(batch, f"{name}()")
         elif (method.whole_batch and not self.whole_batch) or (has_bias(method) and not self.takes_bias):

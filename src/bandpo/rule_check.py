@@ -91,7 +91,7 @@ def _check_rule(rule: ClipRule) -> None:
         return
     if any(isinstance(band.radius, Radius) for band in bands(resolved).values()):
         return
-    if resolved.looks_at_tokens:
+    if resolved.depends_on_tokens:
         resolved = _sample(resolved, LOGP).rule
     bounds = resolved.bounds(LOGP)
     _check_bounds(rule, bounds)
@@ -126,7 +126,7 @@ def _warn_beyond_simplex(rule: ClipRule, bounds: RatioBounds) -> None:
     if type(rule).__module__.partition(".")[0] == "bandpo":
         return
     # The bounds of a TokenRule differ between tokens for other reasons than p.
-    if rule.looks_at_tokens:
+    if rule.depends_on_tokens:
         return
     log_upper = bounds.log_upper.double()
     constant = torch.isclose(log_upper, log_upper.flatten()[0].expand_as(log_upper), rtol=0.0, atol=ROUNDING)

@@ -80,7 +80,7 @@ class ClipRule(Varies, ABC):
 
     @property
     def cap(self) -> float:
-        """A ratio that no upper bound exceeds, known without solving. The loss reports it for blocked tokens."""
+        """A ratio that no upper bound exceeds, known without solving; a limit of the reported ratio of blocked tokens."""
         return math.inf
 
     def settle(self, tokens: TokenData) -> ClipRule:
@@ -99,9 +99,9 @@ class ClipRule(Varies, ABC):
         return self.__class__(**{**arguments, **changed}) if changed else self
 
     @property
-    def looks_at_tokens(self) -> bool:
+    def depends_on_tokens(self) -> bool:
         """True if the rule is or contains a `TokenRule`. `bounds` is then only available after `settle`."""
-        return any(rule.looks_at_tokens for rule in self._inner_rules())
+        return any(rule.depends_on_tokens for rule in self._inner_rules())
 
     @property
     def whole_sequence(self) -> bool:
@@ -178,7 +178,7 @@ class TokenRule(ClipRule):
         )
 
     @property
-    def looks_at_tokens(self) -> bool:
+    def depends_on_tokens(self) -> bool:
         return True
 
 

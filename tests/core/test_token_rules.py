@@ -132,7 +132,7 @@ def test_bounds_without_tokens_are_refused():
 def test_a_rule_that_looks_at_p_alone_is_itself():
     logp = torch.full((1, 2), -1.0)
     for rule in (FixedClip(), Tightest(Band(), TwoSided(FixedClip(), Unclipped()))):
-        assert not rule.looks_at_tokens
+        assert not rule.depends_on_tokens
         assert Tokens.from_batch(logp, logp, torch.ones(1), rule=rule).rule is rule
 
 
@@ -259,7 +259,7 @@ def test_what_a_rule_depends_on_is_its_methods(around):
     whole, sequence = Method(around(BalancedBounds())), Method(around(PrefixBudget()))
     assert (whole.whole_batch, whole.whole_sequence) == (True, False)
     assert (sequence.whole_batch, sequence.whole_sequence) == (False, True)
-    assert whole.clip.looks_at_tokens
+    assert whole.clip.depends_on_tokens
 
 
 def test_a_packed_row_is_refused_by_a_rule_that_looks_at_whole_sequences():

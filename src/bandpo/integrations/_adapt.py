@@ -88,7 +88,7 @@ def read_bounds(
             f"{prefix}method: {method!r} is {read.objective!r} per {read.level}, but this framework's loss can only be "
             "given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
-    if read.clip.looks_at_tokens:
+    if read.clip.depends_on_tokens:
         raise InvalidValue(
             f"{prefix}method: {read.clip!r} makes its bounds of the tokens of a batch, but this framework's loss can "
             "only be given bounds of the old log-probability; name a clip rule such as 'FixedClip(0.2, 0.28)'"

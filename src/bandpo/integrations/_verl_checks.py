@@ -229,7 +229,7 @@ def _check_acts(method: Method, config: DictConfig) -> None:
         return
     rule = repr(method.clip)
     # What a rule of the tokens allows is known with the tokens only.
-    if not method.clip.looks_at_tokens:
+    if not method.clip.depends_on_tokens:
         p = torch.tensor(PROBABILITIES)
         lower, upper = _allowed(method)
         above = (upper > 0.9 * (1 / p).clamp(max=FAR)).all() and upper.isfinite().any()
@@ -331,7 +331,7 @@ def _identity(method: Method | None, actor: ActorConfig, config: DictConfig) -> 
     parts += [as_text(method)] if method else []
     distillation = config.get("distillation")
     parts += ["and verl's distillation"] if distillation and distillation.enabled else []
-    if method and method.clip.looks_at_tokens:
+    if method and method.clip.depends_on_tokens:
         ratios = "by the tokens of each batch"
     else:
         ends = zip(PROBABILITIES, *_allowed(method).tolist(), strict=True) if method else ()
