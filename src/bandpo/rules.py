@@ -80,7 +80,7 @@ class ClipRule(Varies, ABC):
 
     @property
     def cap(self) -> float:
-        """A ratio that no upper bound exceeds, known without solving. It limits the ratio that blocked tokens report."""
+        """A ratio that no upper bound exceeds, known without solving. The reported ratio is at most this."""
         return math.inf
 
     def settle(self, tokens: TokenData) -> ClipRule:

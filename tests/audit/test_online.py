@@ -30,7 +30,7 @@ def said(watch, batches=(), rows=()):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for given in batches:
-            watch.look(**given)
+            watch.check_batch(**given)
         for row in rows:
             watch(row)
     assert all(w.category is BandWarning for w in caught)
@@ -65,7 +65,7 @@ def test_a_run_can_be_stopped():
     sick = batch(0)
     sick["logp"][3, 5] = math.nan
     with pytest.raises(RuntimeError, match="nan: 1 of 64 sequences"):
-        RunWatch(stop_on="fix").look(**sick)
+        RunWatch(stop_on="fix").check_batch(**sick)
     with pytest.raises(ValueError, match="stop_on must be 'stop', 'fix' or None, got 'look'"):
         RunWatch(stop_on="look")
     for every in (0, 2.5, True):
@@ -95,7 +95,7 @@ def test_a_few_batches_without_a_right_answer_are_no_fault():
     watch = RunWatch(every=1, stop_on="fix")
     assert said(watch, [unrewarded(k) for k in range(FEWEST_BATCHES - 1)]) == []
     with pytest.raises(RuntimeError, match="reward-flat"):
-        watch.look(**unrewarded(FEWEST_BATCHES))
+        watch.check_batch(**unrewarded(FEWEST_BATCHES))
 
 
 def rows_of_a_hard_task(count):

@@ -57,7 +57,7 @@ class RunWatch:
     logged by the logger ``bandpo`` as warnings, and notes as information.
 
     >>> watch, logp = RunWatch(), -torch.ones(4, 6)
-    >>> watch.look(logp=logp, logp_old=logp, advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    >>> watch.check_batch(logp=logp, logp_old=logp, advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
     >>> watch({"entropy": 1.2, "reward": 0.3})
 
     Args:
@@ -101,7 +101,7 @@ class RunWatch:
         """The announced codes, each with its highest severity so far."""
 
     def is_due(self, generation: int, update: int) -> bool:
-        """Return True if `look` checks a loss.
+        """Return True if `check_batch` checks a loss.
 
         Args:
             generation: The number of the generated batch.
@@ -109,7 +109,7 @@ class RunWatch:
         """
         return update == 0 and generation % self._every == 0
 
-    def look(
+    def check_batch(
         self,
         *,
         logp_old: Tensor,

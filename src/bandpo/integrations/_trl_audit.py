@@ -324,7 +324,7 @@ class AuditMixin(GRPOTrainer):
             "update": update,
         }
         if run_watch is not None:
-            run_watch.look(**tokens)
+            run_watch.check_batch(**tokens)
         if self._recorder is not None:
             self._recorder.add(**tokens, step=step, version=version, method=self.audited_method())
 

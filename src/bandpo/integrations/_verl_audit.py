@@ -118,7 +118,7 @@ class Driver:
             self._recorder.add(**parts, step=data.meta_info.get("global_steps", self._batches + 1))
         if self._watch is not None:
             with np.errstate(invalid="ignore"):  # a log-probability of −∞, which a worker counts and names
-                self._watch.look(**parts)
+                self._watch.check_batch(**parts)
         self._batches += 1
 
     def take(self, metrics: dict[str, Any]) -> dict[str, float]:
