@@ -116,6 +116,8 @@ class Batch(NamedTuple):
         )
         tensors = layout.tensors
         state = TrainingState() if state is None else state
+
+        # The mask and the sequences, which determine the shapes of the other tensors.
         mask = normalize_mask(tensors["logp"], tensors["mask"])
         padding = mask == 0
         sequences = Sequences.read(
@@ -125,12 +127,14 @@ class Batch(NamedTuple):
             count=_count_of_sequences(tensors, state) if layout.packed else None,
         )
 
+        # Log-probabilities, (batch, time), 0 in the padding.
         logps: dict[str, Tensor] = {}
         for name in ("logp", "logp_old", "logp_anchor"):
             if tensors[name] is not None:
                 logps[name] = _validate_logp(name, tensors[name], padding)
 
-        # The values that must be finite at counted tokens. Those in the padding become 0.
+        # Tensors that must be finite at counted tokens. Advantages and entropies are expanded to (batch, time), weights
+        # stay per sequence if they are.
         finite: dict[str, Tensor] = {}
         for name in ("advantages", "entropy"):
             if tensors[name] is not None:
@@ -140,8 +144,10 @@ class Batch(NamedTuple):
         if tensors["weights"] is not None:
             weights = _validate_shape("weights", tensors["weights"], sequences)
             unused = padding if weights.shape == padding.shape else sequences.length == 0
-            weights = finite["weights"] = weights.masked_fill(unused, 0.0)
+            weights = weights.masked_fill(unused, 0.0)
+            finite["weights"] = weights
 
+        # Invalid values raise an error, or make the advantage NaN if values cannot be read.
         advantages = finite["advantages"]
         if _checks.values_can_be_read(mask):
             _check_values(logps, finite, weights)
