@@ -116,6 +116,7 @@ float32 0.02 + 1e-9 is rounded to 0.02."""
 
 
 def _check_numbers(course: Course) -> Finding:
+    """Check that the log has no NaN and no infinite values."""
     bad_rows = [row for row in course.rows if row.get("not_finite")]
     share = len(bad_rows) / len(course.rows)
     finding = Finding("ok", True, "the log holds numbers", share, None, len(course.rows))
@@ -255,18 +256,19 @@ def _begins_before_updates(course: Course, setup: Setup) -> bool:
 
 
 def _check_step_size(course: Course) -> Finding:
+    """Check that one batch does not move the policy too far, nor the first steps of the run."""
     tested = "updates stay near the sampling policy"
-    moved = course.series("moved")
+    movement = course.series("moved")
     kl = course.series("kl")
-    if moved.values:
-        largest = max(moved.values)
-        finding = _passed(tested, moved, largest)
+    if movement.values:
+        largest = max(movement.values)
+        finding = _passed(tested, movement, largest)
         if largest > TOO_FAR:
             cause = (
                 "by the last update on a batch, log-probabilities of its tokens had moved by "
                 f"{largest:.2g} nats on average"
             )
-            step = moved.steps[moved.values.index(largest)]
+            step = movement.steps[movement.values.index(largest)]
             return finding.failed("step-too-large", cause, onset=step, quantities=["moved"])
         return finding
     if not kl.values:
@@ -285,6 +287,7 @@ def _check_step_size(course: Course) -> Finding:
 
 
 def _check_divergence(course: Course) -> Finding:
+    """Check that the KL to the reference is not large at the end."""
     tested = "the policy stays near the reference"
     kl = course.series("kl")
     if len(kl.values) < FEW_STEPS:
@@ -317,6 +320,7 @@ STALE = 4.0
 
 
 def _check_engine(course: Course) -> Finding:
+    """Check that engine and trainer have about the same probabilities, and that data is not too old."""
     tested = "engine and trainer agree, as logged"
     finding = Finding("ok", None, tested)
     ages = course.series("staleness").values
@@ -372,6 +376,12 @@ MUCH_CLIPPED_SEQUENCES = 0.6
 
 
 def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
+    """Check that no gradient norm is many times larger than those around it.
+
+    Args:
+        course: The metrics of the run.
+        fell: True if the reward fell at the end, which makes spikes a fault.
+    """
     tested = "gradient norms have no spikes"
     norm = course.series("grad_norm")
     if len(norm.values) < 4 * FEW_STEPS:
@@ -411,6 +421,7 @@ def _clip_shares(course: Course) -> Series:
 
 
 def _check_clip_share(course: Course, setup: Setup) -> Finding:
+    """Check that most tokens, or sequences, are not clipped."""
     tested = "the clip keeps most of the gradient"
     shares = _clip_shares(course)
     if len(shares.values) < FEW_STEPS:
@@ -490,6 +501,7 @@ def _is_solved(course: Course) -> bool:
 
 
 def _check_constant_reward(course: Course) -> Finding:
+    """Check that the mean reward is not the same in many log steps up to the end."""
     tested = "rewards differ"
     reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
@@ -645,6 +657,7 @@ MUCH_LONGER = 3.0
 
 
 def _check_truncation(course: Course, setup: Setup) -> Finding:
+    """Check that few answers are cut off at the cap on length."""
     tested = "answers are finished"
     cap = setup.number("length cap")
     at_cap = f" at the cap of {cap:g} tokens" if cap else ""
@@ -733,6 +746,7 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
 
 
 def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
+    """Check that the rewards of most groups differ, so that their advantages are not all 0."""
     tested = "groups carry signal"
     shares = course.series("dead")
     if len(shares.values) < FEW_STEPS:
@@ -771,6 +785,7 @@ def _rise(metric: Series) -> float:
 
 
 def _check_length(course: Course) -> Finding:
+    """Check that answers become much longer only if the score on other prompts, or else the reward, rises."""
     tested = "longer answers are better answers"
     length = course.series("length")
     if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
