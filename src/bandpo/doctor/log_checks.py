@@ -170,11 +170,16 @@ def _check_movement(course: Course) -> Finding:
             continue
         largest = max(metric.values)
         finding = _passed(tested, metric, largest)
-        is_warm_up = name == "learning_rate" and metric.values[-1] == largest > metric.values[0]
-        if largest <= limit and not is_warm_up and (name == "learning_rate" or _rewards_differ(course)):
-            return finding.failed(
-                "no-step", f"{name} never exceeds {largest:g}", onset=metric.steps[0], quantities=[name]
-            )
+        if largest > limit:
+            continue
+        if name == "learning_rate":
+            is_warm_up = metric.values[-1] == largest and largest > metric.values[0]
+            is_fault = not is_warm_up
+        else:
+            is_fault = _rewards_differ(course)
+        if is_fault:
+            cause = f"{name} never exceeds {largest:g}"
+            return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
     return finding
 
 
@@ -250,9 +255,7 @@ def _begins_before_updates(course: Course, setup: Setup) -> bool:
     # verl logs the mean over all updates of a step, and only the first of these comes before any update.
     if setup.framework == "verl" and (setup.updates or 1) > 1:
         return False
-    if kl.steps[0] <= 1:
-        return True
-    return len(kl.steps) > 1 and kl.steps[0] <= kl.steps[1] - kl.steps[0] == 1
+    return kl.steps[0] <= 1
 
 
 def _check_step_size(course: Course) -> Finding:
