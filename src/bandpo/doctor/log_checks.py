@@ -753,7 +753,7 @@ def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     tested = "groups carry signal"
     shares = course.series("dead")
     if len(shares.values) < FEW_STEPS:
-        advice = f"at least {FEW_STEPS} log steps" if shares.values else ""
+        advice = f"needs at least {FEW_STEPS} log steps" if shares.values else ""
         return Finding("ok", None, tested, advice=advice)
     late = shares.later_half
     mean = fmean(late)
@@ -1074,7 +1074,7 @@ def _check_fall(course: Course) -> Finding:
     tested = "the reward does not collapse"
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
-        return Finding("ok", None, tested, advice=f"at least {PLATEAU_STEPS} log steps")
+        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
     means = tenths(reward.values)
     best = max(range(10), key=lambda tenth: means[tenth])
     noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
@@ -1160,7 +1160,7 @@ def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: boo
     tested = "the reward still rises"
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
-        return Finding("ok", None, tested, advice=f"at least {PLATEAU_STEPS} log steps")
+        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
     if fell:
         # `_check_fall` has reported it.
         return Finding("ok", None, tested)
