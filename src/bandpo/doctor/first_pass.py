@@ -222,7 +222,7 @@ class FirstPass:
         distances = {0: _mean_of_recorded(difference[tokens])}
         unshifted_distances = dict(distances)
         for shift in SHIFTS:
-            comparable = self._has_shifted_token(shift, tokens)
+            comparable = self.has_shifted_token(shift, tokens)
             if int(comparable.sum()) >= FEWEST_SHIFTED:
                 shifted_difference = np.abs(first - np.roll(second, -shift))
                 distances[shift] = _mean_of_recorded(shifted_difference[comparable])
@@ -230,7 +230,7 @@ class FirstPass:
         best = min(distances, key=lambda shift: distances[shift])
         return best, distances[best], unshifted_distances[best]
 
-    def _has_shifted_token(self, shift: int, tokens: Flags) -> Flags:
+    def has_shifted_token(self, shift: int, tokens: Flags) -> Flags:
         """Return True for tokens whose sequence has a token `shift` positions later, (tokens,).
 
         Args:
@@ -248,7 +248,7 @@ class FirstPass:
         Args:
             tokens: True for tokens to compare, (tokens,).
         """
-        counts = [int(self._has_shifted_token(shift, tokens).sum()) for shift in (-1, 1)]
+        counts = [int(self.has_shifted_token(shift, tokens).sum()) for shift in (-1, 1)]
         return min(counts) >= FEWEST_SHIFTED
 
     def fit_temperature(self, first: Floats, second: Floats, tokens: Flags) -> tuple[float, float]:

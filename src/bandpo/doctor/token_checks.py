@@ -106,6 +106,14 @@ UNSAMPLED_WEIGHT = 0.6
 """Mean of π_old/π_rollout over widely different tokens below which the engine did not sample them. The mean over
 sampled tokens is near 1, whatever the trainer's probabilities are."""
 
+FOLLOWERS_OFF = 0.5
+"""Share of tokens that also differ, among those directly after tokens that differ by a nat, from which words were
+tokenised again. Another expert at one token does not change the next."""
+
+LARGEST_TRUNCATION = 20.0
+"""Factor that the engine's probabilities of widely different tokens do not exceed if it samples from a part of the
+vocabulary. It divides the probabilities of the remaining tokens by their sum."""
+
 MODERATE_KL = 0.01
 """KL divergence (nats per token) up to which an engine that sometimes routes to other experts is only worth a look."""
 
@@ -647,6 +655,7 @@ class _Mismatch:
             self._find_shift,
             self._find_unsampled_edge,
             self._find_retokenised_words,
+            self._find_isolated_tokens,
             self._find_truncated_sampling,
             self._find_temperature,
             self._find_lag,
@@ -693,12 +702,42 @@ class _Mismatch:
         cause = _describe_unsampled_edge(self.first_pass)
         return self.passed.failed("mask", cause) if cause else None
 
+    @cached_property
+    def follower_share(self) -> float | None:
+        """The share of tokens that also differ, among those directly after a token that differs by a nat.
+
+        Tokens that agree and of which the engine is sure are left out, since they agree in any case. None if the tokens
+        are too few.
+        """
+        distance = np.where(self.tokens, np.abs(self.log_weight), 0.0)
+        has_next = self.first_pass.has_shifted_token(1, self.tokens & (distance > 1.0))
+        follows_far_token = np.roll(has_next, 1)
+        differs = distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance[self.tokens])))
+        is_sure = self.first_pass.logp_rollout >= math.log(UNSURE)
+        followers = self.tokens & follows_far_token & (differs | ~is_sure)
+        if int(followers.sum()) < FEWEST_FAR_TOKENS:
+            return None
+        return float(differs[followers].mean())
+
+    def _is_unsampled(self, mean_weight: float) -> bool:
+        """Return whether widely different tokens were not sampled by the engine.
+
+        The trainer also sees a word that was tokenised again before the next token, whose probability then differs too.
+        Another expert at one token leaves the next as it is.
+
+        Args:
+            mean_weight: The mean of π_old/π_rollout over these tokens, used if too few tokens follow them.
+        """
+        if self.follower_share is None:
+            return mean_weight < UNSAMPLED_WEIGHT
+        return self.follower_share >= FOLLOWERS_OFF
+
     def _find_retokenised_words(self) -> Finding | None:
         """Find a few tokens that the engine did not sample, in sequences that otherwise agree."""
         log_weight = self.log_weight[self.tokens]
         distance = np.abs(log_weight)
         far_share, far_weight = _few_far_tokens(log_weight)
-        if not far_share or far_weight >= UNSAMPLED_WEIGHT:
+        if not far_share or not self._is_unsampled(far_weight):
             # If rounding in half precision hides them, such tokens still differ by at least a nat. Other experts would
             # give many more tokens with smaller differences.
             far_share, far_weight = _few_far_tokens(log_weight, farther_than=1.0)
@@ -707,23 +746,40 @@ class _Mismatch:
             are_enough = int((distance > 1.0).sum()) >= FEWEST_FAR_TOKENS
             if far_share <= FAR_PART * beyond_rounding or not are_enough:
                 return None
-        if far_weight >= UNSAMPLED_WEIGHT:
+        if not self._is_unsampled(far_weight):
             return None
         if not _retokenised_share(self.first_pass, self.log_weight, self.tokens):
             return None
 
         far_count = int((distance > 1.0).sum())
-        if far_count < FEWEST_FAR_TOKENS:
+        if far_count < FEWEST_FAR_TOKENS or self.follower_share is None:
             return _untested(
                 self.passed,
                 f"{far_count} of {len(distance)} tokens differ by a nat and the rest agree, too few to distinguish "
                 "other experts from answers that were tokenised again; record more batches",
             )
         cause = (
-            f"{far_share:.1%} of tokens differ widely and are less probable for the trainer; sequences without them "
+            f"{far_share:.1%} of tokens differ widely, and so do the tokens after them; sequences without them "
             f"agree{self.since}"
         )
         return self.passed.failed("retokenised", cause)
+
+    def _find_isolated_tokens(self) -> Finding | None:
+        """Find a few tokens that differ widely while the tokens after them agree, as with a mixture of experts.
+
+        Here the engine's probabilities are so far above the trainer's that truncated sampling does not explain them.
+        """
+        far_share, _ = _few_far_tokens(self.log_weight[self.tokens])
+        if not far_share or self.follower_share is None or self.follower_share >= FOLLOWERS_OFF:
+            return None
+        far_log_weights = self.log_weight[self.tokens & (np.abs(self.log_weight) > 1.0)]
+        if not len(far_log_weights) or float(np.median(far_log_weights)) >= -math.log(LARGEST_TRUNCATION):
+            return None
+        cause = (
+            f"{far_share:.1%} of tokens differ widely, and the rest agree, also the tokens after them: the engine "
+            f"chooses other experts{self.since}"
+        )
+        return self.passed.failed("routing", cause, "engine-mismatch")
 
     def _find_truncated_sampling(self) -> Finding | None:
         """Find sampling from a part of the vocabulary, or edited logits, by a mean of π_old/π_rollout below 1."""
