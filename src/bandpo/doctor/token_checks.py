@@ -106,13 +106,12 @@ UNSAMPLED_WEIGHT = 0.6
 """Mean of π_old/π_rollout over widely different tokens below which the engine did not sample them. The mean over
 sampled tokens is near 1, whatever the trainer's probabilities are."""
 
-FOLLOWERS_OFF = 0.5
-"""Share of tokens that also differ, among those directly after tokens that differ by a nat, from which words were
-tokenised again. Another expert at one token does not change the next."""
+MOST_FOLLOWERS = 0.5
+"""Share of the tokens after widely different ones that differ too, from which on the words before them were changed."""
 
-LARGEST_TRUNCATION = 20.0
-"""Factor that the engine's probabilities of widely different tokens do not exceed if it samples from a part of the
-vocabulary. It divides the probabilities of the remaining tokens by their sum."""
+LEAST_TRUNCATION_WEIGHT = 0.05
+"""π_old/π_rollout below which the cause is not sampling from a part of the vocabulary. Without some tokens, the
+probabilities of the others grow, but not by a factor of 20."""
 
 MODERATE_KL = 0.01
 """KL divergence (nats per token) up to which an engine that sometimes routes to other experts is only worth a look."""
@@ -655,7 +654,7 @@ class _Mismatch:
             self._find_shift,
             self._find_unsampled_edge,
             self._find_retokenised_words,
-            self._find_isolated_tokens,
+            self._find_single_other_experts,
             self._find_truncated_sampling,
             self._find_temperature,
             self._find_lag,
@@ -686,6 +685,11 @@ class _Mismatch:
         """True for tokens that were sampled from the current weights, (tokens,)."""
         return self.tokens & (self.first_pass.lag == 0)
 
+    @cached_property
+    def follower_share(self) -> float | None:
+        """The result of `_share_of_differing_followers` for the trainer and the engine."""
+        return _share_of_differing_followers(self.first_pass, self.log_weight, self.tokens)
+
     def _find_shift(self) -> Finding | None:
         """Find a shift of the engine's column by some tokens."""
         shift, shifted_distance, unshifted_distance = self.first_pass.best_shift(
@@ -701,36 +705,6 @@ class _Mismatch:
         """Find a prompt or padding that the mask counts."""
         cause = _describe_unsampled_edge(self.first_pass)
         return self.passed.failed("mask", cause) if cause else None
-
-    @cached_property
-    def follower_share(self) -> float | None:
-        """The share of tokens that also differ, among those directly after a token that differs by a nat.
-
-        Tokens that agree and of which the engine is sure are left out, since they agree in any case. None if the tokens
-        are too few.
-        """
-        distance = np.where(self.tokens, np.abs(self.log_weight), 0.0)
-        has_next = self.first_pass.has_shifted_token(1, self.tokens & (distance > 1.0))
-        follows_far_token = np.roll(has_next, 1)
-        differs = distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance[self.tokens])))
-        is_sure = self.first_pass.logp_rollout >= math.log(UNSURE)
-        followers = self.tokens & follows_far_token & (differs | ~is_sure)
-        if int(followers.sum()) < FEWEST_FAR_TOKENS:
-            return None
-        return float(differs[followers].mean())
-
-    def _is_unsampled(self, mean_weight: float) -> bool:
-        """Return whether widely different tokens were not sampled by the engine.
-
-        The trainer also sees a word that was tokenised again before the next token, whose probability then differs too.
-        Another expert at one token leaves the next as it is.
-
-        Args:
-            mean_weight: The mean of π_old/π_rollout over these tokens, used if too few tokens follow them.
-        """
-        if self.follower_share is None:
-            return mean_weight < UNSAMPLED_WEIGHT
-        return self.follower_share >= FOLLOWERS_OFF
 
     def _find_retokenised_words(self) -> Finding | None:
         """Find a few tokens that the engine did not sample, in sequences that otherwise agree."""
@@ -764,16 +738,29 @@ class _Mismatch:
         )
         return self.passed.failed("retokenised", cause)
 
-    def _find_isolated_tokens(self) -> Finding | None:
-        """Find a few tokens that differ widely while the tokens after them agree, as with a mixture of experts.
+    def _is_unsampled(self, far_weight: float) -> bool:
+        """Return whether the engine did not sample the tokens that differ widely.
 
-        Here the engine's probabilities are so far above the trainer's that truncated sampling does not explain them.
+        The trainer sees a changed word before the next token too, so the next token differs as well. Another expert at
+        one token leaves the next token as it is.
+
+        Args:
+            far_weight: The mean of π_old/π_rollout over these tokens, which decides if too few tokens follow them.
         """
-        far_share, _ = _few_far_tokens(self.log_weight[self.tokens])
-        if not far_share or self.follower_share is None or self.follower_share >= FOLLOWERS_OFF:
+        if self.follower_share is None:
+            return far_weight < UNSAMPLED_WEIGHT
+        return self.follower_share >= MOST_FOLLOWERS
+
+    def _find_single_other_experts(self) -> Finding | None:
+        """Find a few tokens that are far less probable for the trainer, before tokens that agree."""
+        log_weight = self.log_weight[self.tokens]
+        far_share, _ = _few_far_tokens(log_weight)
+        far_log_weights = log_weight[np.abs(log_weight) > 1.0]
+        if not far_share or not len(far_log_weights):
             return None
-        far_log_weights = self.log_weight[self.tokens & (np.abs(self.log_weight) > 1.0)]
-        if not len(far_log_weights) or float(np.median(far_log_weights)) >= -math.log(LARGEST_TRUNCATION):
+        if self.follower_share is None or self.follower_share >= MOST_FOLLOWERS:
+            return None
+        if float(np.median(far_log_weights)) >= math.log(LEAST_TRUNCATION_WEIGHT):
             return None
         cause = (
             f"{far_share:.1%} of tokens differ widely, and the rest agree, also the tokens after them: the engine "
@@ -1343,6 +1330,29 @@ def _retokenised_share(first_pass: FirstPass, log_weight: Floats, tokens: Flags)
     if float(distance[without_far_tokens].mean()) >= 2 * ROUNDING_DISTANCE:
         return 0.0
     return float((distance[tokens] >= 1).mean())
+
+
+def _share_of_differing_followers(first_pass: FirstPass, log_weight: Floats, tokens: Flags) -> float | None:
+    """Return the share of tokens that differ, among the tokens that follow one that differs by a nat.
+
+    Tokens that agree and of which the engine is sure are left out, because they agree under any cause.
+
+    Args:
+        first_pass: The first pass.
+        log_weight: log(π_old/π_rollout) (nats), 0 if the engine reported none, (tokens,).
+        tokens: Tokens to use, (tokens,).
+
+    Returns:
+        The share; None if there are too few such tokens.
+    """
+    distance = np.where(tokens, np.abs(log_weight), 0.0)
+    differs = distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance[tokens])))
+    is_sure = first_pass.logp_rollout >= math.log(UNSURE)
+    follows_far_token = np.roll(first_pass.has_shifted_token(1, tokens & (distance > 1.0)), 1)
+    followers = tokens & follows_far_token & (differs | ~is_sure)
+    if int(followers.sum()) < FEWEST_FAR_TOKENS:
+        return None
+    return float(differs[followers].mean())
 
 
 def _undetectable_codes(first_pass: FirstPass) -> tuple[str, ...]:
