@@ -225,10 +225,7 @@ class Cell:
             "rates": list(self.rates),
         }
         for name in OUTCOMES:
-            row[name] = [
-                [None if np.isnan(value) else round(1000 * float(value)) for value in values]
-                for values in getattr(self, name)
-            ]
+            row[name] = [list(map(_thousandths, seed_values)) for seed_values in getattr(self, name)]
         return row
 
     @classmethod
@@ -250,6 +247,11 @@ OUTCOMES = (
     "luck",
 )
 """The attributes of a cell that have a value for each rate and seed."""
+
+
+def _thousandths(value: float) -> int | None:
+    """Return a value in thousandths as a whole number; None for NaN."""
+    return None if np.isnan(value) else round(1000 * float(value))
 
 
 def _array(values: torch.Tensor) -> np.ndarray:
