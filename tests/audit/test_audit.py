@@ -50,8 +50,6 @@ def test_numbers_worked_by_hand():
         "blocked_mass_below_0.01": 1,
         "inert": 0,
         "on_policy": 0,
-        "upper": 1.2,
-        "lower": 0.8,
         "ratio_mean": (4 + 2 + 1.1 + 0.5 + 1.5) / 5,
         "entropy": 2 * (0.005 + 0.05 + 0.5 + 0.05 + 0.5) / 5,
         # Band KL 0.05: p = 0.005 up to 10 (the cap); 0.05 in [0.16, 2.9]; 0.5 in [0.69, 1.31]
@@ -95,7 +93,6 @@ def test_each_counterfactual_is_that_rule_s_own_audit():
         for key in ("clip_high", "clip_low", "inert", "blocked_mass_below_0.1"):
             assert m[f"if/{name}/{key}"] == own[key]
     assert m["clip_high"] == 0
-    assert "upper" not in m  # infinite
 
 
 def test_sums_over_parts_are_the_whole():

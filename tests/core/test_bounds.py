@@ -288,7 +288,7 @@ def test_small_radius_limit(divergence):
 
 
 @pytest.mark.parametrize("divergence", ALL, ids=ids)
-@pytest.mark.parametrize("shape", [(3, 2, 5), pytest.param((3, 5, 7), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2, 5), pytest.param((3, 5, 7), marks=pytest.mark.exhaustive)], ids=str)
 def test_same_bits_on_repeat_in_any_shape_and_position(divergence, shape):
     """Vector units take tokens by the dozen and the rest one by one: both must come to the same."""
     logp = -torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 20

@@ -249,14 +249,38 @@ class TestEngine:
         assert finding.cause.endswith(f"5.0 nats rarer than they should be: {content} is counted")
 
     def test_retokenised(self):
+        """The trainer sees the changed words before the tokens after them, whose probabilities change too."""
         run = healthy()
         logp_old = run.logp_old.copy()
-        logp_old[[3, 50, 100, 200, 300]] -= 3
+        changed = np.array([3, 50, 100, 200, 300])
+        logp_old[changed] -= 3
+        logp_old[changed + 1] -= np.array([0.3, -0.2, 0.4, -0.3, 0.2])
         finding = check_engine(replace(run, logp_old=logp_old))
         assert finding.code == "retokenised"
         assert (
-            finding.cause == "1.3% of tokens are far off, rarer for the trainer; sequences without them agree"
+            finding.cause
+            == "2.6% of tokens are far off, as the tokens after them are; sequences without them agree"
         )
+
+    def test_where_the_policy_is_sure_of_what_follows_far_tokens_have_no_cause(self):
+        run = healthy()
+        logp_old = run.logp_old.copy()
+        changed = np.array([3, 50, 100, 200, 300])
+        logp_old[changed] -= 3
+        sure = run.logp_rollout.copy()
+        sure[changed + 1] = logp_old[changed + 1] = -0.001
+        finding = check_engine(replace(run, logp_old=logp_old, logp_rollout=sure))
+        assert (finding.code, finding.ok) == ("ok", None)
+        assert finding.advice.startswith("5 of 384 tokens are a nat off and the rest agree, too few to tell")
+
+    def test_experts_that_flip_leave_the_next_token(self):
+        """Of a policy with little entropy the engine's tokens are far rarer for the trainer, and none is likelier."""
+        run = healthy()
+        logp_old = run.logp_old.copy()
+        logp_old[[3, 50, 100, 200, 300]] -= 6
+        finding = check_engine(replace(run, logp_old=logp_old))
+        assert (finding.code, finding.or_else) == ("routing", ("engine-mismatch",))
+        assert "the tokens after them too" in finding.cause
 
     def test_of_one_far_token_no_cause_is_named(self):
         run = healthy()

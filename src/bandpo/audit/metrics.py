@@ -203,7 +203,7 @@ class Audit:
         s = self.reduced(lambda flat: flat).sums
         counted, calls = s["counted"], s["calls"]
         tokens, mass, (positive, negative) = s["tokens"][0], s["mass"], (0, 1)
-        means = ("approx_kl", "radius_used", "entropy", "upper", "lower", "ratio_mean", "log_ratio_abs")
+        means = ("approx_kl", "radius_used", "entropy", "ratio_mean", "log_ratio_abs")
         found = {name: s[name] / counted for name in means}
         found |= {"tokens": counted, "calls": calls, "on_policy": s["on_policy"] / calls}
         hard, common = s["hard_advantages"]
@@ -282,28 +282,35 @@ def _sums(
     blocked = (kept <= 0) * moved
     changed = ((kept - 1).abs() > KEPT_WHOLE) * moved
 
-    def by_cell(values: Tensor) -> Tensor:
-        """Sums of (methods, batch, time) by method, sign and bin."""
-        return torch.einsum("rbt,skbt->rsk", values.to(cells), cells)
+    # On small batches an operation costs the same whatever its size, so sums of one kind are taken together: first
+    # those of each cell, then those of all counted tokens.
+    by_method = {"mass": mass, "blocked": blocked, "blocked_mass": mass * (1 - kept.clamp(max=1.0))}
+    in_cells = torch.cat(
+        [torch.ones_like(mask).unsqueeze(0), *(values.to(cells) for values in by_method.values())]
+    )
+    cell_sums = torch.tensordot(in_cells, cells, dims=((1, 2), (2, 3)))
 
-    def total(values: Tensor) -> Tensor:
-        return (values * mask).sum((-1, -2))
+    of_tokens = {
+        "ratio_mean": own.ratio,
+        "log_ratio_abs": own.log_ratio.abs(),
+        "approx_kl": batch.log_ratio.exp() - 1 - batch.log_ratio,
+        "radius_used": _radius_used(own),
+        "entropy": -own.logp_old if own.entropy is None else own.entropy,
+    }
+    softened = changed * (kept > 0) * (kept < 1)
+    amplified = changed * (kept > 1)
+    totals = (torch.cat([torch.stack(list(of_tokens.values())), softened, amplified]) * mask).sum((-1, -2))
 
+    methods = len(views)
+    tokens, *sums_by_method = cell_sums.split([1, methods, methods, methods])
+    total_by_name = dict(zip(of_tokens, totals[: len(of_tokens)], strict=True))
     sums = {
-        "tokens": by_cell(torch.ones_like(mask).unsqueeze(0)),
-        "mass": by_cell(mass),
-        "blocked": by_cell(blocked),
-        "blocked_mass": by_cell(mass * (1 - kept.clamp(max=1.0))),
-        "softened": total(changed * (kept > 0) * (kept < 1)),
-        "amplified": total(changed * (kept > 1)),
-        "upper": total(own.bounds.upper),
-        "lower": total(own.bounds.lower),
+        "tokens": tokens,
+        **dict(zip(by_method, sums_by_method, strict=True)),
+        **total_by_name,
+        "softened": totals[len(of_tokens) : len(of_tokens) + methods],
+        "amplified": totals[len(of_tokens) + methods :],
         "counted": mask.sum(),
-        "ratio_mean": total(own.ratio),
-        "log_ratio_abs": total(own.log_ratio.abs()),
-        "approx_kl": total(batch.log_ratio.exp() - 1 - batch.log_ratio),
-        "radius_used": total(_radius_used(own)),
-        "entropy": total(-own.logp_old if own.entropy is None else own.entropy),
         "calls": mask.new_ones(()),
         "on_policy": (own.log_ratio.abs().max() < 1e-7).float(),
         "inert": 1 - changed.flatten(1).amax(1),

@@ -208,7 +208,7 @@ class FirstPass:
         distances = {0: _mean_of_recorded(unshifted[where])}
         of_same_tokens = dict(distances)
         for shift in SHIFTS:
-            neighbours = self._neighbours(shift, where)
+            neighbours = self.neighbours(shift, where)
             if int(neighbours.sum()) >= FEWEST_SHIFTED:
                 difference = np.abs(first - np.roll(second, -shift))
                 distances[shift] = _mean_of_recorded(difference[neighbours])
@@ -216,7 +216,7 @@ class FirstPass:
         best = min(distances, key=lambda shift: distances[shift])
         return best, distances[best], of_same_tokens[best]
 
-    def _neighbours(self, shift: int, where: Flags) -> Flags:
+    def neighbours(self, shift: int, where: Flags) -> Flags:
         """Return the tokens that have another one so many places on, in their sequence and with none left out between,
         (tokens,).
 
@@ -233,7 +233,7 @@ class FirstPass:
         Args:
             where: Tokens to look at, (tokens,).
         """
-        return all(int(self._neighbours(shift, where).sum()) >= FEWEST_SHIFTED for shift in (-1, 1))
+        return all(int(self.neighbours(shift, where).sum()) >= FEWEST_SHIFTED for shift in (-1, 1))
 
     def fit_temperature(self, first: Floats, second: Floats, where: Flags) -> tuple[float, float]:
         """Fit a quotient of temperatures to two columns of log-probabilities.

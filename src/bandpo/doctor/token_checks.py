@@ -95,6 +95,9 @@ UNSAMPLED_WEIGHT = 0.6
 """Mean of π_old/π_rollout over far tokens, below which the engine did not sample them; of those that it did the mean is
 near 1, whatever the trainer's probabilities are."""
 
+FOLLOWERS_OFF = 0.5
+"""Part of the tokens after those a nat away that are off as well, from which on the words before them were changed."""
+
 MODERATE_KL = 0.01
 """KL divergence (nats per token) of an engine whose experts flip now and then, up to which it is worth a look alone."""
 
@@ -565,26 +568,45 @@ def _cause_of_mismatch(
     if cause:
         return passed.failed("mask", cause)
 
+    # The trainer sees a retokenised word before the next token too, whose probability changes with it. An expert that
+    # flips at one token leaves the next.
+    follower_share = _share_of_followers_off(first_pass, log_weight, where)
+    are_followed = follower_share is not None and follower_share >= FOLLOWERS_OFF
+
+    def is_unsampled(mean_weight: float) -> bool:
+        return mean_weight < UNSAMPLED_WEIGHT if follower_share is None else are_followed
+
     few_share, mean_weight = _few_far_tokens(log_weight[where])
-    if not few_share or mean_weight >= UNSAMPLED_WEIGHT:
+    if not few_share or not is_unsampled(mean_weight):
         # Beside rounding in half precision, tokens that nobody sampled are a nat and more away.
         far_share, far_weight = _few_far_tokens(log_weight[where], farther_than=1.0)
         # Flipped experts leave many more tokens at smaller distances.
         distance = np.abs(log_weight[where])
         off_share = float((distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance)))).mean())
         are_far = far_share > FAR_PART * off_share and int((distance > 1.0).sum()) >= FEWEST_FAR_TOKENS
-        if are_far and far_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
+        if are_far and is_unsampled(far_weight) and _retokenised_share(first_pass, log_weight, where):
             few_share, mean_weight = far_share, far_weight
-    if few_share and mean_weight < UNSAMPLED_WEIGHT and _retokenised_share(first_pass, log_weight, where):
+    if few_share and is_unsampled(mean_weight) and _retokenised_share(first_pass, log_weight, where):
         far_count = int((np.abs(log_weight[where]) > 1.0).sum())
-        if far_count < FEWEST_FAR_TOKENS:
+        if far_count < FEWEST_FAR_TOKENS or follower_share is None:
             return _untested(
                 passed,
                 f"{far_count} of {int(where.sum())} tokens are a nat off and the rest agree, too few to tell other "
                 "experts from answers that were tokenised again; record more batches",
             )
-        cause = f"{few_share:.1%} of tokens are far off, rarer for the trainer; sequences without them agree{since}"
+        share = f"{few_share:.1%} of tokens"
+        cause = f"{share} are far off, as the tokens after them are; sequences without them agree{since}"
         return passed.failed("retokenised", cause)
+
+    # A vocabulary without some tokens gives their probability to the others. It multiplies none by twenty.
+    far_log_weights = log_weight[where & (np.abs(log_weight) > 1.0)]
+    too_far_for_truncation = len(far_log_weights) > 0 and float(np.median(far_log_weights)) < -math.log(20)
+    if few_share and follower_share is not None and not are_followed and too_far_for_truncation:
+        cause = (
+            f"{few_share:.1%} of tokens are far off, and the rest agree, the tokens after them too: the engine "
+            f"chooses other experts{since}"
+        )
+        return passed.failed("routing", cause, "engine-mismatch")
 
     quotient, r_squared = _temperature(first_pass, old, engine, where)
     mean_surplus, z = first_pass.mean_and_z(surplus, where)
@@ -1069,6 +1091,26 @@ def _retokenised_share(first_pass: FirstPass, log_weight: Floats, where: Flags) 
     if float(distance[without_far_tokens].mean()) >= 2 * ROUNDING_DISTANCE:
         return 0.0
     return float((distance[where] >= 1).mean())
+
+
+def _share_of_followers_off(first_pass: FirstPass, log_weight: Floats, where: Flags) -> float | None:
+    """Return the share of tokens that are off, among those that follow a token a nat away; None if they are too few.
+
+    Tokens that agree and of which the engine is sure are left out: they agree in any case.
+
+    Args:
+        first_pass: The first pass.
+        log_weight: log(π_old/π_rollout), nats, 0 where the engine gave none, (tokens,).
+        where: Tokens to look at, (tokens,).
+    """
+    distance = np.where(where, np.abs(log_weight), 0.0)
+    follows_far_token = np.roll(first_pass.neighbours(1, where & (distance > 1.0)), 1)
+    is_off = distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance[where])))
+    is_sure = first_pass.logp_rollout >= math.log(UNSURE)
+    followers = where & follows_far_token & (is_off | ~is_sure)
+    if int(followers.sum()) < FEWEST_FAR_TOKENS:
+        return None
+    return float(is_off[followers].mean())
 
 
 def _undetectable_codes(first_pass: FirstPass) -> tuple[str, ...]:
