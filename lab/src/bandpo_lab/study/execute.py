@@ -61,6 +61,7 @@ class Execution:
 
     def _execute(self) -> dict[str, Any]:
         self._open()
+        # Check the settings of all runs first. The tuned values are not known yet, so examples are used.
         tuning_runs = self.study.tuning_runs()
         self._check([*tuning_runs, *self.study.reported(_example_values(self.study))])
         failed = self._run(tuning_runs)
@@ -71,6 +72,8 @@ class Execution:
         failed += self._run(reported_runs)
         if not self._finished:
             raise InvalidValue("every run has failed; see the last lines above and the logs")
+
+        # Order the runs as planned, and leave out runs that are not planned.
         keys = [_key(**vars(run)) for run in [*tuning_runs, *reported_runs]]
         self._results |= {
             "chosen": [
@@ -164,6 +167,7 @@ class Execution:
                 self._add(run, outcome.seconds)
                 [result] = self._finished_results([run])
                 result_text = f"{self.study.primary} {result.metric(self.study.primary):.3f}"
+            # Assume that the remaining runs take as long as the mean of those that have ended.
             minutes_left = (time.monotonic() - start) / count * (len(missing) - count) / 60
             self.say(
                 f"[{earlier + count}/{len(runs)}] {run}   {result_text}   {outcome.seconds:.0f} s, "

@@ -367,6 +367,7 @@ def run_grid(plan: GridPlan, file: Path, workers: int) -> Iterator[tuple[int, Ce
         ValueError: The file holds a grid of another plan, or no grid.
         RunProblem: A cell failed.
     """
+    # Read the cells of an interrupted grid, or begin the file.
     finished: Mapping[Key, Cell] = {}
     if file.exists():
         grid = Grid.from_file(file)
@@ -398,7 +399,7 @@ def run_grid(plan: GridPlan, file: Path, workers: int) -> Iterator[tuple[int, Ce
                 "seconds": round(outcome.seconds, 1),
             }
             lines.write(_line({**outcome.value.as_row(), **provenance}))
-            lines.flush()
+            lines.flush()  # so that it is not lost if the process is killed
             yield count, outcome.value
 
 
