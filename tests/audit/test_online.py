@@ -49,7 +49,7 @@ def test_what_is_looked_at():
     sick = batch(3, shift=1)
     assert said(RunWatch(every=2), [sick, sick | {"generation": 4, "update": 1}]) == []
     (text,) = said(RunWatch(every=3), [sick])
-    assert text.startswith("shift: logp_old is +1 tokens")
+    assert text.startswith("shift: logp_old is shifted by +1 tokens")
     before = {name: x for name, x in batch(0, temperature=0.7).items() if name != "logp"}  # before any loss
     assert said(RunWatch(), [before])[0].startswith("temperature")
 
