@@ -232,6 +232,7 @@ def _check_reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
     """Check that the right answers planted in every group score higher than random text."""
     if not answers:
         return True, "ran, but was not checked: no prompt has a short reward_model.ground_truth"
+    # A response is right if it contains one of the planted answers.
     planted = set(answers.values())
     right_scores: list[float] = []
     random_scores: list[float] = []

@@ -126,6 +126,7 @@ class RunFolder:
                 f"{_count(self._processes.size)}: each process has random numbers and prompts of its own; resume with "
                 f"{_count(config['processes'])}, or choose another output_dir"
             )
+        # The settings must be the same, except that max_steps may be raised.
         earlier = config["arguments"]
         current = self._settings
         changed = sorted(

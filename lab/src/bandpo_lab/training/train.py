@@ -103,6 +103,7 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
     trainer.add_callback(MetricsLog(folder))
     if run.eval_every:
         trainer.add_callback(PeriodicEvaluation(folder, run.eval_every, scores))
+    # All settings are valid: from here on, the folder is used.
     checkpoint = folder.begin()
     try:
         evaluate("before")
