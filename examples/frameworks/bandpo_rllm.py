@@ -26,7 +26,7 @@ import rllm
 from bandpo import policy_loss
 from bandpo.errors import InvalidValue
 from bandpo.integrations import check_settings, read_method, record
-from bandpo.loss import known_aggregation
+from bandpo.loss import canonical_aggregation
 
 AVERAGES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 """The averages of methods that rLLM has."""
@@ -50,7 +50,7 @@ def loss_of(average: str) -> Callable[[Any], tuple[Any, dict[str, float]]]:
         """
         method = read_method("algorithm.loss_params.", ctx.params.get("method"))
         check_settings("rLLM", ctx.params, method)
-        if method.aggregation and known_aggregation(method.aggregation) != average:
+        if method.aggregation and canonical_aggregation(method.aggregation) != average:
             raise InvalidValue(
                 f"algorithm.loss_fn={name} averages by {average}, and {method!r} by {method.aggregation}; use the "
                 f"loss of that average, one of {', '.join(map(_name, AVERAGES))}"

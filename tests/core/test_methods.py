@@ -1,4 +1,4 @@
-"""Every method by name and in text: its gradient is its formula's, and the audit tells what it keeps."""
+"""Tests of every method: its gradient against its formula, its text form, and its metrics in the audit."""
 
 from dataclasses import replace
 from functools import partial
@@ -484,7 +484,7 @@ COMPILED_EACH_TIME = ("BAPO", "BandPO", "CPPO", "FIPO", "GSPO", "M2PO", "TOPR")
     ],
 )
 def test_one_graph_by_name(name):
-    """The method made within the graph, too: older compilers break at defaults that are objects of ours."""
+    """The method is created within the graph: older versions of torch.compile break at defaults of bandpo's classes."""
     assert_one_graph(METHODS[name].method())
     logp, *rest = batch(0, dtype=torch.float32)
     compiled = torch.compile(

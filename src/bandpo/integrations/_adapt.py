@@ -14,7 +14,7 @@ import torch
 from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
-from bandpo.loss import known_aggregation
+from bandpo.loss import canonical_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rule_check import check
@@ -134,7 +134,7 @@ def _read(method: Any, moves: bool, whole: bool, average: str | None) -> Method:
             "Tinker's forward_backward_custom or a loop of your own"
         )
     check(read)
-    if average and read.aggregation and known_aggregation(read.aggregation) != average:
+    if average and read.aggregation and canonical_aggregation(read.aggregation) != average:
         _logger.warning(
             "%r has the average %s; this framework's own, %s, stands in its place",
             read,

@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
-from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
+from bandpo.loss import TRL_LOSS_TYPES, canonical_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
 from bandpo.rules import ClipRule, FixedClip, TwoSided, Unclipped
@@ -268,7 +268,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         """Put the average of the method into ``loss_type``, unless one is named."""
         if self.loss_type is not None:
             return
-        average = known_aggregation(method.aggregation or "token-mean")
+        average = canonical_aggregation(method.aggregation or "token-mean")
         if average not in LOSS_TYPES:
             raise InvalidValue(f"TRL has no average {average!r}, which {self.method} has; name a loss_type")
         self.loss_type = LOSS_TYPES[average]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -329,4 +329,4 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         """Whether ``loss_type`` is another average than the method's own."""
         of_method = as_method(self.method).aggregation
         average = AVERAGES.get(str(self.loss_type), str(self.loss_type))
-        return of_method is not None and known_aggregation(of_method) != TRL_LOSS_TYPES.get(average)
+        return of_method is not None and canonical_aggregation(of_method) != TRL_LOSS_TYPES.get(average)

@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 
 from bandpo.batch import Batch, reduce_to_level
 from bandpo.errors import RunProblem
-from bandpo.gradient_check import TOLERANCE, GradientCheck, compare, slope, unsure
+from bandpo.gradient_check import TOLERANCE, GradientCheck, compare, near_discontinuity, slope
 from bandpo.integrations._trl_parameter_check import Expected, ParameterCheck, Scoring, loss_scale
 from bandpo.methods import Method
 
@@ -131,7 +131,7 @@ class Watched:
 
     def expected_through_the_model(self, trainer: Any, method: Method) -> Expected:
         """Return what the loss should send back into the model; of a token at a bound what it did send."""
-        at_a_bound = unsure(method, self.batch)
+        at_a_bound = near_discontinuity(method, self.batch)
         gradient = torch.where(at_a_bound, self.unscaled(trainer), self.expected(trainer, method))
         return Expected(self.scoring, self.logp, self.batch.mask, gradient, self.entropy_bonus)
 
