@@ -41,7 +41,7 @@ class BandPPOActor(PPOActor):
 
     def __init__(self, config: Any, engine: Any):
         text = os.environ.get("BANDPO_METHOD")
-        method = read_bounds("BANDPO_", text, average="token-mean", dual_clip=True)
+        method = read_bounds("BANDPO_", text, aggregation="token-mean", dual_clip=True)
         check_settings("AReaL", config, method)
         if method.only_rule and config.c_clip is not None:
             method = Method(method.clip, DualClip(config.c_clip))
@@ -127,7 +127,7 @@ class BoundedEngine:
             logp_old,
             data["advantages"],
             data["loss_mask"],
-            sampler=self.sampler,
+            old_is_rollout=self.sampler,
             sampling={"temperature": self.temperature},
             step=step,
             **columns,

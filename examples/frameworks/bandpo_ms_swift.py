@@ -46,7 +46,7 @@ class BandGRPOTrainer(GRPOTrainer):
     def _prepare_algorithm_params(self) -> None:
         super()._prepare_algorithm_params()
         average = TRL_LOSS_TYPES.get(self.loss_type, "token-mean")
-        method = read_bounds("BANDPO_", os.environ.get("BANDPO_METHOD"), average=average)
+        method = read_bounds("BANDPO_", os.environ.get("BANDPO_METHOD"), aggregation=average)
         check_settings("ms-swift", self.args, method)
         if self.args.delta is not None:
             method = Method(method.clip, RatioCap(self.args.delta))

@@ -40,7 +40,7 @@ class BandPGLossFn(ClippedPGLossFn):
 
     def __init__(self, cfg: Any, method: str | None = None, record: str | None = None, **options: Any):
         average = "token-mean" if cfg.token_level_loss else "seq-mean-token-mean"
-        read = read_bounds("", method, average=average, dual_clip=True)
+        read = read_bounds("", method, aggregation=average, dual_clip=True)
         check_settings("NeMo-RL", cfg, read)
         super().__init__(cfg, **options)
         self._method = read

@@ -59,7 +59,7 @@ class BandPolicyLoss(PolicyLoss):
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         average = "token-mean" if self.token_level_loss else "seq-mean-token-mean"
-        method = read_bounds("BANDPO_", os.environ.get("BANDPO_METHOD"), average=average, dual_clip=True)
+        method = read_bounds("BANDPO_", os.environ.get("BANDPO_METHOD"), aggregation=average, dual_clip=True)
         checked = {
             "policy_loss_type": self.policy_loss_type,
             "eps_clip_low_high": (self.clip_eps_low, self.clip_eps_high),

@@ -67,13 +67,13 @@ def loss(
     Raises:
         ValueError: a setting cannot be read, or a counted log-probability is out of range.
     """
-    chosen = read_method("trainer.loss.kwargs.", method, average="token-mean")
+    chosen = read_method("trainer.loss.kwargs.", method, aggregation="token-mean")
     if not kl_tau >= 0:
         raise InvalidValue(f"kl_tau must be at least 0, got {kl_tau!r}")
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask
     weights = getattr(inputs, "loss_weights", None)
     tensors = (logp, logp_old, inputs.advantages, mask)
-    integrations.record(record, "prime-rl", chosen, *(x[None] for x in tensors), sampler=True, update=0)
+    integrations.record(record, "prime-rl", chosen, *(x[None] for x in tensors), old_is_rollout=True, update=0)
     # prime-rl splits its packed rows and calls a loss once for each sequence.
     total, metrics = policy_loss(*tensors, method=chosen, weights=weights, aggregation="sum", packed=False)
     if kl_tau:

@@ -68,7 +68,7 @@ def loss_of(average: str) -> Callable[[Any], tuple[Any, dict[str, float]]]:
         rollout = ctx.logp_rollout
         if rollout is not None and rollout.dim() == 1:
             rollout = rollout[None]
-        record(ctx.params.get("record"), "rllm", method, *rows, logp_rollout=rollout, sampler=sampler)
+        record(ctx.params.get("record"), "rllm", method, *rows, logp_rollout=rollout, old_is_rollout=sampler)
 
         def reduce(values: Any) -> Any:
             return ctx.aggregate(values, ctx.action_mask)

@@ -45,7 +45,7 @@ class BandActorWorker(ActorWorker):
         if self._method is None:
             config = self.pipeline_config
             text = os.environ.get("BANDPO_METHOD")
-            self._method = read_bounds("BANDPO_", text, average=config.loss_agg_mode, dual_clip=True)
+            self._method = read_bounds("BANDPO_", text, aggregation=config.loss_agg_mode, dual_clip=True)
             check_settings("ROLL", config, self._method)
             dual_clip = dual_clip_of(self._method)
             if dual_clip is not None:

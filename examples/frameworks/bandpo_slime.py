@@ -135,7 +135,7 @@ def read_settings(framework: str, args: Namespace) -> Method:
     """
     per_token = getattr(args, "calculate_per_token_loss", False)
     average = "token-mean" if per_token else "seq-mean-token-mean"
-    method = read_bounds("", getattr(args, "method", None), average=average, dual_clip=True)
+    method = read_bounds("", getattr(args, "method", None), aggregation=average, dual_clip=True)
     check_settings(framework, args, method)
     dual_clip = getattr(args, "eps_clip_c", None)
     if method.only_rule and dual_clip is not None:
@@ -201,7 +201,7 @@ def _record(
         framework,
         method,
         *tensors,
-        sampler=args.use_rollout_logprobs,
+        old_is_rollout=args.use_rollout_logprobs,
         sampling=sampling,
         **padded,
         **PLACE,

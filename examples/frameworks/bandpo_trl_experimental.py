@@ -78,7 +78,7 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
             "trl-async",
             method,
             *tensors,
-            sampler=True,
+            old_is_rollout=True,
             sampling={name: getattr(self.args, name, None) for name in ("temperature", "top_p", "top_k")},
             entropy=outputs.entropy.flatten()[place][None],
             tokens=labels.flatten()[place][None],

@@ -207,7 +207,7 @@ def test_without_the_config_class_the_rule_is_the_default():
 
 def test_a_radius_that_verl_cannot_know_is_refused():
     for radius in ("Linear(0.05, 0.01)", "ClipRateController(0.01, 0.05)"):
-        with pytest.raises(ValueError, match=r"policy_loss\.method: .* does not tell its loss"):
+        with pytest.raises(ValueError, match=r"policy_loss\.method: .* does not pass to its loss"):
             BandPolicyLossConfig(method=f"Band(KL(), {radius})")
 
 

@@ -205,7 +205,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     def __post_init__(self) -> None:
         if self.audit_steps < 0:
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
-        method = read_method(method=self.method, moves=True, whole=True)
+        method = read_method(method=self.method, has_state=True, whole_batch=True)
         self.method = as_text(method)
         self._settle_level(method)
         self._settle_average(method)

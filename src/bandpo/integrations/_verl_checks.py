@@ -198,7 +198,7 @@ def _takes_dual_clip(written: Any) -> bool:
     """Return whether ``clip_ratio_c`` acts: beside a clip rule alone, which Band is where no method is written."""
     from bandpo.integrations._adapt import read_method
 
-    return read_method(WHERE, written.get("method"), whole=True).only_rule
+    return read_method(WHERE, written.get("method"), whole_batch=True).only_rule
 
 
 def _check_whole_batch(method: Method, actor: ActorConfig, config: DictConfig) -> None:

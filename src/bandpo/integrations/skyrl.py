@@ -27,7 +27,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import has_bias, numbers, read_method, record
+from bandpo.integrations._adapt import as_floats, has_bias, read_method, record
 from bandpo.integrations._settings import check_settings
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
@@ -163,14 +163,14 @@ def band(
         *tensors,
         counted,
         logp_rollout=rollout_logprobs,
-        sampler=sampler,
+        old_is_rollout=sampler,
         sampling={"temperature": getattr(config, "temperature", None)},
     )
     # SkyRL pads to one sequence a row; its advantages may change from token to token.
     loss, metrics = policy_loss(
         *tensors, mask, method=method, weights=weights, aggregation="sum", packed=False
     )
-    scalars = numbers(metrics)
+    scalars = as_floats(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}
 
 

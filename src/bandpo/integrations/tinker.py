@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _adapt
-from bandpo.integrations._adapt import numbers, read_method
+from bandpo.integrations._adapt import as_floats, read_method
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
@@ -49,7 +49,7 @@ def custom_loss(
         ValueError: ``method`` cannot be read; when called, if an input's shape is not that of
             the target tokens.
     """
-    chosen = read_method(method=method, whole=True)
+    chosen = read_method(method=method, whole_batch=True)
 
     def band(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         def padded(name: str) -> Tensor:  # one row a datum, for methods that look at its whole sequence
@@ -59,11 +59,11 @@ def custom_loss(
         tensors = pad_sequence(logprobs, batch_first=True), *map(padded, ("logprobs", "advantages", "mask"))
         if record is not None:
             columns = {"tokens": padded("target_tokens"), "prompts": _prompts(data, tensors[-1])}
-            _adapt.record(record, "tinker", chosen, *tensors, sampler=True, **columns)
+            _adapt.record(record, "tinker", chosen, *tensors, old_is_rollout=True, **columns)
         average = chosen.aggregation or "sum"
         # A row is a datum, whose advantages may change from token to token.
         total, metrics = policy_loss(*tensors, method=chosen, aggregation=average, packed=False)
-        return total, numbers(metrics)
+        return total, as_floats(metrics)
 
     return band
 

@@ -27,7 +27,7 @@ from bandpo import _checks
 from bandpo.audit.online import BandWarning
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import naming, numbers, read_method
+from bandpo.integrations._adapt import as_floats, prefix_errors, read_method
 from bandpo.integrations._verl_announcement import announce
 from bandpo.integrations._verl_audit import Driver, instead_of, report
 from bandpo.integrations._verl_average import NORM, average_of, check_name, share_of
@@ -163,7 +163,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
                 "AuditedPolicyLossConfig in its place audits a loss of verl's own"
             )
         object.__setattr__(self, "loss_mode", "band")
-        read_method(WHERE, self.method, whole=True)
+        read_method(WHERE, self.method, whole_batch=True)
 
 
 def loss_method(config: ActorConfig) -> Method | None:
@@ -172,8 +172,8 @@ def loss_method(config: ActorConfig) -> Method | None:
     if settings.loss_mode != "band":
         text = verl_method(settings.get("audited") or settings.loss_mode, config)
         return None if text is None else parse(text)
-    chosen = read_method(WHERE, settings.get("method"), whole=True)
-    with naming(f"{ACTOR}clip_ratio_c"):
+    chosen = read_method(WHERE, settings.get("method"), whole_batch=True)
+    with prefix_errors(f"{ACTOR}clip_ratio_c"):
         return replace(chosen, objective=DualClip(config.clip_ratio_c)) if chosen.only_rule else chosen
 
 
@@ -241,7 +241,7 @@ def band(
         # verl pads to one sequence a row; advantages change within it with a critic, and with rewards of steps.
         packed=False,
     )
-    scalars = numbers(metrics)
+    scalars = as_floats(metrics)
     log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)
     scalars |= {
         "pg_clipfrac": scalars["clip_high"] + scalars["clip_low"],
