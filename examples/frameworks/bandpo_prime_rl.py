@@ -73,7 +73,9 @@ def loss(
     logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask
     weights = getattr(inputs, "loss_weights", None)
     tensors = (logp, logp_old, inputs.advantages, mask)
-    integrations.record(record, "prime-rl", chosen, *(x[None] for x in tensors), old_is_rollout=True, update=0)
+    integrations.record(
+        record, "prime-rl", chosen, *(x[None] for x in tensors), old_is_rollout=True, update=0
+    )
     # prime-rl splits its packed rows and calls a loss once for each sequence.
     total, metrics = policy_loss(*tensors, method=chosen, weights=weights, aggregation="sum", packed=False)
     if kl_tau:

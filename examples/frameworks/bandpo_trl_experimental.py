@@ -37,7 +37,7 @@ class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):  # pyright: ignore[r
     record: str | None = None
 
     def __post_init__(self) -> None:
-        self.settle(Method(read_bounds(method=self.method).clip))
+        self.set_method(Method(read_bounds(method=self.method).clip))
         super().__post_init__()
 
 

@@ -273,7 +273,7 @@ def test_a_draw_is_right_refused_or_announced(number, folder, tmp_path, monkeypa
 
     own = WHOLE[method][1] if method in WHOLE else None
     if own and settings.get("loss_type", own[0]) not in own:
-        assert f"loss_type={settings['loss_type']!r} is another average than that of " in said
+        assert f"loss_type={settings['loss_type']!r} replaces the loss aggregation of " in said
     if "top_p" in settings:
         assert "top_p=0.9" in said
 

@@ -46,7 +46,7 @@ def own_sums(metrics):
 
 def read(metrics, driver=None):
     """The audit of one loss, as the driver reads it."""
-    return (driver or Driver()).take({name: [value] for name, value in own_sums(metrics).items()})
+    return (driver or Driver()).pop_metrics({name: [value] for name, value in own_sums(metrics).items()})
 
 
 NAMES = ("log_prob", "old_log_prob", "advantages", "response_mask")
@@ -189,7 +189,7 @@ def test_a_micro_batch_without_tokens_adds_nothing():
     assert none.keys() == full.keys()
     assert {name for name, value in none.items() if value} <= {f"{SUMS}clips", f"{SUMS}detail"}
     both = {name: [full[name], none[name]] for name in full}
-    assert Driver().take(both) == pytest.approx(read(full))
+    assert Driver().pop_metrics(both) == pytest.approx(read(full))
     assert read(none) == {}
 
 
@@ -238,7 +238,7 @@ def driven(data, **settings):
     driver._hook = lambda: None  # which would outlast the test
     driver.prepare({"actor_rollout_ref": {"actor": actor, "rollout": rollout}})
     for _ in range(2):
-        driver.see(data)
+        driver.add_batch(data)
     return driver
 
 

@@ -52,7 +52,7 @@ def demanded_metrics(config: Any) -> dict[str, str]:
     rehearsal each group has a right answer and a wrong one.
     """
     from bandpo.integrations._verl_correction import metrics_of
-    from bandpo.integrations._verl_settings import ACTOR, ROLLOUT, WHERE, bypasses
+    from bandpo.integrations._verl_settings import ACTOR, POLICY_LOSS, ROLLOUT, in_bypass_mode
 
     actor = config.actor_rollout_ref.actor
     audited = str(actor.policy_loss.get("_target_")).startswith("bandpo.") and actor.policy_loss.get(
@@ -62,10 +62,10 @@ def demanded_metrics(config: Any) -> dict[str, str]:
         ("actor/kl_loss", f"{ACTOR}use_kl_loss=true"): actor.use_kl_loss,
         ("actor/entropy_loss", f"{ACTOR}entropy_coeff={actor.entropy_coeff}"): actor.entropy_coeff != 0,
         ("actor/reward_kl_penalty", "algorithm.use_kl_in_reward=true"): config.algorithm.use_kl_in_reward,
-        ("audit/tokens", f"{WHERE}audit=true"): audited,
+        ("audit/tokens", f"{POLICY_LOSS}audit=true"): audited,
         # verl compares nothing where it takes the sampler's probabilities for the old ones.
         ("training/rollout_probs_diff_max", f"{ROLLOUT}calculate_log_probs=true"): (
-            config.actor_rollout_ref.rollout.calculate_log_probs and not bypasses(config)
+            config.actor_rollout_ref.rollout.calculate_log_probs and not in_bypass_mode(config)
         ),
     }
     metrics = {metric: setting for (metric, setting), wanted in asked.items() if wanted}

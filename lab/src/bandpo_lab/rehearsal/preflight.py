@@ -42,10 +42,10 @@ def empty(config: Any, overrides: Sequence[str] = ()) -> str | None:
     """Name the first setting that must have a value and has none, or one of another kind; None if there is none."""
     from omegaconf.errors import OmegaConfBaseException
 
-    from bandpo.integrations._verl_settings import check_needed
+    from bandpo.integrations._verl_settings import check_required
 
     try:
-        check_needed(config)
+        check_required(config)
     except InvalidValue as error:
         return str(error)
     except OmegaConfBaseException as error:
