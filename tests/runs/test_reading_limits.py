@@ -17,7 +17,7 @@ import torch
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.errors import InvalidValue
 from bandpo.runs.configs import newest_configuration
-from bandpo.runs.files import unpickled
+from bandpo.runs.files import read_pickle
 from bandpo.runs.logs import read_log
 
 
@@ -135,7 +135,7 @@ def test_integers_beyond_all_floats_are_no_metrics(tmp_path):
 def test_a_pickle_with_a_forged_index_takes_no_memory():
     long_binput = b"r" + (2**31 - 1).to_bytes(4, "little")
     start = time.perf_counter()
-    assert unpickled(b"\x80\x02}" + long_binput + b".") == {}
+    assert read_pickle(b"\x80\x02}" + long_binput + b".") == {}
     assert time.perf_counter() - start < 1
 
 

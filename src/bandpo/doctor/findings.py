@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.files import shipped
+from bandpo.runs.files import load_table
 
 
 class Finding(NamedTuple):
@@ -105,7 +105,7 @@ class Finding(NamedTuple):
             ValueError: if there is no advice for ``code``.
         """
         if severity is None:
-            severity = shipped("severities").get(code, "fix") if ok is False else "note"
+            severity = load_table("severities").get(code, "fix") if ok is False else "note"
         return self._replace(
             code=code,
             ok=False if severity in ("stop", "fix") else None,
@@ -120,7 +120,7 @@ class Finding(NamedTuple):
 
 def _advice_for(code: str) -> str:
     """Return the advice for a code."""
-    table = shipped("advice")
+    table = load_table("advice")
     if code not in table:
         raise InvalidValue(
             f"there is no advice for the finding {code!r}: add to src/bandpo/data/advice.json the line "
