@@ -124,7 +124,7 @@ def test_a_record_has_what_its_experience_says(monkeypatch, tmp_path):
     monkeypatch.setattr(ppo_actor, "ActorPPOTrainer", Trainer)
     for name in ("ppo_train", "training_step"):
         monkeypatch.setattr(Trainer, name, vars(Trainer)[name])
-    monkeypatch.setattr(bandpo_openrlhf, "PLACE", bandpo_openrlhf.Place())
+    monkeypatch.setattr(bandpo_openrlhf, "PROGRESS", bandpo_openrlhf.Progress())
     monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
     monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
     bandpo_openrlhf.patch()

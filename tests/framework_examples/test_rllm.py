@@ -108,7 +108,7 @@ def test_rows_of_a_batch_are_one_loss():
         ({"kl_beta": 0.01}, "^algorithm.kl_beta=0.01: rLLM adds no KL penalty"),
         (
             {"loss_params": {"method": "SAPO()"}},
-            "^algorithm.loss_fn=bandpo_token_mean averages by token-mean",
+            "^algorithm.loss_fn=bandpo_token_mean aggregates by token-mean",
         ),
         ({"loss_params": {"method": "Bnd()"}}, r"^algorithm.loss_params.method: .*did you mean Band"),
     ],
