@@ -185,4 +185,7 @@ def test_settings_that_make_its_loss_another_one_are_refused(settings, message, 
 def test_one_line_says_where_it_averages_in_another_way(monkeypatch, caplog):
     monkeypatch.setenv("BANDPO_METHOD", "GRPO(0.13)")
     built(BandPolicyLoss)
-    assert "has the average seq-mean-token-mean; this framework's own, token-mean" in caplog.text
+    assert (
+        "aggregates its loss by seq-mean-token-mean; this framework replaces that with its own token-mean"
+        in caplog.text
+    )

@@ -162,6 +162,6 @@ def test_one_line_says_where_prime_rl_averages_in_another_way(caplog):
         TestPrimeRL().ours(make_batch(8), text)
     (said,) = caplog.messages
     assert (
-        "GRPO(low=0.17, high=0.2) has the average seq-mean-token-mean; this framework's own, token-mean"
+        "GRPO(low=0.17, high=0.2) aggregates its loss by seq-mean-token-mean; this framework replaces that with its own token-mean"
         in said
     )

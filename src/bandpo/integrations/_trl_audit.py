@@ -307,7 +307,7 @@ class AuditMixin(GRPOTrainer):
                 "neither a clip rule nor the audit can act; train without it"
             )
         loss.has_logps = True
-        logp, entropy = outputs[0], outputs[1]
+        logp, entropy, *_ = outputs
         if self.training:
             self._check_and_record(loss.inputs, logp, entropy)
         with torch.no_grad():

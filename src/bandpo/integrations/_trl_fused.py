@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,16 +86,8 @@ class FusedLogits(GRPOTrainer):
             completions = tokens[:, -logits_to_keep:]
             is_token = attention[:, -logits_to_keep:] != 0
 
-            # Replaces the head's forward. It returns log-probability and entropy of each completion token, 0 at
-            # padding, as a tensor of shape (rows, logits_to_keep, 1 or 2) in the place of logits.
-            def score(hidden: Tensor, ids: Tensor = completions, is_token: Tensor = is_token) -> Tensor:
-                # The hidden state of each token's predecessor; shape (tokens, hidden size).
-                states = hidden[:, -logits_to_keep - 1 : -1][is_token]
-                settings = {"temperature": self.temperature, "logit_softcap": softcap, "bias": head.bias}
-                outputs = linear_logp(states, head.weight, ids[is_token], entropy=compute_entropy, **settings)
-                columns = torch.stack(outputs if compute_entropy else [outputs], dim=-1)
-                zeros = columns.new_zeros(*is_token.shape, columns.shape[-1])
-                return zeros.index_put((is_token,), columns)
+            settings = {"temperature": self.temperature, "logit_softcap": softcap, "entropy": compute_entropy}
+            score = partial(_score_completions, head=head, ids=completions, is_token=is_token, **settings)
 
             # The head is still called as a module, so FSDP and DeepSpeed gather its weight as usual.
             without_cap = _replaced(config, "final_logit_softcapping", None)
@@ -108,6 +101,30 @@ class FusedLogits(GRPOTrainer):
         entropy = entropies[0] if entropies else None
         aux_loss = torch.stack(aux_losses).mean() if aux_losses else None
         return logp, entropy, aux_loss
+
+
+def _score_completions(
+    hidden: Tensor, *, head: Any, ids: Tensor, is_token: Tensor, entropy: bool, **settings: Any
+) -> Tensor:
+    """Compute log-probabilities and entropies of completion tokens; the replacement of the LM head's forward method.
+
+    Args:
+        hidden: The hidden states of prompts and completions; shape (rows, time, hidden size).
+        head: The LM head.
+        ids: The token ids of the completions; shape (rows, tokens).
+        is_token: True for tokens, False for padding; same shape.
+        entropy: True to compute entropies.
+        settings: Further arguments of `bandpo.linear_logp`.
+
+    Returns:
+        A tensor of shape (rows, tokens, 1 or 2) in place of logits, with 0 at padding.
+    """
+    # The logits for a token come from the hidden state before it; shape (tokens, hidden size).
+    states = hidden[:, -ids.shape[1] - 1 : -1][is_token]
+    outputs = linear_logp(states, head.weight, ids[is_token], entropy=entropy, bias=head.bias, **settings)
+    columns = torch.stack(outputs if entropy else [outputs], dim=-1)
+    zeros = columns.new_zeros(*is_token.shape, columns.shape[-1])
+    return zeros.index_put((is_token,), columns)
 
 
 @contextmanager

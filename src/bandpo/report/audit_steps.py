@@ -42,7 +42,8 @@ def audit_table(rows: Sequence[Row], *, most_steps: int = MOST_STEPS) -> dict[st
         ``steps``, the first step of each row; ``columns``, the values of each metric, with None where a step does not
         have it; and ``steps_per_row``.
     """
-    names = {name for row in rows_of_each_layout(rows) for name in row if name.startswith(AUDIT)}
+    keys: set[str] = set().union(*rows_of_each_layout(rows))
+    names = {key for key in keys if key.startswith(AUDIT)}
     by_step: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in rows if names else ():
         audit = {name: row[name] for name in names if name in row}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -119,7 +120,8 @@ def _add_rows(columns: Columns, rows: Sequence[Row], excluded: Collection[str]) 
                 continue
             column = columns.get(name)
             if column is None:
-                column = columns[name] = ([], [])
+                column = ([], [])
+                columns[name] = column
             steps, values = column
             if steps and steps[-1] == step:
                 values[-1] = value
@@ -238,7 +240,7 @@ def charts(runs: Sequence[Curves], evidence: Collection[str]) -> dict[str, Any]:
         reward components that are equal to the reward; ``others``, names of all other curves; and ``missing``, titles
         of expected charts that no run has.
     """
-    names = list(dict.fromkeys(name for curves in runs for name in curves))
+    names = list(dict.fromkeys(chain.from_iterable(runs)))
     drawn: list[dict[str, Any]] = []
     constant: list[dict[str, Any]] = []
     same_as_reward: list[str] = []
@@ -299,7 +301,7 @@ def _equals_reward(curves: Curves, name: str) -> bool:
 
 def _spans_decades(curves: Sequence[Series]) -> bool:
     """Return True if a logarithmic axis is needed to see the small values of curves."""
-    values = [value for curve in curves for value in curve.values]
+    values = list(chain.from_iterable(curve.values for curve in curves))
     positive = [value for value in values if value > 0]
     if not positive or min(values) < 0:
         return False

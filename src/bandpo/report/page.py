@@ -135,7 +135,7 @@ class ReportedRun:
     @property
     def evidence(self) -> set[str]:
         """The names of curves to which findings refer."""
-        return {name for finding in self.data["findings"] for name in finding["quantities"]}
+        return set().union(*(finding["quantities"] for finding in self.data["findings"]))
 
 
 def _path_of_losses(run: Run) -> Path | None:
@@ -234,7 +234,7 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
 
 def _curves_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """Return the charts of a page, and add the points of their curves to the data of each run."""
-    evidence = {name for run in runs for name in run.evidence}
+    evidence: set[str] = set().union(*(run.evidence for run in runs))
     plan = charts([run.curves for run in runs], evidence)
     drawn = [chart["name"] for chart in plan["charts"]]
     for run in runs:

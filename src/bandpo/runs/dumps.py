@@ -256,11 +256,7 @@ def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
     if missing:
         raise InvalidValue(f"{file} lacks {', '.join(missing)}")
 
-    # NeMo-RL also has a mask of sequences.
-    sequence_mask = content.get("sample_loss_mask", [1] * len(columns["mask"]))
-    masks = []
-    for token_mask, is_counted in zip(columns["mask"], sequence_mask, strict=True):
-        masks.append(_as_array(token_mask).astype(bool) & bool(is_counted))
+    masks = _sequence_masks(columns["mask"], content.get("sample_loss_mask"))
     lengths = np.array([int(mask.sum()) for mask in masks])
     if len(lengths) * int(lengths.max()) > MOST_TOKENS:
         raise InvalidValue(
@@ -271,19 +267,8 @@ def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
     mask = np.arange(int(lengths.max())) < lengths[:, None]
 
     def pad(name: str, dtype: Any) -> Array | None:
-        """Return a column's values at the counted tokens, with 0 at padding; None without the column."""
-        if name not in columns:
-            return None
-        array = np.zeros(mask.shape, dtype)
-        for row, (sequence, counted) in enumerate(zip(columns[name], masks, strict=True)):
-            values = _as_array(sequence)
-            if values.ndim:
-                # Some columns also have the tokens of the prompt, in front of those of the completion.
-                values = values[len(values) - len(counted) :]
-            else:
-                values = np.broadcast_to(values, len(counted))
-            array[row, : lengths[row]] = values[counted]
-        return array
+        """Return a column's values at the counted tokens; None without the column."""
+        return _pad(columns[name], masks, mask.shape, dtype) if name in columns else None
 
     def sum_per_sequence(name: str) -> Array | None:
         """Return the sum of a column's values in each sequence; None without the column."""
@@ -319,6 +304,45 @@ def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
     if "tokens" not in columns:
         return batch
     return replace(batch, group=_groups(columns["tokens"], masks))
+
+
+def _sequence_masks(token_masks: Sequence[Any], sequence_mask: Sequence[Any] | None) -> list[Array]:
+    """Return the mask of each sequence, a boolean array.
+
+    Args:
+        token_masks: The mask of each sequence's tokens.
+        sequence_mask: NeMo-RL's mask of sequences; all of them count if it is None.
+    """
+    if sequence_mask is None:
+        sequence_mask = [1] * len(token_masks)
+    masks = []
+    for token_mask, is_counted in zip(token_masks, sequence_mask, strict=True):
+        masks.append(_as_array(token_mask).astype(bool) & bool(is_counted))
+    return masks
+
+
+def _pad(sequences: Sequence[Any], masks: Sequence[Array], shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return a column's values at the counted tokens, with 0 at padding.
+
+    Args:
+        sequences: The values of each sequence, or a single value.
+        masks: The mask of each sequence's completion.
+        shape: The shape of the result, (sequences, time).
+        dtype: The type of the result.
+    """
+    import numpy as np
+
+    array = np.zeros(shape, dtype)
+    for row, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
+        values = _as_array(sequence)
+        if values.ndim:
+            # Some columns also have the tokens of the prompt, in front of those of the completion.
+            values = values[len(values) - len(mask) :]
+        else:
+            values = np.broadcast_to(values, len(mask))
+        counted_values = values[mask]
+        array[row, : len(counted_values)] = counted_values
+    return array
 
 
 def _as_array(values: Any) -> Array:

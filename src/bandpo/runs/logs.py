@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Log:
             names: The user's own keys for quantities.
         """
         raw = list(raw)
-        if raw and not any(key in row for row in raw for key in STEP_KEYS):
+        if all(row.keys().isdisjoint(STEP_KEYS) for row in raw):
             raw = [{**row, "step": number} for number, row in enumerate(raw, 1)]
         rows, notes = _merge_steps(named_rows(raw, names))
         read, unread = _coverage(raw, names)
@@ -96,7 +97,8 @@ class Log:
     @property
     def keys_of_learning(self) -> int:
         """The number of logged keys, without counters and times."""
-        return len(self.unread) + len({key for keys in self.read.values() for key in keys})
+        known: set[str] = set().union(*self.read.values())
+        return len(self.unread) + len(known)
 
 
 def _coverage(
@@ -317,7 +319,7 @@ def _run_of_leg(leg: Path) -> RawRun | None:
             if file.name == METRICS:
                 raise
             continue
-        rows = [row for raw in log.runs.values() for row in raw if _has_number(row)]
+        rows = [row for row in chain.from_iterable(log.runs.values()) if _has_number(row)]
         if rows:
             return RawRun(file, rows, left_out=log.notes)
     return None
@@ -563,7 +565,8 @@ def _other_training(files: Sequence[Path]) -> str:
 
 def _count_values(runs: Runs) -> int:
     """Return the number of values in all rows of runs."""
-    return sum(len(row) for run in runs.values() for row in run.rows)
+    rows = chain.from_iterable(run.rows for run in runs.values())
+    return sum(map(len, rows))
 
 
 def _join_files(runs: Runs, kind: str) -> Runs:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -140,7 +141,7 @@ def _sources_by_quantity() -> dict[str, list[Source]]:
 
 _SOURCES = _sources_by_quantity()
 
-_EXACT_KEYS = {source.key for entries in _SOURCES.values() for source in entries}
+_EXACT_KEYS = {source.key for source in chain.from_iterable(_SOURCES.values())}
 
 
 def is_of_evaluation(key: str) -> bool:
