@@ -126,7 +126,7 @@ def micro_batch(batch):
 
 
 def call(loss_fn, batch, **settings):
-    """Samples one after another; ``logits`` are already the log-probabilities that slime would compute from them."""
+    """Return a batch of samples whose ``logits`` are already the log-probabilities that slime computes from them."""
     args = Namespace(**DEFAULTS | settings)
     mask = batch.mask.flatten()
     result = loss_fn(args, micro_batch(batch), batch.logp.flatten(), lambda x: (x * mask).sum() / mask.sum())

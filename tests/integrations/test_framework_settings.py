@@ -15,7 +15,7 @@ WHOLE, RULE = as_method("DAPO()"), as_method("Band(KL(), 0.05)")
 
 
 def wrong_values(entry):
-    """Values that an entry refuses."""
+    """Return values that an entry refuses."""
     if entry.refused:
         return entry.refused
     allowed = entry.allowed[0]
@@ -27,7 +27,7 @@ def wrong_values(entry):
 
 
 def set_to(framework, changed, value):
-    """Settings of a framework that are all right, but for one."""
+    """Return settings of a framework that are all allowed, except for one."""
     settings = {}
     for entry in REFUSED[framework].settings:
         chosen = value if entry is changed else (entry.allowed or (None,))[0]
@@ -75,7 +75,7 @@ def test_all_wrong_settings_are_named_at_once():
 
 
 def table(refused):
-    """The table of a page."""
+    """Return the table of a page."""
     lines = ["| refused | because |", "|---|---|"]
     for entry in refused.settings:
         right = [f"`{value}`" for value in entry.allowed if value is not None]

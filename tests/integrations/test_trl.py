@@ -44,12 +44,12 @@ LOG = {"logging_strategy": "steps", "logging_steps": 2, "max_steps": 4, "gradien
 
 
 def varied_reward(completions, **_):
-    """A reward that differs within every group, so that no advantage is 0."""
+    """Return rewards that differ within every group, so that no advantage is 0."""
     return [crc32(text.encode()) % 97 / 97 for text in completions]
 
 
 def half(prompts, trainer):
-    """An engine whose every token has the probability ½."""
+    """Return completions, as a ``rollout_func`` does, in which every token has the probability ½."""
     tokenizer = trainer.processing_class
     ids = [tokenizer.convert_tokens_to_ids(list(f"|{k % 7}{k % 5}")) for k in range(len(prompts))]
     return {
@@ -72,7 +72,7 @@ def make(trainer, config, tmp_path, rollout_func=None, **settings):
 
 
 def off_policy_batch(trainer, monkeypatch):
-    """A micro-batch of the first generation after some updates, as the trainer hands it to its loss."""
+    """Return a micro-batch of the first generation after some updates, as the trainer passes it to its loss."""
     seen, original = [], trainer.compute_loss
 
     def compute_loss(model, inputs, *arguments, **named):
@@ -96,7 +96,7 @@ def logps(trainer, inputs):
 
 
 def dense_reference(trainer, inputs, rule, aggregation):
-    """The textbook: solved bounds, clamp, min, masked mean."""
+    """Compute the loss by the formula: solved bounds, clamp, min, masked mean."""
     logp, logp_old, mask = logps(trainer, inputs), inputs["old_per_token_logps"], inputs["completion_mask"]
     ratio, bounds = (logp - logp_old).exp(), rule.bounds(logp_old.masked_fill(mask == 0, 0.0))
     advantages = inputs["advantages"][:, None]
@@ -263,7 +263,7 @@ def test_a_method_that_trl_has_trains_bit_for_bit_as_stock(method, tmp_path):
 
 
 def gradients_of(trainer, inputs, **settings):
-    """The trainer's gradient, and `policy_loss`'s on the same tensors."""
+    """Return the trainer's gradient, and that of `policy_loss` on the same tensors."""
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     before = inputs["advantages"].clone()
@@ -386,7 +386,7 @@ def test_the_reported_loss_is_the_slope_times_the_log_probability(trained):
 
 @pytest.mark.parametrize("objective", [objectives.Surrogate(), objectives.DropOutside()], ids=repr)
 def test_the_rollout_engine_as_anchor(objective, trained):
-    """vLLM's log-probabilities as TRL hands them on, NaN where it had none; no vLLM runs here."""
+    """Check log-probabilities of vLLM, NaN where it has none, in the form in which TRL passes them on."""
     trainer, inputs = trained
     trainer.method, trainer.importance_sampling_level = Method(FixedClip(0.02), objective), "token"
     old = inputs["old_per_token_logps"]

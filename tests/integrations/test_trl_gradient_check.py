@@ -42,7 +42,7 @@ class Uneven:
 
 
 def uneven(cls):
-    """A trainer with `Uneven` completions."""
+    """Return a trainer with `Uneven` completions."""
 
     class UnevenTrainer(Uneven, cls):
         pass

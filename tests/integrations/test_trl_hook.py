@@ -32,7 +32,7 @@ BY_TOKEN = ("importance weights", "advantages of tokens")
 
 
 def batch(seed, *, weights=False, tools=False, token_advantages=False):
-    """What TRL's loss gets, in float64.
+    """Return inputs of TRL's loss in float64.
 
     Lengths differ, a row has no token, an advantage is 0, and ratios are near and far.
     """

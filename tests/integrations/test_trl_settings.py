@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def small(cls, config, folder, tmp_path, **settings):
-    """A trainer of a tiny model."""
+    """Return a trainer of a tiny model."""
     return cls(
         model=str(folder),
         reward_funcs=varied_reward,
@@ -279,7 +279,7 @@ def test_the_doctor_tests_that_reward_and_advantage_agree(tmp_path):
 
 
 def sampled_from_a_part(prompts, trainer):
-    """An engine that draws from the tokens that top-p leaves, with their probabilities among these."""
+    """Sample from the tokens that top-p leaves, and return their probabilities among these."""
     outputs = half(prompts, trainer)
     ids = [
         torch.tensor(prompt + answer)

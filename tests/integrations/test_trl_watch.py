@@ -36,7 +36,7 @@ def trainer_of(
     evaluated=None,
     **settings,
 ):
-    """A trainer of a tiny model whose log has a row for each step."""
+    """Return a trainer of a tiny model whose log has a row for each step."""
     settings = (
         SETTINGS | LOGGED | {"steps_per_generation": 1, "num_iterations": 1, "max_steps": 24} | settings
     )

@@ -45,7 +45,7 @@ def own_sums(metrics):
 
 
 def read(metrics, driver=None):
-    """The audit of one loss, as the driver reads it."""
+    """Return the audit of one loss, as the driver computes it."""
     return (driver or Driver()).pop_metrics({name: [value] for name, value in own_sums(metrics).items()})
 
 
@@ -53,7 +53,7 @@ NAMES = ("log_prob", "old_log_prob", "advantages", "response_mask")
 
 
 def the_audit(tensors, method):
-    """The same by the core."""
+    """Return the same audit, computed without verl."""
     seen = Batch.read(*(tensors[name] for name in NAMES), weights=tensors["rollout_is_weights"])
     return Audit.of(seen, method, method.tokens(seen))
 
@@ -98,7 +98,7 @@ def test_sides_of_verls_that_differ_are_those_of_the_method(name):
 
 
 def trained(config, cuts, ranks, lengths=60):
-    """What verl logs of one step: batches by mini-batch, micro-batch and rank, reduced by verl's own functions.
+    """Return verl's log of one step: batches by mini-batch, micro-batch and rank, reduced by verl's own functions.
 
     Args:
         cuts: For each mini-batch its number of micro-batches.
@@ -231,7 +231,7 @@ def test_the_config_class_audits_what_loss_mode_names():
 
 
 def driven(data, **settings):
-    """A driver that has seen a batch's advantages, as verl's Tracking and compute_advantage tell it."""
+    """Return a driver after verl's Tracking and compute_advantage called it with a batch."""
     policy_loss = {"_target_": "bandpo.integrations.verl.AuditedPolicyLossConfig", **settings}
     actor, rollout = {"policy_loss": policy_loss}, {"temperature": 0.7, "top_p": 1.0, "name": "vllm"}
     driver = Driver()

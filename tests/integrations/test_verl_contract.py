@@ -64,7 +64,7 @@ def trained(config, tensors, change=lambda loss, logp: loss, mode="token-mean"):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """A certifier that has seen no loss yet."""
+    """Use a new certifier."""
     monkeypatch.setattr(verl, "_certifier", Certifier())
 
 

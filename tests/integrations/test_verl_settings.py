@@ -230,7 +230,7 @@ def test_a_run_without_bandpo_is_not_touched_by_its_tracker(target, capsys):
 
 @pytest.fixture(autouse=True)
 def command_line_of_one_test():
-    """The command line that hydra has read is that of one test: checks look for what it deletes."""
+    """Reset hydra's command line after each test, as the checks read its deletions."""
     before = HydraConfig.instance().cfg
     yield
     HydraConfig.instance().cfg = before
@@ -269,7 +269,7 @@ def test_a_setting_that_the_command_line_deletes_is_named(key):
 
 @cache
 def sized():
-    """Settings that are accepted."""
+    """Return settings that are accepted."""
     config = whole_config(*SIZES, "actor_rollout_ref.model.path=x")
     verls_settings.validate_config(deepcopy(config), False, False)
     return config

@@ -51,7 +51,7 @@ def log(path, rows):
 
 
 def held(page):
-    """The data in a page."""
+    """Return the data in a page."""
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
     return json.loads(found)
 
@@ -183,7 +183,7 @@ def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
 
 
 def logged_run(steps=100):
-    """A run in TRL whose answers are cut off from the middle on, with two components and a clip that never acts."""
+    """Return the log of a run whose completions are truncated from the middle on, with two reward components."""
     return [
         {
             "step": step,

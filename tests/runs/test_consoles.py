@@ -54,7 +54,7 @@ def slime(step):
 
 
 def prime_rl(step):
-    """The orchestrator's and the trainer's step messages of src/prime_rl."""
+    """Return the step messages of prime-rl's orchestrator and trainer."""
     return (
         f"10:00:00 SUCCESS Step {step} |   1m 2s | Reward {0.1 * step:.4f} | Trainable 60/64 (93.8%) | Turns 1.0 | "
         "Branches 1.0 | Max Off-Policy 1 | Error 0.0% | Cancelled 0.0% | Truncation 12.5%\n"

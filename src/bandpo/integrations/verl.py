@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -267,15 +267,7 @@ def band(
         packed=False,
     )
 
-    scalars = as_floats(metrics)
-    log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)
-    scalars |= {
-        "pg_clipfrac": scalars["clip_high"] + scalars["clip_low"],
-        "pg_clipfrac_lower": scalars["dual_clip"],
-        "ppo_kl": masked_mean(log_ratio, response_mask).item(),
-        # As in the audit's metric of this name: all blocked tokens with a negative advantage.
-        "clip_low": scalars["clip_low"] + scalars["dual_clip"],
-    }
+    scalars = _actor_metrics(metrics, log_prob, old_log_prob, response_mask)
     logged = {f"actor/{name}": value for name, value in scalars.items()}
 
     # Only in training: verl also computes losses without a gradient.
@@ -291,6 +283,31 @@ def band(
     if invalid.count:
         loss = loss * math.nan
     return loss, logged
+
+
+def _actor_metrics(
+    metrics: Mapping[str, Tensor],
+    log_prob: Float[Tensor, "batch time"],
+    old_log_prob: Float[Tensor, "batch time"],
+    response_mask: Float[Tensor, "batch time"],
+) -> dict[str, float]:
+    """Return the metrics of `bandpo.policy_loss` as floats, with those of verl's own losses.
+
+    Args:
+        metrics: The metrics of `bandpo.policy_loss`.
+        log_prob: As for `band`.
+        old_log_prob: As for `band`.
+        response_mask: As for `band`.
+    """
+    scalars = as_floats(metrics)
+    log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)
+    return scalars | {
+        "pg_clipfrac": scalars["clip_high"] + scalars["clip_low"],
+        "pg_clipfrac_lower": scalars["dual_clip"],
+        "ppo_kl": masked_mean(log_ratio, response_mask).item(),
+        # As in the audit's metric of this name: all blocked tokens with a negative advantage.
+        "clip_low": scalars["clip_low"] + scalars["dual_clip"],
+    }
 
 
 @register_policy_loss("audited")  # type: ignore[arg-type]
