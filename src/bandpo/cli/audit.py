@@ -1,4 +1,4 @@
-"""`bandpo audit`."""
+"""The command `bandpo audit`."""
 
 from __future__ import annotations
 

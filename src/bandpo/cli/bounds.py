@@ -1,4 +1,4 @@
-"""`bandpo bounds`."""
+"""The command `bandpo bounds`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bandpo diagnose`."""
+"""The command `bandpo diagnose`."""
 
 from __future__ import annotations
 

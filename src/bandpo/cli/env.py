@@ -1,4 +1,4 @@
-"""`bandpo env`."""
+"""The command `bandpo env`."""
 
 from __future__ import annotations
 

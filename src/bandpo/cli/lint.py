@@ -1,4 +1,4 @@
-"""`bandpo lint`."""
+"""The command `bandpo lint`."""
 
 from __future__ import annotations
 

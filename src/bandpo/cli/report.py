@@ -1,4 +1,4 @@
-"""`bandpo report`."""
+"""The command `bandpo report`."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class _LossCall:
 
 
 class _LogDetail(TrainerCallback):
-    """Writes the metrics that are not logged into the log history, which `bandpo audit` reads and no tracker does."""
+    """A callback that adds unlogged metrics to the log history, which `bandpo audit` reads and no tracker does."""
 
     def __init__(self) -> None:
         self.detail: dict[str, float] = {}
@@ -89,7 +89,7 @@ class _LogDetail(TrainerCallback):
 
 
 class _EndOfTraining(TrainerCallback):
-    """Calls a function at the end of training, unless there was no optimiser step."""
+    """A callback that calls a function at the end of training, unless there was no optimiser step."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function

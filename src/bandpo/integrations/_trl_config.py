@@ -139,7 +139,7 @@ class MethodSettings:
 
 @dataclass
 class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """`GRPOConfig` with a method in place of ``epsilon`` and ``epsilon_high``.
+    """A `GRPOConfig` with a method in place of ``epsilon`` and ``epsilon_high``.
 
     A clip rule alone only replaces the bounds: ``importance_sampling_level``, ``loss_type='cispo'`` and ``delta`` keep
     their meaning beside it. A whole method fixes level, objective and loss aggregation. A ``loss_type`` that is set
