@@ -76,7 +76,7 @@ class _ReplacedEpsilon(float):
     def _refuse(self, *_: Any) -> NoReturn:
         raise InvalidType(
             "this config names a clip rule or method, which only BandGRPOTrainer supports; train with it, and call "
-            "super()._compute_loss in subclasses of it"
+            "super()._compute_loss in a subclass of it"
         )
 
     __rsub__ = __radd__ = __sub__ = __add__ = _refuse
