@@ -110,7 +110,7 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         folder.save_model(trainer)
         evaluate("after")
-        folder.finish(arguments.training.whole_method)
+        folder.finish(arguments.training.effective_method)
     except Exception:
         folder.record_error()
         raise
