@@ -1279,9 +1279,9 @@ def _describe_lost_gradient(first_pass: FirstPass) -> str:
     if float(probabilities[lowest:].sum()) > LOST_P or last_slope > 2 * REMAINDER * other_slope:
         return ""
     return (
-        f"log-probabilities of the last of {slopes[0].losses} micro-batches move with their advantages by {last_slope:.2g} "
-        f"nats per unit of advantage, those of the others by {other_slope:.2g}, and in {lowest} of {len(slopes)} batches "
-        "they move least: its gradient is lost"
+        f"log-probabilities of the last of {slopes[0].losses} micro-batches move with their advantages by "
+        f"{last_slope:.2g} nats per unit of advantage, those of the others by {other_slope:.2g}, and in {lowest} of "
+        f"{len(slopes)} batches they move least: its gradient is lost"
     )
 
 
